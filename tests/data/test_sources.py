@@ -228,7 +228,7 @@ def test_digits_are_those_that_scikit_learn_loads() -> None:
 
     from fedflat.data.sources import digits
 
-    levels, labels = digits._published()
+    levels, labels = digits._published_digits()
     expected, classes = load_digits(return_X_y=True)
     assert np.array_equal(levels, expected) and np.array_equal(labels, classes)
 

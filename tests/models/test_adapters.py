@@ -16,10 +16,10 @@ from fedflat.models import build, describe_trained, freeze, merge_adapters, trai
 from fedflat.models.adapters import (
     Adapter,
     LowRankLinear,
+    adaptable_layers,
     adapter_parameters,
     add_adapters,
-    linear_layers,
-    query_and_value,
+    query_and_value_adapters,
 )
 
 VIT = "vit-tiny(depth=2,width=12)"
@@ -85,7 +85,7 @@ def test_the_change_is_alpha_over_r_times_b_a_by_hand() -> None:
         layer.lora_a_weight.copy_(torch.tensor([[1.0, 2.0]]))
         layer.lora_b_weight.copy_(torch.tensor([[[10.0], [100.0]]]))
     assert layer(torch.tensor([[1.0, 1.0]])).tolist() == [[3 * 10 * 3, 3 * 100 * 3]]
-    assert layer.merged().weight.tolist() == [[30.0, 60.0], [300.0, 600.0]]
+    assert layer.to_linear().weight.tolist() == [[30.0, 60.0], [300.0, 600.0]]
 
 
 def test_only_the_chosen_pieces_change() -> None:
@@ -103,7 +103,7 @@ def test_only_the_chosen_pieces_change() -> None:
 def test_merged_is_the_same_function(bias: bool, pieces: int, adapted: tuple[int, ...]) -> None:
     layer = LowRankLinear(nn.Linear(5, 6, bias=bias).double(), 3, 7.0, pieces, adapted)
     nn.init.normal_(layer.lora_b_weight)
-    plain, x = layer.merged(), torch.randn(4, 2, 5, dtype=torch.float64)
+    plain, x = layer.to_linear(), torch.randn(4, 2, 5, dtype=torch.float64)
     assert type(plain) is nn.Linear and set(plain.state_dict()) == ({"weight", "bias"} if bias else {"weight"})
     torch.testing.assert_close(plain(x), layer(x))
 
@@ -114,7 +114,7 @@ def test_merged_is_the_same_function(bias: bool, pieces: int, adapted: tuple[int
 def test_queries_and_values_of_a_transformer() -> None:
     model, x = transformer(), torch.randn(2, 3, 8, 8)
     names, before = set(model.state_dict()), model(x)
-    add_adapters(model, query_and_value(model), rank=2, alpha=4)
+    add_adapters(model, query_and_value_adapters(model), rank=2, alpha=4)
     assert set(model.state_dict()) - names == {f"blocks.{i}.attn.qkv.lora_{k}_weight" for i in (0, 1) for k in "ab"}
     assert names < set(model.state_dict()), "weights keep their names"
     torch.testing.assert_close(model(x), before)
@@ -129,7 +129,7 @@ def test_queries_and_values_of_a_transformer() -> None:
 
 
 def test_queries_and_values_that_are_layers_of_their_own() -> None:
-    assert query_and_value(Apart()) == [Adapter("q_proj"), Adapter("v_proj")]
+    assert query_and_value_adapters(Apart()) == [Adapter("q_proj"), Adapter("v_proj")]
     model = Apart()
     assert trained(model, "lora(rank=3,head=false)") == {
         "q_proj.lora_a_weight": (3, 4),
@@ -146,7 +146,7 @@ def test_layers_that_torch_reads_past_are_not_adapted() -> None:
     model = nn.Sequential(
         nn.Linear(4, 4), nn.TransformerEncoderLayer(4, 2, 8), nn.MultiheadAttention(4, 2), nn.Linear(4, 2)
     )
-    assert linear_layers(model) == ["0", "3"]
+    assert adaptable_layers(model) == ["0", "3"]
 
 
 # --- the text ---

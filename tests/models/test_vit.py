@@ -17,7 +17,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.run import Run
 from fedflat.models import build
 from fedflat.models.vit import VisionTransformer
-from fedflat.models.vit_weights import resized_positions, translated
+from fedflat.models.vit_weights import convert_weights, resize_positions
 
 SMALL = "vit-tiny(depth=2,width=12)"
 IMAGE = (3, 8, 12)
@@ -190,7 +190,7 @@ def test_weights_of_hugging_face_become_timms() -> None:
     model, other, images = small(0), small(1), torch.randn(2, *IMAGE)
     theirs = as_hugging_face(dict(model.state_dict()), depth=2)
     assert len(theirs) == 8 + 2 * (2 * 5 + 6) and not theirs.keys() & timm_keys(2)
-    found = other.translated(theirs)
+    found = other.convert_weights(theirs)
     assert found.keys() == timm_keys(2)
     assert not torch.allclose(other(images), model(images), atol=1e-4)
     other.load_state_dict(found)
@@ -202,7 +202,7 @@ def test_the_bare_encoder_of_hugging_face_has_no_prefix() -> None:
         name.removeprefix("vit."): tensor for name, tensor in as_hugging_face(dict(small().state_dict()), 2).items()
     }
     theirs = {name: tensor for name, tensor in theirs.items() if not name.startswith("classifier.")}
-    assert small().translated(theirs | {"pooler.dense.bias": torch.zeros(12)}).keys() == (
+    assert small().convert_weights(theirs | {"pooler.dense.bias": torch.zeros(12)}).keys() == (
         timm_keys(2) - {"head.weight", "head.bias"} | {"pooler.dense.bias"}
     )
 
@@ -210,14 +210,14 @@ def test_the_bare_encoder_of_hugging_face_has_no_prefix() -> None:
 def test_what_is_missing_of_three_stays_apart() -> None:
     theirs = as_hugging_face(dict(small().state_dict()), 2)
     del theirs["vit.encoder.layer.1.attention.attention.key.weight"]
-    found = translated(theirs, (2, 3))
+    found = convert_weights(theirs, (2, 3))
     assert "blocks.1.attn.qkv.weight" not in found
     assert {"blocks.1.attn.query.weight", "blocks.1.attn.value.weight", "blocks.1.attn.qkv.bias"} <= found.keys()
 
 
 def test_names_that_are_not_known_are_left_alone() -> None:
     strange = {"decoder.layer.0.weight": torch.zeros(1), "fc_norm.weight": torch.zeros(1)}
-    assert translated(strange, (2, 2)).keys() == strange.keys()
+    assert convert_weights(strange, (2, 2)).keys() == strange.keys()
 
 
 def test_a_run_starts_from_a_file_of_hugging_face_or_says_what_is_wrong_with_it(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def ramp(rows: int, columns: int) -> Tensor:
 @pytest.mark.parametrize("grid", [(8, 8), (8, 12), (7, 6), (4, 4)])
 def test_positions_keep_their_places_on_another_grid(grid: tuple[int, int]) -> None:
     """A ramp stays a ramp, whatever the grid, but for the rim, where there is nothing to interpolate with."""
-    resized = resized_positions(ramp(8, 8), grid)
+    resized = resize_positions(ramp(8, 8), grid)
     rows, columns = grid
     assert resized.shape == (1, 1 + rows * columns, 2) and resized[0, 0].tolist() == [7.0, 7.0]
     inner = (slice(rows // 4, rows - rows // 4), slice(columns // 4, columns - columns // 4))
@@ -274,12 +274,12 @@ def test_positions_resized_are_torchs_bicubic_interpolation_with_antialiasing() 
     positions = torch.randn(1, 1 + 36, 5)
     image = positions[0, 1:].T.reshape(1, 5, 6, 6)
     wanted = F.interpolate(image, (3, 4), mode="bicubic", antialias=True)[0].flatten(1).T
-    torch.testing.assert_close(resized_positions(positions, (3, 4))[0, 1:], wanted)
-    assert resized_positions(positions.bfloat16(), (3, 4)).dtype == torch.bfloat16
+    torch.testing.assert_close(resize_positions(positions, (3, 4))[0, 1:], wanted)
+    assert resize_positions(positions.bfloat16(), (3, 4)).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(("count", "grid"), [(1 + 36, (6, 6)), (1 + 36, (4, 9)), (1 + 35, (6, 6)), (1, (2, 2))])
 def test_positions_that_stay_as_they_are(count: int, grid: tuple[int, int]) -> None:
     """The same number of patches, or no square grid to start from: the check of shapes says what is wrong."""
     positions = torch.randn(1, count, 3)
-    assert torch.equal(resized_positions(positions, grid), positions)
+    assert torch.equal(resize_positions(positions, grid), positions)

@@ -18,6 +18,10 @@ from fedflat.errors import UserError, one_of
 Array = torch.Tensor | npt.NDArray[Any] | Sequence[Any]
 Pair = tuple[Array, Array]
 IMAGE_CHANNELS = (1, 3, 4)
+STATISTICS_BLOCK = 1 << 21
+"""Number of values that ``channel_statistics`` reads at once."""
+NUMERIC_KINDS = "biuf"
+"""numpy's letters for booleans, signed and unsigned integers, and floats (``dtype.kind``)."""
 
 
 def from_arrays(
@@ -49,23 +53,32 @@ def from_arrays(
         test_groups: natural client of each test example.
     """
     is_segmentation = np.ndim(train_targets) == 3
-    labels, label_names = (
-        ([_masks(targets) for targets in (train_targets, test_targets)], [])
-        if is_segmentation
-        else encode_labels(train_targets, test_targets, name, classes)
-    )
+    label_names: list[str] = []
+    if is_segmentation:
+        targets = [_to_masks(train_targets), _to_masks(test_targets)]
+    else:
+        targets, label_names = encode_labels(train_targets, test_targets, name, classes)
     groups, group_names = encode_labels(train_groups, test_groups, name)
-    train = Examples(_inputs(train_inputs, name), labels[0], groups[0])
-    test = Examples(_inputs(test_inputs, name), labels[1], groups[1])
+    train = Examples(_to_inputs(train_inputs, name), targets[0], groups[0])
+    test = Examples(_to_inputs(test_inputs, name), targets[1], groups[1])
     if classes is None:
         highest = max(_highest_label(split.targets, is_segmentation) for split in (train, test))
         classes = label_names or [str(label) for label in range(highest + 1)]
-    kind = "segmentation" if is_segmentation else _kind(name, train.inputs)
+    kind = "segmentation" if is_segmentation else _infer_kind(name, train.inputs)
     if train.inputs.dtype == torch.uint8 and len(train) and (mean is None or std is None):
-        computed = channel_statistics(train.inputs)
-        mean, std = computed[0] if mean is None else mean, computed[1] if std is None else std
-    means, stds = (() if given is None else tuple(float(value) for value in given) for given in (mean, std))
-    return Dataset(name, train, test, tuple(map(str, classes)), means, stds, kind, tuple(group_names))
+        computed_mean, computed_std = channel_statistics(train.inputs)
+        mean = computed_mean if mean is None else mean
+        std = computed_std if std is None else std
+    return Dataset(
+        name,
+        train,
+        test,
+        tuple(map(str, classes)),
+        () if mean is None else tuple(map(float, mean)),
+        () if std is None else tuple(map(float, std)),
+        kind,
+        tuple(group_names),
+    )
 
 
 def from_clients(clients: Sequence[Pair], test: Pair | None = None, name: str = "clients", **options: Any) -> Dataset:
@@ -81,35 +94,39 @@ def from_clients(clients: Sequence[Pair], test: Pair | None = None, name: str = 
         raise UserError(f"clients is a {type(clients).__name__}; expected a list of pairs (inputs, targets)")
     if not len(clients):
         raise UserError("there are no clients; expected a list of pairs (inputs, targets)")
-    pairs = [_checked_pair(pair, f"client {number}") for number, pair in enumerate(clients)]
+    pairs = [_to_pair(pair, f"client {number}") for number, pair in enumerate(clients)]
     shapes = [tuple(inputs.shape[1:]) for inputs, _ in pairs]
-    other = next((number for number, shape in enumerate(shapes) if shape != shapes[0]), None)
-    if other is not None:
-        raise UserError(
-            f"the inputs of client {other} have shape {shapes[other]}, those of client 0 {shapes[0]}; "
-            "expected one shape for all clients"
-        )
-    inputs, targets = (torch.cat(tensors) for tensors in zip(*pairs, strict=True))
-    groups = np.repeat(np.arange(len(pairs)), [len(values) for _, values in pairs])
-    test_pair = (inputs, targets) if test is None else _checked_pair(test, "the test set")
+    for number, shape in enumerate(shapes):
+        if shape != shapes[0]:
+            raise UserError(
+                f"the inputs of client {number} have shape {shape}, those of client 0 {shapes[0]}; "
+                "expected one shape for all clients"
+            )
+    inputs = torch.cat([inputs for inputs, _ in pairs])
+    targets = torch.cat([targets for _, targets in pairs])
+    groups = np.repeat(np.arange(len(pairs)), [len(targets) for _, targets in pairs])
+    test_pair = (inputs, targets) if test is None else _to_pair(test, "the test set")
     return from_arrays(inputs, targets, *test_pair, name=name, train_groups=groups, **options)
 
 
 def channel_statistics(images: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel of uint8 images [n, channels, height, width], on the scale from 0 to 1.
+    """Compute the mean and standard deviation per channel, on the scale from 0 to 1.
 
     A constant channel gets standard deviation 1.
+
+    Args:
+        images: uint8 images [n, channels, height, width]; read in blocks, since they may exceed memory.
     """
     sums = np.zeros((2, images.shape[1]), dtype=np.int64)
-    rows = max(1, (1 << 21) // max(1, images[:1].numel()))
-    for start in range(0, len(images), rows):
-        values = images[start : start + rows].numpy().astype(np.int64)
+    block_rows = max(1, STATISTICS_BLOCK // max(1, images[:1].numel()))
+    for start in range(0, len(images), block_rows):
+        values = images[start : start + block_rows].numpy().astype(np.int64)
         sums += np.stack([values.sum((0, 2, 3)), np.square(values).sum((0, 2, 3))])
     return statistics_of_sums(sums, images[:, 0].numel())
 
 
 def statistics_of_sums(sums: npt.NDArray[np.int64], count: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel, on the scale from 0 to 1.
+    """Compute the mean and standard deviation per channel, on the scale from 0 to 1, from sums over uint8 pixels.
 
     Args:
         sums: sum and sum of squares per channel, [2, channels]; integers, so the order of summation does not matter.
@@ -117,7 +134,7 @@ def statistics_of_sums(sums: npt.NDArray[np.int64], count: int) -> tuple[tuple[f
     """
     mean = sums[0] / max(count, 1)
     std = np.sqrt(np.maximum(sums[1] / max(count, 1) - mean**2, 0))
-    std[std == 0] = 255.0
+    std[std == 0] = 255.0  # 1 on the scale from 0 to 1
     return tuple((mean / 255).tolist()), tuple((std / 255).tolist())
 
 
@@ -135,31 +152,33 @@ def encode_labels(
     Returns:
         The tensors ``[train, test]``, and the names; no names if the labels are integers.
     """
-    columns = [None if values is None else as_native(values) for values in (train, test)]
-    kinds = {_dtype_kind(values) for values in columns if values is not None and len(values)}
-    if kinds <= set("biu"):
-        return [None if values is None else torch.as_tensor(values).long() for values in columns], []
+    splits = [None if values is None else as_native(values) for values in (train, test)]
+    kinds = {_dtype_kind(values) for values in splits if values is not None and len(values)}
+    integer_kinds = set("biu")
+    if kinds <= integer_kinds:
+        return [None if values is None else torch.as_tensor(values).long() for values in splits], []
     if "f" in kinds:
         raise UserError(
             f"{dataset} has classes or clients of type float; expected integers from 0, or words: convert them to int"
         )
-    if kinds & set("biu"):
+    if kinds & integer_kinds:
         raise UserError("the training labels and the test labels differ in type; expected words in both or integers")
-    words = [None if values is None else np.asarray(values).astype(str) for values in columns]
+    words = [None if values is None else np.asarray(values).astype(str) for values in splits]
     distinct = np.unique(np.concatenate([values.ravel() for values in words if values is not None]))
     names = distinct.tolist() if classes is None else [str(name) for name in classes]
-    unknown = next((word for word in distinct if word not in names), None)
-    if unknown is not None:
-        raise one_of("class", unknown, names, owner=dataset)
-    number = np.array([names.index(word) for word in distinct])
+    for word in distinct:
+        if word not in names:
+            raise one_of("class", word, names, owner=dataset)
+    number_of_distinct = np.array([names.index(word) for word in distinct])
     tensors = [
-        None if values is None else torch.from_numpy(number[np.searchsorted(distinct, values)]) for values in words
+        None if values is None else torch.from_numpy(number_of_distinct[np.searchsorted(distinct, values)])
+        for values in words
     ]
     return tensors, names
 
 
 def as_native(values: Any) -> torch.Tensor | npt.NDArray[Any]:
-    """Tensors unchanged; anything else as an array in native byte order, the only one that torch supports."""
+    """Return tensors unchanged, anything else as an array in native byte order, the only one that torch supports."""
     if isinstance(values, torch.Tensor):
         return values
     try:
@@ -170,13 +189,14 @@ def as_native(values: Any) -> torch.Tensor | npt.NDArray[Any]:
 
 
 def _dtype_kind(values: torch.Tensor | npt.NDArray[Any]) -> str:
-    """numpy's letter for a type: f for floats; i, u and b for integers; others for words."""
+    """Return numpy's letter for a type: f for floats; i, u and b for integers; others for words."""
     if isinstance(values, torch.Tensor):
         return "f" if values.is_floating_point() else "i"
     return values.dtype.kind
 
 
-def _masks(targets: Any) -> torch.Tensor:
+def _to_masks(targets: Any) -> torch.Tensor:
+    """Convert masks [n, height, width] to uint8, after checking their ids."""
     ids = torch.as_tensor(as_native(targets))
     if ids.is_floating_point() or (ids.numel() and (int(ids.min()) < 0 or int(ids.max()) > IGNORED)):
         raise UserError(f"masks contain invalid ids; expected integers from 0 to {IGNORED} ({IGNORED}: ignored pixels)")
@@ -184,19 +204,21 @@ def _masks(targets: Any) -> torch.Tensor:
 
 
 def _highest_label(targets: torch.Tensor, is_segmentation: bool) -> int:
+    """Return the highest class number; 0 if there are no labels."""
     labels = targets[targets != IGNORED] if is_segmentation else targets
     return int(labels.max()) if labels.numel() else 0
 
 
-def _inputs(values: Array, name: str) -> torch.Tensor:
+def _to_inputs(values: Array, name: str) -> torch.Tensor:
+    """Convert inputs to a tensor of a supported type; mapped files stay mapped, grey images get a channel."""
     path = _mapped_file(values)
-    given = as_native(values) if path is None else open_mapped(path)
-    if not isinstance(given, torch.Tensor) and given.dtype.kind not in "biuf":
-        raise UserError(f"the inputs of {name} are of type {given.dtype}; expected numbers")
-    inputs = torch.as_tensor(given).cpu()
+    native = as_native(values) if path is None else open_mapped(path)
+    if not isinstance(native, torch.Tensor) and native.dtype.kind not in NUMERIC_KINDS:
+        raise UserError(f"the inputs of {name} are of type {native.dtype}; expected numbers")
+    inputs = torch.as_tensor(native).cpu()
     if inputs.dtype == torch.uint8 and inputs.ndim == 3:
-        grey = inputs.unsqueeze(1)
-        inputs = MappedTensor.of(grey, inputs.path) if isinstance(inputs, MappedTensor) else grey
+        with_channel = inputs.unsqueeze(1)
+        inputs = MappedTensor.of(with_channel, inputs.path) if isinstance(inputs, MappedTensor) else with_channel
     if inputs.ndim == 4 and not inputs.is_floating_point() and inputs.dtype != torch.uint8:
         raise UserError(f"the images of {name} are {inputs.dtype}; expected uint8 from 0 to 255, or float32")
     if inputs.dtype == torch.bool or (inputs.is_floating_point() and inputs.dtype != torch.float32):
@@ -205,13 +227,16 @@ def _inputs(values: Array, name: str) -> torch.Tensor:
 
 
 def _mapped_file(values: Any) -> Path | None:
-    """The ``.npy`` file that ``values`` maps in full and unmodified, if any."""
-    base: object = getattr(values, "base", None)
-    is_full = isinstance(values, np.memmap) and isinstance(base, mmap) and str(values.filename).endswith(".npy")
-    return Path(str(values.filename)) if is_full and values.mode != "c" and values.dtype.isnative else None
+    """Return the ``.npy`` file that ``values`` maps in full and unmodified, if any."""
+    if not isinstance(values, np.memmap) or not str(values.filename).endswith(".npy"):
+        return None
+    is_whole_file = isinstance(values.base, mmap)  # the base of a slice is another array
+    is_unmodified = values.mode != "c"  # copy-on-write
+    return Path(str(values.filename)) if is_whole_file and is_unmodified and values.dtype.isnative else None
 
 
-def _kind(name: str, inputs: torch.Tensor) -> Kind:
+def _infer_kind(name: str, inputs: torch.Tensor) -> Kind:
+    """Infer the kind of a dataset without masks from its inputs."""
     if inputs.ndim == 4:
         if inputs.shape[1] not in IMAGE_CHANNELS and inputs.shape[3] in IMAGE_CHANNELS:
             raise UserError(
@@ -225,7 +250,8 @@ def _kind(name: str, inputs: torch.Tensor) -> Kind:
     return "vector" if inputs.is_floating_point() else "text"
 
 
-def _checked_pair(pair: Any, owner: str) -> tuple[torch.Tensor, torch.Tensor]:
+def _to_pair(pair: Any, owner: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Convert a pair (inputs, targets) to tensors of equal length; ``owner`` names it in messages."""
     try:
         inputs, targets = (torch.as_tensor(as_native(values)).detach().cpu() for values in pair)
     except (TypeError, ValueError, RuntimeError):

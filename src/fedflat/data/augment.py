@@ -40,8 +40,10 @@ class Augmentation:
         for step in self.steps:
             name = _name_of(step)
             if dataset.kind == "segmentation" and not step.moves_masks:
-                able = ", ".join(known for known, kind in AUGMENTATIONS.items() if kind.moves_masks)
-                raise UserError(f"{name} does not transform masks, and {dataset.name} has masks; use {able} or 'none'")
+                usable = ", ".join(other for other, kind in AUGMENTATIONS.items() if kind.moves_masks)
+                raise UserError(
+                    f"{name} does not transform masks, and {dataset.name} has masks; use {usable} or 'none'"
+                )
             if step.needs_masks and dataset.kind == "image":
                 raise UserError(f"{name} is for segmentation, and {dataset.name} has no masks; use random-resized-crop")
             if dataset.kind == "text" or (step.needs_images and dataset.kind == "vector"):
@@ -62,15 +64,14 @@ class Augmentation:
         draws: Draws = {}
         if not self.steps:
             return draws
-        for kind, stream in zip(AUGMENTATIONS.values(), rng.spawn(len(AUGMENTATIONS)), strict=True):
-            for step in self.steps:
-                if type(step) is not kind:
-                    continue
-                if step.needs_images and len(shape) != 3:
-                    raise UserError(f"{_name_of(step)} needs images, but these inputs have shape {shape}; use 'none'")
-                uniforms = stream.random((steps, step.per_step + batch * step.per_example))
-                per_example = uniforms[:, step.per_step :].reshape(steps, batch, step.per_example)
-                draws |= step.draws(uniforms[:, : step.per_step], per_example, shape)
+        streams = dict(zip(AUGMENTATIONS, rng.spawn(len(AUGMENTATIONS)), strict=True))
+        for step in self.steps:
+            name = _name_of(step)
+            if step.needs_images and len(shape) != 3:
+                raise UserError(f"{name} needs images, but these inputs have shape {shape}; use 'none'")
+            uniforms = streams[name].random((steps, step.per_step + batch * step.per_example))
+            per_step, per_example = np.split(uniforms, [step.per_step], axis=1)
+            draws |= step.draws(per_step, per_example.reshape(steps, batch, step.per_example), shape)
         return draws
 
     def inputs(
@@ -93,14 +94,14 @@ class Augmentation:
         return values
 
     def targets(self, raw: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """The targets of an augmented batch: masks [n, height, width] follow their images, all others are unchanged."""
+        """Transform masks [n, height, width] like their images; return all other targets unchanged."""
         if raw.ndim == 3:
             for step in self.steps:
                 raw = step.on_masks(raw, draws)
         return raw
 
     def mix(self, draws: Draws, size: int | None = None) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """lam and the permutation pi of mixup for a batch of ``size``; None without mixup.
+        """Return lam and the permutation pi of mixup for a batch of ``size``; None without mixup.
 
         The loss is lam CE(f, Y) + (1 - lam) CE(f, Y[pi]).
         """
@@ -141,17 +142,19 @@ def normalise(raw: torch.Tensor, mean: Statistics, std: Statistics, dtype: torch
         return raw.to(dtype)
     if raw.dtype != torch.uint8:
         return raw
-    exact = torch.float64 if dtype == torch.float64 else torch.float32
-    shift, scale = (_broadcastable(torch.as_tensor(values, dtype=exact, device=raw.device)) for values in (mean, std))
-    return raw.to(exact).div_(255).sub_(shift).div_(scale).to(dtype)
+    # Compute in at least float32, so that only the result is rounded to ``dtype``.
+    precise = torch.float64 if dtype == torch.float64 else torch.float32
+    shift, scale = (_to_image(torch.as_tensor(values, dtype=precise, device=raw.device)) for values in (mean, std))
+    return raw.to(precise).div_(255).sub_(shift).div_(scale).to(dtype)
 
 
-def _broadcastable(values: torch.Tensor) -> torch.Tensor:
-    """Statistics per channel as [channels, 1, 1]; statistics per pixel unchanged."""
-    return values if values.ndim == 3 else values.reshape(-1, 1, 1)
+def _to_image(statistics: torch.Tensor) -> torch.Tensor:
+    """Reshape statistics per channel to [channels, 1, 1]; return statistics per pixel unchanged."""
+    return statistics if statistics.ndim == 3 else statistics.reshape(-1, 1, 1)
 
 
 def _name_of(step: AugmentationStep) -> str:
+    """Return the registered name of a step."""
     name = AUGMENTATIONS.name_of(type(step))
     assert name is not None, f"{type(step).__name__} is not registered"
     return name

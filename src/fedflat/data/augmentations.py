@@ -80,28 +80,30 @@ class CropFlip(AugmentationStep):
     per_example = 4
 
     def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
-        """Upper left corner of the window in the padded image, and whether to flip."""
-        row, column, mirrored, moved = np.moveaxis(per_example, -1, 0)
+        """Draw the upper left corner of the window in the padded image, and whether to flip."""
+        row, column, flip, crop = np.moveaxis(per_example, -1, 0)
         corner = uniform_integers(np.stack([row, column], -1), 2 * self.padding + 1)
         if self.style == "mean":
-            corner = np.where(moved[..., None] < 0.5, corner, self.padding)
-        return {"corner": torch.from_numpy(corner), "mirrored": torch.from_numpy(mirrored < 0.5)}
+            corner = np.where(crop[..., None] < 0.5, corner, self.padding)
+        return {"corner": torch.from_numpy(corner), "mirrored": torch.from_numpy(flip < 0.5)}
 
     def on_pixels(self, pixels: torch.Tensor, draws: Draws) -> torch.Tensor:
-        return self._window(pixels, draws) if self.style == "pixel" else pixels
+        return self._crop(pixels, draws) if self.style == "pixel" else pixels
 
     def on_values(self, values: torch.Tensor, draws: Draws) -> torch.Tensor:
-        return self._window(values, draws) if self.style == "mean" else values
+        return self._crop(values, draws) if self.style == "mean" else values
 
     def on_masks(self, masks: torch.Tensor, draws: Draws) -> torch.Tensor:
-        return self._window(masks[:, None], draws, IGNORED)[:, 0]
+        return self._crop(masks[:, None], draws, IGNORED)[:, 0]
 
-    def _window(self, images: torch.Tensor, draws: Draws, fill: int = 0) -> torch.Tensor:
+    def _crop(self, images: torch.Tensor, draws: Draws, fill: int = 0) -> torch.Tensor:
+        """Pad images [n, C, H, W] with ``fill``, and cut and flip the drawn windows."""
         size, _, height, width = images.shape
         corner, mirrored = draws["corner"][:size], draws["mirrored"][:size]
-        down, across = (torch.arange(n, device=images.device) for n in (height, width))
-        rows = corner[:, :1] + down
-        columns = corner[:, 1:] + torch.where(mirrored[:, None], width - 1 - across, across)
+        window_rows = torch.arange(height, device=images.device)
+        window_columns = torch.arange(width, device=images.device)
+        rows = corner[:, :1] + window_rows
+        columns = corner[:, 1:] + torch.where(mirrored[:, None], width - 1 - window_columns, window_columns)
         return gather_pixels(F.pad(images, [self.padding] * 4, value=fill), rows, columns)
 
 
@@ -113,17 +115,19 @@ class Cutout(AugmentationStep):
     per_example = 2
 
     def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
-        """Centre of the square."""
-        centre = np.stack([uniform_integers(per_example[..., i], shape[1 + i]) for i in (0, 1)], -1)
+        """Draw the row and column of the square's centre."""
+        centre = uniform_integers(per_example, np.array(shape[1:]))
         return {"centre": torch.from_numpy(centre)}
 
     def on_values(self, values: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """Set the squares to 0, the mean of normalised values."""
         size, _, height, width = values.shape
-        first = draws["centre"][:size] - self.size // 2
-        down, across = (torch.arange(n, device=values.device) for n in (height, width))
-        rows = (down >= first[:, :1]) & (down < first[:, :1] + self.size)
-        columns = (across >= first[:, 1:]) & (across < first[:, 1:] + self.size)
-        return torch.where((rows[:, :, None] & columns[:, None, :])[:, None], 0, values)
+        corner = draws["centre"][:size] - self.size // 2
+        top, left = corner[:, :1], corner[:, 1:]
+        rows, columns = torch.arange(height, device=values.device), torch.arange(width, device=values.device)
+        in_rows = (rows >= top) & (rows < top + self.size)
+        in_columns = (columns >= left) & (columns < left + self.size)
+        return torch.where(outer_and(in_rows, in_columns)[:, None], 0, values)
 
 
 @dataclass(frozen=True)
@@ -139,7 +143,7 @@ class Mixup(AugmentationStep):
     per_example = 1
 
     def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
-        """lam, and sort keys of the permutation; a prefix of the keys permutes a shorter batch."""
+        """Draw lam, and sort keys of the permutation; a prefix of the keys permutes a shorter batch."""
         lam = per_step[:, 0]
         if self.alpha != 1:
             from scipy.special import betaincinv
@@ -148,6 +152,7 @@ class Mixup(AugmentationStep):
         return {"lam": torch.from_numpy(lam).float(), "order": torch.from_numpy(per_example[..., 0]).float()}
 
     def on_values(self, values: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """Blend the batch with its permutation."""
         if not values.is_floating_point():
             raise UserError("mixup blends numbers, but these inputs are tokens; use augmentation 'none'")
         lam, order = draws["lam"].to(values.dtype), permutation(draws, len(values))
@@ -169,33 +174,36 @@ class RandomResizedCrop(AugmentationStep):
     per_example = 2 * attempts + 2
 
     def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
-        """Top, left, height and width of the window."""
-        size = np.array(shape[1:])
-        shares, shapes = np.split(per_example[..., : 2 * self.attempts], 2, axis=-1)
-        area = size.prod() * (self.scale + (1 - self.scale) * shares)
-        aspect = np.exp((2 * shapes - 1) * np.log(self.ratio))
-        windows = np.rint(np.sqrt(np.stack([area / aspect, area * aspect], -1)))
-        fits = ((windows >= 1) & (windows <= size)).all(-1)
-        first = np.take_along_axis(windows, fits.argmax(-1)[..., None, None], -2)[..., 0, :]
+        """Draw the top, left, height and width of each window."""
+        image_size = np.array(shape[1:])
+        # One column per attempt, then two numbers for the corner.
+        area_uniforms, aspect_uniforms, corner_uniforms = np.split(
+            per_example, [self.attempts, 2 * self.attempts], axis=-1
+        )
+        area = image_size.prod() * (self.scale + (1 - self.scale) * area_uniforms)
+        aspect = np.exp((2 * aspect_uniforms - 1) * np.log(self.ratio))
+        attempts = np.rint(np.sqrt(np.stack([area / aspect, area * aspect], -1)))  # [..., attempts, (height, width)]
+        fits = ((attempts >= 1) & (attempts <= image_size)).all(-1)
+        first_fit = np.take_along_axis(attempts, fits.argmax(-1)[..., None, None], -2)[..., 0, :]
         any_fits = fits.any(-1)[..., None]
-        window = np.where(any_fits, first, np.minimum(size, np.rint(size[::-1] * self.ratio))).astype(np.int64)
-        random_corner = uniform_integers(per_example[..., -2:], size - window + 1)
-        corner = np.where(any_fits, random_corner, (size - window) // 2)
+        largest = np.minimum(image_size, np.rint(image_size[::-1] * self.ratio))
+        window = np.where(any_fits, first_fit, largest).astype(np.int64)
+        random_corner = uniform_integers(corner_uniforms, image_size - window + 1)
+        corner = np.where(any_fits, random_corner, (image_size - window) // 2)
         return {"window": torch.from_numpy(np.concatenate([corner, window], -1))}
 
     def on_pixels(self, pixels: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """The windows, bilinearly interpolated from pixels inside them."""
-        window = draws["window"][: len(pixels)].to(torch.float32)
-        places = []
-        for axis, size in enumerate(pixels.shape[2:]):
-            first, length = window[:, axis : axis + 1], window[:, 2 + axis : 3 + axis]
-            centres = (torch.arange(size, device=pixels.device) + 0.5) * (length / size) - 0.5
-            source = first + torch.minimum(centres.clamp(min=0), length - 1)
-            places.append((2 * source + 1) / size - 1)
+        """Resize the windows, interpolating bilinearly between pixels inside them."""
+        top, left, height, width = draws["window"][: len(pixels)].to(torch.float32)[..., None].unbind(1)
         values = pixels if pixels.is_floating_point() else pixels.to(torch.float32)
-        cut = sample_bilinear(values, places[0].to(values.dtype), places[1].to(values.dtype))
+        coordinates = []
+        for start, length, size in ((top, height, pixels.shape[2]), (left, width, pixels.shape[3])):
+            in_window = (torch.arange(size, device=pixels.device) + 0.5) * (length / size) - 0.5
+            in_image = start + torch.minimum(in_window.clamp(min=0), length - 1)
+            coordinates.append(to_grid(in_image, size).to(values.dtype))
+        resized = sample_bilinear(values, *coordinates)
         # Halves are frequent; the small offset keeps rounding errors from deciding their direction.
-        return cut if pixels.is_floating_point() else (cut + 2**-10).round().to(pixels.dtype)
+        return resized if pixels.is_floating_point() else (resized + 2**-10).round().to(pixels.dtype)
 
 
 @dataclass(frozen=True)
@@ -220,42 +228,56 @@ class ScaleCrop(AugmentationStep):
             raise UserError(f"scale-crop has low={self.low:g} above high={self.high:g}; expected low <= high")
 
     def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
-        """Size of the scaled image, and the window's origin in it; negative if the image starts inside the window."""
-        image, window = np.array(shape[1:]), np.array(self._window(shape))
+        """Draw the size of the scaled image, and the window's origin in it.
+
+        The origin is negative if the scaled image is smaller than the window.
+        """
+        image_size = np.array(shape[1:])
+        window_size = np.array([self.height or shape[1], self.width or shape[2]])
         scale = self.low + (self.high - self.low) * per_example[..., :1]
-        scaled = np.maximum(np.rint(scale * image), 1).astype(np.int64)
-        room = scaled - window
-        corner = np.minimum(room, 0) + uniform_integers(per_example[..., 1:], np.abs(room) + 1)
-        return {"scaled": torch.from_numpy(scaled), "origin": torch.from_numpy(corner)}
+        scaled_size = np.maximum(np.rint(scale * image_size), 1).astype(np.int64)
+        room = scaled_size - window_size
+        origin = np.minimum(room, 0) + uniform_integers(per_example[..., 1:], np.abs(room) + 1)
+        return {"scaled": torch.from_numpy(scaled_size), "origin": torch.from_numpy(origin)}
 
     def on_values(self, values: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """Scale and cut normalised images [n, C, H, W]; pixels outside the image become 0, the mean."""
         # Positions in bfloat16 would be off by pixels.
         precise = values if values.dtype == torch.float64 else values.float()
-        places, inside = [], []
-        for axis, (size, number) in enumerate(zip(values.shape[2:], self._window(values.shape[1:]), strict=True)):
-            at, scaled = self._scaled_positions(axis, number, draws, len(values))
-            source = ((at + 0.5) * (size / scaled.to(precise.dtype)) - 0.5).clamp(0, size - 1)
-            places.append((2 * source + 1) / size - 1)
-            inside.append((at >= 0) & (at < scaled))
-        cut = sample_bilinear(precise, *places)
-        return torch.where((inside[0][:, :, None] & inside[1][:, None, :])[:, None], cut, 0).to(values.dtype)
+        coordinates, inside = [], []
+        for axis, size in enumerate(values.shape[2:]):
+            positions, scaled_size = self._scaled_positions(axis, size, draws, len(values))
+            source = ((positions + 0.5) * (size / scaled_size.to(precise.dtype)) - 0.5).clamp(0, size - 1)
+            coordinates.append(to_grid(source, size))
+            inside.append((positions >= 0) & (positions < scaled_size))
+        windows = sample_bilinear(precise, *coordinates)
+        return torch.where(outer_and(*inside)[:, None], windows, 0).to(values.dtype)
 
     def on_masks(self, masks: torch.Tensor, draws: Draws) -> torch.Tensor:
-        places, inside = [], []
-        for axis, (size, number) in enumerate(zip(masks.shape[1:], self._window((1, *masks.shape[1:])), strict=True)):
-            at, scaled = self._scaled_positions(axis, number, draws, len(masks))
-            places.append(((2 * at + 1) * size // (2 * scaled)).clamp(0, size - 1))
-            inside.append((at >= 0) & (at < scaled))
-        cut = gather_pixels(masks[:, None], *places)[:, 0]
-        return torch.where(inside[0][:, :, None] & inside[1][:, None, :], cut, IGNORED)
+        """Scale and cut masks [n, H, W] like their images; pixels outside the image are ignored."""
+        coordinates, inside = [], []
+        for axis, size in enumerate(masks.shape[1:]):
+            positions, scaled_size = self._scaled_positions(axis, size, draws, len(masks))
+            coordinates.append(((2 * positions + 1) * size // (2 * scaled_size)).clamp(0, size - 1))
+            inside.append((positions >= 0) & (positions < scaled_size))
+        windows = gather_pixels(masks[:, None], *coordinates)[:, 0]
+        return torch.where(outer_and(*inside), windows, IGNORED)
 
-    def _window(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        return self.height or shape[1], self.width or shape[2]
+    def _scaled_positions(self, axis: int, size: int, draws: Draws, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the position in the scaled image of each window row (axis 0) or column (axis 1).
 
-    def _scaled_positions(self, axis: int, number: int, draws: Draws, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Line of the scaled image for each line of the window [n, number], and the scaled image's length [n, 1]."""
-        first, scaled = (draws[name][:size, axis : axis + 1] for name in ("origin", "scaled"))
-        return first + torch.arange(number, device=first.device), scaled
+        Args:
+            axis: 0 for rows, 1 for columns.
+            size: number of rows or columns of the image.
+            draws: draws of one step.
+            batch: number of examples n.
+
+        Returns:
+            Positions [n, window size], and the number of rows or columns of the scaled image [n, 1].
+        """
+        window_size = (self.height, self.width)[axis] or size
+        origin, scaled_size = (draws[name][:batch, axis : axis + 1] for name in ("origin", "scaled"))
+        return origin + torch.arange(window_size, device=origin.device), scaled_size
 
 
 @dataclass(frozen=True)
@@ -266,7 +288,7 @@ class Flip(AugmentationStep):
     per_example = 1
 
     def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
-        """Whether to flip."""
+        """Draw whether to flip."""
         return {"flipped": torch.from_numpy(per_example[..., 0] < 0.5)}
 
     def on_values(self, values: torch.Tensor, draws: Draws) -> torch.Tensor:
@@ -294,25 +316,35 @@ for _name, _step in _BUILT_IN.items():
 
 
 def uniform_integers(uniforms: Uniforms, count: int | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Integers uniform on 0, ..., ``count`` - 1 from uniforms on [0, 1)."""
+    """Convert uniforms on [0, 1) to integers uniform on 0, ..., ``count`` - 1."""
     return np.minimum((uniforms * count).astype(np.int64), count - 1)
 
 
+def outer_and(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """Combine flags of rows [n, h] and columns [n, w] to flags of pixels [n, h, w]."""
+    return rows[:, :, None] & columns[:, None, :]
+
+
 def gather_pixels(images: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """The pixels of images [n, C, H, W] at rows [n, h] and columns [n, w], as [n, C, h, w]."""
+    """Return the pixels of images [n, C, H, W] at rows [n, h] and columns [n, w], as [n, C, h, w]."""
     size, channels, _, width = images.shape
-    places = (rows[:, :, None] * width + columns[:, None, :]).flatten(1)
-    pixels = images.flatten(2).gather(2, places[:, None].expand(-1, channels, -1))
+    flat_positions = (rows[:, :, None] * width + columns[:, None, :]).flatten(1)
+    pixels = images.flatten(2).gather(2, flat_positions[:, None].expand(-1, channels, -1))
     return pixels.view(size, channels, rows.shape[1], columns.shape[1])
 
 
+def to_grid(positions: torch.Tensor, size: int) -> torch.Tensor:
+    """Convert pixel positions 0, ..., ``size`` - 1 to the coordinates from -1 to 1 of ``F.grid_sample``."""
+    return (2 * positions + 1) / size - 1
+
+
 def sample_bilinear(images: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """As ``gather_pixels``, interpolated at positions from -1 to 1, as ``F.grid_sample`` defines them."""
+    """Interpolate images [n, C, H, W] at rows [n, h] and columns [n, w] given by ``to_grid``, as [n, C, h, w]."""
     shape = (len(images), rows.shape[1], columns.shape[1])
     grid = torch.stack([columns[:, None, :].expand(shape), rows[:, :, None].expand(shape)], -1)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
 def permutation(draws: Draws, size: int | None = None) -> torch.Tensor:
-    """Mixup's permutation of a batch; padding examples go last if their ``order`` is infinite."""
+    """Return mixup's permutation of a batch; padding examples go last if their ``order`` is infinite."""
     return draws["order"][:size].argsort()

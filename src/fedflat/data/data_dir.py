@@ -9,12 +9,12 @@ VARIABLE = "FEDFLAT_DATA"
 
 
 def data_dir(explicit: str | Path | None = None) -> Path:
-    """The data directory: ``explicit`` if given, else ``$FEDFLAT_DATA``, else ``fedflat/data`` in the user's cache."""
+    """Return ``explicit`` if given, else ``$FEDFLAT_DATA``, else ``fedflat/data`` in the user's cache."""
     chosen = explicit if explicit is not None else os.environ.get(VARIABLE)
     return Path(chosen).expanduser() if chosen else user_cache() / "data"
 
 
 def user_cache() -> Path:
-    """The ``fedflat`` folder in the user's cache (``$XDG_CACHE_HOME``, else ``~/.cache``)."""
+    """Return the ``fedflat`` folder in the user's cache (``$XDG_CACHE_HOME``, else ``~/.cache``)."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "fedflat"

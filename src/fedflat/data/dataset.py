@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -19,6 +19,8 @@ BLOCK_BYTES = 1 << 24
 Kind = Literal["image", "vector", "text", "segmentation"]
 IGNORED: int = 255
 """Id of mask pixels that count neither in training nor in metrics."""
+TEST_EVERY = 5
+"""Without a given test set, every fifth example of a class is a test example."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,20 +45,18 @@ class Examples:
         return len(self.targets)
 
     def take(self, indices: torch.Tensor | npt.NDArray[np.int64]) -> Examples:
-        """The examples at positions ``indices`` [m]."""
+        """Return the examples at positions ``indices`` [m]."""
         rows = torch.as_tensor(indices)
-        return self._map(lambda tensor: tensor[rows])
+        return Examples(**{name: tensor[rows] for name, tensor in self.tensors().items()})
 
     def share(self) -> None:
         """Move the tensors to shared memory for worker processes; mapped tensors stay in their file."""
-        self._map(lambda tensor: tensor.share_memory_())  # type: ignore[no-untyped-call]
+        for tensor in self.tensors().values():
+            tensor.share_memory_()  # type: ignore[no-untyped-call]
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors that are not None, by attribute name."""
+        """Return the tensors that are not None, by attribute name."""
         return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
-
-    def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Examples:
-        return Examples(**{name: function(tensor) for name, tensor in self.tensors().items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,13 +84,14 @@ class Dataset:
     group_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        """Check both sets, that they match, and the statistics of uint8 inputs."""
         for split, examples in (("training", self.train), ("test", self.test)):
             _check_examples(f"the {split} set of {self.name}", examples, self)
         train, test = self.train.inputs, self.test.inputs
         if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
             raise UserError(
-                f"the training inputs of {self.name} are {_form(train)}, but its test inputs are {_form(test)}; "
-                "expected the same shape and type"
+                f"the training inputs of {self.name} are {_type_and_shape(train)}, but its test inputs are "
+                f"{_type_and_shape(test)}; expected the same shape and type"
             )
         if train.dtype == torch.uint8:
             channels = self.input_shape[0]
@@ -116,25 +117,38 @@ class Dataset:
         for examples in (self.train, self.test):
             for name, tensor in examples.tensors().items():
                 digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-                for block in _blocks(tensor):
-                    packed = block.detach().cpu().flatten().clone(memory_format=torch.contiguous_format)
-                    digest.update(packed.view(torch.uint8).numpy().data)
+                for block in _row_blocks(tensor):
+                    contiguous = block.detach().cpu().flatten().clone(memory_format=torch.contiguous_format)
+                    digest.update(contiguous.view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
 
-def describe(dataset: Dataset) -> dict[str, Any]:
-    """Summary of a dataset as plain values: sizes, shapes, class counts, natural clients, statistics, content hash."""
+def every_fifth(labels: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Mark every fifth example of each class as a test example, given the class of each [n]."""
+    is_test = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        is_test[np.flatnonzero(labels == label)[TEST_EVERY - 1 :: TEST_EVERY]] = True
+    return is_test
 
-    def class_counts(examples: Examples) -> list[int]:
+
+def summarise_sizes(sizes: npt.NDArray[np.int64]) -> dict[str, float]:
+    """Return the smallest, median and largest of some sizes; empty if there are none."""
+    if not len(sizes):
+        return {}
+    return {"min": int(sizes.min()), "median": float(np.median(sizes)), "max": int(sizes.max())}
+
+
+def describe(dataset: Dataset) -> dict[str, Any]:
+    """Summarise a dataset as plain values: sizes, shapes, class counts, natural clients, statistics, content hash."""
+
+    def count_classes(examples: Examples) -> list[int]:
         counts = np.zeros(dataset.num_classes, dtype=np.int64)
-        for block in _blocks(examples.targets):  # ids beyond the classes, i.e. IGNORED, are dropped
+        for block in _row_blocks(examples.targets):  # ids beyond the classes, i.e. IGNORED, are dropped
             counts += torch.bincount(block.flatten(), minlength=dataset.num_classes)[: dataset.num_classes].numpy()
         return counts.tolist()
 
-    sizes: Any = [] if dataset.train.groups is None else np.unique(dataset.train.groups, return_counts=True)[1]
-    group_sizes = (
-        {"min": int(min(sizes)), "median": float(np.median(sizes)), "max": int(max(sizes))} if len(sizes) else {}
-    )
+    groups = np.zeros(0) if dataset.train.groups is None else dataset.train.groups.numpy()
+    _, group_sizes = np.unique(groups, return_counts=True)
     return {
         "name": dataset.name,
         "kind": dataset.kind,
@@ -145,10 +159,10 @@ def describe(dataset: Dataset) -> dict[str, Any]:
         "bytes": sum(tensor.nbytes for split in (dataset.train, dataset.test) for tensor in split.tensors().values()),
         "mapped": isinstance(dataset.train.inputs, MappedTensor),
         "classes": list(dataset.classes),
-        "train_class_counts": class_counts(dataset.train),
-        "test_class_counts": class_counts(dataset.test),
-        "groups": len(sizes),
-        "group_sizes": group_sizes,
+        "train_class_counts": count_classes(dataset.train),
+        "test_class_counts": count_classes(dataset.test),
+        "groups": len(group_sizes),
+        "group_sizes": summarise_sizes(group_sizes),
         "group_names": list(dataset.group_names),
         "mean": list(dataset.mean),
         "std": list(dataset.std),
@@ -156,17 +170,19 @@ def describe(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def _blocks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The rows of a tensor in blocks of about 16 MB."""
+def _row_blocks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the rows of a tensor in blocks of about 16 MB; an empty tensor is one empty block."""
     rows = max(1, BLOCK_BYTES // max(1, tensor[:1].nbytes))
-    yield from (tensor[start : start + rows] for start in range(0, max(1, len(tensor)), rows))
+    for start in range(0, max(1, len(tensor)), rows):
+        yield tensor[start : start + rows]
 
 
-def _form(inputs: torch.Tensor) -> str:
+def _type_and_shape(inputs: torch.Tensor) -> str:
     return f"{str(inputs.dtype).removeprefix('torch.')} of shape {tuple(inputs.shape[1:])}"
 
 
 def _check_examples(label: str, examples: Examples, dataset: Dataset) -> None:
+    """Raise a ``UserError`` if the examples of one split are inconsistent; ``label`` names the split."""
     lengths = {name: len(tensor) for name, tensor in examples.tensors().items()}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{length} {name}" for name, length in lengths.items())
@@ -179,12 +195,10 @@ def _check_examples(label: str, examples: Examples, dataset: Dataset) -> None:
     else:
         _check_labels(label, examples, dataset)
     # Mapped inputs may be larger than memory, so they are not read in full here.
-    if (
-        inputs.is_floating_point()
-        and not isinstance(inputs, MappedTensor)
-        and not all(bool(block.isfinite().all()) for block in _blocks(inputs))
-    ):
-        raise UserError(f"{label} has inputs that are infinite or NaN; expected finite values")
+    if inputs.is_floating_point() and not isinstance(inputs, MappedTensor):
+        for block in _row_blocks(inputs):
+            if not block.isfinite().all():
+                raise UserError(f"{label} has inputs that are infinite or NaN; expected finite values")
     if dataset.group_names and examples.groups is not None and int(examples.groups.max()) >= len(dataset.group_names):
         raise UserError(
             f"{label} has group {int(examples.groups.max())}, but only {len(dataset.group_names)} group names are given"
@@ -192,6 +206,7 @@ def _check_examples(label: str, examples: Examples, dataset: Dataset) -> None:
 
 
 def _check_labels(label: str, examples: Examples, dataset: Dataset) -> None:
+    """Raise a ``UserError`` unless targets are int64 classes, one per example or, for text, one per position."""
     targets, inputs = examples.targets, examples.inputs
     if targets.dtype != torch.int64:
         raise UserError(f"the targets of {label} are {targets.dtype}; expected class numbers of type int64")
@@ -208,6 +223,7 @@ def _check_labels(label: str, examples: Examples, dataset: Dataset) -> None:
 
 
 def _check_masks(label: str, examples: Examples, dataset: Dataset) -> None:
+    """Raise a ``UserError`` unless images and masks are uint8, of one size, with known ids."""
     masks, images = examples.targets, examples.inputs
     if images.dtype != torch.uint8 or images.ndim != 4 or masks.dtype != torch.uint8:
         raise UserError(
@@ -221,11 +237,11 @@ def _check_masks(label: str, examples: Examples, dataset: Dataset) -> None:
         )
     if isinstance(masks, MappedTensor):
         return  # written by fedflat after checking every id
-    for block in _blocks(masks):
-        wrong = block[(block >= dataset.num_classes) & (block != IGNORED)]
-        if len(wrong):
+    for block in _row_blocks(masks):
+        unknown = block[(block >= dataset.num_classes) & (block != IGNORED)]
+        if len(unknown):
             raise UserError(
-                f"{label} has mask id {int(wrong[0])}; expected 0 to {dataset.num_classes - 1}, "
+                f"{label} has mask id {int(unknown[0])}; expected 0 to {dataset.num_classes - 1}, "
                 f"or {IGNORED} for ignored pixels"
             )
 

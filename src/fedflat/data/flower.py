@@ -65,20 +65,21 @@ def from_flower(partitioner: FlowerPartitioner, data: str | Dataset, folder: str
         The text of the partition, ``listed(path=...,hash=...)``, for ``partition=`` and ``--partition``.
     """
     dataset = load(data) if isinstance(data, str) else data
-    made_by = _settings(partitioner)
+    made_by = _plain_settings(partitioner)
     clients = _divide(partitioner, dataset)
     return listed(clients, len(dataset.train), type(partitioner).__name__, folder, made_by)
 
 
 def _divide(partitioner: FlowerPartitioner, data: Dataset) -> list[IntArray]:
+    """Return the positions of each client's training examples, as the partitioner assigns them."""
     if data.train.targets.ndim > 1:
         raise UserError(
             f"{data.name} has several labels per example, which Flower partitioners do not support; "
             "use iid, natural or centralised"
         )
-    columns = _columns(data)
+    columns = _label_columns(data)
     try:
-        partitioner.dataset = _table(columns)
+        partitioner.dataset = _make_table(columns)
         parts = [partitioner.load_partition(number) for number in range(partitioner.num_partitions)]
         return [np.asarray(part[POSITION], dtype=np.int64) for part in parts]
     except Exception as error:  # partitioners raise exceptions of any type
@@ -90,7 +91,8 @@ def _divide(partitioner: FlowerPartitioner, data: Dataset) -> list[IntArray]:
         ) from error
 
 
-def _columns(data: Dataset) -> dict[str, Any]:
+def _label_columns(data: Dataset) -> dict[str, Any]:
+    """Return the columns that a partitioner may refer to, each [n]: positions, labels, groups, coarse labels."""
     columns: dict[str, Any] = {POSITION: np.arange(len(data.train)), "label": data.train.targets.numpy()}
     if data.train.groups is not None:
         columns["group"] = data.train.groups.numpy()
@@ -99,20 +101,23 @@ def _columns(data: Dataset) -> dict[str, Any]:
     return columns
 
 
-def _table(columns: dict[str, Any]) -> Any:
+def _make_table(columns: dict[str, Any]) -> Any:
+    """Build a table of Hugging Face ``datasets``, the type that Flower partitioners take."""
     if importlib.util.find_spec("datasets") is None:
         raise UserError(f"Flower partitioners require the package datasets; install it with: {INSTALL}")
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     return importlib.import_module("datasets").Dataset.from_dict(columns)
 
 
-def _settings(partitioner: FlowerPartitioner) -> dict[str, Any]:
-    """Class name and constructor arguments of a partitioner, as far as they are plain values."""
+def _plain_settings(partitioner: FlowerPartitioner) -> dict[str, Any]:
+    """Return the class name of a partitioner, and those constructor arguments that are plain values."""
+    settings: dict[str, Any] = {"name": type(partitioner).__name__}
     attributes = vars(partitioner)
-    arguments = {
-        name: attributes.get(f"_{name}", attributes.get(f"_initial_{name}"))
-        for name in inspect.signature(type(partitioner)).parameters
-    }
-    plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
-    plain = {name: value for name, value in plain.items() if isinstance(value, PLAIN_TYPES)}
-    return {"name": type(partitioner).__name__, **plain}
+    for name in inspect.signature(type(partitioner)).parameters:
+        # Flower stores arguments in private attributes.
+        value = attributes.get(f"_{name}", attributes.get(f"_initial_{name}"))
+        if isinstance(value, np.ndarray):
+            value = value.tolist()
+        if isinstance(value, PLAIN_TYPES):
+            settings[name] = value
+    return settings

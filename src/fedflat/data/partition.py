@@ -5,14 +5,16 @@ A partition is a function of its text, the seed and the labels.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
+from fedflat.data.dataset import summarise_sizes
 from fedflat.data.partitioners.dirichlet import Dirichlet, DirichletClasswise, DirichletReuse
 from fedflat.data.partitioners.held_out import HeldOut
 from fedflat.data.partitioners.lda import DirichletLda
@@ -21,6 +23,7 @@ from fedflat.data.partitioners.longtail import LongTail
 from fedflat.data.partitioners.natural import Natural
 from fedflat.data.partitioners.pachinko import Pachinko
 from fedflat.data.partitioners.partitioner import (
+    Clients,
     IntArray,
     LabelledExamples,
     Partitioner,
@@ -34,7 +37,7 @@ from fedflat.data.partitioners.uniform import Centralised, Iid
 from fedflat.data.partitioners.virtual import Virtual, VirtualClients
 from fedflat.errors import UserError
 from fedflat.registry import Registry
-from fedflat.text import changed, make, parameters, parse, show
+from fedflat.text import changed, make, parse, show
 
 PARTITIONERS: Registry[type[Partitioner]] = Registry("partition", see="fedflat data list")
 """Partitioners by name."""
@@ -76,17 +79,14 @@ class PartitionSpec:
     @property
     def text(self) -> str:
         """Canonical text: only parameters that differ from their defaults."""
-        return "+".join(show(name, changed(spec)) for name, spec in self._specs())
+        return "+".join(show(name, changed(part)) for name, part in self._parts())
 
     @property
     def full_text(self) -> str:
         """Text with all parameters."""
-        return "+".join(
-            show(name, {field.name: getattr(spec, field.name) for field in parameters(spec)})
-            for name, spec in self._specs()
-        )
+        return "+".join(show(name, dataclasses.asdict(part)) for name, part in self._parts())
 
-    def _specs(self) -> list[tuple[str, object]]:
+    def _parts(self) -> list[tuple[str, Any]]:
         return [(self.name, self.partitioner), *self.modifiers.items()]
 
 
@@ -96,13 +96,13 @@ def partition_spec(text: str) -> PartitionSpec:
     >>> partition_spec("Dirichlet(alpha=0.5)+held-out").text
     'dirichlet(alpha=0.5)+held-out'
     """
-    first, *added = parse(text)
+    first, *added_calls = parse(text)
     if PARTITION_MODIFIERS.spelling(first.name):
         raise UserError(f"{first.name} modifies a partition; write for example dirichlet+{first.name}")
     partitioner = make(PARTITIONERS.find(first.name), first, "partition")
     name = PARTITIONERS.spelling(first.name) or first.name
     modifiers: dict[str, PartitionModifier] = {}
-    for call in added:
+    for call in added_calls:
         if PARTITIONERS.spelling(call.name):
             raise UserError(
                 f"'{text}' combines two partitions; only {' and '.join(PARTITION_MODIFIERS)} can be added with +"
@@ -118,8 +118,8 @@ def partition_spec(text: str) -> PartitionSpec:
     return PartitionSpec(name, partitioner, ordered)
 
 
-# Random streams; modifiers have their own.
-_DIVIDE, _VALIDATION = 0x5911, 0x401D
+# Numbers of the random streams; each modifier has its own.
+_DIVIDE_STREAM, _VALIDATION_STREAM = 0x5911, 0x401D
 
 Labels = torch.Tensor | IntArray
 
@@ -150,12 +150,10 @@ class Partition:
     @property
     def described_clients(self) -> Sequence[IntArray]:
         """The clients that hash, histogram and description cover: all, or the first 1000 of a lazy sequence."""
-        if not self._lazy:
-            return self.clients
-        return [self.clients[number] for number in range(min(len(self.clients), MAX_DESCRIBED))]
+        return list(self.clients[:MAX_DESCRIBED]) if self._is_lazy else self.clients
 
     @property
-    def _lazy(self) -> bool:
+    def _is_lazy(self) -> bool:
         return isinstance(self.clients, VirtualClients)
 
     @property
@@ -164,15 +162,15 @@ class Partition:
         return np.unique(np.concatenate(self.described_clients))
 
     def digest(self) -> str:
-        """sha256 over the positions of all clients; for a lazy sequence, over its length and ``described_clients``."""
-        digest = hashlib.sha256(f"{len(self.clients)}\n".encode() if self._lazy else b"")
+        """Hash (sha256) the positions of all clients; of a lazy sequence, its length and ``described_clients``."""
+        digest = hashlib.sha256(f"{len(self.clients)}\n".encode() if self._is_lazy else b"")
         for positions in (*self.described_clients, self.validation, *self.unseen):
             digest.update(len(positions).to_bytes(8, "little"))
             digest.update(positions.astype("<i8").tobytes())
         return digest.hexdigest()
 
     def histogram(self, targets: Labels, num_classes: int) -> IntArray:
-        """Number of examples (for masks: pixels) per client and class [described clients, classes].
+        """Count the examples (for masks: pixels) per client and class [described clients, classes].
 
         Args:
             targets: targets of the whole training set, as in ``Examples``.
@@ -182,7 +180,7 @@ class Partition:
         return np.stack([count(positions) for positions in self.described_clients])
 
     def describe(self, targets: Labels, num_classes: int) -> dict[str, Any]:
-        """Summary as plain values, as written to ``partition.json``.
+        """Summarise the partition as plain values, as written to ``partition.json``.
 
         ``coverage`` is the share of the examples available to training clients that at least one of them has.
         ``heterogeneity`` is the mean over clients of the total variation distance between the class distributions of
@@ -208,7 +206,7 @@ class Partition:
             "clients": len(self.clients),
             "described_clients": len(clients),
             "unseen": len(self.unseen),
-            "sizes": {"min": int(sizes.min()), "median": float(np.median(sizes)), "max": int(sizes.max())},
+            "sizes": summarise_sizes(sizes),
             "validation": len(self.validation),
             "thinned": len(self.thinned),
             "coverage": used / available,
@@ -220,7 +218,7 @@ class Partition:
 
 
 def canonical_partition(text: str) -> str:
-    """The shortest text that names the same partition.
+    """Return the shortest text that names the same partition.
 
     >>> canonical_partition(" dirichlet( alpha = 0.10 )")
     'dirichlet'
@@ -231,7 +229,7 @@ def canonical_partition(text: str) -> str:
 
 
 def full_partition(text: str) -> str:
-    """The text of a partition with all parameters.
+    """Return the text of a partition with all parameters.
 
     >>> full_partition("iid+held-out")
     'iid(sigma=0.0)+held-out(share=0.2)'
@@ -281,30 +279,31 @@ def make_partition(
             f"the partition {spec.text} needs one label per example, but each has {labels[0].size}; "
             "use iid, natural or centralised"
         )
-    else:
+    else:  # the partition ignores labels: treat all examples as one class
         labels, num_classes = np.zeros(len(labels), dtype=np.int64), 1
-    held_out = validation_positions(labels, validation, _stream(seed, _VALIDATION))
-    rest = np.flatnonzero(~np.isin(np.arange(len(labels)), held_out))
-    positions = rest
+    held_out = validation_positions(labels, validation, _generator(seed, _VALIDATION_STREAM))
+    not_held_out = np.setdiff1d(np.arange(len(labels)), held_out)
+    positions = not_held_out
     for modifier in spec.modifiers.values():
         if len(positions):
-            selected = modifier.select(labels[positions], num_classes, _stream(seed, modifier.stream))
-            positions = positions[selected]
-    thinned = np.setdiff1d(rest, positions)
-    superclass = None if coarse is None else coarse_of_class(labels, np.asarray(coarse), num_classes)
-    data = LabelledExamples(labels[positions], num_classes, coarse=superclass, positions=positions, total=len(labels))
+            rng = _generator(seed, modifier.stream)
+            positions = positions[modifier.select_examples(labels[positions], num_classes, rng)]
+    thinned = np.setdiff1d(not_held_out, positions)
+    superclasses = None if coarse is None else coarse_of_class(labels, np.asarray(coarse), num_classes)
+    data = LabelledExamples(labels[positions], num_classes, coarse=superclasses, positions=positions, total=len(labels))
     if groups is not None:
-        names, numbers = np.unique(np.asarray(groups), return_inverse=True)
-        data = replace(data, groups=numbers[positions], num_groups=len(names))
-    divided = spec.partitioner.divide(data, clients, _stream(seed, _DIVIDE))
+        group_ids, group_numbers = np.unique(np.asarray(groups), return_inverse=True)
+        data = dataclasses.replace(data, groups=group_numbers[positions], num_groups=len(group_ids))
+    divided = spec.partitioner.divide(data, clients, _generator(seed, _DIVIDE_STREAM))
     if isinstance(divided, VirtualClients):
         return Partition(divided.renumbered(positions), held_out, spec.text, seed, thinned=thinned)
-    seen, unseen = tuple(positions[indices] for indices in divided), tuple[IntArray]()
+    seen: Clients = tuple(positions[indices] for indices in divided)
+    unseen: Clients = ()
     for modifier in spec.modifiers.values():
-        seen, removed = modifier.separate(seen, _stream(seed, modifier.stream))
-        unseen += removed
+        seen, newly_unseen = modifier.hold_out_clients(seen, _generator(seed, modifier.stream))
+        unseen += newly_unseen
     return Partition(seen, held_out, spec.text, seed, unseen, thinned)
 
 
-def _stream(seed: int, purpose: int) -> np.random.Generator:
-    return np.random.default_rng(np.random.SeedSequence([seed, purpose]))
+def _generator(seed: int, stream: int) -> np.random.Generator:
+    return np.random.default_rng(np.random.SeedSequence([seed, stream]))

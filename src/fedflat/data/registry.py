@@ -46,7 +46,7 @@ for _module in (
 
 
 def names() -> tuple[str, ...]:
-    """The names of all published datasets."""
+    """Return the names of all published datasets."""
     return tuple(name for name, source in DATASETS.items() if not source.example)
 
 
@@ -74,7 +74,7 @@ def spell_dataset(text: str) -> str:
 
 
 def canonical_dataset(text: str) -> str:
-    """The shortest text that names the same dataset.
+    """Return the shortest text that names the same dataset.
 
     >>> canonical_dataset("pacs( size=64, test_domain = sketch )"), canonical_dataset("landmarks(fit=crop)")
     ('pacs(test_domain=sketch)', 'landmarks')
@@ -94,7 +94,7 @@ def load(
         progress: called while bytes arrive with the file name, the bytes received and the total size if known.
     """
     source, directory = dataset_source(text), resolve_data_dir(data_dir)
-    _complete(source, directory, download, progress)
+    _ensure_complete(source, directory, download, progress)
     return source.read(directory)
 
 
@@ -112,12 +112,14 @@ def load_corruptions(
     Returns:
         Examples by corruption and severity (1 to 5), mapped and read on access.
     """
-    sources = (source for source in DATASETS.values() if isinstance(source, corruptions.CorruptedCifar))
-    by_name = {name: source for source in sources for name in (source.of, source.name)}
+    by_name: dict[str, corruptions.CorruptedCifar] = {}
+    for source in DATASETS.values():
+        if isinstance(source, corruptions.CorruptedCifar):
+            by_name |= {source.of: source, source.name: source}  # e.g. cifar10 and cifar10_c
     if name not in by_name:
         raise one_of("dataset with corruptions", name, by_name)
     directory = resolve_data_dir(data_dir)
-    _complete(by_name[name], directory, download, progress)
+    _ensure_complete(by_name[name], directory, download, progress)
     return by_name[name].examples(directory)
 
 
@@ -131,10 +133,11 @@ def verify(text: str, data_dir: str | Path | None = None) -> tuple[FileReport, .
     return dataset_source(text).verify(resolve_data_dir(data_dir))
 
 
-def _complete(source: DatasetSource, directory: Path, download: bool, progress: Progress | None) -> None:
+def _ensure_complete(source: DatasetSource, directory: Path, download: bool, progress: Progress | None) -> None:
+    """Download missing files, or raise a ``UserError`` that says how to obtain them."""
     if not source.missing(directory):
         return
     if not download or not source.downloads:
         command = f", or run 'fedflat data get {source.name}'" if source.downloads else ""
-        raise UserError(f"{source.name} is incomplete; {source.expected(directory)}{command}")
+        raise UserError(f"{source.name} is incomplete; {source.file_instructions(directory)}{command}")
     download_source(source, directory, progress)

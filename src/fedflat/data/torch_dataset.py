@@ -45,14 +45,14 @@ def from_torch(
     if classes is None and isinstance(getattr(train, "classes", None), list | tuple):
         classes = [str(label) for label in train.classes]
     arrays: dict[str, Any] = {}
-    for split, items in (("train", train), ("test", test)):
-        label = f"the {'training' if split == 'train' else split} set of {name}"
+    for split, label, items in (("train", "training", train), ("test", "test", test)):
         if isinstance(items, torch.utils.data.TensorDataset):
             columns: Sequence[Any] = items.tensors
         else:
-            columns = collect_examples(_items(items), label, Path(folder) / f"{name}-{split}.npy" if folder else None)
-        names = (f"{split}_inputs", f"{split}_targets", f"{split}_groups")
-        arrays |= dict(zip(names, columns, strict=False))
+            file = Path(folder) / f"{name}-{split}.npy" if folder else None
+            columns = collect_examples(_iterate(items), f"the {label} set of {name}", file)
+        for column, values in zip(("inputs", "targets", "groups"), columns, strict=False):  # groups may be absent
+            arrays[f"{split}_{column}"] = values
     return from_arrays(**arrays, name=name, classes=classes, mean=mean, std=std)
 
 
@@ -77,10 +77,10 @@ def collect_examples(items: Iterable[Any], label: str, file: Path | None = None)
 
 
 def _as_array(value: Any) -> np.ndarray:
-    """One input as an array; Pillow images become uint8 with channels first."""
+    """Convert one input to an array; Pillow images become uint8 with channels first."""
     if isinstance(value, torch.Tensor):
         return value.numpy()
-    if hasattr(value, "getbands"):
+    if hasattr(value, "getbands"):  # a Pillow image
         return channels_first(as_8_bit(value))
     array = np.asarray(value)
     return array.astype(np.float32) if array.dtype == np.float64 else array
@@ -127,7 +127,8 @@ def _write_blocks(file: Path, blocks: Iterator[np.ndarray]) -> MappedTensor:
     return open_mapped(file)
 
 
-def _items(items: Any) -> Iterable[Any]:
+def _iterate(items: Any) -> Iterable[Any]:
+    """Iterate over a map-style dataset by position, over anything else directly."""
     if hasattr(items, "__len__") and hasattr(items, "__getitem__"):
         return (items[position] for position in range(len(items)))
     return items  # type: ignore[no-any-return]

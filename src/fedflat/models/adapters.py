@@ -23,8 +23,6 @@ from torch.nn import functional as F
 A, B = "lora_a_weight", "lora_b_weight"
 QUERY_AND_VALUE = frozenset({"query", "value", "q", "v", "q_proj", "v_proj", "to_q", "to_v", "wq", "wv"})
 """Names of separate query and value layers, which are adapted by default."""
-JOINED = "qkv"
-"""Name of a layer that computes query, key and value, in this order."""
 
 
 class Adapter(NamedTuple):
@@ -32,8 +30,8 @@ class Adapter(NamedTuple):
 
     Attributes:
         layer: its name.
-        pieces: number of equal pieces of its outputs.
-        adapted: the pieces that get an A and B each.
+        pieces: number of equal pieces of its outputs: 3 for a layer that computes query, key and value, else 1.
+        adapted: numbers of the pieces that get an A and B each.
     """
 
     layer: str
@@ -42,12 +40,21 @@ class Adapter(NamedTuple):
 
 
 class LowRankLinear(nn.Linear):
-    """A linear layer with adapters on some equal pieces of its outputs; see ``Adapter``."""
+    """A linear layer with adapters on some equal pieces of its outputs."""
 
     def __init__(
         self, base: nn.Linear, rank: int, alpha: float, pieces: int = 1, adapted: tuple[int, ...] = (0,)
     ) -> None:
-        nn.Module.__init__(self)
+        """Adapt the layer ``base``, whose weight and bias are shared, not copied.
+
+        Args:
+            base: the layer.
+            rank: r.
+            alpha: numerator of the scale alpha / r.
+            pieces: number of equal pieces of the outputs, as in ``Adapter``.
+            adapted: the adapted pieces, as in ``Adapter``.
+        """
+        nn.Module.__init__(self)  # nn.Linear would allocate another weight
         self.in_features, self.out_features = base.in_features, base.out_features
         self.weight = base.weight
         self.register_parameter("bias", base.bias)
@@ -59,51 +66,49 @@ class LowRankLinear(nn.Linear):
         nn.init.kaiming_uniform_(self.lora_a_weight, a=math.sqrt(5))
 
     def forward(self, input: Tensor) -> Tensor:
-        reduced = torch.split(F.linear(input, self.lora_a_weight), self.rank, -1)
+        """Add (alpha / r) B A x to each adapted piece of W x + b."""
+        products_with_a = torch.split(F.linear(input, self.lora_a_weight), self.rank, -1)
         outputs = list(F.linear(input, self.weight, self.bias).chunk(self.pieces, -1))
-        for piece, low_rank, b in zip(self.adapted, reduced, self.lora_b_weight.unbind(0), strict=True):
-            outputs[piece] = outputs[piece] + self.scale * F.linear(low_rank, b)
+        for piece, a_x, b in zip(self.adapted, products_with_a, self.lora_b_weight.unbind(0), strict=True):
+            outputs[piece] = outputs[piece] + self.scale * F.linear(a_x, b)
         return torch.cat(outputs, -1) if self.pieces > 1 else outputs[0]
 
-    def merged(self) -> nn.Linear:
-        """The equivalent plain layer, with weight W + (alpha / r) B A."""
+    def to_linear(self) -> nn.Linear:
+        """Return the equivalent plain layer, with weight W + (alpha / r) B A."""
         plain = nn.Linear.__new__(nn.Linear)  # skips the random initialisation
         nn.Module.__init__(plain)
         plain.in_features, plain.out_features = self.in_features, self.out_features
         update = self.weight.new_zeros(self.pieces, self.out_features // self.pieces, self.in_features)
-        pieces_of_a = torch.split(self.lora_a_weight.detach(), self.rank)
-        for piece, a, b in zip(self.adapted, pieces_of_a, self.lora_b_weight.detach(), strict=True):
+        a_of_pieces = torch.split(self.lora_a_weight.detach(), self.rank)
+        for piece, a, b in zip(self.adapted, a_of_pieces, self.lora_b_weight.detach(), strict=True):
             update[piece] = self.scale * b @ a
         plain.weight = nn.Parameter(self.weight.detach() + update.flatten(0, 1), self.weight.requires_grad)
         plain.register_parameter("bias", self.bias)
         return plain.train(self.training)
 
 
-def linear_layers(model: nn.Module) -> list[str]:
-    """Names of the linear layers that can be adapted."""
-    # torch's attention modules read the weights of their layers directly, bypassing an adapter.
-    bypassing = [
-        name for name, m in model.named_modules() if isinstance(m, nn.MultiheadAttention | nn.TransformerEncoderLayer)
-    ]
-    return [
-        name
-        for name, module in model.named_modules()
-        if name
-        and type(module) in (nn.Linear, LowRankLinear)
-        and not any(name.startswith(f"{outer}.") or not outer for outer in bypassing)
-    ]
+def adaptable_layers(model: nn.Module) -> list[str]:
+    """Return the names of the linear layers that can be adapted; a model that is itself a layer has none."""
+    names, excluded_prefixes = [], []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer):
+            # These modules read the weights of their layers directly, bypassing an adapter.
+            excluded_prefixes.append(f"{name}." if name else "")
+        elif name and type(module) in (nn.Linear, LowRankLinear):
+            names.append(name)
+    return [name for name in names if not name.startswith(tuple(excluded_prefixes))]
 
 
-def query_and_value(model: nn.Module) -> list[Adapter]:
-    """Adapters for the query and value layers of attention, joined with the keys or separate."""
+def query_and_value_adapters(model: nn.Module) -> list[Adapter]:
+    """Choose the query and value layers of attention, including the outer thirds of a joint ``qkv`` layer."""
     adapters = []
-    for name in linear_layers(model):
-        last = name.rpartition(".")[2]
+    for name in adaptable_layers(model):
+        layer_type = name.rpartition(".")[2]
         layer = model.get_submodule(name)
         assert isinstance(layer, nn.Linear)
-        if last == JOINED and layer.out_features % 3 == 0:
-            adapters.append(Adapter(name, 3, (0, 2)))
-        elif last in QUERY_AND_VALUE:
+        if layer_type == "qkv" and layer.out_features % 3 == 0:
+            adapters.append(Adapter(name, pieces=3, adapted=(0, 2)))
+        elif layer_type in QUERY_AND_VALUE:
             adapters.append(Adapter(name))
     return adapters
 
@@ -127,15 +132,10 @@ def merge_adapters(model: nn.Module) -> nn.Module:
     """Merge every adapter into its layer in place, and return the model."""
     for name, module in list(model.named_modules()):
         if isinstance(module, LowRankLinear):
-            model.set_submodule(name, module.merged())
+            model.set_submodule(name, module.to_linear())
     return model
 
 
-def adapter_parameters(model: nn.Module) -> set[str]:
-    """Names of all A and B."""
-    return {
-        f"{name}.{kind}"
-        for name, module in model.named_modules()
-        if isinstance(module, LowRankLinear)
-        for kind in (A, B)
-    }
+def adapter_parameters(model: nn.Module, matrices: tuple[str, ...] = (A, B)) -> set[str]:
+    """Return the parameter names of all A and B, or of only one of them."""
+    return {name for name, _ in model.named_parameters() if name.rpartition(".")[2] in matrices}

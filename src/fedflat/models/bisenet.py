@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedflat.models.norms import NORM_HELP, NormalisedModelSpec
+from fedflat.models.norms import NORM_HELP, MakeNorm, NormalisedModelSpec
 from fedflat.models.spec import ModelExample
 from fedflat.text import param
 
-MakeNorm = Callable[[int], nn.Module]
 EXPANSION = 6
 """Expansion factor of a gather-and-expansion layer (the paper's epsilon)."""
 
@@ -34,10 +33,10 @@ class BiSeNetV2(NormalisedModelSpec):
         return 32
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        return BilateralNetwork(input_shape[0], classes, self.scaled, self.norm_layer, self.auxiliary)
+        return BilateralNetwork(input_shape[0], classes, self.scale_channels, self.norm_layer, self.auxiliary)
 
-    def scaled(self, channels: int) -> int:
-        """A channel count times ``width``, rounded to an even number so that two groups divide it."""
+    def scale_channels(self, channels: int) -> int:
+        """Multiply a channel count by ``width`` and round it to an even number, so that two groups divide it."""
         return max(2, 2 * round(channels * self.width / 2))
 
 
@@ -45,16 +44,25 @@ class BilateralNetwork(nn.Module):
     """Images [n, C, H, W] to logits [n, classes, H, W]; in training with auxiliary heads a tuple, main head first."""
 
     def __init__(
-        self, channels: int, classes: int, scaled: Callable[[int], int], norm: MakeNorm, auxiliary: bool
+        self, channels: int, classes: int, scale_channels: Callable[[int], int], norm: MakeNorm, auxiliary: bool
     ) -> None:
+        """Build both branches and the heads (table 1 of the paper).
+
+        Args:
+            channels: channels of the images.
+            classes: number of classes.
+            scale_channels: maps a channel count of the paper to that of this network.
+            norm: makes a normalisation layer for a number of channels.
+            auxiliary: whether there are auxiliary heads.
+        """
         super().__init__()
-        c16, c32, c64, c128 = (scaled(c) for c in (16, 32, 64, 128))
+        c16, c32, c64, c128 = (scale_channels(count) for count in (16, 32, 64, 128))
         self.detail = nn.Sequential(
             convolution(channels, c64, norm, stride=2), convolution(c64, c64, norm),
             convolution(c64, c64, norm, stride=2), convolution(c64, c64, norm), convolution(c64, c64, norm),
             convolution(c64, c128, norm, stride=2), convolution(c128, c128, norm), convolution(c128, c128, norm),
         )  # fmt: skip
-        self.stem = Stem(channels, c16, scaled(8), norm)
+        self.stem = Stem(channels, c16, scale_channels(8), norm)
         self.stage3 = nn.Sequential(Expansion(c16, c32, norm, stride=2), Expansion(c32, c32, norm))
         self.stage4 = nn.Sequential(Expansion(c32, c64, norm, stride=2), Expansion(c64, c64, norm))
         self.stage5 = nn.Sequential(
@@ -62,35 +70,39 @@ class BilateralNetwork(nn.Module):
         )
         self.context = ContextEmbedding(c128, norm)
         self.aggregation = GuidedAggregation(c128, norm)
-        widths = (c16, c32, c64, c128) if auxiliary else ()
-        self.auxiliary = nn.ModuleList(head(width, c128, classes, norm) for width in widths)
-        self.head = head(c128, scaled(1024), classes, norm)
+        stage_channels = (c16, c32, c64, c128) if auxiliary else ()
+        self.auxiliary = nn.ModuleList(head(inputs, c128, classes, norm) for inputs in stage_channels)
+        self.head = head(c128, scale_channels(1024), classes, norm)
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Return logits at the images' size; in training, also those of the auxiliary heads."""
         size = images.shape[2:]
-        stages = [self.stem(images)]
+        semantic = [self.stem(images)]
         for stage in (self.stage3, self.stage4, self.stage5):
-            stages.append(stage(stages[-1]))
-        features = self.aggregation(self.detail(images), self.context(stages[-1]))
+            semantic.append(stage(semantic[-1]))
+        features = self.aggregation(self.detail(images), self.context(semantic[-1]))
         logits = upsample(self.head(features), size)
         if not self.training or not len(self.auxiliary):
             return logits
-        return (logits, *(upsample(head(stage), size) for head, stage in zip(self.auxiliary, stages, strict=True)))
+        auxiliary = [upsample(head(output), size) for head, output in zip(self.auxiliary, semantic, strict=True)]
+        return (logits, *auxiliary)
 
 
 class Stem(nn.Module):
     """Downsamples by 4 on two paths, convolution and pooling (figure 4a)."""
 
-    def __init__(self, inputs: int, outputs: int, narrow: int, norm: MakeNorm) -> None:
+    def __init__(self, inputs: int, outputs: int, bottleneck: int, norm: MakeNorm) -> None:
+        """Build the stem; ``bottleneck`` is the number of channels inside the convolutional path."""
         super().__init__()
         self.first = convolution(inputs, outputs, norm, stride=2)
         self.left = nn.Sequential(
-            convolution(outputs, narrow, norm, kernel=1), convolution(narrow, outputs, norm, stride=2)
+            convolution(outputs, bottleneck, norm, kernel=1), convolution(bottleneck, outputs, norm, stride=2)
         )
         self.right = nn.MaxPool2d(3, 2, padding=1)
         self.fuse = convolution(2 * outputs, outputs, norm)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Map images [n, inputs, H, W] to features [n, outputs, H / 4, W / 4]."""
         x = self.first(images)
         fused: Tensor = self.fuse(torch.cat([self.left(x), self.right(x)], 1))
         return fused
@@ -99,23 +111,27 @@ class Stem(nn.Module):
 class Expansion(nn.Module):
     """Gather-and-expansion layer: 3x3 convolution, depthwise convolution that expands, projection, shortcut (figure 5).
 
-    With stride 2 it has two depthwise convolutions, and the shortcut one.
+    With stride 2, the residual branch has two depthwise convolutions, and the shortcut has one.
     """
 
     def __init__(self, inputs: int, outputs: int, norm: MakeNorm, stride: int = 1) -> None:
+        """Build the layer from ``inputs`` to ``outputs`` channels; with stride 1 both must be equal."""
         super().__init__()
-        wide = EXPANSION * inputs
-        again = depthwise(wide, wide, norm) if stride == 2 else nn.Identity()
+        expanded = EXPANSION * inputs
+        # nn.Identity has no parameters; it keeps the parameter names independent of the stride.
+        second_depthwise = depthwise(expanded, expanded, norm) if stride == 2 else nn.Identity()
         self.residual = nn.Sequential(
             convolution(inputs, inputs, norm),
-            depthwise(inputs, wide, norm, stride),
-            again,
-            projection(wide, outputs),
+            depthwise(inputs, expanded, norm, stride),
+            second_depthwise,
+            projection(expanded, outputs),
             norm(outputs),
         )
-        self.shortcut = nn.Identity() if stride == 1 else nn.Sequential(
-            depthwise(inputs, inputs, norm, stride), projection(inputs, outputs), norm(outputs)
-        )  # fmt: skip
+        self.shortcut: nn.Module = nn.Identity()
+        if stride == 2:
+            self.shortcut = nn.Sequential(
+                depthwise(inputs, inputs, norm, stride), projection(inputs, outputs), norm(outputs)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.residual(x) + self.shortcut(x))
@@ -125,12 +141,15 @@ class ContextEmbedding(nn.Module):
     """Adds the global mean to every position (figure 4b)."""
 
     def __init__(self, channels: int, norm: MakeNorm) -> None:
+        """Build the layers: ``whole`` acts on the global mean, ``last`` on the sum."""
         super().__init__()
         self.whole = nn.Sequential(norm(channels), convolution(channels, channels, norm, kernel=1))
         self.last = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        embedded: Tensor = self.last(x + self.whole(x.mean((2, 3), keepdim=True)))
+        """Return features of the shape of ``x``, [n, channels, h, w]."""
+        global_mean = x.mean((2, 3), keepdim=True)
+        embedded: Tensor = self.last(x + self.whole(global_mean))
         return embedded
 
 
@@ -138,6 +157,7 @@ class GuidedAggregation(nn.Module):
     """Bilateral guided aggregation: each branch gates the other, then both are added (figure 6)."""
 
     def __init__(self, channels: int, norm: MakeNorm) -> None:
+        """Build for each branch a path that keeps its resolution and one that changes it to the other's."""
         super().__init__()
         self.detail_kept = nn.Sequential(depthwise(channels, channels, norm), projection(channels, channels))
         self.detail_shrunk = nn.Sequential(
@@ -148,6 +168,7 @@ class GuidedAggregation(nn.Module):
         self.fuse = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1, bias=False), norm(channels))
 
     def forward(self, detail: Tensor, semantic: Tensor) -> Tensor:
+        """Combine detail features [n, channels, h, w] with semantic features [n, channels, h / 4, w / 4]."""
         size = detail.shape[2:]
         fine = self.detail_kept(detail) * torch.sigmoid(upsample(self.semantic_enlarged(semantic), size))
         coarse = self.detail_shrunk(detail) * torch.sigmoid(self.semantic_kept(semantic))
@@ -156,24 +177,24 @@ class GuidedAggregation(nn.Module):
 
 
 def head(inputs: int, hidden: int, classes: int, norm: MakeNorm) -> nn.Module:
-    """A segmentation head: a 3x3 convolution, then a 1x1 convolution with bias to logits (figure 7)."""
+    """Build a segmentation head: a 3x3 convolution, then a 1x1 convolution with bias to logits (figure 7)."""
     return nn.Sequential(convolution(inputs, hidden, norm), nn.Conv2d(hidden, classes, 1))
 
 
 def convolution(inputs: int, outputs: int, norm: MakeNorm, kernel: int = 3, stride: int = 1) -> nn.Module:
-    """Convolution without bias, normalisation, ReLU."""
+    """Build a convolution without bias, a normalisation and a ReLU."""
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False), norm(outputs), nn.ReLU()
     )
 
 
 def depthwise(inputs: int, outputs: int, norm: MakeNorm, stride: int = 1) -> nn.Module:
-    """Depthwise 3x3 convolution and normalisation; each input channel has ``outputs / inputs`` output channels."""
+    """Build a depthwise 3x3 convolution with normalisation; each input channel has ``outputs / inputs`` outputs."""
     return nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, padding=1, groups=inputs, bias=False), norm(outputs))
 
 
 def projection(inputs: int, outputs: int) -> nn.Module:
-    """1x1 convolution without bias."""
+    """Build a 1x1 convolution without bias."""
     return nn.Conv2d(inputs, outputs, 1, bias=False)
 
 

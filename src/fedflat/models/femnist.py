@@ -26,7 +26,10 @@ class FemnistCnn(ImageModelSpec):
         return 6
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Build the network for images (channels, height, width)."""
         channels, height, width = input_shape
+        # Each unpadded convolution removes 2 rows and columns; pooling halves the rest.
+        features = 64 * ((height - 4) // 2) * ((width - 4) // 2)
         return nn.Sequential(
             nn.Conv2d(channels, 32, 3),
             nn.ReLU(),
@@ -35,7 +38,7 @@ class FemnistCnn(ImageModelSpec):
             nn.MaxPool2d(2),
             self._dropout(0.25),
             nn.Flatten(),
-            nn.Linear(64 * ((height - 4) // 2) * ((width - 4) // 2), 128),
+            nn.Linear(features, 128),
             nn.ReLU(),
             self._dropout(0.5),
             nn.Linear(128, classes),

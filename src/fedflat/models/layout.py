@@ -28,17 +28,17 @@ class Layout:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
-        """The layout of named tensors."""
-        return cls(tuple(tensors), tuple(tuple(t.shape) for t in tensors.values()))
+        """Return the layout of named tensors."""
+        return cls(tuple(tensors), tuple(tuple(tensor.shape) for tensor in tensors.values()))
 
     @classmethod
     def of_parameters(cls, model: nn.Module) -> Layout:
-        """The layout of a model's trainable parameters."""
+        """Return the layout of a model's trainable parameters."""
         return cls.of({name: p for name, p in model.named_parameters() if p.requires_grad})
 
     @classmethod
     def of_buffers(cls, model: nn.Module, without: Collection[str] = ()) -> Layout:
-        """The layout of a model's floating-point buffers (e.g. BatchNorm statistics), except those in ``without``."""
+        """Return the layout of a model's floating-point buffers (e.g. BatchNorm statistics), without those named."""
         return cls.of({name: b for name, b in model.named_buffers() if b.is_floating_point() and name not in without})
 
     @property
@@ -52,40 +52,44 @@ class Layout:
         return sum(self.sizes)
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
-        """The named tensors in a vector [P], sharing its memory."""
+        """Return the named tensors in a vector [P], sharing its memory."""
         if not self.names:  # torch.split with no sizes differs between versions of torch
             return {}
         pieces = torch.split(vector, self.sizes)
-        return {name: _shaped(piece, shape) for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)}
+        return {
+            name: _unflatten(flat, shape) for name, flat, shape in zip(self.names, pieces, self.shapes, strict=True)
+        }
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """A new vector [P] from named tensors."""
+        """Copy named tensors into a new vector [P]."""
         if not self.names:
             return torch.zeros(0)
-        return torch.cat([_flat(tensors[name]) for name in self.names])
+        return torch.cat([_flatten(tensors[name]) for name in self.names])
 
     def indicator(self, chosen: Callable[[str], bool], like: Tensor) -> Tensor:
-        """A boolean vector [P] on the device of ``like``, true for the tensors whose names are chosen."""
-        return _indicator(tuple(chosen(name) for name in self.names), tuple(self.sizes), like.device)
+        """Return a boolean vector [P] on the device of ``like``, true for the tensors whose names are chosen."""
+        return _repeat_flags(tuple(chosen(name) for name in self.names), tuple(self.sizes), like.device)
 
     def per_tensor(self, values: Tensor) -> Tensor:
-        """A vector [P] in which all elements of tensor j equal ``values[j]``."""
+        """Return a vector [P] in which all elements of tensor j equal ``values[j]``."""
         # repeat_interleave would copy the sizes to the device, which CUDA graph capture forbids.
         return torch.cat([value.expand(size) for value, size in zip(values.unbind(), self.sizes, strict=True)])
 
 
-def _shaped(piece: Tensor, shape: tuple[int, ...]) -> Tensor:
+def _unflatten(flat: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """View a flat tensor as ``shape``; convolution weights (out, in, height, width) are stored channels-last."""
     if len(shape) == 4:
-        out, inside, height, width = shape
-        return piece.view(out, height, width, inside).permute(0, 3, 1, 2)
-    return piece.view(shape)
+        outputs, inputs, height, width = shape
+        return flat.view(outputs, height, width, inputs).permute(0, 3, 1, 2)
+    return flat.view(shape)
 
 
-def _flat(tensor: Tensor) -> Tensor:
+def _flatten(tensor: Tensor) -> Tensor:
+    """Flatten a tensor; the inverse of ``_unflatten``."""
     return (tensor.permute(0, 2, 3, 1) if tensor.ndim == 4 else tensor).reshape(-1)
 
 
 @lru_cache(maxsize=64)
-def _indicator(chosen: tuple[bool, ...], sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    flags = torch.tensor(chosen, dtype=torch.bool)
-    return flags.repeat_interleave(torch.tensor(sizes)).to(device)
+def _repeat_flags(flags: tuple[bool, ...], sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    """Repeat flag j ``sizes[j]`` times; cached, because training asks for the same vector in every step."""
+    return torch.tensor(flags, dtype=torch.bool).repeat_interleave(torch.tensor(sizes)).to(device)

@@ -26,6 +26,7 @@ class LeNet5(ImageModelSpec):
         return SMALLEST_SIDE
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Build the network for images (channels, height, width)."""
         # The original pads 28-pixel digits to 32, so that the first layer sees strokes at the border.
         padding = 2 if min(input_shape[1:]) < PADDED_BELOW else 0
         return _two_convolutions(input_shape, (6, 16), padding, (120, 84), classes)
@@ -50,8 +51,9 @@ class Cnn(ImageModelSpec):
 def _two_convolutions(
     input_shape: tuple[int, ...], channels: tuple[int, int], padding: int, hidden: tuple[int, int], classes: int
 ) -> nn.Module:
+    """Build two 5x5 convolutions with max-pooling and two hidden layers; ``padding`` is that of the first."""
     first, second = channels
-    height, width = (_side_after(side + 2 * padding) for side in input_shape[1:])
+    height, width = (_pooled_side(side + 2 * padding) for side in input_shape[1:])
     return nn.Sequential(
         nn.Conv2d(input_shape[0], first, KERNEL, padding=padding),
         nn.ReLU(),
@@ -68,8 +70,8 @@ def _two_convolutions(
     )
 
 
-def _side_after(side: int) -> int:
-    """Height or width after both convolutions and poolings."""
+def _pooled_side(side: int) -> int:
+    """Return the height or width after both convolutions and poolings."""
     for _ in range(2):
         side = (side - KERNEL + 1) // 2
     return side

@@ -40,20 +40,22 @@ class CharLstm(ModelSpec):
         require_sequence(self.name, input_shape)
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Build the network; the vocabulary has ``classes`` characters."""
         recurrent: list[nn.Module] = []
-        width = self.embedding
-        for _ in range(self.layers):
+        for layer in range(self.layers):
+            inputs = self.embedding if layer == 0 else self.hidden
             recurrent.append(
-                nn.LSTM(width, self.hidden, batch_first=True) if self.fused else UnrolledLstm(width, self.hidden)
+                nn.LSTM(inputs, self.hidden, batch_first=True) if self.fused else UnrolledLstm(inputs, self.hidden)
             )
-            width = self.hidden
-        return CharacterNetwork(nn.Embedding(classes, self.embedding), recurrent, nn.Linear(width, classes), self.tanh)
+        embedding, classifier = nn.Embedding(classes, self.embedding), nn.Linear(self.hidden, classes)
+        return CharacterNetwork(embedding, recurrent, classifier, self.tanh)
 
 
 class CharacterNetwork(nn.Module):
     """Characters [batch, length] int64 to logits [batch, length, vocabulary]; states start at zero for each sample."""
 
     def __init__(self, embedding: nn.Embedding, recurrent: list[nn.Module], classifier: nn.Module, tanh: bool) -> None:
+        """Chain the layers; ``tanh`` applies a tanh to the output of each recurrent layer."""
         super().__init__()
         self.embedding = embedding
         self.recurrent = nn.ModuleList(recurrent)
@@ -61,9 +63,10 @@ class CharacterNetwork(nn.Module):
         self.tanh = tanh
 
     def forward(self, characters: Tensor) -> Tensor:
+        """Return logits of the next character at each position."""
         x: Tensor = self.embedding(characters)
         for layer in self.recurrent:
-            x = layer(x)[0]
+            x, _ = layer(x)
             if self.tanh:
                 x = torch.tanh(x)
         logits: Tensor = self.classifier(x)
@@ -77,6 +80,7 @@ class UnrolledLstm(nn.Module):
     """
 
     def __init__(self, inputs: int, hidden: int) -> None:
+        """Draw the parameters uniformly from -1/sqrt(hidden) to 1/sqrt(hidden), as ``nn.LSTM`` does."""
         super().__init__()
         self.hidden = hidden
         bound = 1 / math.sqrt(hidden)
@@ -90,7 +94,7 @@ class UnrolledLstm(nn.Module):
         self.bias_hh_l0 = uniform(4 * hidden)
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """States h [batch, length, hidden] at each position, and the last h and c [batch, hidden]."""
+        """Return the states h [batch, length, hidden] at each position, and the last h and c [batch, hidden]."""
         # The input part does not depend on the state: one large product over all positions.
         from_input = F.linear(x, self.weight_ih_l0, self.bias_ih_l0 + self.bias_hh_l0)
         h = c = from_input.new_zeros(x.shape[0], self.hidden)

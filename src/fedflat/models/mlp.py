@@ -25,9 +25,10 @@ class Mlp(ModelSpec):
         """Accept every shape."""
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        stack: list[nn.Module] = [nn.Flatten()]
+        """Build the network for inputs of any shape, which it flattens."""
+        layers: list[nn.Module] = [nn.Flatten()]
         width = math.prod(input_shape)
         for _ in range(self.layers):
-            stack += [nn.Linear(width, self.hidden), nn.ReLU()]
+            layers += [nn.Linear(width, self.hidden), nn.ReLU()]
             width = self.hidden
-        return nn.Sequential(*stack, nn.Linear(width, classes))
+        return nn.Sequential(*layers, nn.Linear(width, classes))

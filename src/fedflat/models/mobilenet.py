@@ -39,49 +39,58 @@ class MobileNetV2(NormalisedModelSpec):
         return 32 if self.stem == "standard" else 8
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        # For small images the stem and the second stage have stride 1; the weights are the same.
+        """Build the stem, the stages of inverted residual blocks, the last 1x1 convolution and the classifier."""
+        # For small images the stem and the second stage have stride 1; the weights have the same shapes.
         small = self.stem == "small"
-        channels = self._scaled(STEM_CHANNELS)
-        layers: list[nn.Module] = [self._unit(input_shape[0], channels, 3, 1 if small else 2)]
+        channels = _round_channels(STEM_CHANNELS * self.width)
+        layers: list[nn.Module] = [self._conv_norm_relu(input_shape[0], channels, 3, 1 if small else 2)]
         for stage, (expansion, width, depth, first_stride) in enumerate(STAGES):
-            outputs = self._scaled(width)
+            outputs = _round_channels(width * self.width)
             stride = 1 if small and stage == 1 else first_stride
             for block in range(depth):
                 layers.append(self._block(channels, outputs, expansion, stride if block == 0 else 1))
                 channels = outputs
         # As in the paper, a width below 1 does not shrink the last layer.
-        last = self._scaled(LAST_CHANNELS, max(1.0, self.width))
-        return MobileNetwork(nn.Sequential(*layers, self._unit(channels, last, 1)), nn.Linear(last, classes))
+        last = _round_channels(LAST_CHANNELS * max(1.0, self.width))
+        layers.append(self._conv_norm_relu(channels, last, 1))
+        return MobileNetwork(nn.Sequential(*layers), nn.Linear(last, classes))
 
     def _block(self, inputs: int, outputs: int, expansion: int, stride: int) -> nn.Module:
-        wide = inputs * expansion
-        expand = [self._unit(inputs, wide, 1)] if expansion > 1 else []
-        depthwise = self._unit(wide, wide, 3, stride, channel_groups=wide)
-        bottleneck = [nn.Conv2d(wide, outputs, 1, bias=False), self.norm_layer(outputs)]
-        return InvertedResidual(
-            nn.Sequential(*expand, depthwise, *bottleneck), residual=stride == 1 and inputs == outputs
-        )
+        """Build a block that expands the channels, filters each of them and projects to ``outputs`` channels."""
+        expanded = inputs * expansion
+        layers = [self._conv_norm_relu(inputs, expanded, 1)] if expansion > 1 else []
+        layers += [
+            self._conv_norm_relu(expanded, expanded, 3, stride, channel_groups=expanded),
+            nn.Conv2d(expanded, outputs, 1, bias=False),
+            self.norm_layer(outputs),
+        ]
+        return InvertedResidual(nn.Sequential(*layers), residual=stride == 1 and inputs == outputs)
 
-    def _unit(self, inputs: int, outputs: int, kernel: int, stride: int = 1, channel_groups: int = 1) -> nn.Module:
+    def _conv_norm_relu(
+        self, inputs: int, outputs: int, kernel: int, stride: int = 1, channel_groups: int = 1
+    ) -> nn.Module:
+        """Build a convolution without bias, a normalisation and a ReLU6."""
         conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, groups=channel_groups, bias=False)
         return nn.Sequential(conv, self.norm_layer(outputs), nn.ReLU6())
 
-    def _scaled(self, channels: int, factor: float | None = None) -> int:
-        exact = channels * (self.width if factor is None else factor)
-        rounded = max(8, int(exact + 4) // 8 * 8)
-        # The authors' rule: rounding must not remove more than a tenth.
-        return rounded + 8 if rounded < 0.9 * exact else rounded
+
+def _round_channels(channels: float) -> int:
+    """Round a channel count to a multiple of 8 that is at most a tenth smaller, as in the authors' code."""
+    rounded = max(8, int(channels + 4) // 8 * 8)
+    return rounded + 8 if rounded < 0.9 * channels else rounded
 
 
 class MobileNetwork(nn.Module):
     """Images [n, channels, height, width] to logits [n, classes]: features, global mean, linear classifier."""
 
     def __init__(self, features: nn.Module, classifier: nn.Module) -> None:
+        """Combine convolutional features with a classifier of their spatial mean."""
         super().__init__()
         self.features = features
         self.classifier = classifier
 
     def forward(self, images: Tensor) -> Tensor:
+        """Return logits [n, classes]."""
         features: Tensor = self.features(images)
         logits: Tensor = self.classifier(features.mean((2, 3)))
         return logits
@@ -91,6 +100,7 @@ class InvertedResidual(nn.Module):
     """A branch that expands, filters each channel and projects, added to its input if the shapes agree."""
 
     def __init__(self, branch: nn.Module, residual: bool) -> None:
+        """Wrap a branch; ``residual`` adds its input to its output."""
         super().__init__()
         self.branch = branch
         self.residual = residual

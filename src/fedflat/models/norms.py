@@ -7,6 +7,7 @@ aggregate them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +20,8 @@ from fedflat.text import param
 
 NORM_HELP = "normalisation: group has no buffers, batch has running statistics"
 GROUPS_HELP = "channel groups of each GroupNorm (no effect for norm=batch)"
+MakeNorm = Callable[[int], nn.Module]
+"""Makes a normalisation layer for a number of channels."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class NormalisedModelSpec(ImageModelSpec):
     groups: int = param(2, GROUPS_HELP, low=1)
 
     def norm_layer(self, channels: int) -> nn.Module:
-        """A normalisation of ``channels`` channels with a learned scale and shift per channel."""
+        """Build a normalisation of ``channels`` channels with a learned scale and shift per channel."""
         if self.norm == "batch":
             return BatchNorm(channels)
         if channels % self.groups:
@@ -49,9 +52,11 @@ class BatchNorm(nn.BatchNorm2d):
         A batch with one value per channel (one image after global pooling) has no variance; it is normalised by the
         running statistics.
         """
-        momentum = 0.0 if self.momentum is None else self.momentum
-        of_batch = self.training and input.numel() > input.shape[1]
+        mean, variance = self.running_mean, self.running_var
         # torch requires parameters and statistics of one type; statistics stay in full precision.
-        dtype = None if self.running_mean is None else self.running_mean.dtype
-        weight, bias = (None if p is None else p.to(dtype or p.dtype) for p in (self.weight, self.bias))
-        return F.batch_norm(input, self.running_mean, self.running_var, weight, bias, of_batch, momentum, self.eps)
+        weight, bias = (
+            values if values is None or mean is None else values.to(mean.dtype) for values in (self.weight, self.bias)
+        )
+        use_batch_statistics = self.training and input.numel() > input.shape[1]
+        momentum = 0.0 if self.momentum is None else self.momentum
+        return F.batch_norm(input, mean, variance, weight, bias, use_batch_statistics, momentum, self.eps)

@@ -28,7 +28,7 @@ for _spec in (
 
 
 def names() -> list[str]:
-    """The names of all models, in the order of the documentation."""
+    """Return the names of all models, in the order of the documentation."""
     return list(MODELS)
 
 
@@ -43,7 +43,7 @@ def model_spec(text: str) -> ModelSpec:
 
 
 def canonical_model(text: str) -> str:
-    """The shortest text that names the same model.
+    """Return the shortest text that names the same model.
 
     >>> canonical_model("resnet18( stem=torchvision, norm=group, groups=2 )")
     'resnet18(stem=torchvision)'
@@ -72,7 +72,7 @@ def build(text: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def parameter_count(text: str, input_shape: tuple[int, ...], classes: int) -> int:
-    """Number of parameters of a model, without allocating them; arguments as for ``build``.
+    """Count the parameters of a model without allocating them; arguments as for ``build``.
 
     >>> parameter_count("cnn", (3, 32, 32), 10)
     797962
@@ -82,16 +82,16 @@ def parameter_count(text: str, input_shape: tuple[int, ...], classes: int) -> in
 
 
 def classifier_parameters(model: nn.Module) -> set[str]:
-    """Names of the parameters of the last linear layer or, in models without one, of the last convolution.
+    """Return the parameter names of the last linear layer or, in models without one, of the last convolution.
 
     >>> sorted(classifier_parameters(build("mlp", (4,), 2)))
     ['3.bias', '3.weight']
     """
-    linear, convolutions = (
-        [pair for pair in model.named_modules() if isinstance(pair[1], kind)] for kind in (nn.Linear, nn.Conv2d)
-    )
-    layers = linear or convolutions
+    modules = list(model.named_modules())
+    layers = [name for name, module in modules if isinstance(module, nn.Linear)]
+    if not layers:
+        layers = [name for name, module in modules if isinstance(module, nn.Conv2d)]
     if not layers:
         raise UserError("this model has no linear layer and no convolution, so it has no classifier")
-    prefix, classifier = layers[-1]
-    return {f"{prefix}.{name}" if prefix else name for name, _ in classifier.named_parameters()}
+    classifier = model.get_submodule(layers[-1])
+    return {name for name, _ in classifier.named_parameters(prefix=layers[-1])}

@@ -9,12 +9,12 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedflat.models.norms import NormalisedModelSpec
+from fedflat.models.norms import MakeNorm, NormalisedModelSpec
 from fedflat.models.spec import ModelExample
 from fedflat.text import param
 
-MakeNorm = Callable[[int], nn.Module]
 MakeShortcut = Callable[[int, int, int], nn.Module]
+"""Makes a shortcut, given its input channels, output channels and stride."""
 
 
 @dataclass(frozen=True)
@@ -34,20 +34,17 @@ class ResNet18(NormalisedModelSpec):
         return 8 if self.stem == "small" else 32
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Build the network for images (channels, height, width)."""
+        kernel, stride = (3, 1) if self.stem == "small" else (7, 2)
+        conv = nn.Conv2d(input_shape[0], 64, kernel, stride, padding=kernel // 2, bias=False)
+        layers = [conv, self.norm_layer(64), nn.ReLU()]
+        if self.stem == "torchvision":
+            layers.append(nn.MaxPool2d(3, 2, padding=1))
 
-        def project(inputs: int, outputs: int, stride: int) -> nn.Module:
+        def projection(inputs: int, outputs: int, stride: int) -> nn.Module:
             return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), self.norm_layer(outputs))
 
-        if self.stem == "small":
-            stem = [nn.Conv2d(input_shape[0], 64, 3, padding=1, bias=False), self.norm_layer(64), nn.ReLU()]
-        else:
-            stem = [
-                nn.Conv2d(input_shape[0], 64, 7, 2, padding=3, bias=False),
-                self.norm_layer(64),
-                nn.ReLU(),
-                nn.MaxPool2d(3, 2, padding=1),
-            ]
-        return ResidualNetwork(nn.Sequential(*stem), (64, 128, 256, 512), 2, self.norm_layer, project, classes)
+        return ResidualNetwork(nn.Sequential(*layers), (64, 128, 256, 512), 2, self.norm_layer, projection, classes)
 
 
 @dataclass(frozen=True)
@@ -74,6 +71,16 @@ class ResidualNetwork(nn.Module):
     def __init__(
         self, stem: nn.Module, widths: tuple[int, ...], depth: int, norm: MakeNorm, shortcut: MakeShortcut, classes: int
     ) -> None:
+        """Build the network.
+
+        Args:
+            stem: maps images to features with ``widths[0]`` channels.
+            widths: channels of each stage.
+            depth: basic blocks per stage.
+            norm: makes a normalisation layer.
+            shortcut: makes the shortcut of a block that changes the shape.
+            classes: number of classes.
+        """
         super().__init__()
         blocks, inputs = [], widths[0]
         for stage, outputs in enumerate(widths):
@@ -86,6 +93,7 @@ class ResidualNetwork(nn.Module):
         self.classifier = nn.Linear(inputs, classes)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Return logits [n, classes]."""
         features: Tensor = self.blocks(self.stem(images))
         logits: Tensor = self.classifier(features.mean((2, 3)))
         return logits
@@ -95,6 +103,7 @@ class BasicBlock(nn.Module):
     """``relu(shortcut(x) + norm(conv(relu(norm(conv(x))))))`` with 3x3 convolutions."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: MakeNorm, shortcut: MakeShortcut) -> None:
+        """Build a block from ``inputs`` to ``outputs`` channels; ``shortcut`` is used only if the shape changes."""
         super().__init__()
         self.residual = nn.Sequential(
             Conv3x3(inputs, outputs, stride), norm(outputs), nn.ReLU(), Conv3x3(outputs, outputs), norm(outputs)
@@ -107,15 +116,16 @@ class BasicBlock(nn.Module):
 
 
 class Conv3x3(nn.Conv2d):
-    """A padded 3x3 convolution; on 1x1 features it uses only the central weights, since all others meet padding.
-
-    This is faster, and some compilers fail on the general case.
-    """
+    """A padded 3x3 convolution without bias."""
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__(inputs, outputs, 3, stride, padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Convolve; on 1x1 features use only the central weights, because all others meet padding.
+
+        This is faster, and some compilers fail on the general case.
+        """
         if x.shape[2:] == (1, 1):
             return F.conv2d(x, self.weight[:, :, 1:2, 1:2])
         return super().forward(x)
@@ -125,6 +135,7 @@ class PaddedShortcut(nn.Module):
     """Option A of He et al. 2016: strided subsampling, with zeros for the additional channels."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        """Build a shortcut from ``inputs`` to ``outputs`` channels."""
         super().__init__()
         self.new_channels = outputs - inputs
         self.stride = stride

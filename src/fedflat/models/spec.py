@@ -73,6 +73,7 @@ class ImageModelSpec(ModelSpec):
     """The description of a model for images (channels, height, width)."""
 
     def check(self, input_shape: tuple[int, ...]) -> None:
+        """Raise a ``UserError`` unless samples are images of at least the smallest size."""
         if len(input_shape) != 3:
             raise UserError(
                 f"{self.name} takes images (channels, height, width), but these samples have shape "
@@ -87,7 +88,7 @@ class ImageModelSpec(ModelSpec):
 
     @abstractmethod
     def smallest_side(self) -> int:
-        """Smallest accepted height and width in pixels."""
+        """Return the smallest accepted height and width in pixels."""
 
 
 def require_sequence(name: str, input_shape: tuple[int, ...]) -> None:
@@ -100,7 +101,7 @@ def require_sequence(name: str, input_shape: tuple[int, ...]) -> None:
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
-    """A shape for messages.
+    """Format a shape for messages.
 
     >>> shape_text((3, 32, 32))
     '3x32x32'

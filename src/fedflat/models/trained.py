@@ -12,7 +12,15 @@ from typing import ClassVar
 from torch import nn
 
 from fedflat.errors import UserError, one_of
-from fedflat.models.adapters import A, Adapter, B, add_adapters, linear_layers, query_and_value
+from fedflat.models.adapters import (
+    A,
+    Adapter,
+    B,
+    adaptable_layers,
+    adapter_parameters,
+    add_adapters,
+    query_and_value_adapters,
+)
 from fedflat.models.registry import classifier_parameters
 from fedflat.registry import Registry
 from fedflat.text import make, param, parse
@@ -30,8 +38,8 @@ class TrainedPart(ABC):
         """Add modules to ``model`` in place, before weights are loaded."""
 
     @abstractmethod
-    def chosen(self, model: nn.Module) -> set[str]:
-        """Names of the parameters of this part."""
+    def parameter_names(self, model: nn.Module) -> set[str]:
+        """Return the names of the parameters of this part."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,7 @@ class All(TrainedPart):
 
     name = "all"
 
-    def chosen(self, model: nn.Module) -> set[str]:
+    def parameter_names(self, model: nn.Module) -> set[str]:
         return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
@@ -50,7 +58,7 @@ class Head(TrainedPart):
 
     name = "head"
 
-    def chosen(self, model: nn.Module) -> set[str]:
+    def parameter_names(self, model: nn.Module) -> set[str]:
         return classifier_parameters(model)
 
 
@@ -60,9 +68,12 @@ class Norms(TrainedPart):
 
     name = "norms"
 
-    def chosen(self, model: nn.Module) -> set[str]:
-        layers = [(prefix, module) for prefix, module in model.named_modules() if isinstance(module, NORMS)]
-        names = {f"{prefix}.{name}" for prefix, module in layers for name, _ in module.named_parameters()}
+    def parameter_names(self, model: nn.Module) -> set[str]:
+        """Return the names of the normalisation layers' parameters."""
+        names: set[str] = set()
+        for layer, module in model.named_modules():
+            if isinstance(module, NORMS):
+                names |= {f"{layer}.{name}" for name, _ in module.named_parameters()}
         if not names:
             raise UserError(
                 "training.train=norms: this model has no normalisation with parameters; use head or layers(names=...)"
@@ -79,16 +90,17 @@ class Layers(TrainedPart):
         "", "layers (with all sublayers) or parameters, joined by |, e.g. blocks.10|blocks.11"
     )
 
-    def chosen(self, model: nn.Module) -> set[str]:
+    def parameter_names(self, model: nn.Module) -> set[str]:
+        """Return the names of all parameters in the named layers, and of the named parameters."""
         parameters = [name for name, _ in model.named_parameters()]
-        chosen: set[str] = set()
-        for word in _words(self.names, "layers(names=...)", "layers(names=blocks.10|blocks.11)"):
-            below = {name for name in parameters if name == word or name.startswith(f"{word}.")}
-            if not below:
-                layers = {_layer(name) for name in parameters} | {name.partition(".")[0] for name in parameters}
-                raise one_of("layer or parameter", word, layers, owner="this model")
-            chosen |= below
-        return chosen
+        selected: set[str] = set()
+        for layer in _split_names(self.names, "layers(names=...)", "layers(names=blocks.10|blocks.11)"):
+            in_layer = {name for name in parameters if name == layer or name.startswith(f"{layer}.")}
+            if not in_layer:
+                known = {_layer_of(name) for name in parameters} | {name.partition(".")[0] for name in parameters}
+                raise one_of("layer or parameter", layer, known, owner="this model")
+            selected |= in_layer
+        return selected
 
 
 @dataclass(frozen=True)
@@ -110,41 +122,45 @@ class Lora(TrainedPart):
         add_adapters(model, self.adapters(model), self.rank, self.alpha)
 
     def adapters(self, model: nn.Module) -> list[Adapter]:
-        """The layers to adapt."""
-        layers = linear_layers(model)
+        """Return the layers to adapt, as the parameter ``layers`` selects them."""
+        layers = adaptable_layers(model)
         if not layers:
             raise UserError("training.train=lora: this model has no linear layer; use head or layers(names=...)")
         if self.layers == "qv":
-            adapters = query_and_value(model)
+            adapters = query_and_value_adapters(model)
             if not adapters:
                 raise UserError(
                     "training.train=lora: this model has no layer named qkv, query or value; choose linear layers "
-                    f"({_shortened(layers)}), for example lora(layers={layers[0]}) or lora(layers=all)"
+                    f"({_enumerate_names(layers)}), for example lora(layers={layers[0]}) or lora(layers=all)"
                 )
             return adapters
         if self.layers == "all":
-            head = {_layer(name) for name in classifier_parameters(model)}
+            head = {_layer_of(name) for name in classifier_parameters(model)}
             adapters = [Adapter(name) for name in layers if name not in head]
             if not adapters:
                 raise UserError(
-                    f"training.train=lora: the head ({_shortened(layers)}) is the only linear layer of this model; "
-                    "use head or layers(names=...)"
+                    f"training.train=lora: the head ({_enumerate_names(layers)}) is the only linear layer of this "
+                    "model; use head or layers(names=...)"
                 )
             return adapters
-        chosen: set[str] = set()
-        for word in _words(self.layers, "lora(layers=...)", "lora(layers=fc1|fc2)"):
-            matching = {
-                name for name in layers if name == word or name.startswith(f"{word}.") or name.endswith(f".{word}")
-            }
-            if not matching:
-                raise one_of("linear layer", word, layers, owner="this model")
-            chosen |= matching
-        return [Adapter(name) for name in layers if name in chosen]
+        selected = self._match_layers(layers)
+        return [Adapter(name) for name in layers if name in selected]
 
-    def chosen(self, model: nn.Module) -> set[str]:
-        kinds = (B,) if self.only_b else (A, B)
-        adapted = {name for name, _ in model.named_parameters() if name.rpartition(".")[2] in kinds}
-        return adapted | (classifier_parameters(model) if self.head else set())
+    def _match_layers(self, layers: list[str]) -> set[str]:
+        """Return those ``layers`` that begin or end with one of the names in the parameter ``layers``."""
+        selected: set[str] = set()
+        for part in _split_names(self.layers, "lora(layers=...)", "lora(layers=fc1|fc2)"):
+            # The dots make only whole components match: "fc" matches "block.fc" but not "block.fc1".
+            matching = {name for name in layers if f".{name}".endswith(f".{part}") or f"{name}.".startswith(f"{part}.")}
+            if not matching:
+                raise one_of("linear layer", part, layers, owner="this model")
+            selected |= matching
+        return selected
+
+    def parameter_names(self, model: nn.Module) -> set[str]:
+        """Return the names of the adapters' parameters and, with ``head``, of the head's."""
+        adapters = adapter_parameters(model, (B,) if self.only_b else (A, B))
+        return adapters | classifier_parameters(model) if self.head else adapters
 
 
 PARTS: Registry[type[TrainedPart]] = Registry("trainable part")
@@ -170,13 +186,13 @@ def trained_parts(text: str) -> tuple[TrainedPart, ...]:
 
 def freeze(model: nn.Module, parts: tuple[TrainedPart, ...]) -> None:
     """Freeze all parameters of ``model`` except those of ``parts``, in place."""
-    chosen = set().union(*(part.chosen(model) for part in parts))
+    trained = set().union(*(part.parameter_names(model) for part in parts))
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in chosen)
+        parameter.requires_grad_(name in trained)
 
 
 def describe_trained(model: nn.Module) -> str:
-    """The trainable part of a model in words; empty if nothing is frozen.
+    """Describe the trainable part of a model in words; empty if nothing is frozen.
 
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     >>> freeze(model, trained_parts("head"))
@@ -184,33 +200,34 @@ def describe_trained(model: nn.Module) -> str:
     'trains 8 of 23 parameters, in 1'
     """
     parameters = dict(model.named_parameters())
-    trained = {name: p for name, p in parameters.items() if p.requires_grad}
+    trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
     if len(trained) == len(parameters):
         return ""
-    trained_count, count = (sum(p.numel() for p in tensors.values()) for tensors in (trained, parameters))
-    layers = list(dict.fromkeys(_layer(name) for name in trained))
-    return f"trains {trained_count:,} of {count:,} parameters, in {_shortened(layers)}"
+    total = sum(parameter.numel() for parameter in parameters.values())
+    trained_total = sum(parameter.numel() for parameter in trained.values())
+    layers = list(dict.fromkeys(_layer_of(name) for name in trained))  # distinct, in order
+    return f"trains {trained_total:,} of {total:,} parameters, in {_enumerate_names(layers)}"
 
 
-def _layer(parameter: str) -> str:
-    """The layer of a parameter; a parameter of the model itself stands for itself."""
+def _layer_of(parameter: str) -> str:
+    """Return the name of a parameter's layer; the parameter's own name if it belongs to the model itself."""
     return parameter.rpartition(".")[0] or parameter
 
 
-def _words(value: str | int | float, setting: str, example: str) -> list[str]:
-    words = [word.strip() for word in str(value).split("|") if word.strip()]
-    if not words:
+def _split_names(value: str | int | float, setting: str, example: str) -> list[str]:
+    """Split names joined by ``|``; a numeric name, as in ``nn.Sequential``, arrives as a number."""
+    names = [name.strip() for name in str(value).split("|") if name.strip()]
+    if not names:
         raise UserError(f"training.train: {setting} is empty; expected, for example, {example}")
-    return words
+    return names
 
 
-def _shortened(names: list[str]) -> str:
-    """The first four names, and how many more there are.
+def _enumerate_names(names: list[str]) -> str:
+    """Join the first four names for a message, and say how many more there are.
 
-    >>> _shortened(["a", "b", "c", "d", "e", "f"])
-    'a, b, c, d and 2 more'
+    >>> _enumerate_names(["a", "b", "c", "d", "e", "f"]), _enumerate_names(["a", "b"])
+    ('a, b, c, d and 2 more', 'a and b')
     """
-    shown, more = names[:4], len(names) - 4
-    if more > 0:
-        return f"{', '.join(shown)} and {more} more"
-    return " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
+    shown = names if len(names) <= 4 else [*names[:4], f"{len(names) - 4} more"]
+    *first, last = shown
+    return f"{', '.join(first)} and {last}" if first else last

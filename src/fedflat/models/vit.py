@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from fedflat.errors import UserError
 from fedflat.models.spec import ImageModelSpec, ModelExample, shape_text
-from fedflat.models.vit_weights import translated
+from fedflat.models.vit_weights import convert_weights
 from fedflat.text import param
 
 EPSILON = 1e-6
@@ -46,16 +46,18 @@ class VisionTransformerSpec(ImageModelSpec):
         return self.patch
 
     def check(self, input_shape: tuple[int, ...]) -> None:
+        """Raise a ``UserError`` unless the patches tile the image and the heads divide the width."""
         super().check(input_shape)
         if any(side % self.patch for side in input_shape[1:]):
             raise UserError(
                 f"{self.name}: patch={self.patch} does not divide images of {shape_text(input_shape[1:])} pixels; "
-                f"expected a divisor of both sides, for example {self.name}(patch={_divisor(input_shape[1:])})"
+                f"expected a divisor of both sides, for example {self.name}(patch={_fitting_patch(input_shape[1:])})"
             )
         if self.width % self.heads:
             raise UserError(f"{self.name}: heads={self.heads} does not divide width={self.width}; expected a divisor")
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Build the network for images (channels, height, width)."""
         channels, height, width = input_shape
         grid = (height // self.patch, width // self.patch)
         return VisionTransformer(
@@ -98,7 +100,7 @@ class VitTiny(VisionTransformerSpec):
 
 
 class VisionTransformer(nn.Module):
-    """Images [n, channels, height, width] to logits [n, classes]; ``grid`` is the number of patch rows and columns."""
+    """Images [n, channels, height, width] to logits [n, classes]."""
 
     def __init__(
         self,
@@ -111,6 +113,18 @@ class VisionTransformer(nn.Module):
         hidden: int,
         classes: int,
     ) -> None:
+        """Build the network.
+
+        Args:
+            channels: channels of the images.
+            patch: height and width of a patch in pixels.
+            grid: number of patch rows and columns.
+            width: dimensions per token.
+            depth: number of blocks.
+            heads: attention heads per block.
+            hidden: hidden units of each block.
+            classes: number of classes.
+        """
         super().__init__()
         self.grid = grid
         self.patch_embed = PatchEmbedding(channels, patch, width)
@@ -122,6 +136,7 @@ class VisionTransformer(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
+        """Draw the tokens, positions and linear layers as timm does."""
         nn.init.normal_(self.cls_token, std=1e-6)
         nn.init.trunc_normal_(self.pos_embed, std=INIT_STD)
         for module in self.modules():
@@ -130,15 +145,18 @@ class VisionTransformer(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Return logits [n, classes], computed from the class token of the last block."""
         patches: Tensor = self.patch_embed(images)
-        tokens = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], 1) + self.pos_embed
+        class_tokens = self.cls_token.expand(patches.shape[0], -1, -1)
+        tokens = torch.cat([class_tokens, patches], 1) + self.pos_embed
+        class_output = self.blocks(tokens)[:, 0]
         # LayerNorm acts on each token separately, so normalising the class token suffices.
-        logits: Tensor = self.head(self.norm(self.blocks(tokens)[:, 0]))
+        logits: Tensor = self.head(self.norm(class_output))
         return logits
 
-    def translated(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Weights of timm or Hugging Face under this model's names, with positions resized to its grid."""
-        return translated(tensors, self.grid)
+    def convert_weights(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Rename weights of timm or Hugging Face to this model's names, and resize positions to its grid."""
+        return convert_weights(tensors, self.grid)
 
 
 class PatchEmbedding(nn.Module):
@@ -149,7 +167,7 @@ class PatchEmbedding(nn.Module):
         self.proj = nn.Conv2d(channels, width, patch, patch)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Tokens [n, patches, width], row by row."""
+        """Return tokens [n, patches, width], with patches in row-major order."""
         tokens: Tensor = self.proj(images).flatten(2).transpose(1, 2)
         return tokens
 
@@ -158,6 +176,7 @@ class Block(nn.Module):
     """A pre-norm transformer block: attention and an MLP, each with a residual connection."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
+        """Build a block for tokens of ``width`` dimensions, with ``hidden`` units in the MLP."""
         super().__init__()
         self.norm1 = nn.LayerNorm(width, EPSILON)
         self.attn = Attention(width, heads)
@@ -165,6 +184,7 @@ class Block(nn.Module):
         self.mlp = HiddenLayer(width, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Transform tokens [n, tokens, width]."""
         x = x + self.attn(self.norm1(x))
         y: Tensor = x + self.mlp(self.norm2(x))
         return y
@@ -174,14 +194,18 @@ class Attention(nn.Module):
     """Multi-head attention softmax(q k^T / sqrt(d)) v; one linear layer computes q, k and v, as in timm."""
 
     def __init__(self, width: int, heads: int) -> None:
+        """Build attention with ``heads`` heads of ``width / heads`` dimensions."""
         super().__init__()
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        y: Tensor = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        """Transform tokens [n, tokens, width]."""
+        qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1))  # [n, tokens, 3, heads, width / heads]
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [n, heads, tokens, width / heads]
+        attended = F.scaled_dot_product_attention(q, k, v)
+        y: Tensor = self.proj(attended.transpose(1, 2).flatten(2))
         return y
 
 
@@ -189,6 +213,7 @@ class HiddenLayer(nn.Module):
     """Two linear layers with the exact GELU in between."""
 
     def __init__(self, width: int, hidden: int) -> None:
+        """Build layers from ``width`` to ``hidden`` units and back."""
         super().__init__()
         self.fc1 = nn.Linear(width, hidden)
         self.fc2 = nn.Linear(hidden, width)
@@ -198,6 +223,6 @@ class HiddenLayer(nn.Module):
         return y
 
 
-def _divisor(sides: tuple[int, ...]) -> int:
-    """The largest patch size up to 16 that divides both sides."""
+def _fitting_patch(sides: tuple[int, ...]) -> int:
+    """Return the largest patch size up to 16 that divides both sides."""
     return max(patch for patch in range(1, 17) if all(side % patch == 0 for side in sides))

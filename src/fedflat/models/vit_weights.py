@@ -29,23 +29,21 @@ IN_BLOCK = {
     "layernorm_after": "norm2",
 }
 """Hugging Face's names inside a block, and timm's."""
-JOINED = ("query", "key", "value")
-"""The parts of timm's qkv, in order."""
 _BLOCK = re.compile(r"encoder\.layer\.(\d+)\.(.+)\.(weight|bias)")
-_SEPARATE = re.compile(rf"blocks\.\d+\.attn\.({'|'.join(JOINED)})\.(weight|bias)")
+_QUERY = re.compile(r"(blocks\.\d+\.attn)\.query\.(weight|bias)")
 
 
-def translated(tensors: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, Tensor]:
+def convert_weights(tensors: Mapping[str, Tensor], grid: tuple[int, int]) -> dict[str, Tensor]:
     """Rename tensors to timm's names, and resize position embeddings to a ``grid`` of (rows, columns) patches."""
-    named = joined({timm_name(name): tensor for name, tensor in tensors.items()})
-    positions = named.get("pos_embed")
+    converted = join_qkv({timm_name(name): tensor for name, tensor in tensors.items()})
+    positions = converted.get("pos_embed")
     if positions is not None and positions.ndim == 3:
-        named["pos_embed"] = resized_positions(positions, grid)
-    return named
+        converted["pos_embed"] = resize_positions(positions, grid)
+    return converted
 
 
 def timm_name(name: str) -> str:
-    """timm's name of a tensor, given Hugging Face's; query, key and value stay separate.
+    """Convert Hugging Face's name of a tensor to timm's; query, key and value stay separate.
 
     >>> timm_name("vit.encoder.layer.3.intermediate.dense.bias"), timm_name("blocks.3.mlp.fc1.bias")
     ('blocks.3.mlp.fc1.bias', 'blocks.3.mlp.fc1.bias')
@@ -54,27 +52,28 @@ def timm_name(name: str) -> str:
     block = _BLOCK.fullmatch(short)
     if block:
         number, layer, kind = block.groups()
-        inside = IN_BLOCK.get(layer) or layer.replace("attention.attention.", "attn.")
-        return f"blocks.{number}.{inside}.{kind}"
+        timm_layer = IN_BLOCK.get(layer) or layer.replace("attention.attention.", "attn.")
+        return f"blocks.{number}.{timm_layer}.{kind}"
     if short in HUGGING_FACE:
         return HUGGING_FACE[short]
     layer, _, kind = short.rpartition(".")
     return f"{HUGGING_FACE[layer]}.{kind}" if layer in HUGGING_FACE else name
 
 
-def joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Concatenate query, key and value of every block that has all three."""
-    result = dict(tensors)
+def join_qkv(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Concatenate query, key and value of every block that has all three into timm's ``qkv``."""
+    joined = dict(tensors)
     for name in tensors:
-        match = _SEPARATE.fullmatch(name)
-        if match and match[1] == JOINED[0]:
-            parts = [name.replace(f".{JOINED[0]}.", f".{part}.") for part in JOINED]
-            if all(part in result for part in parts):
-                result[name.replace(f".{JOINED[0]}.", ".qkv.")] = torch.cat([result.pop(part) for part in parts])
-    return result
+        match = _QUERY.fullmatch(name)
+        if match:
+            attention, kind = match.groups()
+            parts = [f"{attention}.{part}.{kind}" for part in ("query", "key", "value")]
+            if all(part in joined for part in parts):
+                joined[f"{attention}.qkv.{kind}"] = torch.cat([joined.pop(part) for part in parts])
+    return joined
 
 
-def resized_positions(positions: Tensor, grid: tuple[int, int]) -> Tensor:
+def resize_positions(positions: Tensor, grid: tuple[int, int]) -> Tensor:
     """Resize position embeddings [1, 1 + patches, width] to another grid, keeping the class token's.
 
     As in timm: bicubic interpolation with antialiasing and ``align_corners=False``, in float32. Embeddings that are not
@@ -85,7 +84,7 @@ def resized_positions(positions: Tensor, grid: tuple[int, int]) -> Tensor:
     side = math.isqrt(max(count, 0))
     if count == rows * columns or side * side != count or count < 1:
         return positions
-    token, patches = torch.split(positions, [1, count], 1)
-    image = patches.float().reshape(len(patches), side, side, -1).permute(0, 3, 1, 2)
-    resized = F.interpolate(image, (rows, columns), mode="bicubic", antialias=True, align_corners=False)
-    return torch.cat([token, resized.flatten(2).transpose(1, 2).to(positions.dtype)], 1)
+    class_token, patches = torch.split(positions, [1, count], 1)
+    as_image = patches.float().reshape(len(patches), side, side, -1).permute(0, 3, 1, 2)
+    resized = F.interpolate(as_image, (rows, columns), mode="bicubic", antialias=True, align_corners=False)
+    return torch.cat([class_token, resized.flatten(2).transpose(1, 2).to(positions.dtype)], 1)

@@ -48,7 +48,7 @@ def cache_entry(
         write: writes the content into an empty folder.
         space: disk space to check before writing.
     """
-    root = data_dir / FOLDER if _writable(data_dir) else user_cache() / FOLDER
+    root = data_dir / FOLDER if _is_writable(data_dir) else user_cache() / FOLDER
     entry = root / f"{name}-{fingerprint[:16]}"
     if entry.is_dir():
         return entry
@@ -79,7 +79,7 @@ def open_cached(entry: Path, name: str) -> MappedTensor:
 
 
 def fingerprint(values: Iterable[object]) -> str:
-    """sha256 over the text of ``values`` and the cache version."""
+    """Hash (sha256) the text of ``values`` and the cache version."""
     digest = hashlib.sha256(f"{VERSION}\n".encode())
     for value in values:
         digest.update(f"{value}\n".encode())
@@ -87,18 +87,18 @@ def fingerprint(values: Iterable[object]) -> str:
 
 
 def select_rows(inputs: torch.Tensor, rows: np.ndarray, data_dir: Path, name: str) -> torch.Tensor:
-    """Rows of an array, without exceeding memory.
+    """Select rows of an array without exceeding memory.
 
     Consecutive rows of a mapped array stay mapped. Other rows are copied to memory if they fit there, else to a cache
     entry ``name`` that is mapped.
     """
-    consecutive = len(rows) > 0 and bool((np.diff(rows) == 1).all())
-    if consecutive and isinstance(inputs, MappedTensor):
+    are_consecutive = len(rows) > 0 and bool((np.diff(rows) == 1).all())
+    if are_consecutive and isinstance(inputs, MappedTensor):
         return inputs.part(int(rows[0]), len(rows))
     if not isinstance(inputs, MappedTensor) or fits_in_memory(len(rows) * inputs[:1].nbytes):
         return inputs[torch.from_numpy(rows)]
 
-    def copy(folder: Path) -> None:
+    def copy_rows(folder: Path) -> None:
         with ArrayWriter(folder / "rows.npy", tuple(inputs.shape[1:]), inputs[:0].numpy().dtype) as writer:
             for start in range(0, len(rows), BLOCK_ROWS):
                 writer.append(inputs[torch.from_numpy(rows[start : start + BLOCK_ROWS])].numpy())
@@ -106,18 +106,19 @@ def select_rows(inputs: torch.Tensor, rows: np.ndarray, data_dir: Path, name: st
     stamp = inputs.path.stat()
     rows_hash = hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest()
     key = fingerprint((inputs.path, stamp.st_size, stamp.st_mtime_ns, rows_hash))
-    return open_cached(cache_entry(data_dir, name, key, copy), "rows")
+    return open_cached(cache_entry(data_dir, name, key, copy_rows), "rows")
 
 
 def require_space(space: DiskSpace, root: Path) -> None:
     """Raise a ``UserError`` if the disk of ``root`` is too full; checked before hours of decoding."""
+
+    def size_text(size: int) -> str:
+        return f"{size / 1e9:.1f} GB" if size > 1e8 else f"{size / 1e6:.3f} MB"
+
     free = shutil.disk_usage(root).free
     if space.size > free:
-        needed, available = (
-            f"{size / 1e9:.1f} GB" if size > 1e8 else f"{size / 1e6:.3f} MB" for size in (space.size, free)
-        )
         raise UserError(
-            f"{space.purpose} needs {needed} once decoded, but {root} has {available} free; "
+            f"{space.purpose} needs {size_text(space.size)} once decoded, but {root} has {size_text(free)} free; "
             f"free disk space there, or {space.remedy}"
         )
 
@@ -125,16 +126,18 @@ def require_space(space: DiskSpace, root: Path) -> None:
 def fits_in_memory(size: int) -> bool:
     """Whether ``size`` bytes are at most a quarter of the memory of this machine or container."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.is_file() and (allowed := limit.read_text().strip()).isdigit():
-        memory = min(memory, int(allowed))
+    limit_file = Path("/sys/fs/cgroup/memory.max")
+    limit = limit_file.read_text().strip() if limit_file.is_file() else ""
+    if limit.isdigit():  # "max" means no limit
+        memory = min(memory, int(limit))
     return 4 * size <= memory
 
 
-def _writable(data_dir: Path) -> bool:
+def _is_writable(data_dir: Path) -> bool:
     """Whether entries can be written below ``data_dir``, or below its nearest existing parent."""
-    existing = next(place for place in (data_dir / FOLDER, data_dir, *data_dir.absolute().parents) if place.is_dir())
-    return os.access(existing, os.W_OK)
+    folders = (data_dir / FOLDER, data_dir, *data_dir.absolute().parents)
+    nearest = next(folder for folder in folders if folder.is_dir())
+    return os.access(nearest, os.W_OK)
 
 
 def _remove_abandoned(root: Path) -> None:
@@ -143,8 +146,8 @@ def _remove_abandoned(root: Path) -> None:
     for folder in root.glob(f"{prefix}*"):
         process = int(folder.name.removeprefix(prefix).partition("-")[0])
         try:
-            os.kill(process, 0)
+            os.kill(process, 0)  # signal 0 only checks that the process exists
         except ProcessLookupError:
             shutil.rmtree(folder, ignore_errors=True)
         except PermissionError:
-            continue
+            continue  # it exists, but belongs to another user

@@ -8,6 +8,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
 from typing import IO
@@ -32,22 +33,24 @@ def download_source(source: DatasetSource, data_dir: Path, progress: Progress | 
         if all(source.is_intact(data_dir, file) for file in download.files):
             continue
         try:
-            _download(download, data_dir, progress or (lambda name, done, total: None))
+            _install(download, data_dir, progress or (lambda name, received, total: None))
         except (OSError, HTTPException) as error:
             reason = str(error) or type(error).__name__
             raise UserError(
-                f"cannot download {source.name} from {download.url} ({reason}); {source.expected(data_dir)}"
+                f"cannot download {source.name} from {download.url} ({reason}); {source.file_instructions(data_dir)}"
             ) from error
     if source.missing(data_dir):
         raise UserError(
-            f"{source.name} is incomplete, and the rest cannot be downloaded automatically; {source.expected(data_dir)}"
+            f"{source.name} is incomplete, and the rest cannot be downloaded automatically; "
+            f"{source.file_instructions(data_dir)}"
         )
 
 
-def _download(download: Download, data_dir: Path, progress: Progress) -> None:
+def _install(download: Download, data_dir: Path, progress: Progress) -> None:
+    """Download a file, verify its md5, and move it or its unpacked content into place."""
     part = download.part(data_dir)
     part.parent.mkdir(parents=True, exist_ok=True)
-    _receive_all(download.url, part, progress)
+    _receive_with_retries(download.url, part, progress)
     md5 = md5_of(part)
     if md5 != download.md5:
         part.unlink()
@@ -61,7 +64,8 @@ def _download(download: Download, data_dir: Path, progress: Progress) -> None:
         part.replace(data_dir / download.files[0])
 
 
-def _receive_all(url: str, part: Path, progress: Progress) -> None:
+def _receive_with_retries(url: str, part: Path, progress: Progress) -> None:
+    """Receive a file into ``part``, resuming after broken connections; errors of the last attempt are raised."""
     for _ in range(ATTEMPTS - 1):
         try:
             if _receive(url, part, progress):
@@ -73,7 +77,7 @@ def _receive_all(url: str, part: Path, progress: Progress) -> None:
 
 
 def _receive(url: str, part: Path, progress: Progress) -> bool:
-    """Append the missing bytes to ``part``; False if the connection broke."""
+    """Append the missing bytes to ``part``; return False if the connection broke before the end."""
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 
@@ -82,11 +86,12 @@ def _receive(url: str, part: Path, progress: Progress) -> bool:
     try:
         response = urlopen(Request(url, headers=headers), timeout=TIMEOUT_SECONDS)
     except HTTPError as error:
-        if error.code == 416 and received:  # no bytes follow ours; the checksum tells whether the file is complete
+        # Range not satisfiable: no bytes follow ours. The checksum tells whether the file is complete.
+        if error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and received:
             return True
         raise
     with response:
-        resumed = response.status == 206
+        resumed = response.status == HTTPStatus.PARTIAL_CONTENT
         received = received if resumed else 0
         length = response.headers.get("Content-Length")
         total = received + int(length) if length else None
@@ -118,6 +123,7 @@ def _unpack(archive: Path, download: Download, data_dir: Path) -> None:
 
 @contextmanager
 def _open_tar(archive: Path) -> Iterator[Member]:
+    """Open a tar archive; yields a function that opens its regular files by name."""
     with tarfile.open(archive) as tar:
         files = {member.name: member for member in tar.getmembers() if member.isreg()}
         yield lambda name: tar.extractfile(files[name]) if name in files else None
@@ -125,6 +131,7 @@ def _open_tar(archive: Path) -> Iterator[Member]:
 
 @contextmanager
 def _open_zip(archive: Path) -> Iterator[Member]:
+    """Open a zip archive; yields a function that opens its files by name."""
     with zipfile.ZipFile(archive) as zipped:
         files = {member.filename: member for member in zipped.infolist() if not member.is_dir()}
         yield lambda name: zipped.open(files[name]) if name in files else None

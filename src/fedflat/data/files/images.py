@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from fedflat.data.arrays import statistics_of_sums
-from fedflat.data.dataset import Dataset, Examples
+from fedflat.data.dataset import Dataset, Examples, every_fifth
 from fedflat.data.files.cache import DiskSpace, cache_entry, fingerprint, open_cached, select_rows
 from fedflat.data.files.mapped import ArrayWriter
 from fedflat.data.files.tree import Tree
@@ -23,10 +23,12 @@ from fedflat.errors import UserError
 from fedflat.processes import usable_cores
 from fedflat.text import param
 
+if TYPE_CHECKING:
+    from PIL.Image import Image as PillowImage
+
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
-TEST_EVERY = 5
-"""Without a given test set, every fifth example of a class is a test example."""
 BATCH = 64
+"""Number of images decoded before they are written."""
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -61,10 +63,11 @@ class ImageList:
 
     def add(self, files: Sequence[str], target: int, group: int = 0, test: bool | None = None) -> None:
         """Add images of one class; with ``test=None``, every fifth of them is a test example."""
+        targets = [target] * len(files)
         self.files += files
-        self.targets += [target] * len(files)
+        self.targets += targets
         self.groups += [group] * len(files)
-        self.is_test += [place % TEST_EVERY == TEST_EVERY - 1 if test is None else test for place in range(len(files))]
+        self.is_test += every_fifth(np.array(targets)).tolist() if test is None else [test] * len(files)
 
     def add_masked(self, file: str, mask: str, group: int = 0, test: bool = False) -> None:
         """Add an image and its mask."""
@@ -73,12 +76,20 @@ class ImageList:
         self.groups.append(group)
         self.is_test.append(test)
 
-    def examples(self, rows: npt.NDArray[np.int64], inputs: torch.Tensor, grouped: bool) -> Examples:
-        """The examples at positions ``rows``, whose images are ``inputs``; ``grouped`` keeps the natural clients."""
-        targets, groups = (
-            torch.from_numpy(np.array(values, dtype=np.int64)[rows]) for values in (self.targets, self.groups)
-        )
-        return Examples(inputs, targets, groups if grouped else None)
+    def examples(
+        self, rows: npt.NDArray[np.int64], inputs: torch.Tensor, has_groups: bool, masks: torch.Tensor | None = None
+    ) -> Examples:
+        """Return the examples at positions ``rows``.
+
+        Args:
+            rows: positions [n] in this list.
+            inputs: the decoded images at these positions, [n, 3, height, width].
+            has_groups: whether the examples have natural clients.
+            masks: the decoded masks [n, height, width], for segmentation.
+        """
+        targets = torch.from_numpy(np.array(self.targets, dtype=np.int64)[rows]) if masks is None else masks
+        groups = torch.from_numpy(np.array(self.groups, dtype=np.int64)[rows]) if has_groups else None
+        return Examples(inputs, targets, groups)
 
 
 def is_image(name: str) -> bool:
@@ -143,12 +154,10 @@ def write_decoded(
     """
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(usable_cores()))
-        writers = {
-            name: stack.enter_context(
-                ArrayWriter(folder / f"{name}.npy", shape, np.int64 if name == "sums" else np.uint8)
-            )
-            for name, shape in shapes.items()
-        }
+        writers = {}
+        for name, shape in shapes.items():
+            dtype = np.int64 if name == "sums" else np.uint8
+            writers[name] = stack.enter_context(ArrayWriter(folder / f"{name}.npy", shape, dtype))
         for start in range(0, len(items), BATCH):
             rows = list(pool.map(decode, items[start : start + BATCH]))
             for name, writer in writers.items():
@@ -164,18 +173,26 @@ def decoded_dataset(
     classes: Sequence[str],
     group_names: Sequence[str],
 ) -> Dataset:
-    """The dataset of a cache entry written by ``write_decoded``; statistics are those of the training images."""
+    """Build the dataset of a cache entry written by ``write_decoded``, with the statistics of the training images.
+
+    Args:
+        name: canonical text of the dataset.
+        data_dir: directory whose cache holds copies of selected rows.
+        entry: folder of the cache entry.
+        prefix: readable prefix of the names of such copies.
+        listing: the decoded files, with their classes or masks and natural clients.
+        classes: class names.
+        group_names: names of the natural clients; empty if there are none.
+    """
     inputs, sums = open_cached(entry, "inputs"), open_cached(entry, "sums").numpy()
     is_test = np.array(listing.is_test, dtype=bool)
     splits = []
     for rows in (np.flatnonzero(~is_test), np.flatnonzero(is_test)):
         images = select_rows(inputs, rows, data_dir, f"{prefix}-rows")
+        masks = None
         if listing.masks:
             masks = select_rows(open_cached(entry, "masks"), rows, data_dir, f"{prefix}-mask-rows")
-            groups = torch.from_numpy(np.array(listing.groups, dtype=np.int64)[rows])
-            splits.append(Examples(images, masks, groups if group_names else None))
-        else:
-            splits.append(listing.examples(rows, images, bool(group_names)))
+        splits.append(listing.examples(rows, images, bool(group_names), masks))
     pixels = int(np.prod(inputs.shape[2:])) * int((~is_test).sum())
     mean, std = statistics_of_sums(sums[~is_test].sum(0), pixels)
     kind: Literal["segmentation", "image"] = "segmentation" if listing.masks else "image"
@@ -183,20 +200,27 @@ def decoded_dataset(
 
 
 def channel_sums(image: Pixels) -> npt.NDArray[np.int64]:
-    """Sum and sum of squares of each channel of an image [channels, height, width], as [2, channels]."""
+    """Return the sum and sum of squares of each channel of an image [channels, height, width], as [2, channels]."""
     values = image.reshape(len(image), -1).astype(np.int64)
     return np.stack([values.sum(1), np.square(values).sum(1)])
 
 
-def decode_image(tree: Tree, name: str, options: ImageOptions) -> Pixels:
-    """Decode an image file to [3, size, size]."""
+@contextmanager
+def open_image(tree: Tree, name: str) -> Iterator[PillowImage]:
+    """Open an image file; any error in the body of the ``with`` statement is reported as a damaged image."""
     from PIL import Image
 
     try:
         with tree.open(name) as stream, Image.open(stream) as image:
-            return to_pixels(image, options)
+            yield image
     except Exception as error:  # a damaged image can fail with any exception
         raise UserError(f"{tree.path}/{name} is not a complete image ({error}); replace or remove it") from error
+
+
+def decode_image(tree: Tree, name: str, options: ImageOptions) -> Pixels:
+    """Decode an image file to [3, size, size]."""
+    with open_image(tree, name) as image:
+        return to_pixels(image, options)
 
 
 def to_pixels(image: Any, options: ImageOptions, mode: Literal["RGB", "L"] = "RGB") -> Pixels:
@@ -216,7 +240,7 @@ def to_pixels(image: Any, options: ImageOptions, mode: Literal["RGB", "L"] = "RG
 
 
 def as_8_bit(image: Any) -> Any:
-    """A Pillow image with one byte per channel: palettes are resolved, 16-bit values keep their upper byte."""
+    """Convert a Pillow image to one byte per channel: resolve palettes, keep the upper byte of 16-bit values."""
     from PIL import Image
 
     has_16_bits = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG")
@@ -224,10 +248,12 @@ def as_8_bit(image: Any) -> Any:
         return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise UserError("it has 32-bit pixels without a defined white level; save it with 8 or 16 bits")
-    return image.convert({"1": "L", "P": "RGB"}[image.mode]) if image.mode in ("1", "P") else image
+    if image.mode in ("1", "P"):  # black and white, palette
+        return image.convert("L" if image.mode == "1" else "RGB")
+    return image
 
 
 def channels_first(image: Any) -> Pixels:
-    """The pixels of a Pillow image as [channels, height, width]."""
+    """Return the pixels of a Pillow image as [channels, height, width]."""
     pixels = np.asarray(image)
     return np.ascontiguousarray(pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels[None])

@@ -71,6 +71,7 @@ def open_mapped(path: Path, remedy: str = "write it again with numpy.save") -> M
 
 
 def _reopen(path: str, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> MappedTensor:
+    """Map a file again and restore the view that was pickled."""
     return MappedTensor.of(open_mapped(Path(path)).as_strided(shape, stride, offset), Path(path))
 
 
@@ -84,6 +85,7 @@ class ArrayWriter:
     """
 
     def __init__(self, path: Path, row_shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+        """Create the file, with the header of an array without rows."""
         self.row_shape, self.dtype, self.rows = row_shape, np.dtype(dtype), 0
         self._stream = path.open("wb")
         self._write_header()
@@ -99,13 +101,14 @@ class ArrayWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Write the final number of rows into the header, unless an error occurred, and close the file."""
         if kind is None:
             self._stream.seek(0)
             self._write_header()
         self._stream.close()
 
     def _write_header(self) -> None:
-        # numpy pads the header so that the first dimension can grow in place.
+        """Write the ``.npy`` header; numpy pads it so that the number of rows can grow in place."""
         header = {
             "descr": np.lib.format.dtype_to_descr(self.dtype),
             "fortran_order": False,

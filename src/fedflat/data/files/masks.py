@@ -13,7 +13,15 @@ import numpy.typing as npt
 
 from fedflat.data.dataset import IGNORED, Dataset
 from fedflat.data.files.cache import cache_entry, fingerprint
-from fedflat.data.files.images import ImageList, Pixels, channel_sums, channels_first, decoded_dataset, write_decoded
+from fedflat.data.files.images import (
+    ImageList,
+    Pixels,
+    channel_sums,
+    channels_first,
+    decoded_dataset,
+    open_image,
+    write_decoded,
+)
 from fedflat.data.files.tree import Tree
 from fedflat.errors import UserError
 from fedflat.text import param
@@ -50,7 +58,7 @@ class MaskDecoder:
         from PIL import Image
 
         file, mask = files
-        image, mask_image = self._open(file), self._open(mask)
+        image, mask_image = self._load(file), self._load(mask)
         if image.size != mask_image.size:
             raise UserError(
                 f"{self.tree.path}/{file} has {_size_text(image)} pixels, but its mask {mask} has "
@@ -62,14 +70,11 @@ class MaskDecoder:
         self._check_ids(ids, mask)
         class_of_id = np.full(256, IGNORED, np.uint8)
         class_of_id[list(self.classes)] = list(self.classes.values())
-        # As Pillow's nearest: the source pixel that contains the centre of the target pixel.
-        rows, columns = (
-            (2 * np.arange(new) + 1) * old // (2 * new)
-            for new, old in zip((self.height, self.width), ids.shape, strict=True)
-        )
+        rows, columns = _nearest(ids.shape[0], self.height), _nearest(ids.shape[1], self.width)
         return {"inputs": pixels, "masks": class_of_id[ids[np.ix_(rows, columns)]], "sums": channel_sums(pixels)}
 
     def _check_ids(self, ids: Pixels, mask: str) -> None:
+        """Raise a ``UserError`` if a mask contains an id without a class."""
         unknown = sorted(set(np.unique(ids).tolist()) - set(self.classes))
         if unknown:
             raise UserError(
@@ -77,18 +82,10 @@ class MaskDecoder:
                 f"expected ids from {min(self.classes)} to {max(self.classes)}: replace the mask"
             )
 
-    def _open(self, name: str) -> PillowImage:
-        from PIL import Image
-
-        try:
-            with self.tree.open(name) as stream:
-                image = Image.open(stream)
-                image.load()
-                return image
-        except Exception as error:  # a damaged image can fail with any exception
-            raise UserError(
-                f"{self.tree.path}/{name} is not a complete image ({error}); replace or remove it"
-            ) from error
+    def _load(self, name: str) -> PillowImage:
+        with open_image(self.tree, name) as image:
+            image.load()
+            return image
 
 
 def mask_dataset(
@@ -131,15 +128,15 @@ def mask_dataset(
 
 
 def _target_size(tree: Tree, first: str, options: MaskOptions) -> tuple[int, int]:
-    """Height and width of all images: those of the first file, scaled."""
-    from PIL import Image
-
-    with tree.open(first) as stream:
-        try:
-            width, height = Image.open(stream).size
-        except OSError as error:
-            raise UserError(f"{tree.path}/{first} is not a complete image ({error}); replace it") from error
+    """Return the height and width of all images: those of the first file, scaled to the height ``options.size``."""
+    with open_image(tree, first) as image:
+        width, height = image.size
     return (height, width) if options.size is None else (options.size, max(1, round(options.size * width / height)))
+
+
+def _nearest(size: int, new_size: int) -> npt.NDArray[np.int64]:
+    """Return the source row or column for each of ``new_size``: the one that contains its centre, as in Pillow."""
+    return (2 * np.arange(new_size) + 1) * size // (2 * new_size)
 
 
 def _size_text(image: PillowImage) -> str:

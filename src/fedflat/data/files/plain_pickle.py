@@ -31,6 +31,7 @@ class _ForbiddenName(Exception):
 
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        """Resolve a name from the table instead of importing it."""
         if (module, name) not in _ALLOWED:
             raise _ForbiddenName(f"{module}.{name}")
         return _ALLOWED[module, name]

@@ -39,6 +39,7 @@ class DecodedImageCache:
     """
 
     def __init__(self, tree: Tree, names: Sequence[str], options: ImageOptions, limit: int) -> None:
+        """Start with an empty cache."""
         self.tree, self.names, self.options, self.limit = tree, list(names), options, limit
         self.images: OrderedDict[int, Pixels] = OrderedDict()
         self.decoded = 0
@@ -50,27 +51,31 @@ class DecodedImageCache:
         return 3, self.options.size, self.options.size
 
     def __getstate__(self) -> dict[str, Any]:
-        """State for another process, which starts with an empty cache."""
+        """Return the state for another process, which starts with an empty cache."""
         return {**vars(self), "images": OrderedDict(), "decoded": 0}
 
     def rows(self, positions: Sequence[int]) -> torch.Tensor:
-        """The images at ``positions``, [n, 3, size, size] uint8."""
-        requested = list(dict.fromkeys(positions))
-        missing = [position for position in requested if position not in self.images]
-        fresh = dict(zip(missing, self._decode(missing), strict=True))
-        images = {position: fresh[position] if position in fresh else self.images[position] for position in requested}
+        """Return the images at ``positions``, [n, 3, size, size] uint8."""
+        distinct = list(dict.fromkeys(positions))
+        missing = [position for position in distinct if position not in self.images]
+        decoded = dict(zip(missing, self._decode(missing), strict=True))
+        images = {
+            position: decoded[position] if position in decoded else self.images[position] for position in distinct
+        }
         batch = np.empty((len(positions), *self.shape), np.uint8)
         for row, position in enumerate(positions):
             batch[row] = images[position]
+        # The cache may be smaller than a batch, so it is updated only after the batch has been copied.
         capacity = self.limit // int(np.prod(self.shape))
-        for position, image in images.items():
-            self.images[position] = image
+        self.images |= images
+        for position in distinct:
             self.images.move_to_end(position)
-            while len(self.images) > capacity:
-                self.images.popitem(last=False)
+        while len(self.images) > capacity:
+            self.images.popitem(last=False)
         return torch.from_numpy(batch)
 
     def _decode(self, positions: list[int]) -> list[Pixels]:
+        """Decode the images at ``positions``, in parallel if there are several."""
         self.decoded += len(positions)
         names = [self.names[position] for position in positions]
         decode = partial(decode_image, self.tree, options=self.options)
@@ -91,8 +96,9 @@ class StreamedTensor(MappedTensor):
     first: int
 
     @classmethod
-    def over(cls, cache: DecodedImageCache, first: int, count: int) -> StreamedTensor:
-        """``count`` images of ``cache``, from position ``first`` on."""
+    def of_cache(cls, cache: DecodedImageCache, first: int, count: int) -> StreamedTensor:
+        """Create a tensor of ``count`` images of ``cache``, from position ``first`` on."""
+        # Expanding a single zero gives the shape without allocating the images.
         streamed = torch.Tensor._make_subclass(cls, torch.zeros(1, dtype=torch.uint8).expand(count, *cache.shape))
         streamed.cache, streamed.first, streamed.path = cache, first, cache.tree.path
         return streamed
@@ -109,27 +115,28 @@ class StreamedTensor(MappedTensor):
         return result
 
     def __getitem__(self, index: Any) -> torch.Tensor:
+        """Decode the images at ``index``, any index of the first dimension; a tensor's device is that of the result."""
         rows = torch.arange(len(self))[index.cpu() if isinstance(index, torch.Tensor) else index]
         images = self.cache.rows([self.first + row for row in rows.reshape(-1).tolist()])
         images = images.reshape(*rows.shape, *self.cache.shape)
         return images.to(index.device) if isinstance(index, torch.Tensor) else images
 
     def index_select(self, dim: int, index: torch.Tensor) -> torch.Tensor:
-        """The images at positions ``index``, on the device of ``index``."""
+        """Return the images at positions ``index``, on the device of ``index``."""
         assert dim == 0
         return self[index]
 
     def part(self, start: int, length: int, dim: int = 0) -> StreamedTensor:
-        """``length`` consecutive images."""
+        """Return ``length`` consecutive images, still not decoded."""
         assert dim == 0
-        return StreamedTensor.over(self.cache, self.first + start, length)
+        return StreamedTensor.of_cache(self.cache, self.first + start, length)
 
     def to(self, *_: Any, **__: Any) -> Self:
         """Do nothing: images are decoded on the host, and rows move to the device of their index."""
         return self
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
-        return StreamedTensor.over, (self.cache, self.first, len(self))
+        return StreamedTensor.of_cache, (self.cache, self.first, len(self))
 
 
 def streamed_dataset(
@@ -142,28 +149,37 @@ def streamed_dataset(
     group_names: Sequence[str],
     limit: int,
 ) -> Dataset:
-    """As ``image_dataset``, but images are decoded on access.
+    """Build a classification dataset whose images are decoded on access.
 
-    Training images must come first in ``listing``; ``limit`` is the size in bytes of each process's cache.
+    Args:
+        name: canonical text of the dataset.
+        data_dir: directory whose cache holds the statistics.
+        tree: the files.
+        listing: which files, with their classes and natural clients; training images come first.
+        classes: class names.
+        options: how images are resized.
+        group_names: names of the natural clients; empty if there are none.
+        limit: size in bytes of each process's cache of decoded images.
     """
-    train = listing.is_test.count(False)
-    assert not any(listing.is_test[:train]), "training images must come first"
-    inputs = StreamedTensor.over(DecodedImageCache(tree, listing.files, options, limit), 0, len(listing.files))
-    rows = np.unique(np.linspace(0, train - 1, min(train, SAMPLE)).round().astype(np.int64))
-    sample = [listing.files[row] for row in rows]
+    total, train_count = len(listing.files), listing.is_test.count(False)
+    assert not any(listing.is_test[:train_count]), "training images must come first"
+    sampled_rows = np.unique(np.linspace(0, train_count - 1, min(train_count, SAMPLE)).round().astype(np.int64))
+    sample = [listing.files[row] for row in sampled_rows]
     key = fingerprint((options.size, options.fit, *(f"{file} {tree.stamps[file]}" for file in sample)))
     prefix = f"{name.partition('(')[0]}-{options.size}-sample"
     entry = cache_entry(data_dir, prefix, key, partial(_write_sums, tree, sample, options))
     sums = open_cached(entry, "sums").numpy()
     mean, std = statistics_of_sums(sums.sum(0), options.size**2 * len(sample))
-    splits = [
+    inputs = StreamedTensor.of_cache(DecodedImageCache(tree, listing.files, options, limit), 0, total)
+    train, test = (
         listing.examples(np.arange(start, stop), inputs.part(start, stop - start), bool(group_names))
-        for start, stop in ((0, train), (train, len(listing.files)))
-    ]
-    return Dataset(name, splits[0], splits[1], tuple(classes), mean, std, group_names=tuple(group_names))
+        for start, stop in ((0, train_count), (train_count, total))
+    )
+    return Dataset(name, train, test, tuple(classes), mean, std, group_names=tuple(group_names))
 
 
 def _write_sums(tree: Tree, names: list[str], options: ImageOptions, folder: Path) -> None:
+    """Write the channel sums of each named image to ``sums.npy`` in ``folder``."""
     with ArrayWriter(folder / "sums.npy", (2, 3), np.int64) as sums:
         for name in names:
             sums.append(channel_sums(decode_image(tree, name, options))[None])

@@ -36,25 +36,28 @@ def read_table(path: Path, target: str, group: str, shape: str) -> dict[str, Any
     Returns:
         ``train_inputs`` [n, *shape], ``train_targets`` [n], ``train_groups`` [n] if present, and the same for ``test``.
     """
-    files = {"train": path} if path.is_file() else {part: _file_of(path, part) for part in ("train", "test")}
+    files = {"train": path} if path.is_file() else {split: _find_table(path, split) for split in ("train", "test")}
     arrays: dict[str, Any] = {}
-    for part, file in files.items():
-        columns = _arrays(_read(file), file, target, group, shape)
-        arrays |= {f"{part}_{name}": values for name, values in columns.items()}
+    for split, file in files.items():
+        columns = _to_arrays(_read_frame(file), file, target, group, shape)
+        arrays |= {f"{split}_{name}": values for name, values in columns.items()}
     return arrays
 
 
-def _file_of(folder: Path, part: str) -> Path:
-    file = next((folder / f"{part}{suffix}" for suffix in SUFFIXES if (folder / f"{part}{suffix}").is_file()), None)
-    if file is None:
-        raise UserError(
-            f"{folder / part}.parquet is missing; expected train.parquet and test.parquet (or .csv) in {folder}, "
-            "or the path of a single file"
-        )
-    return file
+def _find_table(folder: Path, split: str) -> Path:
+    """Return the table of a split in a folder, parquet before CSV."""
+    for suffix in SUFFIXES:
+        file = folder / f"{split}{suffix}"
+        if file.is_file():
+            return file
+    raise UserError(
+        f"{folder / split}.parquet is missing; expected train.parquet and test.parquet (or .csv) in {folder}, "
+        "or the path of a single file"
+    )
 
 
-def _read(file: Path) -> pandas.DataFrame:
+def _read_frame(file: Path) -> pandas.DataFrame:
+    """Read a parquet or CSV file."""
     if not file.is_file():
         raise UserError(f"{file} does not exist; check the path")
     if file.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
@@ -65,7 +68,8 @@ def _read(file: Path) -> pandas.DataFrame:
         raise UserError(f"{file} is not a complete {file.suffix[1:]} file ({error}); write it again") from error
 
 
-def _arrays(table: pandas.DataFrame, file: Path, target: str, group: str, shape: str) -> dict[str, Any]:
+def _to_arrays(table: pandas.DataFrame, file: Path, target: str, group: str, shape: str) -> dict[str, Any]:
+    """Convert a table to the arrays ``inputs`` and ``targets``, and ``groups`` if it has that column."""
     if target not in table:
         raise UserError(
             f"{file} has no column '{target}'; name the column of classes with target= "
@@ -76,19 +80,21 @@ def _arrays(table: pandas.DataFrame, file: Path, target: str, group: str, shape:
         arrays["groups"] = table[group].to_numpy()
     rest = table.drop(columns=[name for name in (target, group) if name in table])
     if INPUTS in rest:
-        inputs = _stacked(rest[INPUTS].tolist(), file)
+        inputs = _stack_lists(rest[INPUTS].tolist(), file)
     else:
         inputs = rest.select_dtypes("number").to_numpy(dtype=np.float32)
         if not inputs.shape[1]:
             raise UserError(f"{file} has no inputs; expected a column '{INPUTS}' of lists, or numeric columns")
-    arrays["inputs"] = inputs.reshape(len(inputs), *_sizes(shape, inputs[:1].size, file)) if shape else inputs
+    if shape:
+        inputs = inputs.reshape(len(inputs), *_parse_shape(shape, inputs[:1].size, file))
+    arrays["inputs"] = inputs
     return arrays
 
 
-def _stacked(rows: list[Any], file: Path) -> np.ndarray:
-    """Nested lists as one array."""
+def _stack_lists(rows: list[Any], file: Path) -> np.ndarray:
+    """Convert nested lists of equal shape, one per example, to one array."""
     try:
-        inputs = np.array([_nested(row) for row in rows])
+        inputs = np.array([_to_nested_lists(row) for row in rows])
     except ValueError as error:
         raise UserError(f"the lists in column '{INPUTS}' of {file} differ in shape; expected one shape") from error
     if inputs.dtype.kind not in "biuf":
@@ -96,14 +102,17 @@ def _stacked(rows: list[Any], file: Path) -> np.ndarray:
     return inputs
 
 
-def _nested(row: Any) -> Any:
-    return [_nested(item) for item in row] if isinstance(row, np.ndarray) and row.dtype == object else row
+def _to_nested_lists(row: Any) -> Any:
+    """Convert the arrays of arrays that pandas reads from nested parquet columns."""
+    return [_to_nested_lists(item) for item in row] if isinstance(row, np.ndarray) and row.dtype == object else row
 
 
-def _sizes(shape: str, numbers: int, file: Path) -> tuple[int, ...]:
-    sizes = shape.lower().split("x")
-    if not all(size.isdigit() for size in sizes) or np.prod([int(size) for size in sizes]) != numbers:
+def _parse_shape(shape: str, count: int, file: Path) -> tuple[int, ...]:
+    """Parse the shape of an example, e.g. ``3x32x32``, which must have ``count`` numbers."""
+    words = shape.lower().split("x")
+    sizes = tuple(int(word) for word in words if word.isdigit())
+    if len(sizes) < len(words) or np.prod(sizes) != count:
         raise UserError(
-            f"shape={shape} does not match the {numbers} numbers per example in {file}; expected e.g. 3x32x32"
+            f"shape={shape} does not match the {count} numbers per example in {file}; expected e.g. 3x32x32"
         )
-    return tuple(int(size) for size in sizes)
+    return sizes

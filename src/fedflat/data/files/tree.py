@@ -32,10 +32,10 @@ class Tree(ABC):
 
     @abstractmethod
     def subfolders(self, folder: str) -> list[str]:
-        """Names of the folders directly in ``folder``, including empty ones."""
+        """Return the names of the folders directly in ``folder``, including empty ones."""
 
-    def text(self, name: str) -> str:
-        """Content of a text file."""
+    def read_text(self, name: str) -> str:
+        """Read a text file."""
         if name not in self.stamps:
             raise UserError(f"{self.path}/{name} is missing; unpack the dataset again")
         with self.open(name) as stream:
@@ -46,13 +46,14 @@ class Tree(ABC):
         return list(self.stamps)
 
     def files_below(self, folder: str) -> list[str]:
-        """Names of all files below ``folder``, at any depth."""
-        # "0" is the character after "/".
-        first, last = (bisect_left(self._names, bound) for bound in (f"{folder}/", f"{folder}0"))
+        """Return the names of all files below ``folder``, at any depth."""
+        # In sorted order these names are consecutive: from "folder/" to before "folder0", as "0" follows "/" in ASCII.
+        first = bisect_left(self._names, f"{folder}/")
+        last = bisect_left(self._names, f"{folder}0")
         return self._names[first:last]
 
     def digest(self, folder: str) -> str:
-        """sha256 over the names and contents of all files below ``folder``."""
+        """Hash (sha256) the names and contents of all files below ``folder``."""
         digest = hashlib.sha256()
         for name in self.files_below(folder):
             with self.open(name) as stream:
@@ -79,6 +80,7 @@ class ZipTree(Tree):
     """The files of a zip archive, relative to its single top-level folder if it has one; stamps are size and CRC."""
 
     def __init__(self, path: Path) -> None:
+        """Open the archive and list its files, without those that macOS adds."""
         super().__init__(path)
         try:
             self._zip = zipfile.ZipFile(path)
@@ -87,8 +89,8 @@ class ZipTree(Tree):
         members = (info for info in self._zip.infolist() if not info.is_dir() and "__MACOSX" not in info.filename)
         self._files = {info.filename: info for info in members}
         top_level = {name.partition("/")[0] for name in self._files}
-        single = len(top_level) == 1 and all("/" in name for name in self._files)
-        self._root = f"{top_level.pop()}/" if single else ""
+        has_single_folder = len(top_level) == 1 and all("/" in name for name in self._files)
+        self._root = f"{top_level.pop()}/" if has_single_folder else ""
 
     @cached_property
     def stamps(self) -> dict[str, str]:
@@ -96,8 +98,9 @@ class ZipTree(Tree):
         return dict(sorted(stamps.items()))
 
     def subfolders(self, folder: str) -> list[str]:
-        start = f"{self._root}{folder}/" if folder else self._root
-        inside = (name.removeprefix(start) for name in self._zip.namelist() if name.startswith(start))
+        """Return the names of the folders directly in ``folder``; archives store folders as names that end in /."""
+        prefix = f"{self._root}{folder}/" if folder else self._root
+        inside = (name.removeprefix(prefix) for name in self._zip.namelist() if name.startswith(prefix))
         return sorted({name.partition("/")[0] for name in inside if "/" in name})
 
     def open(self, name: str) -> IO[bytes]:
@@ -105,6 +108,7 @@ class ZipTree(Tree):
 
 
 def _folder_stamps(folder: Path, prefix: str) -> Iterator[tuple[str, str]]:
+    """Yield the name, after ``prefix``, and the stamp of every file below a folder, without hidden ones."""
     with os.scandir(folder) as children:
         for child in children:
             if child.name.startswith("."):

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,18 +28,23 @@ class Dirichlet(ClassCountPartitioner):
     (Acar et al. 2021).
     """
 
-    sizes: ClassVar[str] = "equal or lognormal"
-    citation: ClassVar[str] = "Acar et al. 2021 (FedDyn)"
-    examples: ClassVar[tuple[str, ...]] = ("dirichlet(alpha=0.6)", "dirichlet(alpha=0.1)", "dirichlet(alpha=0)")
+    sizes = "equal or lognormal"
+    citation = "Acar et al. 2021 (FedDyn)"
+    examples = ("dirichlet(alpha=0.6)", "dirichlet(alpha=0.1)", "dirichlet(alpha=0)")
     alpha: float = param(0.1, ALPHA_HELP, low=0)
     sigma: float = param(0.0, SIGMA_HELP, low=0, high=10)
 
     def counts(self, available: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
-        sizes = partial(client_sizes, sigma=self.sigma, rng=rng)
+        """Draw class counts [clients, classes] that use each of the ``available`` examples per class once."""
+        draw_sizes = partial(client_sizes, sigma=self.sigma, rng=rng)
         if self.alpha == 0:
-            return one_class_each(available, clients, sizes)
+            return one_class_per_client(available, clients, draw_sizes)
         log_priors = log_dirichlet(self.alpha, (clients, len(available)), rng)
-        return ration(available, sizes(int(available.sum()), clients), lambda open: softmax(log_priors[:, open]), rng)
+
+        def priors(remaining: IntArray) -> Reals:
+            return softmax(log_priors[:, remaining])
+
+        return draw_class_counts(available, draw_sizes(int(available.sum()), clients), priors, rng)
 
 
 @dataclass(frozen=True)
@@ -50,21 +54,22 @@ class DirichletReuse(ClassCountPartitioner):
     This is the partition in the released code of FedSWA, FL-Simulator, FedLESAM and FedWMSAM.
     """
 
-    disjoint: ClassVar[bool] = False
-    sizes: ClassVar[str] = "equal or lognormal"
-    citation: ClassVar[str] = "released code of FedSWA, FedWMSAM, FedLESAM and FL-Simulator"
-    examples: ClassVar[tuple[str, ...]] = ("dirichlet-reuse(alpha=0.1)",)
+    disjoint = False
+    sizes = "equal or lognormal"
+    citation = "released code of FedSWA, FedWMSAM, FedLESAM and FL-Simulator"
+    examples = ("dirichlet-reuse(alpha=0.1)",)
     alpha: float = param(0.1, ALPHA_HELP, low=0)
     sigma: float = param(0.0, SIGMA_HELP, low=0, high=10)
 
     def counts(self, available: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
-        sizes = partial(client_sizes, sigma=self.sigma, rng=rng)
+        """Draw class counts [clients, classes]; a class may be drawn more often than its ``available`` examples."""
+        draw_sizes = partial(client_sizes, sigma=self.sigma, rng=rng)
         if self.alpha == 0:
-            return one_class_each(available, clients, sizes)
+            return one_class_per_client(available, clients, draw_sizes)
         present = np.flatnonzero(available)
-        counts = np.zeros((clients, len(available)), dtype=np.int64)
         priors = softmax(log_dirichlet(self.alpha, (clients, len(available)), rng)[:, present])
-        counts[:, present] = rng.multinomial(sizes(int(available.sum()), clients), priors)
+        counts = np.zeros((clients, len(available)), dtype=np.int64)
+        counts[:, present] = rng.multinomial(draw_sizes(int(available.sum()), clients), priors)
         return counts
 
 
@@ -75,31 +80,36 @@ class DirichletClasswise(ClassCountPartitioner):
     A client that would be empty gets one example of the most frequent class of the largest client.
     """
 
-    sizes: ClassVar[str] = "variable"
-    citation: ClassVar[str] = "Yurochkin et al. 2019; Flower's `DirichletPartitioner`"
-    examples: ClassVar[tuple[str, ...]] = ("dirichlet-classwise(alpha=0.1)",)
+    sizes = "variable"
+    citation = "Yurochkin et al. 2019; Flower's `DirichletPartitioner`"
+    examples = ("dirichlet-classwise(alpha=0.1)",)
     alpha: float = param(0.1, ALPHA_HELP, low=0)
 
     def counts(self, available: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
+        """Draw class counts [clients, classes] that use each of the ``available`` examples per class once."""
         if self.alpha == 0:
-            return one_class_each(available, clients)
+            return one_class_per_client(available, clients)
         shares = softmax(log_dirichlet(self.alpha, (len(available), clients), rng))
+        # The examples of each class are cut at rounded positions, so that every example is used.
         cuts = np.rint(np.cumsum(shares, axis=1) * available[:, None]).astype(np.int64)
         cuts[:, -1] = available
         counts = np.diff(cuts, axis=1, prepend=0).T.copy()
         sizes = counts.sum(1)
         for empty in np.flatnonzero(sizes == 0):
             largest = sizes.argmax()
-            frequent = counts[largest].argmax()
-            counts[[largest, empty], frequent] += (-1, 1)
-            sizes[[largest, empty]] += (-1, 1)
+            most_frequent = counts[largest].argmax()
+            for client, change in ((largest, -1), (empty, 1)):
+                counts[client, most_frequent] += change
+                sizes[client] += change
         return counts
 
 
-def ration(
+def draw_class_counts(
     available: IntArray, sizes: IntArray, priors: Callable[[IntArray], Reals], rng: np.random.Generator
 ) -> IntArray:
-    """Draw class counts for all clients at once; scarce classes are rationed at random, and short clients draw again.
+    """Draw class counts for all clients at once, without using more examples than there are.
+
+    Scarce classes are rationed at random among the clients that drew them; clients left short draw again.
 
     Args:
         available: number of examples of each class [classes].
@@ -110,29 +120,31 @@ def ration(
     Returns:
         Counts [clients, classes] with row sums ``sizes``.
     """
-    left, wanted = available.copy(), sizes.copy()
-    given = np.zeros((len(sizes), len(available)), dtype=np.int64)
+    unused, missing = available.copy(), sizes.copy()
+    counts = np.zeros((len(sizes), len(available)), dtype=np.int64)
     # A client is short only if a class was exhausted, so there are at most as many iterations as classes.
-    while wanted.any():
-        open_classes = np.flatnonzero(left)
-        asked = rng.multinomial(wanted, priors(open_classes))
-        for column in np.flatnonzero(asked.sum(0) > left[open_classes]):
-            asked[:, column] = rng.multivariate_hypergeometric(asked[:, column], left[open_classes[column]])
-        given[:, open_classes] += asked
-        left[open_classes] -= asked.sum(0)
-        wanted -= asked.sum(1)
-    return given
+    while missing.any():
+        remaining = np.flatnonzero(unused)
+        drawn = rng.multinomial(missing, priors(remaining))
+        for column in np.flatnonzero(drawn.sum(0) > unused[remaining]):
+            drawn[:, column] = rng.multivariate_hypergeometric(drawn[:, column], unused[remaining[column]])
+        counts[:, remaining] += drawn
+        unused[remaining] -= drawn.sum(0)
+        missing -= drawn.sum(1)
+    return counts
 
 
-def one_class_each(available: IntArray, clients: int, sizes: Callable[[int, int], IntArray] = equal_sizes) -> IntArray:
-    """Counts [clients, classes] with one class per client; classes have nearly equally many clients.
+def one_class_per_client(
+    available: IntArray, clients: int, split_class: Callable[[int, int], IntArray] = equal_sizes
+) -> IntArray:
+    """Return counts [clients, classes] with one class per client; classes have nearly equally many clients.
 
     Args:
         available: number of examples of each class [classes].
         clients: number of clients.
-        sizes: divides the examples of a class among its clients.
+        split_class: divides a number of examples among a number of clients.
 
-    >>> one_class_each(np.array([6, 4]), 3).tolist()
+    >>> one_class_per_client(np.array([6, 4]), 3).tolist()
     [[3, 0], [3, 0], [0, 4]]
     """
     present = np.count_nonzero(available)
@@ -141,21 +153,23 @@ def one_class_each(available: IntArray, clients: int, sizes: Callable[[int, int]
             f"alpha=0 gives every client one class, but there are {present} classes and only {clients} clients; "
             f"expected at least {present} clients"
         )
-    # A class with m examples has room for m clients: fill first places over all classes, then second places, ...
+    # A class with m examples has places for m clients: fill the first places of all classes, then the second, ...
+    # Larger classes come first in each turn.
     class_of_place = np.repeat(np.arange(len(available)), available)
-    place = np.concatenate([np.arange(count) for count in available])
-    taken = np.lexsort((class_of_place, -available[class_of_place], place))[:clients]
-    holders = np.bincount(class_of_place[taken], minlength=len(available))
+    turn_of_place = np.concatenate([np.arange(count) for count in available])
+    filled = np.lexsort((class_of_place, -available[class_of_place], turn_of_place))[:clients]
+    clients_per_class = np.bincount(class_of_place[filled], minlength=len(available))
     counts = np.zeros((clients, len(available)), dtype=np.int64)
     first = 0
-    for label in np.flatnonzero(holders):
-        counts[first : first + holders[label], label] = sizes(int(available[label]), int(holders[label]))
-        first += holders[label]
+    for label in np.flatnonzero(clients_per_class):
+        last = first + clients_per_class[label]
+        counts[first:last, label] = split_class(int(available[label]), int(clients_per_class[label]))
+        first = last
     return counts
 
 
 def log_dirichlet(alpha: float | Reals, shape: tuple[int, int], rng: np.random.Generator) -> Reals:
-    """Logarithms of unnormalised Dir(alpha) rows, for any alpha above 0, scalar or per class.
+    """Draw the logarithms of unnormalised Dir(alpha) rows, for any alpha above 0, scalar or per class.
 
     In logarithms no share is zero, so rows can be renormalised over any subset of classes. Gamma variables of a small
     shape a underflow, hence log G(a) = log G(a + 1) + log(U) / a.
@@ -166,7 +180,7 @@ def log_dirichlet(alpha: float | Reals, shape: tuple[int, int], rng: np.random.G
 
 
 def softmax(logs: Reals) -> Reals:
-    """Rows of shares from rows of logarithms."""
+    """Convert rows of logarithms to rows of shares that sum to 1."""
     weights = np.exp(logs - logs.max(axis=1, keepdims=True))
     shares: Reals = weights / weights.sum(axis=1, keepdims=True)
     return shares

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from fedflat.data.partitioners.partitioner import IntArray, PartitionModifier
+from fedflat.data.partitioners.partitioner import Clients, PartitionModifier
 from fedflat.errors import UserError
 from fedflat.text import param
 
@@ -16,23 +15,24 @@ from fedflat.text import param
 class HeldOut(PartitionModifier):
     """A random share of the clients never trains; testing on them measures the participation gap (Yuan et al. 2022)."""
 
-    stream: ClassVar[int] = 0x0B5E
-    needs_disjoint: ClassVar[bool] = True
-    citation: ClassVar[str] = "Yuan et al. 2022"
-    examples: ClassVar[tuple[str, ...]] = ("dirichlet(alpha=0.1)+held-out(share=0.2)",)
+    stream = 0x0B5E
+    needs_disjoint = True
+    citation = "Yuan et al. 2022"
+    examples = ("dirichlet(alpha=0.1)+held-out(share=0.2)",)
     share: float = param(
         0.2, "share of clients that never train; at least one trains and one does not", above=0, high=0.99
     )
 
-    def separate(
-        self, clients: tuple[IntArray, ...], rng: np.random.Generator
-    ) -> tuple[tuple[IntArray, ...], tuple[IntArray, ...]]:
+    def hold_out_clients(self, clients: Clients, rng: np.random.Generator) -> tuple[Clients, Clients]:
+        """Return the clients that train and those that never do, both in their original order."""
         total = len(clients)
         if total < 2:
             raise UserError(
                 "held-out needs at least 2 clients, but this partition has only one; choose another partition"
             )
-        is_unseen = np.zeros(total, dtype=bool)
-        is_unseen[rng.permutation(total)[: min(max(round(self.share * total), 1), total - 1)]] = True
-        seen, unseen = (tuple(clients[int(i)] for i in np.flatnonzero(chosen)) for chosen in (~is_unseen, is_unseen))
-        return seen, unseen
+        count = min(max(round(self.share * total), 1), total - 1)
+        unseen = set(rng.permutation(total)[:count].tolist())
+        return (
+            tuple(positions for client, positions in enumerate(clients) if client not in unseen),
+            tuple(positions for client, positions in enumerate(clients) if client in unseen),
+        )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from fedflat.data.partitioners.dirichlet import log_dirichlet, one_class_each, softmax
+from fedflat.data.partitioners.dirichlet import log_dirichlet, one_class_per_client, softmax
 from fedflat.data.partitioners.partitioner import ClassCountPartitioner, IntArray, equal_sizes
 from fedflat.text import param
 
@@ -22,25 +21,26 @@ class DirichletLda(ClassCountPartitioner):
     and CIFAR-100.
     """
 
-    citation: ClassVar[str] = "Hsu et al. 2019; the files of Hsu et al. 2020, used by FedSAM (2022) and WiMA (2023)"
-    examples: ClassVar[tuple[str, ...]] = ("dirichlet-lda(alpha=1)", "dirichlet-lda(alpha=0.1)")
+    citation = "Hsu et al. 2019; the files of Hsu et al. 2020, used by FedSAM (2022) and WiMA (2023)"
+    examples = ("dirichlet-lda(alpha=1)", "dirichlet-lda(alpha=0.1)")
     alpha: float = param(
         0.5, "total concentration: smaller values give clients fewer classes; 0: one class per client", low=0
     )
 
     def counts(self, available: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
+        """Draw class counts [clients, classes] that use each of the ``available`` examples per class once."""
         if self.alpha == 0:
-            return one_class_each(available, clients)
+            return one_class_per_client(available, clients)
         concentration = self.alpha * (available / available.sum())
-        left = available.copy()
+        unused = available.copy()
         counts = np.zeros((clients, len(available)), dtype=np.int64)
-        for client, wanted in enumerate(equal_sizes(int(available.sum()), clients)):
+        for client, missing in enumerate(equal_sizes(int(available.sum()), clients)):
             # A client is short only if it exhausted a class, so there are at most clients + classes draws.
-            while wanted:
-                open_classes = np.flatnonzero(left)
-                shares = softmax(log_dirichlet(concentration[open_classes], (1, len(open_classes)), rng))[0]
-                taken = np.minimum(rng.multinomial(wanted, shares), left[open_classes])
-                counts[client, open_classes] += taken
-                left[open_classes] -= taken
-                wanted -= taken.sum()
+            while missing:
+                remaining = np.flatnonzero(unused)
+                shares = softmax(log_dirichlet(concentration[remaining], (1, len(remaining)), rng))[0]
+                taken = np.minimum(rng.multinomial(missing, shares), unused[remaining])
+                counts[client, remaining] += taken
+                unused[remaining] -= taken
+                missing -= taken.sum()
         return counts

@@ -7,9 +7,9 @@ import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import index
+from operator import index as as_integer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -27,9 +27,9 @@ EXPECTED = 'expected JSON such as {"examples": 4, "clients": [[0, 2], [1, 3]]}'
 class Listed(Partitioner):
     """Each client has the training examples that a file lists for it, except those held out for validation."""
 
-    by_label: ClassVar[bool] = False
-    sizes: ClassVar[str] = "as listed"
-    citation: ClassVar[str] = "a Flower partitioner, or your own ([interoperability](../interop.md))"
+    by_label = False
+    sizes = "as listed"
+    citation = "a Flower partitioner, or your own ([interoperability](../interop.md))"
     path: str | None = param(
         None, "JSON file with the number of training examples and a list of positions per client", path=True
     )
@@ -42,30 +42,34 @@ class Listed(Partitioner):
         return True
 
     def divide(self, data: LabelledExamples, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
-        lists = self._read(data.total)
+        """Convert the listed positions in the training set to indices in ``data``, which lacks held-out examples."""
+        lists = self._read_lists(data.total)
         if clients not in (None, len(lists)):
             raise UserError(f"{self.path} lists {len(lists)} clients, not {clients}; set clients to null")
         assert data.positions is not None
-        index_of = np.full(data.total, -1)
-        index_of[data.positions] = np.arange(len(data.targets))
-        kept = [indices[indices >= 0] for indices in (np.sort(index_of[positions]) for positions in lists)]
-        empty = next((number for number, indices in enumerate(kept) if not len(indices)), None)
-        if empty is not None:
-            raise UserError(
-                f"client {empty} of {self.path} has no examples left after validation and longtail; "
-                "choose a smaller validation share or factor"
-            )
-        return kept
+        index_of_position = np.full(data.total, -1)
+        index_of_position[data.positions] = np.arange(len(data.targets))
+        divided = []
+        for client, positions in enumerate(lists):
+            indices = np.sort(index_of_position[positions])
+            indices = indices[indices >= 0]
+            if not len(indices):
+                raise UserError(
+                    f"client {client} of {self.path} has no examples left after validation and longtail; "
+                    "choose a smaller validation share or factor"
+                )
+            divided.append(indices)
+        return divided
 
-    def _read(self, examples: int) -> list[IntArray]:
-        """The positions of each client in a training set of ``examples``."""
+    def _read_lists(self, examples: int) -> list[IntArray]:
+        """Read the positions of each client in a training set of ``examples``."""
         if self.path is None:
             raise UserError("listed needs the file of the partition; write listed(path=FILE.json)")
-        content = self._content(Path(self.path).expanduser())
+        content = self._read_verified(Path(self.path).expanduser())
         try:
             document = json.loads(content)
-            listed_examples = index(document["examples"])
-            lists = [np.array([*map(index, positions)], dtype=np.int64) for positions in document["clients"]]
+            listed_examples = as_integer(document["examples"])
+            lists = [np.array([*map(as_integer, positions)], dtype=np.int64) for positions in document["clients"]]
         except (ValueError, TypeError, KeyError, OverflowError):
             raise UserError(f"{self.path} is not a partition file; {EXPECTED}") from None
         if listed_examples != examples:
@@ -73,9 +77,11 @@ class Listed(Partitioner):
                 f"{self.path} partitions {listed_examples} training examples, but this dataset has {examples}; "
                 "use the dataset it was made for"
             )
-        return _checked(lists, examples, self.path)
+        _check_lists(lists, examples, self.path)
+        return lists
 
-    def _content(self, path: Path) -> bytes:
+    def _read_verified(self, path: Path) -> bytes:
+        """Read the file and compare it with the parameter ``hash``."""
         try:
             content = path.read_bytes()
         except OSError as error:
@@ -133,11 +139,12 @@ def listed(
 
 
 def content_hash(content: bytes) -> str:
-    """Hash of a partition file, as in the parameter ``hash``."""
+    """Return the hash of a partition file, as in the parameter ``hash``."""
     return f"sha256-{hashlib.sha256(content).hexdigest()[:16]}"
 
 
-def _checked(lists: list[IntArray], examples: int, path: str) -> list[IntArray]:
+def _check_lists(lists: list[IntArray], examples: int, path: str) -> None:
+    """Raise a ``UserError`` unless the clients have disjoint, non-empty lists of valid positions."""
     if not lists or not all(map(len, lists)):
         raise UserError(f"{path} has a client without examples; expected at least one client, with one example each")
     positions = np.concatenate(lists)
@@ -149,4 +156,3 @@ def _checked(lists: list[IntArray], examples: int, path: str) -> list[IntArray]:
         raise UserError(
             f"{path} lists example {counts.argmax()} {counts.max()} times; expected every example at most once"
         )
-    return lists

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -19,10 +18,10 @@ class Natural(Partitioner):
     With ``largest``, natural clients that have more examples are divided into several.
     """
 
-    by_label: ClassVar[bool] = False
-    sizes: ClassVar[str] = "as in the data"
-    citation: ClassVar[str] = "Caldas et al. 2018 (LEAF), Hsu et al. 2020 (Landmarks)"
-    examples: ClassVar[tuple[str, ...]] = ("natural",)
+    by_label = False
+    sizes = "as in the data"
+    citation = "Caldas et al. 2018 (LEAF), Hsu et al. 2020 (Landmarks)"
+    examples = ("natural",)
     largest: int | None = param(
         None, "divide natural clients with more examples than this into several of nearly equal size", low=1
     )
@@ -32,10 +31,11 @@ class Natural(Partitioner):
         return True
 
     def divide(self, data: LabelledExamples, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
+        """Return the indices of each natural client's examples; divide clients above ``largest`` at random."""
         if data.groups is None:
             raise UserError("this dataset has no natural clients; choose another partition, e.g. dirichlet")
         sizes = np.bincount(data.groups, minlength=data.num_groups)
-        pieces = np.ones_like(sizes) if self.largest is None else -(-sizes // self.largest)
+        pieces = np.ones_like(sizes) if self.largest is None else np.ceil(sizes / self.largest).astype(np.int64)
         if clients not in (None, int(pieces.sum())):
             raise UserError(
                 f"the natural partition of this dataset has {pieces.sum()} clients, not {clients}; set clients to null"
@@ -48,8 +48,7 @@ class Natural(Partitioner):
         by_group = np.split(np.argsort(data.groups, kind="stable"), np.cumsum(sizes)[:-1])
         if self.largest is None:
             return by_group
-        return [
-            np.sort(piece)
-            for indices, count in zip(by_group, pieces, strict=True)
-            for piece in np.array_split(rng.permutation(indices), count)
-        ]
+        divided: list[IntArray] = []
+        for indices, count in zip(by_group, pieces, strict=True):
+            divided += map(np.sort, np.array_split(rng.permutation(indices), count))
+        return divided

@@ -1,6 +1,6 @@
 """Base classes of partitioners and of partition modifiers.
 
-Most partitioners only decide how many examples of each class every client gets; ``deal`` then draws the examples. The
+Most partitioners only decide how many examples of each class every client gets; ``draw_examples`` then draws them. The
 class histograms therefore depend on the seed and the class counts alone, not on the order of the examples.
 """
 
@@ -18,6 +18,9 @@ import torch
 from fedflat.errors import UserError
 
 IntArray = npt.NDArray[np.int64]
+Clients = tuple[IntArray, ...]
+"""Positions of the examples of each client."""
+SIGMA_HELP = "standard deviation of the logarithm of client sizes; 0: equal sizes"
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +92,7 @@ class ClassCountPartitioner(Partitioner):
 
     @abstractmethod
     def counts(self, available: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
-        """Number of examples per client and class.
+        """Decide how many examples of each class every client gets.
 
         Args:
             available: number of examples of each class [classes].
@@ -102,7 +105,7 @@ class ClassCountPartitioner(Partitioner):
 
     def divide(self, data: LabelledExamples, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
         number = check_clients(clients, len(data.targets))
-        return deal(self.counts(data.class_counts, number, rng), data.targets, rng)
+        return draw_examples(self.counts(data.class_counts, number, rng), data.targets, rng)
 
 
 class PartitionModifier(ABC):
@@ -122,19 +125,17 @@ class PartitionModifier(ABC):
     citation: ClassVar[str] = ""
     examples: ClassVar[tuple[str, ...]] = ()
 
-    def select(self, targets: IntArray, num_classes: int, rng: np.random.Generator) -> IntArray:
-        """Before partitioning: sorted indices of the examples to keep, given their classes [n]."""
+    def select_examples(self, targets: IntArray, num_classes: int, rng: np.random.Generator) -> IntArray:
+        """Before partitioning, return the sorted indices of the examples to keep, given their classes [n]."""
         return np.arange(len(targets))
 
-    def separate(
-        self, clients: tuple[IntArray, ...], rng: np.random.Generator
-    ) -> tuple[tuple[IntArray, ...], tuple[IntArray, ...]]:
-        """After partitioning: the clients that train, and those that never do."""
+    def hold_out_clients(self, clients: Clients, rng: np.random.Generator) -> tuple[Clients, Clients]:
+        """After partitioning, return the clients that train and those that never do."""
         return clients, ()
 
 
 def check_clients(clients: int | None, examples: int) -> int:
-    """The number of clients, which must be at least 1 and at most the number of examples."""
+    """Return the number of clients, after checking that it is at least 1 and at most the number of examples."""
     if clients is None or clients < 1:
         raise UserError(f"this partition needs at least 1 client, not {clients}")
     if clients > examples:
@@ -142,8 +143,8 @@ def check_clients(clients: int | None, examples: int) -> int:
     return clients
 
 
-def deal(counts: IntArray, targets: IntArray, rng: np.random.Generator) -> list[IntArray]:
-    """Draw examples without replacement; an exhausted class starts again from its first example.
+def draw_examples(counts: IntArray, targets: IntArray, rng: np.random.Generator) -> list[IntArray]:
+    """Draw examples of each class without replacement; an exhausted class starts again from its first example.
 
     Args:
         counts: number of examples per client and class [clients, classes].
@@ -155,53 +156,58 @@ def deal(counts: IntArray, targets: IntArray, rng: np.random.Generator) -> list[
     """
     clients, classes = counts.shape
     shuffled = rng.permutation(len(targets))
-    by_class = np.split(
-        shuffled[np.argsort(targets[shuffled], kind="stable")], np.cumsum(np.bincount(targets, minlength=classes))[:-1]
-    )
-    dealt = np.concatenate([np.resize(members, asked) for members, asked in zip(by_class, counts.sum(0), strict=True)])
-    owner = np.repeat(np.tile(np.arange(clients), classes), counts.T.ravel())
-    by_owner = dealt[np.lexsort((dealt, owner))].astype(np.int64)
-    return np.split(by_owner, np.cumsum(counts.sum(1))[:-1])
+    sorted_by_class = shuffled[np.argsort(targets[shuffled], kind="stable")]
+    by_class = np.split(sorted_by_class, np.cumsum(np.bincount(targets, minlength=classes))[:-1])
+    # np.resize truncates a class, or repeats it if more examples are wanted than exist.
+    drawn = np.concatenate([np.resize(members, total) for members, total in zip(by_class, counts.sum(0), strict=True)])
+    # ``drawn`` is ordered by class; within each class, the first examples go to client 0, the next to client 1, ...
+    client_of_drawn = np.repeat(np.tile(np.arange(clients), classes), counts.T.ravel())
+    sorted_by_client = drawn[np.lexsort((drawn, client_of_drawn))].astype(np.int64)
+    return np.split(sorted_by_client, np.cumsum(counts.sum(1))[:-1])
 
 
 def class_counter(targets: torch.Tensor | IntArray, num_classes: int) -> Callable[[IntArray], IntArray]:
-    """A function from positions to class counts [classes].
+    """Return a function that counts the classes [classes] of the examples at given positions.
 
     Masks are counted once, one by one, since together they may exceed memory; ignored pixels are left out.
     """
     labels = np.asarray(targets)
     if labels.ndim < 3:
-        return lambda rows: np.bincount(labels[rows].ravel(), minlength=num_classes)
+        return lambda positions: np.bincount(labels[positions].ravel(), minlength=num_classes)
     counts = np.stack([np.bincount(mask.ravel(), minlength=num_classes)[:num_classes] for mask in labels])
-    return lambda rows: counts[rows].sum(0)
+    return lambda positions: counts[positions].sum(0)
 
 
 def coarse_of_class(labels: IntArray, coarse: IntArray, num_classes: int) -> IntArray:
-    """Superclass of each class [classes], numbered from 0; -1 for classes without examples."""
-    numbers = np.unique(coarse, return_inverse=True)[1]
-    of_class = np.full(num_classes, -1)
-    of_class[labels] = numbers
-    wrong = of_class[labels] != numbers
-    if wrong.any():
-        raise UserError(f"class {labels[wrong.argmax()]} has examples of two coarse labels; expected one per class")
-    return of_class
+    """Return the superclass of each class [classes], numbered from 0; -1 for classes without examples.
+
+    Args:
+        labels: class of each example [n].
+        coarse: superclass of each example [n], in any numbering.
+        num_classes: number of classes.
+    """
+    _, superclasses = np.unique(coarse, return_inverse=True)
+    superclass_of_class = np.full(num_classes, -1)
+    superclass_of_class[labels] = superclasses
+    conflicts = superclass_of_class[labels] != superclasses
+    if conflicts.any():
+        raise UserError(f"class {labels[conflicts.argmax()]} has examples of two coarse labels; expected one per class")
+    return superclass_of_class
 
 
 def validation_positions(labels: IntArray, share: float, rng: np.random.Generator) -> IntArray:
-    """Sorted positions of a random ``share`` of every class, rounded to the nearest integer."""
+    """Draw a ``share`` of every class, rounded to the nearest integer, and return the sorted positions."""
     if not 0 <= share < 1:
         raise UserError(f"the validation share is {share}; expected at least 0 and below 1")
-    shuffled = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
-    if not shuffled:
-        return labels
-    return np.sort(np.concatenate([members[: round(share * len(members))] for members in shuffled]))
-
-
-SIGMA_HELP = "standard deviation of the logarithm of client sizes; 0: equal sizes"
+    held_out = [np.zeros(0, dtype=np.int64)]
+    for label in np.unique(labels):
+        shuffled = rng.permutation(np.flatnonzero(labels == label))
+        held_out.append(shuffled[: round(share * len(shuffled))])
+    return np.sort(np.concatenate(held_out))
 
 
 def equal_sizes(total: int, parts: int) -> IntArray:
-    """``total`` as ``parts`` integers that differ by at most one, larger ones first.
+    """Split ``total`` into ``parts`` integers that differ by at most one, larger ones first.
 
     >>> equal_sizes(11, 4).tolist()
     [3, 3, 3, 2]
@@ -210,9 +216,10 @@ def equal_sizes(total: int, parts: int) -> IntArray:
 
 
 def client_sizes(total: int, parts: int, sigma: float, rng: np.random.Generator) -> IntArray:
-    """``total`` as ``parts`` integers in proportion to exp(sigma * N(0, 1)) (Acar et al. 2021); equal for sigma = 0.
+    """Split ``total`` examples over ``parts`` clients in proportion to exp(sigma * N(0, 1)) (Acar et al. 2021).
 
-    Every client gets one example first, so none is empty; the rest is apportioned by largest remainders.
+    Every client gets one example first, so none is empty; the rest is apportioned by largest remainders. With
+    sigma = 0, sizes are equal.
     """
     if sigma == 0:
         return equal_sizes(total, parts)
@@ -220,6 +227,7 @@ def client_sizes(total: int, parts: int, sigma: float, rng: np.random.Generator)
     weights = np.exp(logs - logs.max())
     exact = (total - parts) * weights / weights.sum()
     sizes: IntArray = np.floor(exact).astype(np.int64) + 1
-    by_remainder = np.argsort(np.floor(exact) - exact, kind="stable")
-    sizes[by_remainder[: total - sizes.sum()]] += 1
+    largest_remainder_first = np.argsort(np.floor(exact) - exact, kind="stable")
+    unassigned = total - sizes.sum()
+    sizes[largest_remainder_first[:unassigned]] += 1
     return sizes

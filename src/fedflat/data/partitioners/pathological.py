@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,86 +25,108 @@ class Pathological(ClassCountPartitioner):
     that graph that maximises the smallest count; for balanced classes all counts are equal.
     """
 
-    citation: ClassVar[str] = "McMahan et al. 2017"
-    examples: ClassVar[tuple[str, ...]] = ("pathological(classes=2)", "pathological(classes=4)")
+    citation = "McMahan et al. 2017"
+    examples = ("pathological(classes=2)", "pathological(classes=4)")
     classes: int = param(2, "number of classes per client", low=1)
 
     def counts(self, available: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
+        """Draw class counts [clients, classes] that use each of the ``available`` examples per class once."""
         sizes, present = equal_sizes(int(available.sum()), clients), np.flatnonzero(available)
-        if not self.classes <= len(present) <= clients * self.classes or self.classes > sizes.min():
+        available_present, places = available[present], clients * self.classes
+        if not self.classes <= len(present) <= places or self.classes > sizes.min():
             raise UserError(
                 f"{clients} clients of {sizes.min()} examples cannot have exactly {self.classes} of {len(present)} "
                 f"classes each; expected at most {min(len(present), sizes.min())} classes per client, "
                 "and enough clients to hold all classes"
             )
-        holders = _holders(available[present], clients, clients * self.classes)
-        if holders.sum() == clients * self.classes:
-            for _ in range(max(3, min(MAX_ATTEMPTS, 5_000_000 // (clients * len(present))))):
-                shares = _balanced_shares(_random_graph(holders, clients, self.classes, rng), sizes, available[present])
-                if shares is not None:
-                    counts = np.zeros((clients, len(available)), dtype=np.int64)
-                    counts[:, present] = shares
-                    return counts
+        clients_per_class = _clients_per_class(available_present, clients, places)
+        attempts = max(3, min(MAX_ATTEMPTS, 5_000_000 // (clients * len(present))))
+        if clients_per_class.sum() < places:
+            attempts = 0  # the classes are too small to fill all places, so there is no graph to try
+        for _ in range(attempts):
+            graph = _random_graph(clients_per_class, clients, self.classes, rng)
+            balanced = _balanced_counts(graph, sizes, available_present)
+            if balanced is not None:
+                counts = np.zeros((clients, len(available)), dtype=np.int64)
+                counts[:, present] = balanced
+                return counts
         raise UserError(
             f"cannot give {clients} clients equal sizes and exactly {self.classes} classes each from classes of "
-            f"{available[present].min()} to {available[present].max()} examples; "
+            f"{available_present.min()} to {available_present.max()} examples; "
             "try other numbers, or dirichlet(alpha=0)"
         )
 
 
-def _holders(available: IntArray, clients: int, places: int) -> IntArray:
-    """Number of clients per class: between 1 and all, in proportion to class size (D'Hondt's method)."""
-    rank = np.arange(1, clients + 1)
-    claim = np.where(rank <= available[:, None], available[:, None] / rank, 0)
-    claim[:, 0] = np.inf
-    order = np.argsort(-claim, axis=None, kind="stable")[: min(places, np.count_nonzero(claim))]
-    return np.bincount(order // clients, minlength=len(available))
+def _clients_per_class(available: IntArray, clients: int, places: int) -> IntArray:
+    """Distribute ``places`` over the classes in proportion to their size, at least 1 and at most ``clients`` each.
+
+    By D'Hondt's method: the k-th place of a class with m examples has the quotient m / k, and the places with the
+    largest quotients are filled. A class cannot fill more places than it has examples.
+    """
+    divisors = np.arange(1, clients + 1)
+    quotients = np.where(divisors <= available[:, None], available[:, None] / divisors, 0)
+    quotients[:, 0] = np.inf  # every class has at least one client
+    filled = np.argsort(-quotients, axis=None, kind="stable")[: min(places, np.count_nonzero(quotients))]
+    return np.bincount(filled // clients, minlength=len(available))
 
 
-def _random_graph(holders: IntArray, clients: int, degree: int, rng: np.random.Generator) -> Graph:
-    """Which client holds which class [clients, classes]: ``degree`` per client, ``holders`` per class."""
-    graph = np.zeros((clients, len(holders)), dtype=bool)
-    left = holders.copy()
+def _random_graph(
+    clients_per_class: IntArray, clients: int, classes_per_client: int, rng: np.random.Generator
+) -> Graph:
+    """Draw which client holds which class [clients, classes], with the given numbers per class and per client."""
+    graph = np.zeros((clients, len(clients_per_class)), dtype=bool)
+    needed = clients_per_class.copy()
     for client in range(clients):
+        # The largest Gumbel keys are a draw without replacement, in proportion to the clients still needed.
         with np.errstate(divide="ignore"):
-            urgency = np.log(left) + rng.gumbel(size=len(left))
+            keys = np.log(needed) + rng.gumbel(size=len(needed))
         # A class that needs every remaining client must be taken now; then the graph can always be completed.
-        urgency[left == clients - client] = np.inf
-        chosen = np.argsort(-urgency, kind="stable")[:degree]
+        keys[needed == clients - client] = np.inf
+        chosen = np.argsort(-keys, kind="stable")[:classes_per_client]
         graph[client, chosen] = True
-        left[chosen] -= 1
+        needed[chosen] -= 1
     return graph
 
 
-def _balanced_shares(graph: Graph, sizes: IntArray, available: IntArray) -> IntArray | None:
-    """Counts along the graph with the given margins that maximise the smallest count; None if infeasible."""
+def _balanced_counts(graph: Graph, sizes: IntArray, available: IntArray) -> IntArray | None:
+    """Maximise the smallest count along the graph by bisection; None if no counts are feasible.
+
+    Args:
+        graph: which client holds which class [clients, classes].
+        sizes: number of examples of each client [clients].
+        available: number of examples of each class [classes].
+    """
     best = None
     low, high = 1, int(min((sizes // graph.sum(1)).min(), (available // graph.sum(0)).min()))
     while low <= high:
         middle = (low + high + 1) // 2
-        shares = _shares(graph, sizes, available, middle)
-        if shares is None:
+        counts = _feasible_counts(graph, sizes, available, middle)
+        if counts is None:
             high = middle - 1
         else:
-            best, low = shares, middle + 1
+            best, low = counts, middle + 1
     return best
 
 
-def _shares(graph: Graph, sizes: IntArray, available: IntArray, least: int) -> IntArray | None:
-    """Counts of at least ``least`` along the graph with the given row and column sums, as a maximum flow."""
+def _feasible_counts(graph: Graph, sizes: IntArray, available: IntArray, least: int) -> IntArray | None:
+    """Find counts of at least ``least`` along the graph with the given row and column sums; None if there are none.
+
+    Beyond ``least`` per edge, the examples are a maximum flow from a source through clients and classes to a sink.
+    """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import maximum_flow
 
     clients, classes = graph.shape
     client, label = np.nonzero(graph)
-    start, end = clients + classes, clients + classes + 1
-    tails = np.concatenate([np.full(clients, start), client, clients + np.arange(classes)])
-    heads = np.concatenate([np.arange(clients), clients + label, np.full(classes, end)])
+    # Nodes: the clients, the classes, the source, the sink.
+    source, sink = clients + classes, clients + classes + 1
+    tails = np.concatenate([np.full(clients, source), client, clients + np.arange(classes)])
+    heads = np.concatenate([np.arange(clients), clients + label, np.full(classes, sink)])
     supply, demand = sizes - least * graph.sum(1), available - least * graph.sum(0)
     capacity = np.concatenate([supply, supply[client], demand]).astype(np.int32)
-    result = maximum_flow(csr_array((capacity, (tails, heads)), shape=(end + 1, end + 1)), start, end)
+    result = maximum_flow(csr_array((capacity, (tails, heads)), shape=(sink + 1, sink + 1)), source, sink)
     if result.flow_value < supply.sum():
         return None
-    shares = np.zeros(graph.shape, dtype=np.int64)
-    shares[client, label] = result.flow.toarray()[client, clients + label] + least
-    return shares
+    counts = np.zeros(graph.shape, dtype=np.int64)
+    counts[client, label] = result.flow.toarray()[client, clients + label] + least
+    return counts

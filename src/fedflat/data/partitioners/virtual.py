@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, overload
+from typing import overload
 
 import numpy as np
 
@@ -22,9 +22,9 @@ class Virtual(Partitioner):
     clients used, not on how many there are.
     """
 
-    disjoint: ClassVar[bool] = False
-    citation: ClassVar[str] = "for studies of scale"
-    examples: ClassVar[tuple[str, ...]] = ("virtual(size=100,alpha=0.1)",)
+    disjoint = False
+    citation = "for studies of scale"
+    examples = ("virtual(size=100,alpha=0.1)",)
     clients: int | None = param(None, "number of clients; none: the number given elsewhere", low=1, high=10**15)
     size: int = param(50, "number of examples per client", low=1)
     alpha: float = param(0.1, ALPHA_HELP, low=0)
@@ -34,6 +34,7 @@ class Virtual(Partitioner):
         return self.clients is not None
 
     def divide(self, data: LabelledExamples, clients: int | None, rng: np.random.Generator) -> VirtualClients:
+        """Return a lazy sequence of clients; ``rng`` draws only the seed from which they are generated."""
         if self.clients is not None and clients not in (None, self.clients):
             raise UserError(
                 f"the partition virtual(clients={self.clients}) conflicts with clients={clients}; give only one of them"
@@ -41,10 +42,10 @@ class Virtual(Partitioner):
         number = self.clients or clients
         if number is None or number < 1:
             raise UserError(f"this partition needs at least 1 client, not {number}")
-        by_class = np.argsort(data.targets, kind="stable")
-        available = data.class_counts
-        available = available[available > 0]
-        return VirtualClients(by_class, available, self.size, self.alpha, int(rng.integers(2**63)), range(number))
+        sorted_by_class = np.argsort(data.targets, kind="stable")
+        counts = data.class_counts
+        seed = int(rng.integers(2**63))
+        return VirtualClients(sorted_by_class, counts[counts > 0], self.size, self.alpha, seed, range(number))
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,15 +57,15 @@ class VirtualClients(Sequence[IntArray]):
         available: number of examples of each class that occurs.
         size: examples per client.
         alpha: concentration.
-        root: seed of all draws, together with the client's number.
-        numbers: the clients.
+        seed: seed of all draws, together with the client's number.
+        numbers: numbers of the clients in this sequence.
     """
 
     positions: IntArray
     available: IntArray
     size: int
     alpha: float
-    root: int
+    seed: int
     numbers: range
 
     def __len__(self) -> int:
@@ -75,29 +76,33 @@ class VirtualClients(Sequence[IntArray]):
     @overload
     def __getitem__(self, number: slice) -> VirtualClients: ...
     def __getitem__(self, number: int | slice) -> IntArray | VirtualClients:
-        """Sorted positions of one client's examples, or a lazy slice of the clients."""
+        """Return the sorted positions of one client's examples, or a lazy slice of the clients."""
         if isinstance(number, slice):
             return replace(self, numbers=self.numbers[number])
         return self._draw(self.numbers[number])
 
     def renumbered(self, positions: IntArray) -> VirtualClients:
-        """The same clients, with position p replaced by ``positions[p]``."""
+        """Return the same clients, with position p replaced by ``positions[p]``."""
         return replace(self, positions=positions[self.positions])
 
     def _draw(self, client: int) -> IntArray:
-        rng = np.random.default_rng(np.random.SeedSequence([self.root, client]))
-        counts = self._class_counts(rng)
-        starts = np.cumsum(self.available) - self.available
+        """Draw the sorted positions of one client's examples."""
+        rng = np.random.default_rng(np.random.SeedSequence([self.seed, client]))
+        counts = self._draw_class_counts(rng)
+        class_starts = np.cumsum(self.available) - self.available
         drawn = []
         for label in np.flatnonzero(counts):
             repeats, rest = divmod(int(counts[label]), int(self.available[label]))
             # If more examples are wanted than exist, the whole class repeats; the rest is drawn without replacement.
-            drawn += [starts[label] + np.arange(self.available[label])] * repeats
-            drawn.append(starts[label] + rng.choice(self.available[label], rest, replace=False, shuffle=False))
+            drawn += [class_starts[label] + np.arange(self.available[label])] * repeats
+            drawn.append(class_starts[label] + rng.choice(self.available[label], rest, replace=False, shuffle=False))
         return np.sort(self.positions[np.concatenate(drawn)])
 
-    def _class_counts(self, rng: np.random.Generator) -> IntArray:
+    def _draw_class_counts(self, rng: np.random.Generator) -> IntArray:
+        """Draw how many examples of each class one client has; with alpha = 0, all are of one class."""
         classes = len(self.available)
-        if self.alpha == 0:
-            return np.bincount([rng.integers(classes)], [self.size], classes).astype(np.int64)
-        return rng.multinomial(self.size, softmax(log_dirichlet(self.alpha, (1, classes), rng))[0])
+        if self.alpha > 0:
+            return rng.multinomial(self.size, softmax(log_dirichlet(self.alpha, (1, classes), rng))[0])
+        counts = np.zeros(classes, dtype=np.int64)
+        counts[rng.integers(classes)] = self.size
+        return counts

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedflat.data.arrays import as_native, from_arrays
-from fedflat.data.dataset import Dataset
+from fedflat.data.arrays import NUMERIC_KINDS, as_native, from_arrays
+from fedflat.data.dataset import Dataset, every_fifth
 from fedflat.data.files.cache import cache_entry, fingerprint, fits_in_memory, select_rows
-from fedflat.data.files.images import TEST_EVERY
 from fedflat.data.files.mapped import open_mapped
 from fedflat.data.sources.source import DatasetSource
 from fedflat.errors import UserError
@@ -63,6 +62,7 @@ class ArrayFiles(DatasetSource):
     options: ArrayFileOptions = field(default=ArrayFileOptions(), kw_only=True)
 
     def read(self, data_dir: Path) -> Dataset:
+        """Read the arrays in the format that the path suggests, and build the dataset."""
         from fedflat.data.files.tables import is_table, read_table
 
         path = Path(self.path).expanduser().absolute()
@@ -89,42 +89,34 @@ def dataset_of_arrays(name: str, arrays: NamedArrays, path: Path, data_dir: Path
         path: where they come from, for messages.
         data_dir: directory whose cache holds copies of large arrays.
     """
-    known: dict[str, Any] = {
-        name: next((arrays[alias] for alias in (name, *aliases) if alias in arrays), None)
-        for name, aliases in ALIASES.items()
-    }
+    arguments: dict[str, Any] = {}
+    for argument, aliases in ALIASES.items():
+        arguments[argument] = next((arrays[alias] for alias in (argument, *aliases) if alias in arrays), None)
     available = ", ".join(arrays) or "none"
     for required in ("train_inputs", "train_targets"):
-        if known[required] is None:
+        if arguments[required] is None:
             raise UserError(f"{path} has no array {required}; it has: {available}")
-    if (known["test_inputs"] is None) != (known["test_targets"] is None):
-        lacking = "test_inputs" if known["test_inputs"] is None else "test_targets"
+    if (arguments["test_inputs"] is None) != (arguments["test_targets"] is None):
+        missing = "test_inputs" if arguments["test_inputs"] is None else "test_targets"
         raise UserError(
-            f"{path} has no array {lacking}; expected both test_inputs and test_targets, or neither; "
+            f"{path} has no array {missing}; expected both test_inputs and test_targets, or neither; "
             f"it has: {available}"
         )
-    if known["test_inputs"] is None:
-        known |= _split_off_test_set(known, data_dir)
-    for option, kind in (("classes", str), ("mean", float), ("std", float)):
-        known[option] = None if known[option] is None else [kind(value) for value in known[option]]
-    return from_arrays(**known, name=name)
-
-
-def every_fifth(targets: Any) -> np.ndarray:
-    """Boolean [n]: true for every fifth example of each class."""
-    labels = np.asarray(targets)
-    labels = labels if labels.ndim == 1 else np.zeros(len(labels))
-    is_test = np.zeros(len(labels), dtype=bool)
-    for label in np.unique(labels):
-        is_test[np.flatnonzero(labels == label)[TEST_EVERY - 1 :: TEST_EVERY]] = True
-    return is_test
+    if arguments["test_inputs"] is None:
+        arguments |= _split_off_test_set(arguments, data_dir)
+    for option, convert in (("classes", str), ("mean", float), ("std", float)):
+        if arguments[option] is not None:
+            arguments[option] = [convert(value) for value in arguments[option]]
+    return from_arrays(**arguments, name=name)
 
 
 def _split_off_test_set(arrays: dict[str, Any], data_dir: Path) -> dict[str, Any]:
-    is_test = every_fifth(arrays["train_targets"])
+    """Divide the training arrays into training and test arrays: every fifth example of each class is a test example."""
+    labels = np.asarray(arrays["train_targets"])
+    is_test = every_fifth(labels if labels.ndim == 1 else np.zeros(len(labels)))
+    inputs = torch.as_tensor(as_native(arrays["train_inputs"]))
     splits: dict[str, Any] = {}
     for split, rows in (("train", np.flatnonzero(~is_test)), ("test", np.flatnonzero(is_test))):
-        inputs = torch.as_tensor(as_native(arrays["train_inputs"]))
         splits[f"{split}_inputs"] = select_rows(inputs, rows, data_dir, f"arrays-{split}")
         for column in ("targets", "groups"):
             values = arrays[f"train_{column}"]
@@ -136,13 +128,14 @@ def _read_npy(file: Path, remedy: str = "write it again with numpy.save") -> Any
     """Map an array of numbers; read words and numbers in foreign byte order into memory."""
     try:
         array = np.load(file, mmap_mode="r")
-        return open_mapped(file) if array.dtype.kind in "biuf" and array.dtype.isnative else np.array(array)
+        can_be_mapped = array.dtype.kind in NUMERIC_KINDS and array.dtype.isnative
+        return open_mapped(file) if can_be_mapped else np.array(array)
     except (OSError, ValueError, EOFError) as error:
         raise UserError(f"{file} is not a complete .npy file of numbers or words ({error}); {remedy}") from error
 
 
 def _read_npz(path: Path, data_dir: Path) -> NamedArrays:
-    """The arrays of an ``.npz``; if they do not fit in memory, they are unpacked into the cache and mapped."""
+    """Read the arrays of an ``.npz``; if they do not fit in memory, unpack them into the cache and map them."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = {Path(info.filename).stem: info for info in archive.infolist() if info.filename.endswith(".npy")}

@@ -44,31 +44,28 @@ class CamVid(FolderSource):
         return tuple(f"{split}{kind}" for split in self.splits for kind in ("", "annot"))
 
     def read(self, data_dir: Path) -> Dataset:
+        """List the frames and masks, with drives as natural clients if all names contain one."""
         tree = self.tree(data_dir)
-        frames = [(split, name) for split in self.splits for name in _frames(tree, split)]
+        frames = [(split, name) for split in self.splits for name in _list_frames(tree, split)]
         drives = [name.partition("_")[0] if "_" in name else "" for _, name in frames]
         group_names = sorted(set(drives)) if all(drives) else []
         listing = ImageList()
         for (split, name), drive in zip(frames, drives, strict=True):
             group = group_names.index(drive) if group_names else 0
             listing.add_masked(f"{split}/{name}", f"{split}annot/{name}", group, split == "test")
-        class_of_id = {number: number for number in range(len(CLASSES))} | {VOID: IGNORED}
+        class_of_id = {label: label for label in range(len(CLASSES))} | {VOID: IGNORED}
         return mask_dataset(self.text, data_dir, tree, listing, class_of_id, CLASSES, self.options, group_names)
 
 
-def _frames(tree: Tree, split: str) -> list[str]:
-    """File names of a split's frames, each of which must have a mask."""
-    frames, masks = (
-        [name.rpartition("/")[2] for name in tree.files_below(f"{split}{kind}") if is_image(name)]
-        for kind in ("", "annot")
-    )
+def _list_frames(tree: Tree, split: str) -> list[str]:
+    """Return the file names of a split's frames, each of which must have a mask."""
+    frames = [Path(name).name for name in tree.files_below(split) if is_image(name)]
+    masks = [Path(name).name for name in tree.files_below(f"{split}annot") if is_image(name)]
     unpaired = sorted(set(frames) ^ set(masks))
-    if unpaired or not frames:
-        problem = (
-            f"only one of {split}/{unpaired[0]} and {split}annot/{unpaired[0]} exists"
-            if unpaired
-            else f"{split} has no frames"
-        )
+    problem = f"{split} has no frames" if not frames else ""
+    if unpaired:
+        problem = f"only one of {split}/{unpaired[0]} and {split}annot/{unpaired[0]} exists"
+    if problem:
         raise UserError(f"{tree.path}: {problem}; expected a mask of the same name for every frame")
     return frames
 

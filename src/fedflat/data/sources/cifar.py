@@ -49,7 +49,7 @@ class Cifar(FileSource[dict[str, Any]]):
         """Read a batch: pixels [n, 3072] under ``data`` and labels [n], both uint8."""
         content = read_plain_pickle(path, self.remedy)
         if self.class_names and path.name == Path(self.class_names[0]).name:
-            names = content.get(self.class_names[1])
+            names = content.get(self.class_names[1])  # this file has class names instead of images
             if not isinstance(names, list) or not all(isinstance(name, bytes) for name in names):
                 raise UserError(f"{path} has no list of class names under '{self.class_names[1]}'; {self.remedy}")
             return content, hashlib.sha256(b"\n".join(names)).hexdigest()
@@ -57,11 +57,12 @@ class Cifar(FileSource[dict[str, Any]]):
         if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (PIXELS,):
             raise UserError(f"{path} has no images of {PIXELS} bytes under 'data'; {self.remedy}")
         for key in self.labels:
-            content[key] = self._labels(path, content.get(key), key, len(pixels))
+            content[key] = self._check_labels(path, content.get(key), key, len(pixels))
         rows = np.column_stack([*(content[key] for key in self.labels), pixels])
         return content, hashlib.sha256(np.ascontiguousarray(rows).data).hexdigest()
 
     def open(self, data_dir: Path, file: str) -> dict[str, Any]:
+        """Read a file, and check its number of images if one is required."""
         content = super().open(data_dir, file)
         if file in self.sizes and len(content["data"]) != self.sizes[file]:
             raise UserError(
@@ -70,23 +71,27 @@ class Cifar(FileSource[dict[str, Any]]):
         return content
 
     def read(self, data_dir: Path) -> Dataset:
+        """Read the class names, if they are in a file, and all batches."""
         classes = self.classes
         if self.class_names:
             file, key = self.class_names
             classes = tuple(name.decode() for name in self.open(data_dir, file)[key])
-        train, test = (self._examples(data_dir, files) for files in (self.train_files, (self.test_file,)))
+        train, test = self._read_batches(data_dir, self.train_files), self._read_batches(data_dir, (self.test_file,))
         return Dataset(self.name, train, test, classes, self.mean, self.std)
 
-    def _examples(self, data_dir: Path, files: tuple[str, ...]) -> Examples:
+    def _read_batches(self, data_dir: Path, files: tuple[str, ...]) -> Examples:
+        """Concatenate the images and labels of some batches; coarse labels, if any, come first in ``labels``."""
         batches = [self.open(data_dir, file) for file in files]
-        pixels = np.concatenate([batch["data"] for batch in batches])
-        labels = [
-            torch.from_numpy(np.concatenate([batch[key] for batch in batches]).astype(np.int64)) for key in self.labels
-        ]
-        images = torch.from_numpy(pixels).view(-1, 3, 32, 32)
+
+        def concatenate(key: str) -> torch.Tensor:
+            return torch.from_numpy(np.concatenate([batch[key] for batch in batches]))
+
+        images = concatenate("data").view(-1, 3, 32, 32)
+        labels = [concatenate(key).long() for key in self.labels]
         return Examples(images, labels[-1], coarse=labels[0] if len(labels) > 1 else None)
 
-    def _labels(self, path: Path, labels: object, key: str, images: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def _check_labels(self, path: Path, labels: object, key: str, images: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Convert labels to an array, after checking that there is one byte per image."""
         if (
             not isinstance(labels, list)
             or len(labels) != images
@@ -99,7 +104,7 @@ class Cifar(FileSource[dict[str, Any]]):
         return np.array(labels, dtype=np.uint8)
 
 
-_TEN = {
+_CIFAR10_SHA256 = {
     "cifar-10-batches-py/data_batch_1": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
     "cifar-10-batches-py/data_batch_2": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
     "cifar-10-batches-py/data_batch_3": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
@@ -107,7 +112,7 @@ _TEN = {
     "cifar-10-batches-py/data_batch_5": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
     "cifar-10-batches-py/test_batch": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
 }
-_HUNDRED = {
+_CIFAR100_MD5 = {
     "cifar-100-python/train": "16019d7e3df5f24257cddd939b257f8d",
     "cifar-100-python/test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
     "cifar-100-python/meta": "7973b15100ade9c7d40fb424638fde48",
@@ -118,11 +123,13 @@ CIFAR10 = Cifar(
     "natural images of 10 classes, 32x32",
     (
         Download(
-            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", tuple(_TEN)
+            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+            "c58f30108f718f92721af3b95e74349a",
+            tuple(_CIFAR10_SHA256),
         ),
     ),
-    digests=_TEN,
-    train_files=tuple(_TEN)[:5],
+    digests=_CIFAR10_SHA256,
+    train_files=tuple(_CIFAR10_SHA256)[:5],
     test_file="cifar-10-batches-py/test_batch",
     classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     mean=(0.4914, 0.4822, 0.4465),
@@ -145,10 +152,10 @@ CIFAR100 = Cifar(
         Download(
             "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
             "eb9058c3a382ffc7106e4002c42a8d85",
-            tuple(_HUNDRED),
+            tuple(_CIFAR100_MD5),
         ),
     ),
-    file_md5s=_HUNDRED,
+    file_md5s=_CIFAR100_MD5,
     train_files=("cifar-100-python/train",),
     test_file="cifar-100-python/test",
     labels=("coarse_labels", "fine_labels"),

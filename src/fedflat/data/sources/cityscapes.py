@@ -53,26 +53,25 @@ class Cityscapes(FolderSource):
         return tuple(f"{kind}/{split}" for kind in (IMAGES, MASKS) for split in SPLITS)
 
     def read(self, data_dir: Path) -> Dataset:
+        """List the images of train and val with their masks; the folder of an image is its city."""
         tree = self.tree(data_dir)
-        files = {
-            split: [name for name in tree.files_below(f"{IMAGES}/{split}") if name.endswith(IMAGE_SUFFIX)]
-            for split in SPLITS
-        }
-        counts = tuple(map(len, files.values()))
+        train, val = (
+            [name for name in tree.files_below(f"{IMAGES}/{split}") if name.endswith(IMAGE_SUFFIX)] for split in SPLITS
+        )
+        counts = len(train), len(val)
         if self.sizes is not None and counts != self.sizes:
             raise UserError(
                 f"{tree.path} has {counts[0]} training and {counts[1]} validation images; "
                 f"expected {self.sizes[0]} and {self.sizes[1]}: unpack leftImg8bit_trainvaltest.zip again"
             )
-        cities = sorted({name.split("/")[2] for names in files.values() for name in names})
+        cities = sorted({Path(name).parent.name for name in train + val})
         listing = ImageList()
-        for split, names in files.items():
-            for name in names:
-                mask = name.replace(IMAGES, MASKS, 1).removesuffix(IMAGE_SUFFIX) + MASK_SUFFIX
-                if mask not in tree.stamps:
-                    raise UserError(f"{tree.path}/{mask} is missing; unpack gtFine_trainvaltest.zip next to {IMAGES}")
-                listing.add_masked(name, mask, cities.index(name.split("/")[2]), split == "val")
-        class_of_id = dict.fromkeys(range(34), IGNORED) | {number: label for label, number in enumerate(LABEL_IDS)}
+        for number, name in enumerate(train + val):
+            mask = name.replace(IMAGES, MASKS, 1).removesuffix(IMAGE_SUFFIX) + MASK_SUFFIX
+            if mask not in tree.stamps:
+                raise UserError(f"{tree.path}/{mask} is missing; unpack gtFine_trainvaltest.zip next to {IMAGES}")
+            listing.add_masked(name, mask, cities.index(Path(name).parent.name), test=number >= len(train))
+        class_of_id = dict.fromkeys(range(34), IGNORED) | {id_: label for label, id_ in enumerate(LABEL_IDS)}
         return mask_dataset(self.text, data_dir, tree, listing, class_of_id, CLASSES, self.options, cities)
 
 

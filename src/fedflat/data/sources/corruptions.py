@@ -67,14 +67,15 @@ class CorruptedCifar(FileSource[MappedTensor]):
         return array, hashlib.sha256(array.numpy().data).hexdigest()
 
     def read(self, data_dir: Path) -> Dataset:
+        """Raise a ``UserError``: there is nothing to train on; see ``examples``."""
         raise UserError(
             f"{self.name} has no training images; train on {self.of} and evaluate on "
             f"fedflat.data.load_corruptions('{self.of}')"
         )
 
     def examples(self, data_dir: Path) -> dict[str, dict[int, Examples]]:
-        """Images [per_severity, 3, 32, 32] by corruption and severity, mapped but not read."""
-        labels = self._array(data_dir, LABELS, ()).long()
+        """Map images [per_severity, 3, 32, 32] by corruption and severity, without reading them."""
+        labels = self._open_array(data_dir, LABELS, ()).long()
         if int(labels.min()) < 0 or int(labels.max()) >= self.num_classes:
             wrong = labels[(labels < 0) | (labels >= self.num_classes)][0]
             raise UserError(
@@ -82,15 +83,16 @@ class CorruptedCifar(FileSource[MappedTensor]):
             )
         examples: dict[str, dict[int, Examples]] = {}
         for corruption in CORRUPTIONS + EXTRA_CORRUPTIONS:
-            images = self._array(data_dir, corruption, (32, 32, 3)).channels_first()
-            starts = {severity: (severity - 1) * self.per_severity for severity in SEVERITIES}
-            examples[corruption] = {
-                severity: Examples(images.part(start, self.per_severity), labels[start : start + self.per_severity])
-                for severity, start in starts.items()
-            }
+            images = self._open_array(data_dir, corruption, (32, 32, 3)).channels_first()
+            examples[corruption] = {}
+            for severity in SEVERITIES:
+                start, stop = (severity - 1) * self.per_severity, severity * self.per_severity
+                severe = images.part(start, self.per_severity)
+                examples[corruption][severity] = Examples(severe, labels[start:stop])
         return examples
 
-    def _array(self, data_dir: Path, name: str, shape: tuple[int, ...]) -> MappedTensor:
+    def _open_array(self, data_dir: Path, name: str, shape: tuple[int, ...]) -> MappedTensor:
+        """Map a file after checking its type and shape; ``shape`` is that of one row, () for labels."""
         path = data_dir / self.root / f"{name}.npy"
         array, expected = open_mapped(path), (len(SEVERITIES) * self.per_severity, *shape)
         types = (torch.uint8,) if shape else (torch.uint8, torch.int32, torch.int64)
@@ -102,8 +104,18 @@ class CorruptedCifar(FileSource[MappedTensor]):
         return array
 
 
-def _corrupted(name: str, of: str, record: int, md5: str, root: str, num_classes: int, md5s: str) -> CorruptedCifar:
-    """A source on Zenodo; ``md5s`` are those of the files in alphabetical order."""
+def _zenodo_source(name: str, of: str, record: int, md5: str, root: str, num_classes: int, md5s: str) -> CorruptedCifar:
+    """Declare a dataset published on Zenodo.
+
+    Args:
+        name: name of the dataset.
+        of: dataset whose test images are corrupted.
+        record: number of the record on Zenodo.
+        md5: md5 of the archive.
+        root: folder in the archive.
+        num_classes: number of classes.
+        md5s: md5 of each file, in alphabetical order of the files.
+    """
     files = tuple(f"{root}/{file}.npy" for file in sorted((*CORRUPTIONS, *EXTRA_CORRUPTIONS, LABELS)))
     url = f"https://zenodo.org/records/{record}/files/{root}.tar"
     return CorruptedCifar(
@@ -126,7 +138,7 @@ def _corrupted(name: str, of: str, record: int, md5: str, root: str, num_classes
     )
 
 
-CIFAR10_C = _corrupted(
+CIFAR10_C = _zenodo_source(
     "cifar10_c",
     "cifar10",
     2535967,
@@ -144,7 +156,7 @@ CIFAR10_C = _corrupted(
 """,
 )
 
-CIFAR100_C = _corrupted(
+CIFAR100_C = _zenodo_source(
     "cifar100_c",
     "cifar100",
     3555552,

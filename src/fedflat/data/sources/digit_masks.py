@@ -55,24 +55,27 @@ class DigitMasks(DatasetSource):
     options: WeatherOptions = field(default=WeatherOptions(), kw_only=True)
 
     def read(self, data_dir: Path) -> Dataset:
+        """Derive images and masks from ``digits``, and drop training examples of the unseen weather."""
         if self.options.unseen not in (None, *WEATHERS):
             raise one_of("weather", self.options.unseen, (*WEATHERS, "none"), owner=self.name)
         digits = DIGITS.read(data_dir)
-        train, test = _with_masks(digits.train), _with_masks(digits.test)
+        train, test = _add_weather_and_masks(digits.train), _add_weather_and_masks(digits.test)
         if self.options.unseen is not None:
             assert train.groups is not None
-            train = train.take(torch.nonzero(train.groups != list(WEATHERS).index(self.options.unseen)).flatten())
+            is_seen = train.groups != list(WEATHERS).index(self.options.unseen)
+            train = train.take(torch.nonzero(is_seen).flatten())
         mean, std = channel_statistics(train.inputs)
         classes = ("background", *digits.classes)
         return Dataset(self.text, train, test, classes, mean, std, kind="segmentation", group_names=tuple(WEATHERS))
 
 
-def _with_masks(examples: Examples) -> Examples:
+def _add_weather_and_masks(examples: Examples) -> Examples:
+    """Enlarge the digits, derive a mask from the strokes of each, and apply the weathers in turn."""
     grey = F.interpolate(examples.inputs.float() / 255, scale_factor=UPSCALING, mode="bilinear")
     groups = torch.arange(len(examples)) % len(WEATHERS)
     masks = torch.where(grey[:, 0] > STROKE, (examples.targets + 1)[:, None, None], 0).to(torch.uint8)
-    for number, weather in enumerate(WEATHERS.values()):
-        grey[groups == number] = weather(grey[groups == number])
+    for number, apply_weather in enumerate(WEATHERS.values()):
+        grey[groups == number] = apply_weather(grey[groups == number])
     return Examples((255 * grey).round().clamp(0, 255).to(torch.uint8), masks, groups)
 
 

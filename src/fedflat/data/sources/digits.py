@@ -11,10 +11,8 @@ import numpy as np
 import torch
 
 from fedflat.data.arrays import channel_statistics
-from fedflat.data.dataset import Dataset, Examples
+from fedflat.data.dataset import Dataset, Examples, every_fifth
 from fedflat.data.sources.source import DatasetCard, DatasetSource
-
-TEST_EVERY = 5
 
 
 @dataclass(frozen=True)
@@ -22,11 +20,10 @@ class Digits(DatasetSource):
     """1,797 greyscale images of 8x8 pixels with 17 levels; every fifth example of each class is a test example."""
 
     def read(self, data_dir: Path) -> Dataset:
-        levels, labels = _published()
+        """Scale the grey levels from 0-16 to 0-255, and divide the examples into training and test set."""
+        levels, labels = _published_digits()
         pixels = torch.from_numpy(np.rint(levels * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8))
-        is_test = np.zeros(len(labels), dtype=bool)
-        for label in range(10):
-            is_test[np.flatnonzero(labels == label)[TEST_EVERY - 1 :: TEST_EVERY]] = True
+        is_test = every_fifth(labels)
         examples = Examples(pixels, torch.from_numpy(labels.astype(np.int64)))
         train, test = examples.take(np.flatnonzero(~is_test)), examples.take(np.flatnonzero(is_test))
         mean, std = channel_statistics(train.inputs)
@@ -34,11 +31,12 @@ class Digits(DatasetSource):
 
 
 @cache
-def _published() -> tuple[np.ndarray, np.ndarray]:
-    """Grey levels [n, 64] and labels [n], read directly from scikit-learn's file because importing it is slow."""
+def _published_digits() -> tuple[np.ndarray, np.ndarray]:
+    """Read grey levels [n, 64] and labels [n] directly from scikit-learn's file, because importing it is slow."""
     package = find_spec("sklearn")
     folders = (package.submodule_search_locations if package else None) or []
-    for path in (Path(folder) / "datasets" / "data" / "digits.csv.gz" for folder in folders):
+    for folder in folders:
+        path = Path(folder) / "datasets" / "data" / "digits.csv.gz"
         if path.is_file():
             numbers = np.loadtxt(path, dtype=np.uint8, delimiter=",")
             return numbers[:, :-1].astype(np.float64), numbers[:, -1]

@@ -61,23 +61,27 @@ class DomainFolders(FolderSource):
         return open_tree(Path(self.path).expanduser().absolute()) if self.example else super().tree(data_dir)
 
     def read(self, data_dir: Path) -> Dataset:
+        """List the images of every domain and class; each domain is a natural client."""
         tree = self.tree(data_dir)
-        images = self._images(tree)
-        test_domain = self._test_domain(list(images))
-        classes = self._classes(tree, images)
+        images = self._list_images(tree)
+        test_domain = self._find_test_domain(list(images))
+        classes = self._list_classes(tree, images)
         listing = ImageList()
         for group, (domain, by_class) in enumerate(images.items()):
+            is_test = None if test_domain is None else domain == test_domain
             for target, name in enumerate(classes):
-                listing.add(by_class[name], target, group, None if test_domain is None else domain == test_domain)
+                listing.add(by_class[name], target, group, is_test)
         return image_dataset(self.text, data_dir, tree, listing, classes, self.options, list(images))
 
-    def _images(self, tree: Tree) -> dict[str, ImagesByClass]:
-        """The files of every domain and class, in sorted order."""
+    def _list_images(self, tree: Tree) -> dict[str, ImagesByClass]:
+        """Return the files of every domain and class, in sorted order, after checking their numbers."""
         images: dict[str, ImagesByClass] = {domain: {} for domain in self.sizes}
         for file in tree.stamps:
-            pieces = file.split("/")
-            if len(pieces) == 3 and is_image(file) and (not self.sizes or pieces[0] in self.sizes):
-                images.setdefault(pieces[0], {}).setdefault(pieces[1], []).append(file)
+            folders = file.split("/")[:-1]
+            if len(folders) == 2 and is_image(file):
+                domain, label = folders
+                if not self.sizes or domain in self.sizes:
+                    images.setdefault(domain, {}).setdefault(label, []).append(file)
         for domain, expected in self.sizes.items():
             count = sum(map(len, images[domain].values()))
             if count != expected:
@@ -88,30 +92,27 @@ class DomainFolders(FolderSource):
             )
         return images
 
-    def _classes(self, tree: Tree, images: dict[str, ImagesByClass]) -> list[str]:
-        classes = sorted({name for by_class in images.values() for name in by_class})
+    def _list_classes(self, tree: Tree, images: dict[str, ImagesByClass]) -> list[str]:
+        """Return the class names in alphabetical order, after checking that every domain has every class."""
+        classes = sorted(set().union(*images.values()))
         for domain, by_class in images.items():
-            lacking = [name for name in classes if name not in by_class]
-            if lacking:
-                raise UserError(
-                    f"{tree.path}/{domain} has no folder {lacking[0]} with images, unlike other domains; {self.remedy}"
-                )
+            for name in classes:
+                if name not in by_class:
+                    raise UserError(
+                        f"{tree.path}/{domain} has no folder {name} with images, unlike other domains; {self.remedy}"
+                    )
         if self.num_classes not in (None, len(classes)):
             raise UserError(f"{tree.path} has {len(classes)} classes; expected {self.num_classes}; {self.remedy}")
         return classes
 
-    def _test_domain(self, domains: list[str]) -> str | None:
+    def _find_test_domain(self, domains: list[str]) -> str | None:
+        """Return the domain that the parameter ``test_domain`` names; ``real_world`` finds ``Real World``."""
         if self.options.test_domain is None:
             return None
-        by_folded_name = {_folded(domain): domain for domain in domains}
-        if _folded(self.options.test_domain) not in by_folded_name:
-            raise one_of("domain", self.options.test_domain, domains, owner=self.name)
-        return by_folded_name[_folded(self.options.test_domain)]
-
-
-def _folded(domain: str) -> str:
-    """Name for comparison: ``real_world`` finds Office-Home's ``Real World``."""
-    return domain.lower().replace(" ", "_")
+        for domain in domains:
+            if domain.lower().replace(" ", "_") == self.options.test_domain.lower().replace(" ", "_"):
+                return domain
+        raise one_of("domain", self.options.test_domain, domains, owner=self.name)
 
 
 _CHECKS = "number of images per domain; every domain has every class"

@@ -22,6 +22,7 @@ class Femnist(Leaf):
     """Greyscale images of 28x28 pixels, dark on white, stored as the bytes that LEAF divided by 255."""
 
     def convert(self, x: list[Any], y: list[Any]) -> ArraysByName:
+        """Convert a writer's images, lists of 784 pixels from 0 to 1, and labels to uint8 and int64."""
         values, labels = np.array(x, dtype=np.float32), np.array(y)
         if values.shape != (len(x), SIDE * SIDE):
             raise ValueError(f"expected {SIDE * SIDE} values per image")
@@ -37,7 +38,7 @@ class Femnist(Leaf):
         }
 
     def statistics(self, train: list[ArraysByName]) -> dict[str, Any]:
-        """Mean and standard deviation of the training pixels; they depend on the sample of writers."""
+        """Compute the mean and standard deviation of the training pixels, which depend on the sample of writers."""
         sums = np.zeros((2, 1), dtype=np.int64)
         for writer in train:
             values = writer["inputs"].astype(np.int64)

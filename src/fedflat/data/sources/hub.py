@@ -56,36 +56,37 @@ class Hub(DatasetSource):
     options: HubOptions = field(default=HubOptions(), kw_only=True)
 
     def read(self, data_dir: Path) -> Dataset:
+        """Download the dataset unless it is cached, and map its arrays."""
         name = f"hub-{self.path.rpartition('/')[2]}"
-        entry = cache_entry(data_dir, name, fingerprint([self.text]), self._write)
-        arrays: dict[str, Any] = {
-            file.stem: open_cached(entry, file.stem) for file in sorted(entry.glob("*_inputs.npy"))
-        }
-        arrays |= {file.stem: np.load(file) for file in sorted(entry.glob("*.npy")) if file.stem not in arrays}
+        entry = cache_entry(data_dir, name, fingerprint([self.text]), self._write_arrays)
+        arrays: dict[str, Any] = {}
+        for file in sorted(entry.glob("*.npy")):
+            is_large = file.stem.endswith("_inputs")
+            arrays[file.stem] = open_cached(entry, file.stem) if is_large else np.load(file)
         arrays |= json.loads((entry / "about.json").read_text(encoding="utf-8"))
         return dataset_of_arrays(self.text, arrays, entry, data_dir)
 
-    def _write(self, folder: Path) -> None:
-        splits = self._splits()
+    def _write_arrays(self, folder: Path) -> None:
+        """Download the dataset and write its arrays, class names and statistics to ``folder``."""
+        splits = self._load_splits()
         features = splits["train"].features
-        columns = self._columns(features)
-        is_grey = all(
-            getattr(row[columns[0]], "mode", None) in GREY_MODES for split in splits.values() for row in split
-        )
+        columns = self._choose_columns(features)
+        inputs, target, _ = columns
+        is_grey = all(getattr(row[inputs], "mode", None) in GREY_MODES for split in splits.values() for row in split)
         for name, split in splits.items():
             label = f"the {name} split of {self.path}"
-            items = self._items(split, columns, label, "L" if is_grey else "RGB")
-            arrays = collect_examples(items, label, folder / f"{name}_inputs.npy")
-            for column, values in zip(("targets", "groups"), arrays[1:], strict=False):
+            items = self._read_items(split, columns, label, "L" if is_grey else "RGB")
+            _, *label_arrays = collect_examples(items, label, folder / f"{name}_inputs.npy")
+            for column, values in zip(("targets", "groups"), label_arrays, strict=False):  # groups may be absent
                 np.save(folder / f"{name}_{column}.npy", values)
-        about = {"classes": getattr(features[columns[1]], "names", None), "mean": None, "std": None}
+        about = {"classes": getattr(features[target], "names", None), "mean": None, "std": None}
         images = open_mapped(folder / "train_inputs.npy")
         if "test" in splits and images.dtype == torch.uint8 and images.ndim == 4:
             about["mean"], about["std"] = channel_statistics(images)
         (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
 
-    def _splits(self) -> dict[str, Any]:
-        """The training split, and the test split if it exists."""
+    def _load_splits(self) -> dict[str, Any]:
+        """Load the training split, and the test split if it exists."""
         if importlib.util.find_spec("flwr_datasets") is None:
             raise UserError(f"{self.text} requires flwr-datasets; install it with: {INSTALL}")
         os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
@@ -108,25 +109,30 @@ class Hub(DatasetSource):
                     ) from error
         return splits
 
-    def _columns(self, features: Any) -> tuple[str, str, str | None]:
-        """The columns of inputs, classes and natural clients."""
-        kinds = {name: type(feature).__name__ for name, feature in features.items()}
-        inputs = self.options.inputs or next((name for name, kind in kinds.items() if kind == "Image"), None)
-        target = self.options.target or next((name for name, kind in kinds.items() if kind == "ClassLabel"), None)
-        for parameter, name in (("inputs", inputs), ("target", target), ("group", self.options.group)):
-            if name not in kinds and not (parameter == "group" and name is None):
-                problem = f"no column {name}" if name else "no suitable column"
-                raise UserError(f"{self.path} has {problem} for {parameter}=; its columns are {', '.join(kinds)}")
-        assert inputs is not None and target is not None
-        return inputs, target, self.options.group
+    def _choose_columns(self, features: Any) -> tuple[str, str, str | None]:
+        """Return the columns of inputs, classes and natural clients; the last is None without natural clients."""
+        types: dict[str, str] = {name: type(feature).__name__ for name, feature in features.items()}
 
-    def _items(
+        def choose(parameter: str, column: str | None, default_type: str) -> str:
+            for name, type_ in types.items():
+                if name == column or (not column and type_ == default_type):
+                    return name
+            problem = f"no column {column}" if column else "no suitable column"
+            raise UserError(f"{self.path} has {problem} for {parameter}=; its columns are {', '.join(types)}")
+
+        inputs = choose("inputs", self.options.inputs, "Image")
+        target = choose("target", self.options.target, "ClassLabel")
+        group = None if self.options.group is None else choose("group", self.options.group, "")
+        return inputs, target, group
+
+    def _read_items(
         self, split: Any, columns: tuple[str, str, str | None], label: str, mode: Literal["L", "RGB"]
     ) -> Iterator[tuple[Any, ...]]:
+        """Yield (input, class) or (input, class, client) for each row; images are resized to uint8 arrays."""
         inputs, target, group = columns
         for position, row in enumerate(split):
             value = row[inputs]
-            if hasattr(value, "getbands"):
+            if hasattr(value, "getbands"):  # a Pillow image
                 value = to_pixels(value, self.options, mode)
             elif isinstance(value, str):
                 raise UserError(

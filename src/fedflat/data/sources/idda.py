@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedflat.data.dataset import IGNORED, Dataset
-from fedflat.data.files.images import TEST_EVERY, ImageList, is_image
+from fedflat.data.dataset import IGNORED, TEST_EVERY, Dataset
+from fedflat.data.files.images import ImageList, is_image
 from fedflat.data.files.masks import MaskOptions, mask_dataset
 from fedflat.data.sources.source import DatasetCard, FolderSource
 from fedflat.errors import UserError, one_of
@@ -46,6 +46,7 @@ class Idda(FolderSource):
     options: IddaOptions = field(default=IddaOptions(), kw_only=True)
 
     def read(self, data_dir: Path) -> Dataset:
+        """List the images and masks of every domain; test examples are unseen domains and every fifth image."""
         if self.options.unseen not in (None, *UNSEEN):
             raise one_of("unseen domain", self.options.unseen, (*UNSEEN, "none"), owner=self.name)
         tree = self.tree(data_dir)
@@ -56,12 +57,12 @@ class Idda(FolderSource):
             )
         listing = ImageList()
         for group, domain in enumerate(domains):
-            unseen = self._is_unseen(domain)
-            for place, name in enumerate(filter(is_image, tree.files_below(f"{domain}/RGB"))):
+            is_unseen = self._is_unseen(domain)
+            for position, name in enumerate(filter(is_image, tree.files_below(f"{domain}/RGB"))):
                 mask = f"{domain}/Semantic/{Path(name).stem}.png"
                 if mask not in tree.stamps:
                     raise UserError(f"{tree.path}/{mask} is missing; expected a mask for every image: {self.remedy}")
-                listing.add_masked(name, mask, group, unseen or place % TEST_EVERY == TEST_EVERY - 1)
+                listing.add_masked(name, mask, group, is_unseen or position % TEST_EVERY == TEST_EVERY - 1)
         if all(listing.is_test):
             raise UserError(
                 f"unseen={self.options.unseen} leaves no domain of {tree.path} to train on; choose another value"
@@ -70,13 +71,14 @@ class Idda(FolderSource):
         return mask_dataset(self.text, data_dir, tree, listing, class_of_id, CLASSES, self.options, domains)
 
     def _is_unseen(self, domain: str) -> bool:
+        """Whether a domain is held out, according to one of the three pieces of its name."""
         pieces = domain.split("_")
         if len(pieces) != 3:
             raise UserError(f"unknown IDDA domain {domain}; expected town_weather_vehicle, e.g. T01_CN_A")
         if self.options.unseen is None:
             return False
-        piece, place = UNSEEN[self.options.unseen]
-        return pieces[place] == piece
+        unseen_piece, position = UNSEEN[self.options.unseen]
+        return pieces[position] == unseen_piece
 
 
 IDDA = Idda(

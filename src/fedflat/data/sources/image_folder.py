@@ -31,10 +31,13 @@ class ImageFolder(DatasetSource):
     options: ImageFolderOptions = field(default=ImageFolderOptions(), kw_only=True)
 
     def read(self, data_dir: Path) -> Dataset:
+        """List the images of each class in the training and the test folder, if these exist."""
         tree = open_tree(Path(self.path).expanduser().absolute())
         folders = {name.partition("/")[0] for name in tree.stamps if "/" in name}
-        train, test = (next((name for name in names if name in folders), "") for names in (TRAIN, TEST))
-        train_images, test_images = _by_class(tree, train), _by_class(tree, test) if train and test else {}
+        train = next((name for name in TRAIN if name in folders), "")
+        test = next((name for name in TEST if name in folders), "")
+        train_images = _images_by_class(tree, train)
+        test_images = _images_by_class(tree, test) if train and test else {}
         classes = sorted(train_images)
         if len(classes) < 2:
             raise UserError(
@@ -54,17 +57,17 @@ class ImageFolder(DatasetSource):
         return image_dataset(self.text, data_dir, tree, listing, classes, self.options)
 
 
-def _by_class(tree: Tree, folder: str) -> dict[str, list[str]]:
-    """The images of each class below ``folder``, at any depth; a class folder without images is an error."""
+def _images_by_class(tree: Tree, folder: str) -> dict[str, list[str]]:
+    """Return the images in each subfolder of ``folder``, at any depth; a subfolder without images is an error."""
     images: dict[str, list[str]] = {}
     prefix = f"{folder}/" if folder else ""
     for name in tree.stamps:
-        label, deeper, _ = name.removeprefix(prefix).partition("/")
-        if name.startswith(prefix) and deeper and is_image(name):
+        label, slash, _ = name.removeprefix(prefix).partition("/")
+        if name.startswith(prefix) and slash and is_image(name):
             images.setdefault(label, []).append(name)
-    empty = [label for label in tree.subfolders(folder) if label not in images]
-    if empty:
-        raise UserError(f"{tree.path}/{prefix}{empty[0]} contains no images; add some, or remove the folder")
+    for label in tree.subfolders(folder):
+        if label not in images:
+            raise UserError(f"{tree.path}/{prefix}{label} contains no images; add some, or remove the folder")
     return images
 
 

@@ -54,13 +54,15 @@ class Landmarks(FileSource[CsvRows]):
     sizes: tuple[int, int] | None = (164_172, 19_526)
 
     def parse(self, path: Path) -> tuple[CsvRows, str]:
-        """Read the rows of a list; the hash is that of the file."""
+        """Read the rows of a list, after checking its columns and classes; the hash is that of the file."""
         raw = path.read_bytes()
         rows = list(csv.DictReader(raw.decode("utf-8", "replace").splitlines()))
-        columns = ["image_id", "class"] + (["user_id"] if path.name == Path(TRAIN).name else [])
-        lacking = [column for column in columns if not rows or rows[0].get(column) is None]
-        if lacking:
-            raise UserError(f"{path} has no column {lacking[0]}; expected {', '.join(columns)}; {self.remedy}")
+        columns = ["image_id", "class"]
+        if path.name == Path(TRAIN).name:
+            columns.append("user_id")
+        for column in columns:
+            if not rows or rows[0].get(column) is None:
+                raise UserError(f"{path} has no column {column}; expected {', '.join(columns)}; {self.remedy}")
         for row in rows:
             label = row["class"]
             if label is None or not label.isdigit() or int(label) >= self.num_classes:
@@ -75,6 +77,7 @@ class Landmarks(FileSource[CsvRows]):
         return TRAIN, TEST, IMAGES
 
     def find(self, data_dir: Path, file: str) -> Path | None:
+        """Return the path of a list, or the folder of the images in either layout; None if it is missing."""
         if file != IMAGES:
             return super().find(data_dir, file)
         folders = (data_dir / ROOT / name for name in ("images", "train"))
@@ -82,23 +85,25 @@ class Landmarks(FileSource[CsvRows]):
 
     def verify(self, data_dir: Path) -> tuple[FileReport, ...]:
         """Hash the lists; no hashes of the images are published."""
-        return tuple(self._report(data_dir, file) for file in (TRAIN, TEST))
+        return tuple(self._verify_file(data_dir, file) for file in (TRAIN, TEST))
 
     def read(self, data_dir: Path) -> Dataset:
-        lists = [self.open(data_dir, file) for file in (TRAIN, TEST)]
-        if self.sizes is not None and tuple(map(len, lists)) != self.sizes:
+        """List the images with their photographers; those of the test set are one further group."""
+        train_rows, test_rows = self.open(data_dir, TRAIN), self.open(data_dir, TEST)
+        if self.sizes is not None and self.sizes != (len(train_rows), len(test_rows)):
             raise UserError(
-                f"{data_dir / ROOT} lists {len(lists[0])} and {len(lists[1])} images; "
+                f"{data_dir / ROOT} lists {len(train_rows)} and {len(test_rows)} images; "
                 f"expected {self.sizes[0]} and {self.sizes[1]}; {self.remedy}"
             )
         tree = FolderTree(data_dir / ROOT)
-        users = sorted({row["user_id"] for row in lists[0]}, key=lambda user: (len(user), user))
-        number = {user: place for place, user in enumerate(users)}
+        users = sorted({row["user_id"] for row in train_rows}, key=lambda user: (len(user), user))  # 2 before 10
+        group_of_user = {user: group for group, user in enumerate(users)}
         listing = ImageList()
-        for rows, test in zip(lists, (False, True), strict=True):
-            for row in rows:
-                group = len(users) if test else number[row["user_id"]]
-                listing.add([_file_of(tree, row["image_id"])], int(row["class"]), group, test)
+        for row in train_rows:
+            file = _find_image(tree, row["image_id"])
+            listing.add([file], int(row["class"]), group_of_user[row["user_id"]], test=False)
+        for row in test_rows:
+            listing.add([_find_image(tree, row["image_id"])], int(row["class"]), len(users), test=True)
         classes = [str(label) for label in range(self.num_classes)]
         group_names = (*users, "other photographers")
         if self.options.decode == "streamed":
@@ -107,8 +112,8 @@ class Landmarks(FileSource[CsvRows]):
         return image_dataset(self.text, data_dir, tree, listing, classes, self.options, group_names)
 
 
-def _file_of(tree: FolderTree, image: str) -> str:
-    """File name of an image, in either layout."""
+def _find_image(tree: FolderTree, image: str) -> str:
+    """Return the file name of an image, in either layout."""
     names = (f"images/{image}.jpg", f"train/{'/'.join(image[:3])}/{image}.jpg")
     for name in names:
         if name in tree.stamps:

@@ -12,6 +12,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,12 @@ class LeafArrays:
     statistics: dict[str, Any]
 
     def split(self, array: str, test: bool) -> MappedTensor:
-        """The training or test examples of an array."""
+        """Return the training or test examples of an array."""
         values = self.arrays[array]
         return values.part(self.train, len(values) - self.train) if test else values.part(0, self.train)
 
     def groups_of(self, test: bool) -> torch.Tensor:
-        """The user of each training or test example."""
+        """Return the user of each training or test example."""
         return self.groups[self.train :] if test else self.groups[: self.train]
 
 
@@ -62,14 +63,14 @@ class Leaf(DatasetSource):
 
     @abstractmethod
     def convert(self, x: list[Any], y: list[Any]) -> ArraysByName:
-        """The examples of one user as arrays of equal length; raises a ``ValueError`` for invalid examples."""
+        """Convert the examples of one user to arrays of equal length; raise a ``ValueError`` for invalid examples."""
 
     @abstractmethod
     def assemble(self, leaf: LeafArrays) -> Dataset:
         """Build the dataset from its arrays."""
 
     def statistics(self, train: list[ArraysByName]) -> dict[str, Any]:
-        """Plain values computed from the training users' arrays, stored with them."""
+        """Compute plain values from the training users' arrays, to be stored with them."""
         return {}
 
     @property
@@ -92,50 +93,48 @@ class Leaf(DatasetSource):
         )
 
     def read(self, data_dir: Path) -> Dataset:
-        paths = {
-            split: sorted((data_dir / file).glob("*.json")) for split, file in zip(SPLITS, self.files, strict=True)
-        }
-        stamps = [
-            f"{split}/{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}"
-            for split, files in paths.items()
-            for path in files
-        ]
-        entry = cache_entry(data_dir, self.name, fingerprint(stamps), lambda folder: self._write(paths, folder))
+        """Convert the JSON files to arrays unless they are cached, and build the dataset."""
+        paths, stamps = {}, []
+        for split, folder in zip(SPLITS, self.files, strict=True):
+            paths[split] = sorted((data_dir / folder).glob("*.json"))
+            for path in paths[split]:
+                stamps.append(f"{split}/{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}")
+        entry = cache_entry(data_dir, self.name, fingerprint(stamps), partial(self._write_arrays, paths))
         about = json.loads((entry / "about.json").read_text(encoding="utf-8"))
         arrays = {name: open_cached(entry, name) for name in about["arrays"]}
         groups = open_cached(entry, "groups").clone()
         return self.assemble(LeafArrays(arrays, groups, about["train"], tuple(about["users"]), about["statistics"]))
 
-    def _write(self, paths: dict[str, list[Path]], folder: Path) -> None:
-        splits = {split: self._users(files, allow_empty=split == "test") for split, files in paths.items()}
-        users = sorted({user for by_user in splits.values() for user in by_user})
-        number = {user: place for place, user in enumerate(users)}
-        ordered = [(number[user], splits[split][user]) for split in SPLITS for user in sorted(splits[split])]
-        if not splits["train"] or not splits["test"]:
-            empty = "test" if splits["train"] else "training"
-            raise UserError(f"{self.name} has no {empty} examples; {self.remedy}")
-        names = list(ordered[0][1])
-        for name in names:
-            first = ordered[0][1][name]
+    def _write_arrays(self, paths: dict[str, list[Path]], folder: Path) -> None:
+        """Convert JSON files to arrays in ``folder``: training users in alphabetical order, then test users."""
+        train = self._read_users(paths["train"], allow_empty=False)
+        test = self._read_users(paths["test"], allow_empty=True)
+        if not train or not test:
+            raise UserError(f"{self.name} has no {'test' if train else 'training'} examples; {self.remedy}")
+        users = sorted(train.keys() | test.keys())
+        ordered = [train[user] for user in sorted(train)] + [test[user] for user in sorted(test)]
+        names = list(ordered[0])
+        for name, first in ordered[0].items():
             with ArrayWriter(folder / f"{name}.npy", first.shape[1:], first.dtype) as writer:
-                for _, arrays in ordered:
+                for arrays in ordered:
                     writer.append(arrays[name])
-        lengths = [len(arrays[names[0]]) for _, arrays in ordered]
-        np.save(folder / "groups.npy", np.repeat([group for group, _ in ordered], lengths))
-        train = list(splits["train"].values())
+        lengths = [len(arrays[names[0]]) for arrays in ordered]
+        group_of_user = {user: group for group, user in enumerate(users)}
+        groups = [group_of_user[user] for user in (*sorted(train), *sorted(test))]
+        np.save(folder / "groups.npy", np.repeat(groups, lengths))
         about = {
             "arrays": names,
             "users": users,
             "train": sum(lengths[: len(train)]),
-            "statistics": self.statistics(train),
+            "statistics": self.statistics(list(train.values())),
         }
         (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
 
-    def _users(self, paths: list[Path], allow_empty: bool) -> dict[str, ArraysByName]:
-        """The arrays of each user, joined over files."""
+    def _read_users(self, paths: list[Path], allow_empty: bool) -> dict[str, ArraysByName]:
+        """Read the arrays of each user, joined over files; ``allow_empty`` skips users without examples."""
         by_user: dict[str, list[ArraysByName]] = {}
         for path in paths:
-            for user, x, y in _examples(path, self.remedy):
+            for user, x, y in _read_examples(path, self.remedy):
                 if not x:
                     if allow_empty:
                         continue
@@ -146,14 +145,14 @@ class Leaf(DatasetSource):
                     by_user.setdefault(user, []).append(self.convert(x, y))
                 except (ValueError, TypeError) as error:
                     raise UserError(f"user {user} in {path} has invalid examples: {error}; {self.remedy}") from error
-        return {
-            user: {name: np.concatenate([arrays[name] for arrays in pieces]) for name in pieces[0]}
-            for user, pieces in by_user.items()
-        }
+        joined = {}
+        for user, pieces in by_user.items():
+            joined[user] = {name: np.concatenate([arrays[name] for arrays in pieces]) for name in pieces[0]}
+        return joined
 
 
-def _examples(path: Path, remedy: str) -> Iterator[tuple[str, list[Any], list[Any]]]:
-    """The users of a file, with the inputs and labels of each."""
+def _read_examples(path: Path, remedy: str) -> Iterator[tuple[str, list[Any], list[Any]]]:
+    """Yield the users of a file, with the inputs and labels of each, after checking the file's format."""
     try:
         body = json.loads(path.read_bytes())
     except ValueError as error:

@@ -15,6 +15,7 @@ from fedflat.text import param
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 LENGTH = 80
 UNKNOWN = 255
+"""Number of bytes outside the alphabet; ``convert`` rejects them, so it never occurs in the data."""
 
 
 @dataclass(frozen=True)
@@ -37,24 +38,26 @@ class Shakespeare(Leaf):
     options: ShakespeareOptions = field(default=ShakespeareOptions(), kw_only=True)
 
     def convert(self, x: list[Any], y: list[Any]) -> ArraysByName:
+        """Convert a role's sequences of 80 characters and their next characters to rows of 81 numbers."""
         if {len(line) for line in x} != {LENGTH} or {len(character) for character in y} != {1}:
             raise ValueError(f"expected inputs of {LENGTH} characters and labels of one")
         text = "".join(line + character for line, character in zip(x, y, strict=True))
         unknown = sorted(set(text) - set(CHARACTERS))
         if unknown:
             raise ValueError(f"{unknown[0]!r} is not one of LEAF's {len(CHARACTERS)} characters")
-        numbers = np.full(256, UNKNOWN, dtype=np.int64)
-        numbers[np.frombuffer(CHARACTERS.encode("ascii"), dtype=np.uint8)] = np.arange(len(CHARACTERS))
-        return {"rows": numbers[np.frombuffer(text.encode("ascii"), dtype=np.uint8)].reshape(-1, LENGTH + 1)}
+        number_of_byte = np.full(256, UNKNOWN, dtype=np.int64)
+        number_of_byte[np.frombuffer(CHARACTERS.encode("ascii"), dtype=np.uint8)] = np.arange(len(CHARACTERS))
+        numbers = number_of_byte[np.frombuffer(text.encode("ascii"), dtype=np.uint8)]
+        return {"rows": numbers.reshape(-1, LENGTH + 1)}
 
     def assemble(self, leaf: LeafArrays) -> Dataset:
         """Build the dataset, with inputs [n, 80] and targets [n, 80] or [n]."""
         splits = []
         for test in (False, True):
             rows = leaf.split("rows", test)
-            inputs, targets = rows.part(0, LENGTH, dim=1), rows.part(1, LENGTH, dim=1)
-            wanted = targets[:, -1].clone() if self.options.targets == "last" else targets
-            splits.append(Examples(inputs, wanted, leaf.groups_of(test)))
+            inputs, next_characters = rows.part(0, LENGTH, dim=1), rows.part(1, LENGTH, dim=1)
+            targets = next_characters[:, -1].clone() if self.options.targets == "last" else next_characters
+            splits.append(Examples(inputs, targets, leaf.groups_of(test)))
         return Dataset(self.text, splits[0], splits[1], tuple(CHARACTERS), kind="text", group_names=leaf.users)
 
 

@@ -37,7 +37,7 @@ class Download:
         return len(self.files) > 1 or PurePosixPath(self.url).name != PurePosixPath(self.files[0]).name
 
     def part(self, data_dir: Path) -> Path:
-        """Where the bytes are stored during the download."""
+        """Return the path of the incomplete file during the download."""
         return (data_dir / self.files[0]).with_name(PurePosixPath(self.url).name + ".part")
 
 
@@ -141,22 +141,24 @@ class DatasetSource(ABC):
         return str(self.options.path)
 
     def find(self, data_dir: Path, file: str) -> Path | None:
-        """Path of a required file or folder, or None if it is missing."""
+        """Return the path of a required file or folder, or None if it is missing."""
         return data_dir / file if (data_dir / file).exists() else None
 
     def missing(self, data_dir: Path) -> tuple[str, ...]:
-        """Required files that are missing."""
+        """Return the required files that are missing."""
         return tuple(file for file in self.files if self.find(data_dir, file) is None)
 
     def is_intact(self, data_dir: Path, file: str) -> bool:
         """Whether a file exists and is valid."""
         return self.find(data_dir, file) is not None
 
-    def expected(self, data_dir: Path) -> str:
-        """Part of a message: which files are expected where, and where to get them."""
-        urls = " and ".join(sorted({download.url.rpartition("/")[0] + "/" for download in self.downloads}))
-        origin = "; ".join(filter(None, (f"from {urls}" if urls else "", self.instructions)))
-        return f"expected {', '.join(self.files)} in {data_dir}, {origin}"
+    def file_instructions(self, data_dir: Path) -> str:
+        """Say, as part of a message, which files are expected where and how to get them."""
+        instructions = [self.instructions] if self.instructions else []
+        if self.downloads:
+            folders = sorted({download.url.rpartition("/")[0] + "/" for download in self.downloads})
+            instructions.insert(0, f"from {' and '.join(folders)}")
+        return f"expected {', '.join(self.files)} in {data_dir}, {'; '.join(instructions)}"
 
 
 @dataclass(frozen=True)
@@ -174,26 +176,28 @@ class FileSource(DatasetSource, Generic[Content]):
 
     @abstractmethod
     def parse(self, path: Path) -> tuple[Content, str]:
-        """Read a file; returns its content and the sha256 of the content."""
+        """Read a file, and return its content and the sha256 of the content."""
 
     def find(self, data_dir: Path, file: str) -> Path | None:
         return data_dir / file if (data_dir / file).is_file() else None
 
     def open(self, data_dir: Path, file: str) -> Content:
-        """Verified content of a file."""
-        return self._verified(data_dir, file)[0]
+        """Read the content of a file, and compare its hash with the published one."""
+        return self._read_verified(data_dir, file)[0]
 
     def verify(self, data_dir: Path) -> tuple[FileReport, ...]:
-        return tuple(self._report(data_dir, file) for file in self.files)
+        return tuple(self._verify_file(data_dir, file) for file in self.files)
 
     def is_intact(self, data_dir: Path, file: str) -> bool:
+        """Whether a file can be read and has the published hash."""
         try:
             self.open(data_dir, file)
         except UserError:
             return False
         return True
 
-    def _verified(self, data_dir: Path, file: str) -> tuple[Content, str]:
+    def _read_verified(self, data_dir: Path, file: str) -> tuple[Content, str]:
+        """Read the content of a file and its hash, after comparing the hash with the published one."""
         path = self.find(data_dir, file)
         if path is None:
             raise UserError(f"{data_dir / file} is missing; {self.remedy}")
@@ -205,12 +209,13 @@ class FileSource(DatasetSource, Generic[Content]):
             )
         return content, digest
 
-    def _report(self, data_dir: Path, file: str) -> FileReport:
-        digest = self._verified(data_dir, file)[1]
-        if file in self.digests:
+    def _verify_file(self, data_dir: Path, file: str) -> FileReport:
+        """Report whether a file is as published, by its content hash or else by its md5."""
+        _, digest = self._read_verified(data_dir, file)
+        if file in self.digests:  # a different hash has raised an error
             return FileReport(file, digest, True)
-        same_file = file in self.file_md5s and md5_of(data_dir / file) == self.file_md5s[file]
-        return FileReport(file, digest, True if same_file else None)
+        has_published_md5 = file in self.file_md5s and md5_of(data_dir / file) == self.file_md5s[file]
+        return FileReport(file, digest, True if has_published_md5 else None)
 
 
 @dataclass(frozen=True)
@@ -247,15 +252,15 @@ class FolderSource(DatasetSource):
         return tuple(FileReport(f"{tree.path.name}/{part}", tree.digest(part), None) for part in parts)
 
     def tree(self, data_dir: Path) -> Tree:
-        """The folder of the dataset."""
+        """Open the folder of the dataset, under the first of its accepted names that exists."""
         path = self.find(data_dir, self.files[0])
         if path is None:
-            raise UserError(f"{self.name} is missing; {self.expected(data_dir)}")
+            raise UserError(f"{self.name} is missing; {self.file_instructions(data_dir)}")
         root = next(data_dir / root for root in self.roots if path.is_relative_to(data_dir / root))
         return open_tree(root)
 
 
 def md5_of(path: Path) -> str:
-    """The md5 of a file."""
+    """Compute the md5 of a file."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -29,7 +29,7 @@ class TinyImageNet(DatasetSource):
     test_images: int = 10_000
 
     def find(self, data_dir: Path, file: str) -> Path | None:
-        """The folder, else the archive, which need not be unpacked."""
+        """Return the folder, else the archive, which need not be unpacked."""
         return next((data_dir / name for name in (ROOT, ARCHIVE) if (data_dir / name).exists()), None)
 
     def is_intact(self, data_dir: Path, file: str) -> bool:
@@ -37,16 +37,19 @@ class TinyImageNet(DatasetSource):
         return path is not None and (path.is_dir() or md5_of(path) == self.downloads[0].md5)
 
     def verify(self, data_dir: Path) -> tuple[FileReport, ...]:
-        path = self._path(data_dir)
-        published = path.is_file() and md5_of(path) == self.downloads[0].md5
+        """Hash train and val; only the archive has a published hash, so that of a folder is unknown."""
+        path = self._required_path(data_dir)
+        is_published = path.is_file() and md5_of(path) == self.downloads[0].md5
         tree = open_tree(path)
         return tuple(
-            FileReport(f"{path.name}/{part}", tree.digest(part), published or None) for part in ("train", "val")
+            FileReport(f"{path.name}/{part}", tree.digest(part), True if is_published else None)
+            for part in ("train", "val")
         )
 
     def read(self, data_dir: Path) -> Dataset:
-        tree = open_tree(self._path(data_dir))
-        ids = sorted(set(tree.text("wnids.txt").split()))
+        """List the images of each class, after checking their numbers, and decode them."""
+        tree = open_tree(self._required_path(data_dir))
+        ids = sorted(set(tree.read_text("wnids.txt").split()))
         if len(ids) != self.num_classes:
             raise UserError(
                 f"{tree.path}/wnids.txt lists {len(ids)} classes; expected {self.num_classes}; {self.remedy}"
@@ -60,38 +63,41 @@ class TinyImageNet(DatasetSource):
                     f"{self.remedy}"
                 )
             listing.add(files, target, test=False)
-        for file, target in self._test(tree, ids).items():
+        for file, target in self._read_test_targets(tree, ids).items():
             listing.add([file], target, test=True)
         return image_dataset(self.text, data_dir, tree, listing, _class_names(tree, ids), self.options)
 
-    def _test(self, tree: Tree, ids: list[str]) -> dict[str, int]:
-        """The test images, with the class of each."""
-        number = {name: target for target, name in enumerate(ids)}
-        lines = [line.split("\t") for line in tree.text("val/val_annotations.txt").splitlines() if line.strip()]
-        wrong = [line[0] for line in lines if len(line) < 2 or line[1] not in number]
-        if wrong:
-            raise UserError(f"{tree.path}/val/val_annotations.txt has no known class for {wrong[0]}; {self.remedy}")
-        targets = {f"val/images/{line[0]}": number[line[1]] for line in lines}
-        absent = [name for name in targets if name not in tree.stamps]
-        if absent:
-            raise UserError(f"{tree.path} lacks {absent[0]}; {self.remedy}")
+    def _read_test_targets(self, tree: Tree, ids: list[str]) -> dict[str, int]:
+        """Return the class of each test image, by file name."""
+        targets = {}
+        for line in tree.read_text("val/val_annotations.txt").splitlines():
+            if not line.strip():
+                continue
+            image, *fields = line.split("\t")  # the class id, then a bounding box
+            if not fields or fields[0] not in ids:
+                raise UserError(f"{tree.path}/val/val_annotations.txt has no known class for {image}; {self.remedy}")
+            targets[f"val/images/{image}"] = ids.index(fields[0])
+        for file in targets:
+            if file not in tree.stamps:
+                raise UserError(f"{tree.path} lacks {file}; {self.remedy}")
         if len(targets) != self.test_images:
             raise UserError(f"{tree.path} has {len(targets)} test images; expected {self.test_images}; {self.remedy}")
         return targets
 
-    def _path(self, data_dir: Path) -> Path:
+    def _required_path(self, data_dir: Path) -> Path:
+        """Return the folder or archive, or raise a ``UserError`` if neither exists."""
         path = self.find(data_dir, ROOT)
         if path is None:
-            raise UserError(f"{self.name} is missing; {self.expected(data_dir)}")
+            raise UserError(f"{self.name} is missing; {self.file_instructions(data_dir)}")
         return path
 
 
 def _class_names(tree: Tree, ids: list[str]) -> list[str]:
-    """The first word for each class in ``words.txt``, if that file exists."""
+    """Return the first word for each class in ``words.txt``, or the ids if that file does not exist."""
     if "words.txt" not in tree.stamps:
         return ids
-    words = dict(line.split("\t", 1) for line in tree.text("words.txt").splitlines() if "\t" in line)
-    return [words.get(name, name).partition(",")[0] for name in ids]
+    words = dict(line.split("\t", 1) for line in tree.read_text("words.txt").splitlines() if "\t" in line)
+    return [words.get(id_, id_).partition(",")[0] for id_ in ids]
 
 
 TINY_IMAGENET = TinyImageNet(

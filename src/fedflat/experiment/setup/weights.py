@@ -109,7 +109,7 @@ def load_tensors(
         architecture: name of the model that the tensors belong to, if known.
         fresh_head: whether to skip the last linear layer.
     """
-    tensors = network.translated(tensors) if isinstance(network, VisionTransformer) else dict(tensors)
+    tensors = network.convert_weights(tensors) if isinstance(network, VisionTransformer) else dict(tensors)
     head = _head_parameters(network) if fresh_head else set()
     if fresh_head:
         tensors = _without_head(network, tensors, head)
