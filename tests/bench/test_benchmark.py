@@ -18,7 +18,7 @@ from fedflat.bench.others import OTHERS
 from fedflat.bench.setting import BenchmarkSetting
 from fedflat.bench.stage import Contender, Failed, Performer, RoundTimes, _perform
 from fedflat.cli.application import app
-from fedflat.cli.experiments.bench import listed, numbers, print_benchmark
+from fedflat.cli.experiments.bench import print_benchmark, split_counts, split_names
 from fedflat.errors import UserError
 
 SMALL = BenchmarkSetting(
@@ -237,11 +237,11 @@ def test_memory_and_load_of_this_process():
 @pytest.mark.parametrize("text", ["", "x", "0", "3,-1"])
 def test_bad_numbers_of_clients(text):
     with pytest.raises(UserError):
-        numbers(text)
+        split_counts(text)
 
 
 def test_lists():
-    assert listed("a, b(c=1,d=2),,a") == ["a", "b(c=1,d=2)"]
+    assert split_names("a, b(c=1,d=2),,a") == ["a", "b(c=1,d=2)"]
 
 
 def test_the_table_of_a_gpu_has_its_memory(capsys):

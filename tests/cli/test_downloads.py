@@ -9,8 +9,8 @@ from fedflat.experiment.config import Config
 def test_one_line_per_file_in_a_pipe(capsys):
     with Downloads() as downloads:
         for done in (10, 20):
-            downloads.arrived("a.gz", done, 2000)
-        downloads.arrived("b.gz", 5, None)
+            downloads.progress("a.gz", done, 2000)
+        downloads.progress("b.gz", 5, None)
     first, second = capsys.readouterr().err.splitlines()
     assert first.endswith("a.gz (2 kB)") and second.endswith("b.gz")
 
@@ -19,13 +19,13 @@ def test_bars_on_a_terminal(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     with Downloads() as downloads:
         for done in (10, 2000):
-            downloads.arrived("a.gz", done, 2000)
+            downloads.progress("a.gz", done, 2000)
     assert "a.gz" in capsys.readouterr().err
 
 
 def test_silence(capsys):
     with Downloads(silent=True) as downloads:
-        assert downloads.arrived is None
+        assert downloads.progress is None
 
 
 def test_an_experiment_fetches_what_it_lacks(tmp_path, monkeypatch):

@@ -156,7 +156,7 @@ def test_stability(tmp_path: Path) -> None:
     assert [swap["first_round"] for swap in found["swaps"]] == [1, 1]
     assert json.loads((tmp_path / "s" / "stability.json").read_text())["rounds"] == found["rounds"]
     assert drawn(tmp_path / "s" / "stability.png")
-    again = call(*arguments, "--every", 2, "--out", tmp_path / "again").stdout
+    again = call(*arguments, "--eval-every", 2, "--out", tmp_path / "again").stdout
     assert f"{np.mean(found['rounds'][-1]['distance']):.3g}" in again
 
 

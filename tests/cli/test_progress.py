@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from fedflat.cli.shared import progress as progress_module
-from fedflat.cli.shared.progress import Bars, Lines, Progress, newest_figures, progress
+from fedflat.cli.shared.progress import Bars, Lines, Progress, latest_metrics, progress
 from fedflat.experiment.config import Config
 
 
@@ -39,7 +39,7 @@ def go_through(shown: Progress, rounds: int) -> None:
         shown.round_done(run_at(done, rounds, evaluated=done - 1))
         shown.evaluated(run_at(done, rounds))
     shown.ended(run_at(rounds, rounds), SimpleNamespace(status="finished", seconds=3.0))
-    shown.run_over()
+    shown.count_run()
 
 
 @pytest.fixture
@@ -119,4 +119,4 @@ def test_silence(capsys):
 
 
 def test_figures_before_the_average_exists():
-    assert newest_figures(run_at(0, loss=None, primary="wima")) == "accuracy 50.00 %"
+    assert latest_metrics(run_at(0, loss=None, primary="wima")) == "accuracy 50.00 %"

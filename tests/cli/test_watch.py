@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from fedflat.cli.experiments.watch import sight_of
+from fedflat.cli.experiments.watch import read_run
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_one_look(fedflat, finished):
 
 
 def test_time_left_is_told_by_the_pace(running):
-    sight = sight_of(running)
+    sight = read_run(running)
     assert (sight.status, sight.rounds, sight.of) == ("running", 2, 3)
     assert sight.left == pytest.approx(4.0)
     assert sight.seconds == 18.0

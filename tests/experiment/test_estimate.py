@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedflat.bench.setting import RandomImages
-from fedflat.cli.shared.progress import in_words
+from fedflat.cli.shared.progress import describe_forecast
 from fedflat.experiment.campaign import estimate
 from fedflat.experiment.campaign.estimate import (
     Forecast,
@@ -90,8 +90,10 @@ def test_statistics_that_clients_keep_count() -> None:
     assert forecast(run, 1.0).states == 12 * 4 * run.problem.buffers.size
 
 
-def test_in_words() -> None:
-    text = in_words(Forecast(1000, 2000, 3000, 4_000_000, 1000, 5000, 7200.0, 0.05, 144_000, (2 * 10**9, 14 * 10**10)))
+def test_describe_forecast() -> None:
+    text = describe_forecast(
+        Forecast(1000, 2000, 3000, 4_000_000, 1000, 5000, 7200.0, 0.05, 144_000, (2 * 10**9, 14 * 10**10))
+    )
     for number in ("144,000", "0.05 s", "2 h", "2 GB", "140 GB", "4 MB", "1,000"):
         assert number in text
 

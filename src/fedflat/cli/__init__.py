@@ -6,19 +6,18 @@ import os
 import sys
 
 INTERRUPTED = 130
+"""Exit code after Ctrl-C, as in a shell."""
 
 
 def main() -> None:
-    """Entry point: errors become messages on stderr; a closed pipe is not an error."""
+    """Run the command line; errors become messages on stderr, and a closed pipe is not an error."""
     # Read by torch at import: spinning threads slow measurements down on busy cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     try:
-        from fedflat.cli.application import (
-            app,
-        )  # imported here, so that Ctrl-C during imports prints no traceback
+        from fedflat.cli.application import app  # here, so that Ctrl-C during imports prints no traceback
 
         try:
             app(prog_name="fedflat")

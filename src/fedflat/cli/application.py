@@ -31,7 +31,7 @@ from fedflat.cli.lookup.models import models
 from fedflat.cli.lookup.papers import papers
 from fedflat.cli.lookup.settings import settings
 from fedflat.cli.shared.error_reporting import errors_as_messages
-from fedflat.cli.shared.flags import keep_help
+from fedflat.cli.shared.flags import keep_argument_help
 from fedflat.experiment.setting_names import suggest_setting
 
 
@@ -39,19 +39,21 @@ class Application(TyperGroup):
     """A command group that reports errors as messages."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Invoke a command; an unknown option that is another framework's name for a setting suggests ours."""
+        """Invoke a command; for another framework's option, such as --epochs, the error suggests ours."""
         with errors_as_messages():
             try:
                 return super().invoke(ctx)
             except NoSuchOption as error:
-                flag = f"--{(suggest_setting(error.option_name) or '').replace('_', '-')}"
-                if error.ctx and any(flag in option.opts for option in error.ctx.command.params):
-                    message = f"No such option '{error.option_name}'; did you mean '{flag}'?"
-                    raise UsageError(message, error.ctx) from None
-                raise
+                setting = suggest_setting(error.option_name)
+                if setting is None or error.ctx is None:
+                    raise
+                flag = f"--{setting.replace('_', '-')}"
+                if not any(flag in option.opts for option in error.ctx.command.params):
+                    raise
+                raise UsageError(f"No such option '{error.option_name}'; did you mean '{flag}'?", error.ctx) from None
 
 
-keep_help()
+keep_argument_help()
 app = typer.Typer(
     cls=Application,
     no_args_is_help=True,
@@ -61,8 +63,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         print(f"fedflat {__version__}")
         raise typer.Exit
 
@@ -70,7 +72,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def fedflat(
     version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="print the version and stop"
+        False, "--version", callback=_print_version, is_eager=True, help="print the version and stop"
     ),
 ) -> None:
     """Federated learning that finds flat minima under heterogeneous data and measures how flat they are.
@@ -79,26 +81,13 @@ def fedflat(
     """
 
 
-EXPERIMENTS, LOOKING = "Experiments", "Looking things up"
-for _command in (
-    run,
-    compare,
-    sweep,
-    tune,
-    branch,
-    reproduce,
-    resume,
-    show,
-    watch,
-    report,
-    evaluate,
-    export,
-    clean,
-    bench,
-):
+EXPERIMENTS, LOOKUP = "Experiments", "Looking things up"
+"""Help panels."""
+EXPERIMENT_COMMANDS = (run, compare, sweep, tune, branch, reproduce, resume, show, watch, report, evaluate, export)
+for _command in (*EXPERIMENT_COMMANDS, clean, bench):
     app.command(rich_help_panel=EXPERIMENTS)(_command)
 app.add_typer(flatness, name="flatness", rich_help_panel=EXPERIMENTS)
 app.add_typer(deploy, name="deploy", rich_help_panel=EXPERIMENTS)
 for _command in (algorithms, models, papers, settings, doctor):
-    app.command(rich_help_panel=LOOKING)(_command)
-app.add_typer(data, name="data", rich_help_panel=LOOKING)
+    app.command(rich_help_panel=LOOKUP)(_command)
+app.add_typer(data, name="data", rich_help_panel=LOOKUP)

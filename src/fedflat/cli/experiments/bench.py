@@ -5,104 +5,64 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.shared.flags import QUIET
-from fedflat.cli.shared.screen import facts, print_json, screen, shown_bytes, shown_count, shown_seconds, table
+from fedflat.cli.shared.flags import QUIET, no_default
+from fedflat.cli.shared.screen import key_values, print_json, screen, shown_bytes, shown_count, shown_seconds, table
 from fedflat.errors import UserError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-FEDERATION, MEASURING = "What a round is", "What is measured"
+_round_option = partial(typer.Option, rich_help_panel="The federation")
+_measure_option = partial(typer.Option, rich_help_panel="Measurement")
 
 
 def bench(
-    model: str = typer.Option("cnn", "--model", help="model, as name(parameter=value)", rich_help_panel=FEDERATION),
-    data: str = typer.Option(
-        "random",
-        "--dataset",
-        help="random (CIFAR-shaped images, no download) or a dataset",
-        rich_help_panel=FEDERATION,
+    model: str = _round_option("cnn", "--model", help="model, as name(parameter=value)"),
+    dataset: str = _round_option("random", "--dataset", help="random (CIFAR-shaped images, no download) or a dataset"),
+    data_dir: Path | None = _round_option(None, "--data-dir", help="dataset folder", show_default=False),
+    partition: str = _round_option("iid", "--partition", help="partition over clients"),
+    clients: str = _round_option("100", "--clients", metavar="N,...", help="comma-separated numbers of clients"),
+    clients_per_round: int = _round_option(10, "--clients-per-round", min=1, help="clients per round"),
+    local_steps: int = _round_option(50, "--local-steps", min=1, help="local steps per client"),
+    batch_size: int = _round_option(50, "--batch-size", min=1, help="batch size"),
+    lr: float = _round_option(0.01, "--lr", help="local learning rate"),
+    augmentation: str = _round_option("none", "--augmentation", help="for example crop-flip"),
+    algorithms: str = _measure_option("fedavg", "--algorithms", metavar="NAME,...", help="comma-separated algorithms"),
+    precision: str = _measure_option(
+        "float32", "--precision", metavar="NAME,...", help="comma-separated: float32, tf32, bf16"
     ),
-    data_dir: Path | None = typer.Option(
-        None, "--data-dir", help="where its files are", show_default=False, rich_help_panel=FEDERATION
+    engine: str = _measure_option(
+        "auto", "--engine", metavar="NAME,...", help="comma-separated: auto, loop, lanes, ray"
     ),
-    partition: str = typer.Option("iid", "--partition", help="partition over clients", rich_help_panel=FEDERATION),
-    clients: str = typer.Option(
-        "100", "--clients", metavar="N,...", help="how many clients there are", rich_help_panel=FEDERATION
+    compile: str = _measure_option("auto", "--compile", metavar="WORD", help="on, off, or auto (as in a long run)"),
+    device: str = _measure_option("auto", "--device", help="auto, cpu or cuda"),
+    workers: int | None = _measure_option(
+        None, "--workers", min=1, help="worker processes of the loop and ray engines", show_default=False
     ),
-    clients_per_round: int = typer.Option(
-        10, "--clients-per-round", min=1, help="clients per round", rich_help_panel=FEDERATION
+    rounds: int = _measure_option(10, "--rounds", min=1, help="number of measured rounds"),
+    warm_up: int = _measure_option(
+        2, "--warm-up", min=0, help="warm-up rounds after the first one, which counts as set-up"
     ),
-    local_steps: int = typer.Option(
-        50, "--local-steps", min=1, help="local steps per client", rich_help_panel=FEDERATION
-    ),
-    batch_size: int = typer.Option(50, "--batch-size", min=1, help="batch size", rich_help_panel=FEDERATION),
-    lr: float = typer.Option(0.01, "--lr", help="local learning rate", rich_help_panel=FEDERATION),
-    augmentation: str = typer.Option(
-        "none", "--augmentation", help="for example crop-flip", rich_help_panel=FEDERATION
-    ),
-    algorithms: str = typer.Option(
-        "fedavg", "--algorithms", metavar="NAME,...", help="comma-separated algorithms", rich_help_panel=MEASURING
-    ),
-    precision: str = typer.Option(
-        "float32",
-        "--precision",
-        metavar="NAME,...",
-        help="comma-separated: float32, tf32, bf16",
-        rich_help_panel=MEASURING,
-    ),
-    engine: str = typer.Option(
-        "auto",
-        "--engine",
-        metavar="NAME,...",
-        help="comma-separated: auto, loop, lanes, ray",
-        rich_help_panel=MEASURING,
-    ),
-    compiling: str = typer.Option(
-        "auto", "--compile", metavar="WORD", help="on, off, or auto (as in a long run)", rich_help_panel=MEASURING
-    ),
-    device: str = typer.Option("auto", "--device", help="auto, cpu or cuda", rich_help_panel=MEASURING),
-    workers: int | None = typer.Option(
-        None,
-        "--workers",
-        min=1,
-        help="worker processes of the loop and ray engines",
-        show_default=False,
-        rich_help_panel=MEASURING,
-    ),
-    rounds: int = typer.Option(10, "--rounds", min=1, help="rounds that are measured", rich_help_panel=MEASURING),
-    warm_up: int = typer.Option(
-        2,
-        "--warm-up",
-        min=0,
-        help="warm-up rounds after the first one, which counts as set-up",
-        rich_help_panel=MEASURING,
-    ),
-    together: int = typer.Option(
+    together: int = _measure_option(
         1,
         "--together",
         min=1,
         help="contenders that set up concurrently on a GPU; faster, but set-up times become less meaningful",
-        rich_help_panel=MEASURING,
     ),
-    against: str = typer.Option(
+    against: str = _measure_option(
         "plain,flower,pfl",
         "--against",
         metavar="NAME,...",
         help="comma-separated: plain (a PyTorch loop), flower, pfl; or none",
-        rich_help_panel=MEASURING,
     ),
-    json_file: Path | None = typer.Option(
-        None,
-        "--json",
-        metavar="FILE.json",
-        help="output file for all values; - prints them instead of the table",
-        show_default=False,
+    json_file: Path | None = no_default(
+        "--json", "output file for all values; - prints them instead of the table", metavar="FILE.json"
     ),
     quiet: bool = QUIET,
 ) -> None:
@@ -115,130 +75,125 @@ def bench(
     from fedflat.experiment.store.files import create_folder, write_whole
 
     setting = BenchmarkSetting(
-        model,
-        data,
-        data_dir,
-        partition,
-        clients_per_round,
-        local_steps,
-        batch_size,
-        lr,
-        augmentation,
-        device,
-        compiling,
-        workers,
+        model=model,
+        dataset=dataset,
+        data_dir=data_dir,
+        partition=partition,
+        clients_per_round=clients_per_round,
+        local_steps=local_steps,
+        batch_size=batch_size,
+        lr=lr,
+        augmentation=augmentation,
+        device=device,
+        compile=compile,
+        workers=workers,
     )
     request = Request(
         setting,
-        listed(algorithms),
-        listed(precision),
-        listed(engine),
-        numbers(clients),
-        listed(against),
-        rounds,
-        warm_up,
-        together,
+        algorithms=split_names(algorithms),
+        precisions=split_names(precision),
+        engines=split_names(engine),
+        clients=split_counts(clients),
+        against=split_names(against),
+        rounds=rounds,
+        warm_up=warm_up,
+        together=together,
     )
-    printed = json_file is not None and str(json_file) == "-"
-    if json_file is not None and not printed:
+
+    def report(line: str) -> None:
+        if not quiet:
+            print(line, file=sys.stderr, flush=True)
+
+    to_stdout = json_file is not None and str(json_file) == "-"
+    if json_file is not None and not to_stdout:
         create_folder(json_file.parent)  # fail early if the folder cannot be created
-    command = shlex.join(["fedflat", *sys.argv[1:]])
-    found = benchmark(request, command, lambda line: None if quiet else print(line, file=sys.stderr, flush=True))
-    if printed:
-        print_json(found)
+    document = benchmark(request, shlex.join(["fedflat", *sys.argv[1:]]), report)
+    if to_stdout:
+        print_json(document)
         return
-    print_benchmark(found)
+    print_benchmark(document)
     if json_file is not None:
-        write_whole(json_file, json.dumps(found, indent=2) + "\n")
+        write_whole(json_file, json.dumps(document, indent=2) + "\n")
 
 
-def listed(text: str) -> list[str]:
-    """Split at commas outside parentheses.
+def split_names(text: str) -> list[str]:
+    """Split at commas outside parentheses; repeated names are dropped.
 
-    >>> listed("fedavg,fedavg+wima(window=3,start=1), fedsam")
+    >>> split_names("fedavg,fedavg+wima(window=3,start=1), fedsam")
     ['fedavg', 'fedavg+wima(window=3,start=1)', 'fedsam']
     """
     parts, depth = [""], 0
-    for letter in text:
-        depth += {"(": 1, ")": -1}.get(letter, 0)
-        if letter == "," and not depth:
+    for character in text:
+        if character == "(":
+            depth += 1
+        elif character == ")":
+            depth -= 1
+        if character == "," and depth == 0:
             parts.append("")
         else:
-            parts[-1] += letter
-    found = [part.strip() for part in parts if part.strip()]
-    if not found:
+            parts[-1] += character
+    names = [part.strip() for part in parts if part.strip()]
+    if not names:
         raise UserError("empty list; expected comma-separated names, e.g. fedavg,fedsam")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(names))
 
 
-def numbers(text: str) -> list[int]:
-    """Parse comma-separated integers.
+def split_counts(text: str) -> list[int]:
+    """Parse comma-separated positive integers.
 
-    >>> numbers("100,1_000_000")
+    >>> split_counts("100,1_000_000")
     [100, 1000000]
     """
     try:
-        found = [int(word) for word in listed(text)]
+        counts = [int(word) for word in split_names(text)]
     except ValueError:
-        found = []
-    if not found or min(found) < 1:
+        counts = []
+    if not counts or min(counts) < 1:
         raise UserError(f"cannot read --clients '{text}'; expected comma-separated numbers of at least 1")
-    return found
+    return counts
 
 
-def print_benchmark(found: dict[str, Any]) -> None:
+def print_benchmark(document: dict[str, Any]) -> None:
     """Print the table of a benchmark and its environment."""
-    console = screen()
+    console, setting, hardware = screen(), document["setting"], document["hardware"]
+    work = "{clients_per_round} clients x {local_steps} steps x batch {batch_size}".format(**setting)
+    title = f"{setting['model']} on {setting['dataset']}, {work}, augmentation {setting['augmentation']}"
     console.print()
-    console.print(_title(found), style="bold")
-    console.print(_table(found))
+    console.print(title, style="bold")
+    console.print(_benchmark_table(document["rows"]))
     console.print()
-    hardware, versions = found["hardware"], found["versions"]
-    where = f"{', '.join(hardware['gpus']) or hardware['processor']}, {hardware['cores']} cores"
-    console.print(
-        facts(
-            {
-                "measured": f"{found['rounds']} rounds after one set-up and {found['warm_up']} warm-up rounds; medians",
-                "on": where,
-                "with": ", ".join(f"{name} {version}" for name, version in versions.items()),
-                **({"notes": "\n".join(found["notes"])} if found["notes"] else {}),
-            }
-        )
-    )
+    environment = {
+        "measured": f"{document['rounds']} rounds after one set-up and {document['warm_up']} warm-up rounds; medians",
+        "on": f"{', '.join(hardware['gpus']) or hardware['processor']}, {hardware['cores']} cores",
+        "with": ", ".join(f"{name} {version}" for name, version in document["versions"].items()),
+    }
+    if document["notes"]:
+        environment["notes"] = "\n".join(document["notes"])
+    console.print(key_values(environment))
 
 
-def _title(found: dict[str, Any]) -> str:
-    s = found["setting"]
-    work = f"{s['clients_per_round']} clients x {s['local_steps']} steps x batch {s['batch_size']}"
-    return f"{s['model']} on {s['dataset']}, {work}, augmentation {s['augmentation']}"
-
-
-def _table(found: dict[str, Any]) -> Table:
-    rows, on_gpu = found["rows"], any(row["peak_device_bytes"] for row in found["rows"])
-    several = len({row["clients"] for row in rows}) > 1
-    columns = [
-        "",
-        "algorithm",
-        "precision",
-        "engine",
-        *(["clients"] if several else []),
-        "s/round",
-        "samples/s",
-        "share of\nbound",
-    ]
-    columns += ["times\nplain loop", "set-up", *(["GPU memory"] if on_gpu else []), "memory"]
+def _benchmark_table(rows: list[dict[str, Any]]) -> Table:
+    """Return a table with one row per contender; some columns appear only if they say something."""
+    has_clients = len({row["clients"] for row in rows}) > 1
+    has_gpu = any(row["peak_device_bytes"] for row in rows)
+    numeric = ["s/round", "samples/s", "share of\nbound", "times\nplain loop", "set-up", "memory"]
+    if has_clients:
+        numeric.insert(0, "clients")
+    if has_gpu:
+        numeric.insert(-1, "GPU memory")
     lines = []
     for row in rows:
         share, times = row["share_of_bound"], row["times_plain"]
-        line = [
-            row["contender"],
-            row["algorithm"],
-            row["precision"],
-            row["engine"],
-            *([shown_count(row["clients"])] if several else []),
-        ]
-        line += [f"{row['seconds_per_round']:.4g}", shown_count(row["samples_per_second"])]
-        line += [None if share is None else f"{100 * share:.0f} %", None if times is None else f"{times:.2f}"]
-        line += [shown_seconds(row["set_up_seconds"]), *([shown_bytes(row["peak_device_bytes"])] if on_gpu else [])]
-        lines.append([*line, shown_bytes(row["peak_host_bytes"])])
-    return table(columns, lines, numbers=columns[4:])
+        cells = {
+            "clients": shown_count(row["clients"]),
+            "s/round": f"{row['seconds_per_round']:.4g}",
+            "samples/s": shown_count(row["samples_per_second"]),
+            "share of\nbound": None if share is None else f"{100 * share:.0f} %",
+            "times\nplain loop": None if times is None else f"{times:.2f}",
+            "set-up": shown_seconds(row["set_up_seconds"]),
+            "GPU memory": shown_bytes(row["peak_device_bytes"]),
+            "memory": shown_bytes(row["peak_host_bytes"]),
+        }
+        texts = [row[key] for key in ("contender", "algorithm", "precision", "engine")]
+        lines.append([*texts, *(cells[column] for column in numeric)])
+    return table(["", "algorithm", "precision", "engine", *numeric], lines, numeric=numeric)

@@ -7,8 +7,8 @@ from typing import Any
 
 import typer
 
-from fedflat.cli.experiments.sweep import DRY_RUN, JOBS, do
-from fedflat.cli.shared.flags import JSON, QUIET, SET, algorithm_names, optional
+from fedflat.cli.experiments.sweep import FILE_JOBS, run_plan
+from fedflat.cli.shared.flags import DRY_RUN, JSON, QUIET, SET, algorithm_names, optional
 
 
 def branch(
@@ -18,16 +18,10 @@ def branch(
     algorithms: list[str] = typer.Argument(
         metavar="ALGORITHM", help="algorithms to continue with, e.g. fedavg fedsam", autocompletion=algorithm_names
     ),
-    rounds: int | None = typer.Option(
-        None,
-        "--rounds",
-        min=1,
-        metavar="N",
-        help="total number of rounds [dim](default: the run's)[/dim]",
-    ),
+    rounds: int | None = optional("--rounds", "total number of rounds", "the run's", min=1, metavar="N"),
     assignments: list[str] = SET,
-    out: Path | None = optional("--out", "where the runs go", "beside the run", metavar="FOLDER"),
-    jobs: int | None = JOBS,
+    out: Path | None = optional("--out", "folder for the runs", "beside the run", metavar="FOLDER"),
+    jobs: int | None = FILE_JOBS,
     dry_run: bool = DRY_RUN,
     as_json: bool = JSON,
     quiet: bool = QUIET,
@@ -43,12 +37,12 @@ def branch(
     from fedflat.experiment.campaign.sweep_file import read_sweep
     from fedflat.experiment.config import assign
 
-    found = branch_point(origin)
+    start = branch_point(origin)
     base: dict[str, Any] = {}
     for assignment in assignments:
         assign(base, assignment)
     if rounds is not None:
         base["rounds"] = rounds
-    values = {"base": base, "branch": f"{found.run}@{found.rounds}", "grid": {"algorithm": list(algorithms)}}
-    folder = out or found.run.with_name(f"{found.run.name}-at-{found.rounds}")
-    do(plan_sweep(read_sweep(values), folder), jobs, dry_run, True, as_json, quiet)
+    values = {"base": base, "branch": f"{start.run}@{start.rounds}", "grid": {"algorithm": list(algorithms)}}
+    folder = out or start.run.with_name(f"{start.run.name}-at-{start.rounds}")
+    run_plan(plan_sweep(read_sweep(values), folder), jobs, dry_run, True, as_json, quiet)

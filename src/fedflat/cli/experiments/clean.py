@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fedflat.cli.shared.flags import JSON
-from fedflat.cli.shared.screen import print_json, screen, shown_bytes, table
+from fedflat.cli.shared.flags import JSON, RUNS_BELOW
+from fedflat.cli.shared.screen import counted, print_json, screen, shown_bytes, table
 from fedflat.errors import UserError
 
 if TYPE_CHECKING:
     from fedflat.experiment.store.cleanup import Removable
 
-NAMES = {"checkpoint": "checkpoint and states", "snapshots": "models on the way"}
+COLUMNS = {"checkpoint": "checkpoint and states", "snapshots": "saved models"}
+"""Column titles of the removable parts of a run."""
 
 
 def clean(
-    folders: list[Path] = typer.Argument(metavar="FOLDER", help="run folders, or folders that contain runs"),
+    folders: list[Path] = RUNS_BELOW,
     snapshots: bool = typer.Option(
         True, "--snapshots/--keep-snapshots", help="also remove models saved during training"
     ),
@@ -36,38 +37,40 @@ def clean(
 
     parts = tuple(part for part in CLEANED if snapshots or part != "snapshots")
     runs = list(dict.fromkeys(find_runs(folders)))
-    found = [one for run in runs if (one := removable(run, parts)) is not None]
-    freed, held = 0, []
-    for one in found if yes else ():
-        try:
-            freed += remove(one.run, parts)
-        except LockedError:
-            held.append(one.run)
+    cleanable = [files for files in (removable(run, parts) for run in runs) if files is not None]
+    freed, locked = 0, []
+    if yes:
+        for files in cleanable:
+            try:
+                freed += remove(files.run, parts)
+            except LockedError:
+                locked.append(files.run)
     if as_json:
-        listed = [{"folder": one.run, "bytes": one.parts} for one in found]
-        print_json({"runs": len(runs), "removable": listed, "bytes": sum(one.bytes for one in found), "removed": freed})
+        listed = [{"folder": files.run, "bytes": files.parts} for files in cleanable]
+        total = sum(files.bytes for files in cleanable)
+        print_json({"runs": len(runs), "removable": listed, "bytes": total, "removed": freed})
     else:
-        _print(found, len(runs), parts, freed if yes else None)
-    if held:
-        raise UserError(f"{held[0]} is in use by another process and was skipped; wait for it, then clean again")
+        _print_removable(cleanable, len(runs), parts, freed if yes else None)
+    if locked:
+        raise UserError(f"{locked[0]} is in use by another process and was skipped; wait for it, then clean again")
 
 
-def _print(found: list[Removable], runs: int, parts: tuple[str, ...], freed: int | None) -> None:
+def _print_removable(cleanable: list[Removable], runs: int, parts: tuple[str, ...], freed: int | None) -> None:
+    """Print the bytes of every removable part; ``freed`` is None if nothing was removed yet."""
     console = screen()
-    if not found:
-        console.print(f"Nothing to remove in {runs} run{'s' * (runs != 1)}.")
+    if not cleanable:
+        console.print(f"Nothing to remove in {counted(runs, 'run')}.")
         return
-    columns = [NAMES[part] for part in parts]
-    rows = [
-        [one.run, *(shown_bytes(one.parts[part]) if part in one.parts else None for part in parts)] for one in found
-    ]
-    console.print(table(("run", *columns), rows, numbers=columns))
+    rows = []
+    for files in cleanable:
+        sizes = [shown_bytes(files.parts[part]) if part in files.parts else None for part in parts]
+        rows.append([files.run, *sizes])
+    columns = [COLUMNS[part] for part in parts]
+    console.print(table(("run", *columns), rows, numeric=columns))
     console.print()
-    of = f"of {len(found)} of {runs} runs"
+    which = f"of {len(cleanable)} of {runs} runs"
     if freed is None:
-        console.print(
-            f"{shown_bytes(sum(one.bytes for one in found))} {of} can be removed; add --yes to remove them.",
-            style="bold",
-        )
+        total = shown_bytes(sum(files.bytes for files in cleanable))
+        console.print(f"{total} {which} can be removed; add --yes to remove them.", style="bold")
     else:
-        console.print(f"{shown_bytes(freed)} {of} removed.", style="bold")
+        console.print(f"{shown_bytes(freed)} {which} removed.", style="bold")

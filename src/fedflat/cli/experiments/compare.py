@@ -8,15 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.experiments.run import RUNS, data_slug, trackers
+from fedflat.cli.experiments.run import RUNS, data_slug, tracking_callbacks
 from fedflat.cli.shared.downloads import fetch_if_missing
 from fedflat.cli.shared.error_reporting import Interrupted
-from fedflat.cli.shared.flags import CONFIG, JSON, QUIET, SET, TRACK, algorithm_names, optional, with_settings
+from fedflat.cli.shared.flags import (
+    CONFIG,
+    JOBS,
+    JSON,
+    QUIET,
+    SEEDS,
+    SET,
+    TARGETS,
+    TRACK,
+    algorithm_names,
+    optional,
+    with_settings,
+)
 from fedflat.cli.shared.one_run import check_figure, write_figure
 from fedflat.cli.shared.progress import progress
-from fedflat.cli.shared.screen import facts, print_json, screen
+from fedflat.cli.shared.screen import key_values, print_json, screen
 from fedflat.cli.shared.several_runs import comparison_document, print_comparison
-from fedflat.errors import UserError
+from fedflat.errors import UserError, one_of
 
 if TYPE_CHECKING:
     from fedflat.experiment.config import Config
@@ -30,14 +42,8 @@ def compare(
         metavar="ALGORITHM",
         autocompletion=algorithm_names,
     ),
-    seeds: str = typer.Option("3", "--seeds", metavar="SEEDS", help="number of seeds (3) or a list (0,1,2)"),
-    target: list[float] = typer.Option(
-        [],
-        "--target",
-        metavar="VALUE",
-        help="also report rounds to this accuracy; repeatable",
-        show_default=False,
-    ),
+    seeds: str = SEEDS,
+    target: list[float] = TARGETS,
     config: Path | None = CONFIG,
     assignments: list[str] = SET,
     out: Path | None = optional(
@@ -50,18 +56,9 @@ def compare(
         "--figure", "figure file", "comparison.png in the output folder", metavar="FILE.png"
     ),
     over: str = typer.Option(
-        "round",
-        "--over",
-        metavar="AXIS",
-        help="x axis of the curves: round, bytes_up, backward_passes or samples",
+        "round", "--over", metavar="AXIS", help="x axis of the curves: round, bytes_up, backward_passes or samples"
     ),
-    jobs: int | None = optional(
-        "--jobs",
-        "concurrent runs, one process each",
-        "one per core for small runs",
-        metavar="N",
-        min=1,
-    ),
+    jobs: int | None = JOBS,
     track: str | None = TRACK,
     as_json: bool = JSON,
     quiet: bool = QUIET,
@@ -72,47 +69,50 @@ def compare(
     """
     from fedflat.api import make_config
     from fedflat.experiment.campaign.compare import SomeFailed
-    from fedflat.experiment.campaign.compare import compare as records_of
+    from fedflat.experiment.campaign.compare import compare as run_comparison
     from fedflat.experiment.setup.problem import device_of
     from fedflat.experiment.stopping import check_target
+    from fedflat.reporting.figures.curves import AXES
     from fedflat.reporting.result import Comparison
 
+    # Check everything first: downloads and runs take long.
     for value in target:
         check_target(value, "accuracy")  # every metric available on the command line is a fraction
-    base, chosen = make_config(config, settings, assignments), read_seeds(seeds)
-    _check_axis(over)
+    base, seed_list = make_config(config, settings, assignments), read_seeds(seeds)
+    if over not in AXES:
+        raise one_of("axis", over, AXES)
     if figure is not None:
         check_figure(figure)
-    out = default_folder(base) if out is None else out
-    device_of(base)  # fail before a download
-    fetch_if_missing(base, quiet or as_json)
-    followed = trackers(track)
-    records, runs = [], len(algorithms) * len(chosen)
-    failed: SomeFailed | None = None
+    device_of(base)
+    silent, out = quiet or as_json, out or default_folder(base)
+    fetch_if_missing(base, silent)
+    tracking = tracking_callbacks(track)
+    records, runs = [], len(algorithms) * len(seed_list)
+    failure: SomeFailed | None = None
     try:
-        with progress(quiet or as_json, runs) as shown:
-            for record in records_of(base, algorithms, chosen, out, (shown, *followed), jobs):
+        with progress(silent, runs) as display:
+            for record in run_comparison(base, algorithms, seed_list, out, (display, *tracking), jobs):
                 records.append(record)
-                shown.run_over()
+                display.count_run()
     except KeyboardInterrupt:
         raise Interrupted(
             f"{len(records)} of {runs} runs finished; repeat the command with --out {out} to continue"
         ) from None
-    except SomeFailed as some:
-        failed = some
+    except SomeFailed as error:
         if not records:
             raise
+        failure = error  # raised after the results of the other runs
     comparison = Comparison(records)
-    figure = out / "comparison.png" if figure is None else figure
+    figure = figure or out / "comparison.png"
     write_figure(comparison.plot(over=over), figure)
     if as_json:
         print_json({"folder": out, "figure": figure, **comparison_document(comparison, target)})
     else:
         print_comparison(comparison, target)
         screen().print()
-        screen().print(facts({"runs": out, "figure": figure}))
-    if failed is not None:
-        raise failed
+        screen().print(key_values({"runs": out, "figure": figure}))
+    if failure is not None:
+        raise failure
 
 
 def read_seeds(text: str) -> list[int]:
@@ -122,7 +122,10 @@ def read_seeds(text: str) -> list[int]:
     ([0, 1, 2], [4, 7], [5])
     """
     try:
-        seeds = [int(word) for word in text.split(",") if word.strip()] if "," in text else list(range(int(text)))
+        if "," in text:
+            seeds = [int(word) for word in text.split(",") if word.strip()]
+        else:
+            seeds = list(range(int(text)))
     except ValueError:
         seeds = []
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
@@ -131,14 +134,6 @@ def read_seeds(text: str) -> list[int]:
 
 
 def default_folder(base: Config) -> Path:
-    """A folder determined by the settings, so that a repeated command continues."""
+    """Return a folder that depends only on the settings, so that a repeated command continues."""
     settings = base.model_copy(update={"algorithm": "", "seed": 0}).model_dump_json()
     return RUNS / f"compare-{data_slug(base)}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
-
-
-def _check_axis(over: str) -> None:
-    from fedflat.errors import one_of
-    from fedflat.reporting.figures.curves import AXES
-
-    if over not in AXES:
-        raise one_of("axis", over, AXES)

@@ -29,14 +29,14 @@ def init(
 
     Example: fedflat deploy init my-federation --algorithm scaffold --clients 3
     """
-    from fedflat.algorithms import algorithm as read
+    from fedflat.algorithms import algorithm as parse_algorithm
     from fedflat.algorithms import canonical
     from fedflat.deploy.flower.project import write_project
     from fedflat.deploy.flower.version import require_flower
 
-    text = canonical(read(algorithm))
+    canonical_algorithm = canonical(parse_algorithm(algorithm))
     require_flower()
-    for path in write_project(folder, text, clients):
+    for path in write_project(folder, canonical_algorithm, clients):
         print(path)
     print(f"Next: {folder / 'README.md'} explains how to start it.")
 
@@ -45,10 +45,7 @@ def init(
 def certificates(
     folder: Path = typer.Argument(metavar="DIR", help="output folder; existing files are never overwritten"),
     host: list[str] = typer.Option(
-        ["127.0.0.1"],
-        "--host",
-        metavar="TEXT",
-        help="server name or address as seen by the sites; repeatable",
+        ["127.0.0.1"], "--host", metavar="TEXT", help="server name or address as seen by the sites; repeatable"
     ),
     sites: int = typer.Option(
         0, "--sites", min=0, metavar="N", help="also create keys for N sites, for trials on one machine"
@@ -74,10 +71,7 @@ def certificates(
 def check(
     address: str = typer.Argument(metavar="HOST:PORT", help="the address of a SuperLink"),
     root_certificates: Path | None = typer.Option(
-        None,
-        "--root-certificates",
-        metavar="FILE",
-        help="CA certificate that signed the server's (ca.crt)",
+        None, "--root-certificates", metavar="FILE", help="CA certificate that signed the server's (ca.crt)"
     ),
     insecure: bool = typer.Option(False, "--insecure", help="connect without TLS"),
 ) -> None:
@@ -87,10 +81,8 @@ def check(
     """
     from fedflat.deploy.flower.reach import reach
 
-    reached = reach(address, root_certificates, insecure)
-    valid = (
-        f"its certificate is valid until {reached.until:%Y-%m-%d}"
-        if reached.until
-        else "without TLS; use this only on a single machine"
-    )
-    print(f"The SuperLink at {address} answers: {valid}.")
+    expiry = reach(address, root_certificates, insecure).until
+    if expiry is None:
+        print(f"The SuperLink at {address} answers: without TLS; use this only on a single machine.")
+    else:
+        print(f"The SuperLink at {address} answers: its certificate is valid until {expiry:%Y-%m-%d}.")

@@ -2,53 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fedflat.cli.flatness.output import LISTED, status_line
 from fedflat.cli.shared.downloads import fetch_if_missing
-from fedflat.cli.shared.flags import JSON, optional
-from fedflat.cli.shared.screen import print_json, screen, shown_count, shown_metric, table, with_unit
+from fedflat.cli.shared.flags import JSON, MODEL, RUN, optional
+from fedflat.cli.shared.screen import counted, print_json, screen, shown_count, shown_metric, table, with_unit
 from fedflat.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from rich.table import Table
 
     from fedflat.experiment.analysis.evaluation import Evaluation
 
-LISTED = 20
-"""Maximum number of classes, domains or clients listed individually."""
 FINE_TUNING = "Fine-tuning"
-ONE = {
+"""Help panel."""
+_tuning_option = partial(typer.Option, rich_help_panel=FINE_TUNING)
+NOUNS = {
     "classes": "class",
     "clients": "client",
     "unseen": "unseen client",
     "domains": "domain",
     "corruptions": "corruption",
 }
+"""What one entry of an evaluated part is."""
+Row = tuple[object, ...]
 
 
 def evaluate(
-    folder: Path = typer.Argument(metavar="FOLDER", help="the folder of a run"),
-    model: str = typer.Option("server", "--model", metavar="NAME", help="model to evaluate, e.g. wima"),
+    folder: Path = RUN,
+    model: str = MODEL,
     on: str | None = optional(
         "--on",
         "comma-separated: test, classes, longtail, clients, unseen, domains, corruptions, fine-tuned[-unseen]",
-        "all that there is",
+        "all that are available",
         metavar="NAMES",
     ),
-    clients: int = typer.Option(
-        20, "--tune-clients", min=1, help="clients that fine-tune", rich_help_panel=FINE_TUNING
-    ),
-    epochs: int = typer.Option(1, "--tune-epochs", min=1, help="epochs of fine-tuning", rich_help_panel=FINE_TUNING),
-    share: float = typer.Option(
-        0.8,
-        "--tune-share",
-        help="fraction of a client's examples for fine-tuning; the rest is for evaluation",
-        rich_help_panel=FINE_TUNING,
+    clients: int = _tuning_option(20, "--tune-clients", min=1, help="clients that fine-tune"),
+    epochs: int = _tuning_option(1, "--tune-epochs", min=1, help="epochs of fine-tuning"),
+    share: float = _tuning_option(
+        0.8, "--tune-share", help="fraction of a client's examples for fine-tuning; the rest is for evaluation"
     ),
     lr: float | None = optional("--tune-lr", "learning rate for fine-tuning", "the run's", rich_help_panel=FINE_TUNING),
     as_json: bool = JSON,
@@ -62,127 +59,115 @@ def evaluate(
     from fedflat.experiment.store.run_folder import load_record
 
     record = load_record(folder)
-    wanted = tuple(PARTS) if on is None else [name.strip() for name in on.split(",") if name.strip()]
-    if not wanted:
+    algorithm, seed = record.config.algorithm, record.config.seed
+    parts = list(PARTS) if on is None else [name.strip() for name in on.split(",") if name.strip()]
+    if not parts:
         raise UserError(f"--on is empty; expected a comma-separated list of {', '.join(PARTS)}")
-    tuning = FineTuning(clients, epochs, share, lr)
+    fine_tuning = FineTuning(clients, epochs, share, lr)
     fetch_if_missing(record.config, as_json)
-    with _told(as_json) as progress:
-        found = evaluate(record, model, wanted, fine_tuning=tuning, progress=progress)
-    if not found.parts:
-        raise UserError("; ".join(f"{part} is not available: {reason}" for part, reason in found.missing.items()))
+    with status_line(as_json) as show_status:
+        evaluation = evaluate(
+            record,
+            model,
+            parts,
+            fine_tuning=fine_tuning,
+            progress=lambda part: show_status(f"evaluating on {part}"),
+        )
+    if not evaluation.parts:
+        reasons = [f"{part} is not available: {reason}" for part, reason in evaluation.missing.items()]
+        raise UserError("; ".join(reasons))
     if as_json:
-        print_json(
-            {"folder": folder, "algorithm": record.config.algorithm, "seed": record.config.seed, **found.document()}
-        )
+        print_json({"folder": folder, "algorithm": algorithm, "seed": seed, **evaluation.document()})
     else:
-        _print(
-            found, f"{record.config.algorithm}   {record.config.data.dataset}, seed {record.config.seed}, model {model}"
-        )
+        _print_evaluation(evaluation, f"{algorithm}   {record.config.data.dataset}, seed {seed}, model {model}")
 
 
-@contextmanager
-def _told(silent: bool) -> Iterator[Callable[[str], None]]:
-    """Status line on a terminal."""
-    console = screen(stderr=True)
-    if silent or not console.is_terminal:
-        yield lambda part: None
-        return
-    with console.status("evaluating") as status:
-        yield lambda part: status.update(f"evaluating on {part}")
-
-
-def _print(found: Evaluation, heading: str) -> None:
-    console, metric = screen(), found.metric
+def _print_evaluation(evaluation: Evaluation, heading: str) -> None:
+    """Print the summary of every part, the entries of short parts, and why parts are missing."""
+    console, metric = screen(), evaluation.metric
     columns = ("on", "of", with_unit(metric), "standard deviation", "worst 10 %", "loss")
-    rows = [row for part, figures in found.parts.items() for row in _summary(part, figures, metric)]
+    rows = [row for part, results in evaluation.parts.items() for row in _summary_rows(part, results, metric)]
     console.print()
     console.print(heading, style="bold", markup=False)
     console.print()
-    console.print(table(columns, rows, numbers=columns[2:]))
-    for part, figures in found.parts.items():
-        if part in ("classes", "domains", "corruptions") and len(figures["each"]) <= LISTED:
+    console.print(table(columns, rows, numeric=columns[2:]))
+    for part, results in evaluation.parts.items():
+        if part in ("classes", "domains", "corruptions") and len(results["each"]) <= LISTED:
             console.print()
-            console.print(_each(part, figures["each"], metric))
-    if found.missing:
+            console.print(_entry_table(part, results["each"], metric))
+    if evaluation.missing:
         console.print()
-        for part, reason in found.missing.items():
+        for part, reason in evaluation.missing.items():
             console.print(f"Not on {part}: {reason}.", style="dim", markup=False)
 
 
-def _summary(part: str, figures: dict[str, Any], metric: str) -> Iterator[tuple[object, ...]]:
-    """Table rows of one part."""
-
-    def shown(name: str, inside: dict[str, Any] = figures) -> str | None:
-        return shown_metric(inside[name], metric) if name in inside else None
-
-    loss = shown_metric(figures["loss"], "loss") if "loss" in figures else None
+def _summary_rows(part: str, results: dict[str, Any], metric: str) -> list[Row]:
+    """Return the summary of one part: name, size, metric, standard deviation, worst tenth and loss."""
     if part == "test":
-        yield part, f"{shown_count(figures['examples'])} examples", shown(metric), None, None, loss
-    elif part == "longtail":
-        for name, third in figures["each"].items():
-            yield f"{name} of the long tail", f"{third['classes']} classes", shown(metric, third), None, None, None
-    elif part.startswith("fine-tuned"):
-        whose = (
-            f"{figures['count']} of {shown_count(figures['of'])} {'unseen ' if part.endswith('unseen') else ''}clients"
-        )
-        epochs = f"{figures['epochs']} epoch{'s' if figures['epochs'] > 1 else ''}, lr {figures['lr']:g}"
-        yield (
-            "before fine-tuning",
-            f"{whose}, on {100 * (1 - figures['share']):.0f} % of their data",
-            shown("before"),
-            None,
-            None,
-            None,
-        )
-        yield (
-            "after fine-tuning",
-            f"{epochs}; {100 * figures['improved']:.0f} % improved",
-            shown("after"),
-            None,
-            None,
-            None,
-        )
-    else:
-        several = "unseen clients" if part == "unseen" else part
-        of = f"{shown_count(figures['count'])} {several if figures['count'] != 1 else ONE[part]}"
-        yield part, of, shown("mean"), shown("std"), shown("worst_tenth"), loss
-        for name in ("seen", "unseen"):
-            if part == "domains" and name in figures:
-                pooled = figures[name]
-                yield (
-                    f"{name} domains",
-                    _of(pooled),
-                    shown(metric, pooled),
-                    None,
-                    None,
-                    shown_metric(pooled["loss"], "loss"),
-                )
-        if "participation_gap" in figures:
-            yield "participation gap", "training minus held-out clients", shown("participation_gap"), None, None, None
-        if "mean_corruption_error" in figures:
-            yield "mean corruption error", f"{of}, over severities", shown("mean_corruption_error"), None, None, None
+        size = f"{shown_count(results['examples'])} examples"
+        return [(part, size, shown_metric(results[metric], metric), None, None, shown_metric(results["loss"], "loss"))]
+    if part == "longtail":
+        return [
+            _metric_row(f"{name} of the long tail", f"{third['classes']} classes", third[metric], metric)
+            for name, third in results["each"].items()
+        ]
+    if part.startswith("fine-tuned"):
+        return _fine_tuning_rows(results, metric, "unseen clients" if part.endswith("unseen") else "clients")
+    return _distribution_rows(part, results, metric)
 
 
-def _of(pooled: dict[str, Any]) -> str:
-    domains = f"{shown_count(pooled['domains'])} domain{'s' if pooled['domains'] > 1 else ''}"
-    return f"{domains} together, {shown_count(pooled['examples'])} examples"
+def _metric_row(name: str, size: str, value: float, metric: str) -> Row:
+    return name, size, shown_metric(value, metric), None, None, None
 
 
-def _each(part: str, each: dict[str, dict[str, float]], metric: str) -> Any:
-    """A table with one row per class, domain or corruption."""
-    figures = [name for name in next(iter(each.values())) if name != "loss"]
-    figures.sort(key=lambda name: name != metric)
-    own = "iou" if part == "classes" and metric == "miou" else metric  # per class, the mean IoU is its IoU
-    columns = (ONE[part], *(with_unit(own) if name == metric else name for name in figures))
-    rows = (
-        (
-            one,
-            *(
-                shown_count(scores[name]) if name == "examples" else shown_metric(scores[name], metric)
-                for name in figures
-            ),
-        )
-        for one, scores in each.items()
-    )
-    return table(columns, rows, numbers=columns[1:])
+def _fine_tuning_rows(results: dict[str, Any], metric: str, clients: str) -> list[Row]:
+    """Return the metric before and after fine-tuning."""
+    who = f"{results['count']} of {shown_count(results['of'])} {clients}"
+    held_out = f"{who}, on {100 * (1 - results['share']):.0f} % of their data"
+    training = f"{counted(results['epochs'], 'epoch')}, lr {results['lr']:g}"
+    improved = f"{training}; {100 * results['improved']:.0f} % improved"
+    return [
+        _metric_row("before fine-tuning", held_out, results["before"], metric),
+        _metric_row("after fine-tuning", improved, results["after"], metric),
+    ]
+
+
+def _distribution_rows(part: str, results: dict[str, Any], metric: str) -> list[Row]:
+    """Return the mean over classes, clients, domains or corruptions, and the values derived from it."""
+
+    def shown(name: str) -> str | None:
+        return shown_metric(results[name], metric) if name in results else None
+
+    several = "unseen clients" if part == "unseen" else part
+    size = f"{shown_count(results['count'])} {NOUNS[part] if results['count'] == 1 else several}"
+    loss = shown_metric(results["loss"], "loss") if "loss" in results else None
+    rows: list[Row] = [(part, size, shown("mean"), shown("std"), shown("worst_tenth"), loss)]
+    for name in ("seen", "unseen"):
+        if part == "domains" and name in results:
+            pooled = results[name]
+            domains = counted(pooled["domains"], "domain")
+            pooled_size = f"{domains} together, {shown_count(pooled['examples'])} examples"
+            pooled_loss = shown_metric(pooled["loss"], "loss")
+            rows.append((f"{name} domains", pooled_size, shown_metric(pooled[metric], metric), None, None, pooled_loss))
+    if "participation_gap" in results:
+        gap = results["participation_gap"]
+        rows.append(_metric_row("participation gap", "training minus held-out clients", gap, metric))
+    if "mean_corruption_error" in results:
+        error = results["mean_corruption_error"]
+        rows.append(_metric_row("mean corruption error", f"{size}, over severities", error, metric))
+    return rows
+
+
+def _entry_table(part: str, entries: dict[str, dict[str, float]], metric: str) -> Table:
+    """Return a table with one row per class, domain or corruption; the primary metric comes first."""
+    names = [name for name in next(iter(entries.values())) if name != "loss"]
+    names.sort(key=lambda name: name != metric)
+    primary = "iou" if part == "classes" and metric == "miou" else metric  # the mean IoU of one class is its IoU
+    columns = [NOUNS[part], *(with_unit(primary) if name == metric else name for name in names)]
+    rows = []
+    for entry, values in entries.items():
+        cells = [
+            shown_count(values[name]) if name == "examples" else shown_metric(values[name], metric) for name in names
+        ]
+        rows.append([entry, *cells])
+    return table(columns, rows, numeric=columns[1:])

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import typer
-
-from fedflat.cli.shared.flags import JSON, optional
+from fedflat.cli.shared.flags import JSON, MODEL, RUN, optional
 from fedflat.cli.shared.screen import print_json, screen, shown_bytes
 
 
 def export(
-    folder: Path = typer.Argument(metavar="RUN", help="the folder of a run"),
+    folder: Path = RUN,
     format: str | None = optional(
-        "--format", "torch, safetensors or onnx", "as --out says, else torch", metavar="NAME"
+        "--format", "torch, safetensors or onnx", "by the extension of --out, else torch", metavar="NAME"
     ),
-    model: str = typer.Option("server", "--model", metavar="NAME", help="model to export, e.g. wima"),
+    model: str = MODEL,
     rounds: int | None = optional("--round", "model saved after this round", "the final model", metavar="N", min=0),
     out: Path | None = optional("--out", "output file", "in exported/ inside the run", metavar="FILE"),
     as_json: bool = JSON,
@@ -29,13 +27,13 @@ def export(
     from fedflat.experiment.store.run_folder import model_file, snapshot_file
     from fedflat.reporting.result import Result
 
-    kind = format_of(out, format) if out is not None else format_of(Path("model.pt"), format)
+    kind = format_of(out or Path("model.pt"), format)
     result = Result.load(folder)
     model = require_model(result.record, model)
     if out is None:
-        own = Path(model_file(model) if rounds is None else snapshot_file(model, rounds)).name
-        ending = next(ending for ending, known in ENDINGS.items() if known == kind)
-        out = folder / "exported" / f"{own.removesuffix('.safetensors')}{ending}"
+        source = Path(model_file(model) if rounds is None else snapshot_file(model, rounds))
+        extension = next(extension for extension, known_kind in ENDINGS.items() if known_kind == kind)
+        out = folder / "exported" / f"{source.name.removesuffix('.safetensors')}{extension}"
     with screen(stderr=True).status("exporting to ONNX (up to a minute)" if kind == "onnx" else "writing"):
         result.export(out, model, format=kind, rounds=rounds)
     size = out.stat().st_size

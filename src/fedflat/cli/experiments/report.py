@@ -7,21 +7,15 @@ from pathlib import Path
 
 import typer
 
-from fedflat.cli.shared.flags import JSON, QUIET, optional
-from fedflat.cli.shared.screen import facts, print_json, screen
+from fedflat.cli.shared.flags import JSON, QUIET, RUNS_BELOW, TARGETS, optional
+from fedflat.cli.shared.screen import key_values, print_json, screen
 
 
 def report(
-    runs: list[Path] = typer.Argument(metavar="RUNS...", help="run folders, or folders that contain runs"),
+    runs: list[Path] = RUNS_BELOW,
     out: Path = typer.Option(Path("report"), "--out", metavar="FOLDER", help="output folder"),
     title: str = typer.Option("", "--title", metavar="TEXT", help="the title of the page", show_default=False),
-    target: list[float] = typer.Option(
-        [],
-        "--target",
-        metavar="VALUE",
-        help="also report rounds to this accuracy; repeatable",
-        show_default=False,
-    ),
+    target: list[float] = TARGETS,
     baseline: str | None = optional("--baseline", "row that others are compared with", "the first", metavar="ROW"),
     by: str = typer.Option(
         "mean_last", "--by", metavar="FIGURE", help="value for differences and ranks: mean_last, last or best"
@@ -44,21 +38,22 @@ def report(
 
     gathered = gather(runs)
     if not (quiet or as_json):
-        for _, why in gathered.left_out:
-            print(f"fedflat: left out: {why}", file=sys.stderr)
+        for _, reason in gathered.left_out:
+            print(f"fedflat: left out: {reason}", file=sys.stderr)
     document, files = write_report(
         gathered, out, title=title, targets=target, baseline=baseline, by=by, apart=apart, figures=figures
     )
     if as_json:
-        sections = [{key: section[key] for key in SHOWN} for section in document["sections"]]
+        sections = [{key: section[key] for key in JSON_ENTRIES} for section in document["sections"]]
         print_json({"files": files, "left_out": document["left_out"], "by": by, "sections": sections})
         return
-    for section in document["sections"]:
-        for note in section["notes"]:
-            if note["kind"] == "bad" and not quiet:
-                screen(stderr=True).print(note["text"], style="red", markup=False)
-    screen().print(facts(files))
+    if not quiet:
+        for section in document["sections"]:
+            for note in section["notes"]:
+                if note["kind"] == "bad":
+                    screen(stderr=True).print(note["text"], style="red", markup=False)
+    screen().print(key_values(files))
 
 
-SHOWN = ("name", "metric", "rows", "differences", "ranks", "notes")
+JSON_ENTRIES = ("name", "metric", "rows", "differences", "ranks", "notes")
 """Section entries in the JSON output; curves and views are on the page only."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +15,9 @@ from fedflat.cli.experiments.compare import read_seeds
 from fedflat.cli.experiments.run import RUNS
 from fedflat.cli.shared.downloads import fetch_if_missing
 from fedflat.cli.shared.error_reporting import Interrupted
-from fedflat.cli.shared.flags import JSON, QUIET, SET
+from fedflat.cli.shared.flags import DATA_DIR, DRY_RUN, JOBS, JSON, PROBE, QUIET, SEEDS, SET, no_default
 from fedflat.cli.shared.progress import progress
-from fedflat.cli.shared.screen import facts, print_json, screen, shown_count, shown_seconds, table
+from fedflat.cli.shared.screen import counted, key_values, print_json, screen, shown_count, shown_seconds, table
 from fedflat.errors import UserError, one_of
 
 if TYPE_CHECKING:
@@ -27,27 +29,22 @@ if TYPE_CHECKING:
 
 SCALES = ("paper", "small")
 HARMLESS = ("engine.", "data.dir", "init")
-"""Settings that do not affect results, and initial weights."""
+"""Beginnings of settings that do not affect results, and of initial weights."""
 ASK_FROM = 3600.0
 """Estimated seconds above which a terminal asks for confirmation."""
 
 
 def reproduce(
     name: str = typer.Argument(
-        metavar="PAPER/TABLE",
-        help="table, e.g. fedswa/table3 (list: fedflat papers); or a paper, or all",
+        metavar="PAPER/TABLE", help="table, e.g. fedswa/table3 (list: fedflat papers); or a paper, or all"
     ),
-    cells: list[str] = typer.Option(
-        [],
-        "--cells",
-        metavar="PATTERN",
-        help="cell pattern, e.g. 'fedmoswa/*'; repeatable [dim](default: all)[/dim]",
-        show_default=False,
+    cells: list[str] = no_default(
+        "--cells", "cell pattern, e.g. 'fedmoswa/*'; repeatable [dim](default: all)[/dim]", [], metavar="PATTERN"
     ),
     rounds: int | None = typer.Option(
         None, "--rounds", min=1, metavar="N", help="number of rounds; fewer than the paper gives no verdict"
     ),
-    seeds: str = typer.Option("3", "--seeds", metavar="SEEDS", help="number of seeds (3) or a list (0,1,2)"),
+    seeds: str = SEEDS,
     scale: str = typer.Option(
         "paper", "--scale", metavar="SCALE", help="paper, or small (same structure in seconds, with substitutes)"
     ),
@@ -55,11 +52,11 @@ def reproduce(
     out: Path | None = typer.Option(
         None, "--out", metavar="FOLDER", help="folder for the runs; finished ones are not repeated"
     ),
-    data_dir: Path | None = typer.Option(None, "--data-dir", metavar="FOLDER", help="where the datasets lie"),
+    data_dir: Path | None = DATA_DIR,
     assignments: list[str] = SET,
-    jobs: int | None = typer.Option(None, "--jobs", min=1, metavar="N", help="runs at the same time"),
-    dry_run: bool = typer.Option(False, "--dry-run", help="show the plan and its cost, then stop"),
-    probe: bool = typer.Option(True, "--probe/--no-probe", help="measure a few local steps to estimate the duration"),
+    jobs: int | None = JOBS,
+    dry_run: bool = DRY_RUN,
+    probe: bool = PROBE,
     yes: bool = typer.Option(False, "--yes", help="start without confirmation"),
     markdown: Path | None = typer.Option(
         None, "--markdown", metavar="FILE.md", help="also write the result to this file"
@@ -72,216 +69,214 @@ def reproduce(
 
     Example: fedflat reproduce fedswa/table3 --cells 'fedmoswa/*' --seeds 3
     """
-    found, chosen = _tables(name), read_seeds(seeds)
+    from fedflat.experiment.campaign.estimate import remaining_work
+    from fedflat.papers.outcome import outcomes as outcomes_of
+    from fedflat.papers.plan import make_plan
+
+    tables, seed_list, silent = _find_tables(name), read_seeds(seeds), quiet or as_json
     if scale not in SCALES:
         raise one_of("scale", scale, SCALES)
-    if cells and len(found) > 1:
-        raise UserError(f"--cells needs a single table, but '{name}' means {len(found)}; e.g. {found[0].full_name}")
+    if cells and len(tables) > 1:
+        raise UserError(f"--cells needs a single table, but '{name}' means {len(tables)}; e.g. {tables[0].full_name}")
     for file in filter(None, (markdown, as_csv)):
         if not file.absolute().parent.is_dir():
             raise UserError(f"{file} cannot be written: folder {file.parent} does not exist")
-    wanted = _scale(scale, rounds, data_dir, assignments)
+    changes = _scale(scale == "small", rounds, data_dir, assignments)
+    root = out or RUNS / "reproduce" / _folder_name(changes)
     documents: list[dict[str, Any]] = []
-    result: list[CellOutcome] = []
-    failed: UserError | None = None
-    for one in found:
-        folder = (out or RUNS / "reproduce" / _variant(wanted)) / one.paper.name
-        plan = _plan(one, [one.file.small] if representative else cells, chosen, folder, wanted)
-        cost = _cost(plan, probe)
+    all_outcomes: list[CellOutcome] = []
+    failure: UserError | None = None
+    for paper_table in tables:
+        folder = root / paper_table.paper.name
+        chosen_cells = paper_table.choose([paper_table.file.small] if representative else cells)
+        plan = make_plan(paper_table, chosen_cells, seed_list, folder, changes)
+        work = remaining_work(plan.runs, probing=probe and not changes.small)
         if dry_run:
-            documents.append(_show_plan(plan, cost, as_json))
+            documents.append(_plan_document(plan, work))
+            if not as_json:
+                _print_plan(plan, work)
             continue
-        _before(plan, cost, quiet or as_json, yes)
-        measured, failed = _run(plan, folder, jobs, quiet or as_json)
-        outcomes = _outcomes(plan, measured)
-        result += outcomes
-        documents.append(_document(plan, cost, outcomes, folder))
+        if not silent:
+            _print_work(plan, work, stderr=True)
+            _confirm_if_long(plan, work, yes)
+        measured, failure = _run(plan, folder, jobs, silent)
+        outcomes = outcomes_of(plan, measured)
+        all_outcomes += outcomes
+        documents.append(_result_document(plan, work, outcomes, folder))
         if not as_json:
-            _print_result(plan, outcomes, folder)
-        if failed is not None:
+            _print_outcomes(plan, outcomes, folder)
+        if failure is not None:
             break
     if not dry_run:
-        _write(markdown, as_csv, result, wanted.small)
+        _write_outcomes(markdown, as_csv, all_outcomes, changes.small)
     if as_json:
-        print_json(documents if len(found) > 1 else documents[0])
-    if failed is not None:
-        raise failed
+        print_json(documents if len(tables) > 1 else documents[0])
+    if failure is not None:
+        raise failure
 
 
-def _tables(name: str) -> list[PaperTable]:
-    """The named table, all tables of a paper, or all tables."""
+def _find_tables(name: str) -> list[PaperTable]:
+    """Return the named table, all tables of a paper, or all tables."""
     from fedflat.papers import Paper, find, papers
 
     if name.lower() == "all":
         return [table for paper in papers().values() for table in paper.tables.values()]
-    found = find(name)
-    return list(found.tables.values()) if isinstance(found, Paper) else [found]
+    paper_or_table = find(name)
+    return list(paper_or_table.tables.values()) if isinstance(paper_or_table, Paper) else [paper_or_table]
 
 
-def _plan(
-    found: PaperTable, cells: Sequence[str], seeds: Sequence[int], folder: Path, scale: ReproductionScale
-) -> ReproductionPlan:
-    from fedflat.papers.plan import make_plan
-
-    return make_plan(found, found.choose(list(cells)), seeds, folder, scale)
-
-
-def _cost(plan: ReproductionPlan, probing: bool) -> RemainingWork:
-    from fedflat.experiment.campaign.estimate import remaining_work
-
-    return remaining_work(plan.runs, probing=probing and not plan.scale.small)
-
-
-def _outcomes(plan: ReproductionPlan, measured: dict[Path, MeasuredRun]) -> list[CellOutcome]:
-    from fedflat.papers.outcome import outcomes
-
-    return outcomes(plan, measured)
-
-
-def _before(plan: ReproductionPlan, cost: RemainingWork, silent: bool, yes: bool) -> None:
-    """Show the plan, and ask for confirmation if it is long."""
-    if silent:
-        return
-    _print_cost(plan, cost, stderr=True)
-    long = cost.seconds is None or cost.seconds > ASK_FROM
-    if long and not yes and not plan.scale.small and cost.rounds and sys.stdin.isatty():
+def _confirm_if_long(plan: ReproductionPlan, work: RemainingWork, yes: bool) -> None:
+    """Ask for confirmation on a terminal if the estimated time is long or unknown."""
+    is_long = work.seconds is None or work.seconds > ASK_FROM
+    if is_long and work.rounds and not yes and not plan.scale.small and sys.stdin.isatty():
         typer.confirm("Start?", abort=True, err=True)
 
 
-def _scale(scale: str, rounds: int | None, folder: Path | None, assignments: Sequence[str]) -> ReproductionScale:
+def _scale(small: bool, rounds: int | None, data_dir: Path | None, assignments: Sequence[str]) -> ReproductionScale:
+    """Return how the runs deviate from the paper: substitutes, rounds and changed settings."""
     from fedflat.experiment.config import assign, config
     from fedflat.papers.plan import ReproductionScale
 
-    def change(one: Config) -> Config:
+    def change(original: Config) -> Config:
         if not assignments:
-            return one
-        values: dict[str, Any] = one.model_dump(mode="json")
+            return original
+        values: dict[str, Any] = original.model_dump(mode="json")
         for assignment in assignments:
             assign(values, assignment)
         return config(values)
 
     changed = tuple(text for text in assignments if not text.startswith(HARMLESS))
-    brought = any(text.startswith("init=") for text in assignments)
-    return ReproductionScale(scale == "small", rounds, folder, change, changed, brought)
+    has_weights = any(text.startswith("init=") for text in assignments)
+    return ReproductionScale(small, rounds, data_dir, change, changed, has_weights)
 
 
-def _variant(scale: ReproductionScale) -> str:
-    """A folder name for deviations from the paper, so that different settings never share runs."""
-    import hashlib
-
-    kind = "small" if scale.small else "paper"
-    rounds = f"-{scale.rounds}-rounds" if scale.rounds else ""
-    other = f"-{hashlib.sha256(repr(scale.changed).encode()).hexdigest()[:8]}" if scale.changed else ""
-    return kind + rounds + other
+def _folder_name(scale: ReproductionScale) -> str:
+    """Return a folder name for deviations from the paper, so that different settings never share runs."""
+    name = "small" if scale.small else "paper"
+    if scale.rounds:
+        name += f"-{scale.rounds}-rounds"
+    if scale.changed:
+        name += f"-{hashlib.sha256(repr(scale.changed).encode()).hexdigest()[:8]}"
+    return name
 
 
 def _run(
     plan: ReproductionPlan, out: Path, jobs: int | None, silent: bool
 ) -> tuple[dict[Path, MeasuredRun], UserError | None]:
-    """Results of all runs, and the error that ended them early, if any."""
+    """Return the results of all runs by folder, and the error that ended them early, if any."""
     from fedflat.experiment.campaign.compare import run_each
     from fedflat.papers.outcome import MeasuredRun
     from fedflat.papers.post_hoc import measure
 
     if not plan.scale.small:
-        for data in {run.config.data.dataset: run.config for run in plan.runs if not run.done}.values():
-            fetch_if_missing(data, silent)
+        for config in {run.config.data.dataset: run.config for run in plan.runs if not run.done}.values():
+            fetch_if_missing(config, silent)
     measured: dict[Path, MeasuredRun] = {}
     runs = {run.folder: run for run in plan.runs}
     try:
-        with progress(silent, len(plan.runs)) as shown:
-            records = run_each([run.config for run in plan.runs], [run.folder for run in plan.runs], (shown,), jobs)
-            for record in records:
+        with progress(silent, len(plan.runs)) as display:
+            configs, folders = [run.config for run in plan.runs], [run.folder for run in plan.runs]
+            for record in run_each(configs, folders, (display,), jobs):
                 assert record.folder is not None
                 run = runs[record.folder.path]
-                models = measure(record, run.queries, plan.scale.small) if record.status != "diverged" else {}
+                has_models = record.status != "diverged"
+                models = measure(record, run.queries, plan.scale.small) if has_models else {}
                 measured[run.folder] = MeasuredRun.of(record, models)
-                shown.run_over()
+                display.count_run()
     except KeyboardInterrupt:
         raise Interrupted(
             f"{len(measured)} of {len(plan.runs)} runs finished; repeat the command with --out {out} to continue"
         ) from None
-    except UserError as mistake:
+    except UserError as error:
         if not measured:
             raise
-        return measured, mistake
+        return measured, error
     return measured, None
 
 
-def _print_cost(plan: ReproductionPlan, cost: RemainingWork, stderr: bool = False) -> None:
-    time = "unknown" if cost.seconds is None else f"about {shown_seconds(cost.seconds)} on this machine (estimated)"
-    why = f" ({cost.reason})" if cost.reason else ""
+def _stand_ins(plan: ReproductionPlan) -> list[str]:
+    """Return the substitutes that the runs use for what the paper used."""
+    return sorted({text for run in plan.runs for text in run.stand_ins})
+
+
+def _print_work(plan: ReproductionPlan, work: RemainingWork, stderr: bool = False) -> None:
+    """Print the numbers of cells, runs and rounds, the estimated time, substitutes and skipped cells."""
     lines: dict[str, object] = {
         "table": f"{plan.table.full_name}, {len(plan.cells)} of {len(plan.table.cells)} cells",
-        "runs": f"{cost.runs} with {len(plan.seeds)} seed{'s' * (len(plan.seeds) != 1)}, {cost.done} finished",
-        "rounds": f"{shown_count(cost.rounds)} remaining",
+        "runs": f"{work.runs} with {counted(len(plan.seeds), 'seed')}, {work.done} finished",
+        "rounds": f"{shown_count(work.rounds)} remaining",
     }
     if not plan.scale.small:
-        lines["time"] = time + why
-    instead = sorted({text for run in plan.runs for text in run.stand_ins})
-    if instead:
-        lines["stand-ins"] = "; ".join(instead)
-    reasons = list(plan.lacking.values())
-    if reasons:
-        lines["skipped"] = "; ".join(f"{reasons.count(reason)} cells: {reason}" for reason in dict.fromkeys(reasons))
-    screen(stderr).print(facts(lines))
+        reason = f" ({work.reason})" if work.reason else ""
+        estimate = f"about {shown_seconds(work.seconds)} on this machine (estimated)"
+        lines["time"] = f"{'unknown' if work.seconds is None else estimate}{reason}"
+    if _stand_ins(plan):
+        lines["stand-ins"] = "; ".join(_stand_ins(plan))
+    if plan.lacking:
+        counts = Counter(plan.lacking.values())
+        lines["skipped"] = "; ".join(f"{count} cells: {reason}" for reason, count in counts.items())
+    screen(stderr).print(key_values(lines))
 
 
-def _show_plan(plan: ReproductionPlan, cost: RemainingWork, as_json: bool) -> dict[str, Any]:
-    """Print the plan, as JSON or on the screen."""
-    if not as_json:
-        _print_cost(plan, cost)
-        first = [run.config for run in plan.runs if run.config.seed == plan.seeds[0]]
-        rows = [
-            [c.algorithm, c.model, c.data.dataset, c.data.partition, c.federation.clients_per_round, c.training.rounds]
-            for c in first
-        ]
-        screen().print()
-        screen().print(
-            table(
-                ("algorithm", "model", "data", "partition", "per round", "rounds"),
-                rows,
-                numbers=("per round", "rounds"),
+def _print_plan(plan: ReproductionPlan, work: RemainingWork) -> None:
+    """Print the plan with one row per run of the first seed."""
+    _print_work(plan, work)
+    rows = []
+    for run in plan.runs:
+        config = run.config
+        if config.seed == plan.seeds[0]:
+            data, per_round = config.data, config.federation.clients_per_round
+            rows.append(
+                [config.algorithm, config.model, data.dataset, data.partition, per_round, config.training.rounds]
             )
-        )
-        return {}
+    columns = ("algorithm", "model", "data", "partition", "per round", "rounds")
+    screen().print()
+    screen().print(table(columns, rows, numeric=columns[4:]))
+
+
+def _plan_document(plan: ReproductionPlan, work: RemainingWork) -> dict[str, Any]:
+    """Return the plan as JSON-compatible values."""
     runs = [
         {"folder": run.folder, "done": run.done, "cells": run.cells, "config": run.config.model_dump(mode="json")}
         for run in plan.runs
     ]
-    return {"table": plan.table.full_name, "runs": runs, "lacking": plan.lacking, "cost": vars(cost)}
+    return {"table": plan.table.full_name, "runs": runs, "lacking": plan.lacking, "cost": vars(work)}
 
 
-def _print_result(plan: ReproductionPlan, result: Sequence[CellOutcome], out: Path) -> None:
+def _print_outcomes(plan: ReproductionPlan, outcomes: Sequence[CellOutcome], folder: Path) -> None:
+    """Print one row per cell, how verdicts are reached, and how many cells have each verdict."""
     from rich.text import Text
 
     from fedflat.papers.document import OUTCOME, outcome_rows
     from fedflat.papers.outcome import picture_command
 
     colours = {"within": "green", "above": "yellow", "below": "yellow", "diverged": "red", "censored": "yellow"}
-    rows: list[list[object]] = []
-    for line in outcome_rows(result):
-        rows.append([*line[:6], Text(line[6], style=colours.get(line[6], "")), line[7]])
+    verdict_column = OUTCOME.index("verdict")
+    rows = []
+    for texts in outcome_rows(outcomes):
+        row: list[object] = list(texts)
+        verdict = texts[verdict_column]
+        row[verdict_column] = Text(verdict, style=colours.get(verdict, ""))
+        rows.append(row)
     console = screen()
     console.print()
-    console.print(table(OUTCOME, rows, numbers=OUTCOME[1:6]))
+    console.print(table(OUTCOME, rows, numeric=OUTCOME[1:verdict_column]))
     console.print()
-    console.print(_rule(plan), style="dim")
-    counts = {
-        verdict: sum(one.verdict == verdict for one in result)
-        for verdict in dict.fromkeys(one.verdict for one in result)
-    }
-    console.print(
-        f"{plan.table.full_name}: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}", style="bold"
-    )
-    picture = picture_command(plan, out)
-    console.print(facts({"runs": out, **({"picture": picture} if picture else {})}))
+    console.print(_verdict_rule(plan), style="dim")
+    counts = Counter(outcome.verdict for outcome in outcomes)
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    console.print(f"{plan.table.full_name}: {verdicts}", style="bold")
+    files: dict[str, object] = {"runs": folder}
+    picture = picture_command(plan, folder)
+    if picture:
+        files["picture"] = picture
+    console.print(key_values(files))
 
 
-def _rule(plan: ReproductionPlan) -> str:
+def _verdict_rule(plan: ReproductionPlan) -> str:
+    """Return a sentence on how verdicts are reached, or why there are none."""
     if plan.scale.small:
-        instead = sorted({text for run in plan.runs for text in run.stand_ins})
-        substitutes = "; ".join(instead) or "none"
+        substitutes = "; ".join(_stand_ins(plan)) or "none"
         return f"Small scale checks the structure only; the numbers are meaningless. Substitutes: {substitutes}."
     if any(plan.scale.obstacle(cell) == "other settings" for cell in plan.cells):
         return f"No verdict for cells affected by changed settings ({', '.join(plan.scale.changed)})."
@@ -293,9 +288,10 @@ def _rule(plan: ReproductionPlan) -> str:
     )
 
 
-def _document(
-    plan: ReproductionPlan, cost: RemainingWork, result: Sequence[CellOutcome], folder: Path
+def _result_document(
+    plan: ReproductionPlan, work: RemainingWork, outcomes: Sequence[CellOutcome], folder: Path
 ) -> dict[str, Any]:
+    """Return the outcome of a table as JSON-compatible values."""
     from fedflat.papers.document import outcomes_document
     from fedflat.papers.outcome import picture_command
 
@@ -303,22 +299,25 @@ def _document(
         "table": plan.table.full_name,
         "folder": folder,
         "scale": "small" if plan.scale.small else "paper",
-        "stand_ins": sorted({text for run in plan.runs for text in run.stand_ins}),
-        "cost": vars(cost),
-        "rule": _rule(plan),
+        "stand_ins": _stand_ins(plan),
+        "cost": vars(work),
+        "rule": _verdict_rule(plan),
         "picture": picture_command(plan, folder),
-        "cells": outcomes_document(result),
+        "cells": outcomes_document(outcomes),
     }
 
 
-def _write(markdown_file: Path | None, csv_file: Path | None, result: Sequence[CellOutcome], small: bool) -> None:
+def _write_outcomes(
+    markdown_file: Path | None, csv_file: Path | None, outcomes: Sequence[CellOutcome], small: bool
+) -> None:
+    """Write the outcomes of all tables as Markdown and CSV, if requested."""
     from fedflat.experiment.store.files import write_whole
     from fedflat.papers.document import OUTCOME, SMALL, comma_separated, markdown, outcome_rows, small_rows
 
-    heads, lines = (SMALL, small_rows(result)) if small else (OUTCOME, outcome_rows(result))
-    heads = ("table", *heads)
-    rows = [[one.cell.table, *line] for one, line in zip(result, lines, strict=True)]
+    columns, cells = (SMALL, small_rows(outcomes)) if small else (OUTCOME, outcome_rows(outcomes))
+    columns = ("table", *columns)
+    rows = [[outcome.cell.table, *row] for outcome, row in zip(outcomes, cells, strict=True)]
     if markdown_file is not None:
-        write_whole(markdown_file, markdown(heads, rows) + "\n")
+        write_whole(markdown_file, markdown(columns, rows) + "\n")
     if csv_file is not None:
-        write_whole(csv_file, comma_separated(heads, rows))
+        write_whole(csv_file, comma_separated(columns, rows))

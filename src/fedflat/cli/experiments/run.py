@@ -12,7 +12,18 @@ import typer
 
 from fedflat.cli.shared.downloads import fetch_if_missing
 from fedflat.cli.shared.error_reporting import Interrupted
-from fedflat.cli.shared.flags import CONFIG, FLAGS, JSON, QUIET, SET, TRACK, algorithm_names, optional, with_settings
+from fedflat.cli.shared.flags import (
+    CONFIG,
+    FLAGS,
+    JSON,
+    QUIET,
+    RUN,
+    SET,
+    TRACK,
+    algorithm_names,
+    optional,
+    with_settings,
+)
 from fedflat.cli.shared.one_run import draw_curve, print_run, run_document
 from fedflat.cli.shared.progress import progress
 from fedflat.cli.shared.screen import print_json
@@ -52,17 +63,19 @@ def run(
 
     if algorithm is not None:
         settings = settings | {"algorithm": algorithm}
-    made = make_config(config, settings, assignments)
-    if dry_run:
-        print_json(made.model_dump(mode="json")) if as_json else print(made.to_yaml(), end="")
-        return
-    _go(made, new_folder(made) if out is None else out, as_json, quiet, track=track)
+    run_config = make_config(config, settings, assignments)
+    if not dry_run:
+        _train(run_config, out or new_folder(run_config), as_json, quiet, track)
+    elif as_json:
+        print_json(run_config.model_dump(mode="json"))
+    else:
+        print(run_config.to_yaml(), end="")
 
 
-@with_settings(*(flag for flag in FLAGS if flag not in EXECUTION_SETTINGS), defaults=False)
+@with_settings(*(flag for flag in FLAGS if flag not in EXECUTION_SETTINGS), show_defaults=False)
 def resume(
     settings: dict[str, Any],
-    folder: Path = typer.Argument(metavar="FOLDER", help="the folder of a run"),
+    folder: Path = RUN,
     track: str | None = TRACK,
     as_json: bool = JSON,
     quiet: bool = QUIET,
@@ -78,19 +91,17 @@ def resume(
     from fedflat.experiment.store.run_folder import load_record
 
     record = load_record(folder)
-    if record.status in ENDED_STATUSES:
-        if as_json:
-            print_json(run_document(record))
-            return
+    if record.status not in ENDED_STATUSES:
+        _train(make_config(record.config, settings), folder, as_json, quiet, track, resume=True)
+    elif as_json:
+        print_json(run_document(record))
+    else:
         print(f"The run in {folder} is already {record.status}; nothing to resume.")
         print_run(record)
-        return
-    _go(make_config(record.config, settings), folder, as_json, quiet, resume=True, track=track)
 
 
-def _go(
-    config: Config, folder: Path, as_json: bool, quiet: bool, resume: bool = False, track: str | None = None
-) -> None:
+def _train(config: Config, folder: Path, as_json: bool, quiet: bool, track: str | None, resume: bool = False) -> None:
+    """Train a new or resumed run with progress, and print its results."""
     from fedflat.experiment.campaign.estimate import ForecastCallback
     from fedflat.experiment.run import Run
     from fedflat.experiment.setup.problem import device_of
@@ -98,19 +109,21 @@ def _go(
     from fedflat.models import describe_trained
     from fedflat.reporting.result import Result
 
-    followed = trackers(track)
+    silent, tracking = quiet or as_json, tracking_callbacks(track)
     device_of(config)  # fail before a download
-    fetch_if_missing(config, quiet or as_json)
+    fetch_if_missing(config, silent)
     try:
-        with progress(quiet or as_json) as shown:
-            going = Run(config, folder, callbacks=(shown, ForecastCallback(shown.foretell), *followed), resume=resume)
-            trained = describe_trained(going.problem.model)
-            if trained and not (quiet or as_json):
-                print(f"{config.model}: {trained}", file=sys.stderr)
-            record = going.go()
+        with progress(silent) as display:
+            callbacks = (display, ForecastCallback(display.show_forecast), *tracking)
+            run = Run(config, folder, callbacks=callbacks, resume=resume)
+            trained_part = describe_trained(run.problem.model)  # empty if the whole model is trained
+            if trained_part and not silent:
+                print(f"{config.model}: {trained_part}", file=sys.stderr)
+            record = run.go()
     except KeyboardInterrupt:
-        begun = RunFolder(folder).exists
-        raise Interrupted(f"continue with: fedflat resume {folder}" if begun else "nothing was written yet") from None
+        if RunFolder(folder).exists:
+            raise Interrupted(f"continue with: fedflat resume {folder}") from None
+        raise Interrupted("nothing was written yet") from None
     draw_curve(Result(record))
     if as_json:
         print_json(run_document(record))
@@ -118,23 +131,32 @@ def _go(
         print_run(record)
 
 
-def trackers(place: str | None) -> tuple[Callback, ...]:
-    """The tracking callback, if requested."""
-    if place is None:
+def tracking_callbacks(tracker: str | None) -> tuple[Callback, ...]:
+    """Return the callback that logs to tensorboard, mlflow or wandb, if requested."""
+    if tracker is None:
         return ()
     from fedflat.reporting.tracking import Tracker
 
-    return (Tracker(place),)
+    return (Tracker(tracker),)
 
 
 def data_slug(config: Config) -> str:
-    """The dataset name as part of a folder name."""
+    """Return the dataset's name as part of a folder name."""
     name = re.sub(r"\bpath=/[^,)]*/", "path=", config.data.dataset)  # keep only the last part of a path
     return re.sub(r"[^\w.]+", "-", name).strip("-")
 
 
+def run_slug(config: Config) -> str:
+    """Return a run's algorithm, dataset and seed as a folder name."""
+    algorithm = re.sub(r"[^a-z0-9.]+", "-", config.algorithm.lower()).strip("-")
+    return f"{algorithm}-{data_slug(config)}-seed{config.seed}"
+
+
 def new_folder(config: Config) -> Path:
-    """The default folder of a run; a number is appended if it exists."""
-    slug = re.sub(r"[^a-z0-9.]+", "-", config.algorithm.lower()).strip("-")
-    path = RUNS / f"{slug}-{data_slug(config)}-seed{config.seed}"
-    return next(p for n in count(1) if not (p := path if n == 1 else path.with_name(f"{path.name}-{n}")).exists())
+    """Return the default folder of a run, with a number appended if it exists already."""
+    path = folder = RUNS / run_slug(config)
+    for number in count(2):
+        if not folder.exists():
+            break
+        folder = path.with_name(f"{path.name}-{number}")
+    return folder

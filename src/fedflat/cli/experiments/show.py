@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from fedflat.cli.shared.flags import JSON
+from fedflat.cli.shared.flags import JSON, TARGETS
 from fedflat.cli.shared.one_run import print_run, run_document
 from fedflat.cli.shared.screen import print_json
 from fedflat.cli.shared.several_runs import comparison_document, print_comparison
@@ -16,13 +16,7 @@ from fedflat.errors import UserError
 
 def show(
     folder: Path = typer.Argument(metavar="FOLDER", help="a run folder, or a folder that contains runs"),
-    target: list[float] = typer.Option(
-        [],
-        "--target",
-        metavar="VALUE",
-        help="for several runs: also report rounds to this accuracy",
-        show_default=False,
-    ),
+    target: list[float] = TARGETS,
     as_json: bool = JSON,
 ) -> None:
     """Show a run with its settings and partition, or compare all runs below a folder.
@@ -31,18 +25,17 @@ def show(
     """
     from fedflat.experiment.store.run_folder import RunFolder, load_record
 
-    if RunFolder(folder).exists:
-        record = load_record(folder)
-        if as_json:
-            partition = RunFolder(folder).partition()
-            print_json(run_document(record) | {"partition": partition})
-        else:
-            print_run(record, settings=True)
-        return
-    _show_all(folder, target, as_json)
+    run_folder = RunFolder(folder)
+    if not run_folder.exists:
+        _show_comparison(folder, target, as_json)
+    elif as_json:
+        print_json(run_document(load_record(folder)) | {"partition": run_folder.partition()})
+    else:
+        print_run(load_record(folder), settings=True)
 
 
-def _show_all(folder: Path, targets: list[float], as_json: bool) -> None:
+def _show_comparison(folder: Path, targets: list[float], as_json: bool) -> None:
+    """Compare all readable runs below a folder."""
     from fedflat.experiment.store.run_folder import load_record
     from fedflat.reporting.result import Comparison
 
@@ -50,8 +43,8 @@ def _show_all(folder: Path, targets: list[float], as_json: bool) -> None:
     for path in sorted(folder.rglob("config.yaml")):
         try:
             records.append(load_record(path.parent))
-        except UserError as why:
-            print(f"fedflat: {path.parent} skipped: {why}", file=sys.stderr)
+        except UserError as error:
+            print(f"fedflat: {path.parent} skipped: {error}", file=sys.stderr)
     if not records:
         raise UserError(f"no runs in {folder}; expected folders created by fedflat run")
     comparison = Comparison(records)

@@ -11,10 +11,11 @@ import typer
 from fedflat.cli.experiments.run import RUNS
 from fedflat.cli.shared.downloads import fetch_if_missing
 from fedflat.cli.shared.error_reporting import Interrupted
-from fedflat.cli.shared.flags import JSON, QUIET, optional
+from fedflat.cli.shared.flags import DRY_RUN, JSON, PROBE, QUIET, optional
 from fedflat.cli.shared.progress import progress
 from fedflat.cli.shared.screen import (
-    facts,
+    counted,
+    key_values,
     print_json,
     screen,
     shown_bytes,
@@ -27,14 +28,14 @@ from fedflat.cli.shared.screen import (
 from fedflat.errors import UserError
 
 if TYPE_CHECKING:
-    from fedflat.experiment.campaign.ranking import Ranking
+    from fedflat.experiment.campaign.ranking import Split
     from fedflat.experiment.campaign.sweep import Sweep, SweepResult
 
+SPLITS: tuple[Split, ...] = ("validation", "test")
 MOST_ROWS = 40
 """Maximum number of combinations in a table."""
-OUT = optional("--out", "where the runs go", "runs/ and the file's name", metavar="FOLDER")
-JOBS = optional("--jobs", "runs at the same time", "what the file says", metavar="N", min=1)
-DRY_RUN = typer.Option(False, "--dry-run", help="show the plan and its cost, then stop")
+OUT = optional("--out", "folder for the runs", "runs/ and the file's name", metavar="FOLDER")
+FILE_JOBS = optional("--jobs", "concurrent runs", "as in the file", metavar="N", min=1)
 
 
 def sweep(
@@ -42,7 +43,7 @@ def sweep(
         metavar="FILE.yaml", help="base, grid, list, exclude, keep, jobs, devices, ray_address, branch"
     ),
     out: Path | None = OUT,
-    jobs: int | None = JOBS,
+    jobs: int | None = FILE_JOBS,
     ray_address: str | None = typer.Option(
         None,
         "--ray-address",
@@ -50,7 +51,7 @@ def sweep(
         help="HOST:PORT of a Ray cluster, or auto; distributes runs over its nodes",
     ),
     dry_run: bool = DRY_RUN,
-    probe: bool = typer.Option(True, "--probe/--no-probe", help="measure a few local steps to estimate the duration"),
+    probe: bool = PROBE,
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
@@ -61,182 +62,178 @@ def sweep(
     from fedflat.experiment.campaign.sweep import plan_sweep, slug
     from fedflat.experiment.campaign.sweep_file import read_sweep
 
-    read = read_sweep(file)
+    sweep_file = read_sweep(file)
     if ray_address is not None:
-        read = read.model_copy(update={"ray_address": ray_address})
-    if read.tune is not None:
+        sweep_file = sweep_file.model_copy(update={"ray_address": ray_address})
+    if sweep_file.tune is not None:
         raise UserError(f"{file} contains a tune section; use fedflat tune {file}")
-    do(plan_sweep(read, out or RUNS / slug(file)), jobs, dry_run, probe, as_json, quiet)
+    run_plan(plan_sweep(sweep_file, out or RUNS / slug(file)), jobs, dry_run, probe, as_json, quiet)
 
 
-def do(plan: Sweep, jobs: int | None, dry_run: bool, probe: bool, as_json: bool, quiet: bool) -> None:
-    """Show the plan, run it, and show the results."""
+def run_plan(plan: Sweep, jobs: int | None, dry_run: bool, probe: bool, as_json: bool, quiet: bool) -> None:
+    """Show the plan of a sweep and, unless ``dry_run``, run it and show the results."""
     if dry_run:
-        _show(plan, jobs, probe, as_json)
+        _print_plan(plan, jobs, probe, as_json)
         return
     silent = quiet or as_json
-    for data in {run.config.data.dataset: run.config for run in plan.runs}.values():
-        fetch_if_missing(data, silent)
+    for config in {run.config.data.dataset: run.config for run in plan.runs}.values():
+        fetch_if_missing(config, silent)
     if not silent:
-        screen(stderr=True).print(facts(_cost(plan, jobs, probe)))
-    done = _run(plan, jobs, silent)
-    failed = [result for result in done if result.error is not None]
-    if len(failed) < len(done):
-        print_json(_document(plan, done)) if as_json else _print(plan, done)
+        screen(stderr=True).print(key_values(_describe_plan(plan, jobs, probe)))
+    results = _run(plan, jobs, silent)
+    failed = [result for result in results if result.error is not None]
+    if len(failed) < len(results) and as_json:
+        print_json(_document(plan, results))
+    elif len(failed) < len(results):
+        _print_results(plan, results)
     if failed:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         raise UserError(f"{failed[0].run.name} failed: {failed[0].error}{more}")
 
 
 def _run(plan: Sweep, jobs: int | None, silent: bool) -> list[SweepResult]:
+    """Run a sweep with progress; return the results in the order of the plan."""
     from fedflat.experiment.campaign.sweep import run_sweep
 
-    def waiting(runs: int) -> None:
+    def report_waiting(runs: int) -> None:
         if not silent:
-            print(
-                f"waiting for {runs} run{'s' * (runs != 1)} of another process",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(f"waiting for {counted(runs, 'run')} of another process", file=sys.stderr, flush=True)
 
     results: dict[str, SweepResult] = {}
     try:
         with progress(silent, len(plan.runs)) as display:
-            for result in run_sweep(plan, (display,), jobs, waiting):
+            for result in run_sweep(plan, (display,), jobs, report_waiting):
                 results[result.run.name] = result
-                display.run_over()
+                display.count_run()
     except KeyboardInterrupt:
         raise Interrupted(f"{len(results)} of {len(plan.runs)} runs finished; repeat the command to continue") from None
     return [results[run.name] for run in plan.runs if run.name in results]
 
 
-def _cost(plan: Sweep, jobs: int | None, probe: bool) -> dict[str, object]:
-    """The plan as text."""
+def _describe_plan(plan: Sweep, jobs: int | None, probe: bool) -> dict[str, object]:
+    """Return runs, rounds, disk space, estimated time and folder of a sweep as texts by name."""
     from fedflat.experiment.campaign.estimate import remaining_work
     from fedflat.experiment.campaign.sweep import at_once
 
     on_cluster = plan.file.ray_address is not None
     probe_here = probe and not on_cluster
     work = remaining_work(plan.runs, at_once(plan, jobs) if probe_here else 1, probe_here)
-    lines: dict[str, object] = {
+    texts: dict[str, object] = {
         "runs": f"{work.runs}, {work.done} finished",
         "rounds": f"{shown_count(work.rounds)} remaining",
-        "disk": _disk(plan, jobs)[1],
+        "disk": _disk_space(plan, jobs)[1],
     }
     if probe and work.rounds:
-        reason = "cluster nodes cannot be probed" if on_cluster else work.reason
-        lines["time"] = (
-            f"unknown ({reason})"
-            if work.seconds is None
-            else f"about {shown_seconds(work.seconds)} on this machine (estimated)"
-        )
-    return lines | {"folder": plan.out}
+        if work.seconds is not None:
+            texts["time"] = f"about {shown_seconds(work.seconds)} on this machine (estimated)"
+        else:
+            texts["time"] = f"unknown ({'cluster nodes cannot be probed' if on_cluster else work.reason})"
+    return texts | {"folder": plan.out}
 
 
-def _disk(plan: Sweep, jobs: int | None) -> tuple[dict[str, int] | None, str]:
+def _disk_space(plan: Sweep, jobs: int | None) -> tuple[dict[str, int] | None, str]:
+    """Return the disk space that a sweep needs in bytes, or None if it is unknown, and as text."""
     from fedflat.experiment.campaign.estimate import is_available, sweep_disk
     from fedflat.experiment.campaign.sweep import at_once
 
-    missing = sorted(
-        {run.config.data.dataset for run in plan.runs if not is_available(run.config.data.dataset, run.config.data.dir)}
-    )
+    configs = [run.config for run in plan.runs]
+    missing = [config.data.dataset for config in configs if not is_available(config.data.dataset, config.data.dir)]
     if missing:
-        return None, f"unknown ({missing[0]} is not downloaded)"
-    found = sweep_disk([run.config for run in plan.runs], plan.file.keep, at_once(plan, jobs))
-    words = f"up to {shown_bytes(found.most)}, excluding logs"
-    return vars(found), words + (f"; {shown_bytes(found.kept)} remain" if found.kept < found.most else "")
+        return None, f"unknown ({min(missing)} is not downloaded)"
+    space = sweep_disk(configs, plan.file.keep, at_once(plan, jobs))
+    text = f"up to {shown_bytes(space.most)}, excluding logs"
+    if space.kept < space.most:
+        text += f"; {shown_bytes(space.kept)} remain"
+    return vars(space), text
 
 
-def _show(plan: Sweep, jobs: int | None, probe: bool, as_json: bool) -> None:
+def _print_plan(plan: Sweep, jobs: int | None, probe: bool, as_json: bool) -> None:
+    """Print the cost of a sweep and its runs."""
     if as_json:
         runs = [
             {"name": run.name, "varied": run.varied, "done": run.done, "rounds_left": run.rounds_left}
             for run in plan.runs
         ]
-        print_json({"folder": plan.out, "runs": runs, "disk": _disk(plan, jobs)[0]})
+        print_json({"folder": plan.out, "runs": runs, "disk": _disk_space(plan, jobs)[0]})
         return
     console = screen()
-    console.print(facts(_cost(plan, jobs, probe)))
+    console.print(key_values(_describe_plan(plan, jobs, probe)))
     console.print()
-    rows = [[run.name, "finished" if run.done else f"{run.rounds_left} rounds remaining"] for run in plan.runs]
+    rows = []
+    for run in plan.runs:
+        rows.append([run.name, "finished" if run.done else f"{counted(run.rounds_left, 'round')} remaining"])
     console.print(table(("run", "state"), rows[:MOST_ROWS]))
-    if len(rows) > MOST_ROWS:
-        console.print(f"... and {len(rows) - MOST_ROWS} more", style="dim")
+    _print_omitted(len(rows))
 
 
-def _document(plan: Sweep, done: list[SweepResult]) -> dict[str, Any]:
+def _print_omitted(rows: int) -> None:
+    if rows > MOST_ROWS:
+        screen().print(f"... and {rows - MOST_ROWS} more", style="dim")
+
+
+def _document(plan: Sweep, results: list[SweepResult]) -> dict[str, Any]:
+    """Return the ranking and the runs of a sweep as JSON-compatible values."""
     from fedflat.experiment.campaign.ranking import last_score, mean_and_spread, ranking
 
-    ranked = ranking((one.run.varied, one.record) for one in done if one.record is not None)
-    lines = [
-        {
-            "varied": line.varied,
-            "seeds": line.seeds,
-            "diverged": line.diverged,
-            **{
-                part: dict(zip(("mean", "std"), mean_and_spread(line.scores(part)), strict=True))
-                for part in ("validation", "test")
-            },
-        }
-        for line in ranked.lines
-    ]
-    runs = [
-        {
-            "name": one.run.name,
-            "folder": one.run.folder,
-            "varied": one.run.varied,
-            "by": one.by,
-            "status": "failed" if one.record is None else one.record.status,
-            "reason": str(one.error or (one.record.reason if one.record else "")),
-            "validation": None if one.record is None else last_score(one.record, "validation"),
-            "test": None if one.record is None else last_score(one.record, "test"),
-        }
-        for one in done
-    ]
+    ranked = ranking((result.run.varied, result.record) for result in results if result.record is not None)
+    lines = []
+    for line in ranked.lines:
+        document: dict[str, Any] = {"varied": line.varied, "seeds": line.seeds, "diverged": line.diverged}
+        for split in SPLITS:
+            mean, std = mean_and_spread(line.scores(split))
+            document[split] = {"mean": mean, "std": std}
+        lines.append(document)
+    runs = []
+    for result in results:
+        run, record = result.run, result.record
+        document = {"name": run.name, "folder": run.folder, "varied": run.varied, "by": result.by}
+        if record is None:
+            document |= {"status": "failed", "reason": str(result.error or ""), "validation": None, "test": None}
+        else:
+            document |= {"status": record.status, "reason": str(result.error or record.reason)}
+            document |= {"validation": last_score(record, "validation"), "test": last_score(record, "test")}
+        runs.append(document)
     return {"folder": plan.out, "metric": ranked.metric, "best_by": ranked.by, "lines": lines, "runs": runs}
 
 
-def _print(plan: Sweep, done: list[SweepResult]) -> None:
+ORIGINS = {"here": "done now", "before": "there already", "elsewhere": "done by another process"}
+"""Who did the runs of a sweep, as printed."""
+
+
+def _print_results(plan: Sweep, results: list[SweepResult]) -> None:
+    """Print the combinations of a sweep, best first, and who did its runs."""
     from fedflat.experiment.campaign.ranking import ranking
 
-    ranked = ranking((one.run.varied, one.record) for one in done if one.record is not None)
-    console = screen()
-    console.print()
-    console.print(
-        f"{with_unit(ranked.metric)} in the last evaluation, mean ± standard deviation over seeds; {_order(ranked)}",
-        style="dim",
-    )
+    ranked = ranking((result.run.varied, result.record) for result in results if result.record is not None)
+    if ranked.by == "validation":
+        order, splits = "best first by validation", SPLITS
+    else:
+        order = "best first on the test set, which is optimistic; set data.validation to rank on validation data"
+        splits = ("test",)
     names = list(dict.fromkeys(name for line in ranked.lines for name in line.varied))
-    figures = ["validation", "test"] if ranked.by == "validation" else ["test"]
     rows: list[list[object]] = []
     for line in ranked.lines[:MOST_ROWS]:
-        shown = [_spread(line.validation if part == "validation" else line.test, ranked.metric) for part in figures]
+        scores = [_shown_scores(line.scores(split), ranked.metric) for split in splits]
         seeds = f"{line.seeds} ({line.diverged} diverged)" if line.diverged else line.seeds
-        rows.append([*(line.varied.get(name) for name in names), *shown, seeds])
-    console.print(table((*names, *figures, "seeds"), rows, numbers=(*figures, "seeds")))
-    if len(ranked.lines) > MOST_ROWS:
-        console.print(f"... and {len(ranked.lines) - MOST_ROWS} more", style="dim")
+        rows.append([*(line.varied.get(name) for name in names), *scores, seeds])
+    subtitle = f"{with_unit(ranked.metric)} in the last evaluation, mean ± standard deviation over seeds; {order}"
+    console = screen()
     console.print()
-    counts = {by: sum(one.by == by and one.error is None for one in done) for by in ("here", "before", "elsewhere")}
-    words = {"here": "done now", "before": "there already", "elsewhere": "done by another process"}
-    ran = ", ".join(f"{count} {words[by]}" for by, count in counts.items() if count)
-    console.print(
-        facts({"runs": ran, "folder": plan.out, "next": f"fedflat report {plan.out}, fedflat show {plan.out}"})
-    )
+    console.print(subtitle, style="dim")
+    console.print(table((*names, *splits, "seeds"), rows, numeric=(*splits, "seeds")))
+    _print_omitted(len(ranked.lines))
+    console.print()
+    origins = [result.by for result in results if result.error is None]
+    counts = ", ".join(f"{origins.count(by)} {text}" for by, text in ORIGINS.items() if by in origins)
+    next_commands = f"fedflat report {plan.out}, fedflat show {plan.out}"
+    console.print(key_values({"runs": counts, "folder": plan.out, "next": next_commands}))
 
 
-def _order(ranked: Ranking) -> str:
-    if ranked.by == "validation":
-        return "best first by validation"
-    return "best first on the test set, which is optimistic; set data.validation to rank on validation data"
-
-
-def _spread(values: tuple[float, ...], metric: str) -> str | None:
+def _shown_scores(scores: tuple[float, ...], metric: str) -> str | None:
+    """Return mean and standard deviation over seeds; None without scores."""
     from fedflat.experiment.campaign.ranking import mean_and_spread
 
-    mean, std = mean_and_spread(values)
-    return (
-        None
-        if mean is None
-        else shown_metric(mean, metric) + ("" if std is None else f" ± {shown_metric(std, metric)}")
-    )
+    mean, std = mean_and_spread(scores)
+    if mean is None:
+        return None
+    return shown_metric(mean, metric) if std is None else f"{shown_metric(mean, metric)} ± {shown_metric(std, metric)}"

@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedflat.cli.experiments.run import RUNS
-from fedflat.cli.experiments.sweep import DRY_RUN, OUT
+from fedflat.cli.experiments.sweep import OUT
 from fedflat.cli.shared.downloads import fetch_if_missing
 from fedflat.cli.shared.error_reporting import Interrupted
-from fedflat.cli.shared.flags import JSON, QUIET, optional
-from fedflat.cli.shared.screen import facts, print_json, screen, shown_metric, with_unit
+from fedflat.cli.shared.flags import DRY_RUN, JSON, QUIET, optional
+from fedflat.cli.shared.screen import counted, key_values, print_json, print_section, screen, shown_metric, with_unit
 from fedflat.text import write_value
 
 if TYPE_CHECKING:
     from fedflat.experiment.campaign.tune import Search
-
-
-JOBS = optional("--jobs", "trials at the same time", "what the file says, or 1", metavar="N", min=1)
+    from fedflat.experiment.config import Config
 
 
 def tune(
@@ -29,7 +27,7 @@ def tune(
         metavar="FILE.yaml", help="YAML file with base settings and a tune section (space, trials)"
     ),
     out: Path | None = OUT,
-    jobs: int | None = JOBS,
+    jobs: int | None = optional("--jobs", "concurrent trials", "as in the file, or 1", metavar="N", min=1),
     dry_run: bool = DRY_RUN,
     as_json: bool = JSON,
     quiet: bool = QUIET,
@@ -47,72 +45,72 @@ def tune(
     search = plan_search(read_sweep(file), out or RUNS / slug(file))
     if dry_run:
         check_folder(search)
-        _show(search, as_json)
+        _print_plan(search, as_json)
         return
-    fetch_if_missing(search.config(_first(search), search.tune.seeds[0]), quiet or as_json)
-    _run(search, jobs, quiet or as_json)
+    fetch_if_missing(_example_config(search), quiet or as_json)
+    _run_trials(search, jobs, quiet or as_json)
     chosen = choose(search)
     if as_json:
         print_json({"folder": search.out, **chosen})
     else:
-        _print(search, chosen)
+        _print_chosen(search, chosen)
 
 
-def _first(search: Search) -> dict[str, Any]:
+def _example_config(search: Search) -> Config:
+    """Return the config of one point of the search space; dataset and rounds are those of all trials."""
     from fedflat.experiment.campaign.tune import corners
 
-    return next(corners(search.space))
+    return search.config(next(corners(search.space)), search.tune.seeds[0])
 
 
-def _run(search: Search, jobs: int | None, silent: bool) -> None:
+def _run_trials(search: Search, jobs: int | None, silent: bool) -> None:
+    """Run the missing trials; print one line per trial unless ``silent``."""
     from fedflat.experiment.campaign.tune import run_search_side_by_side
 
-    def waiting(trials: int) -> None:
+    def report(line: str) -> None:
         if not silent:
-            print(
-                f"waiting for {trials} trial{'s' * (trials != 1)} of another process",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(line, file=sys.stderr, flush=True)
+
+    def report_waiting(trials: int) -> None:
+        report(f"waiting for {counted(trials, 'trial')} of another process")
 
     try:
-        for tried in run_search_side_by_side(search, jobs, waiting):
-            if not silent:
-                came = tried.error or (tried.state if tried.score is None else f"validation {tried.score:.4g}")
-                print(f"{tried}: {came}", file=sys.stderr, flush=True)
+        for trial in run_search_side_by_side(search, jobs, report_waiting):
+            outcome = trial.state if trial.score is None else f"validation {trial.score:.4g}"
+            report(f"{trial}: {trial.error or outcome}")
     except KeyboardInterrupt:
         raise Interrupted("repeat the command to continue") from None
 
 
-def _show(search: Search, as_json: bool) -> None:
-    tune, rounds = search.tune, search.config(_first(search), search.tune.seeds[0]).training.rounds
-    lines = {
+def _print_plan(search: Search, as_json: bool) -> None:
+    """Print the numbers of trials, runs and rounds, and the search space."""
+    space = {}
+    for name, values in search.space.items():
+        space[name] = values if isinstance(values, list) else values.model_dump(exclude_defaults=True)
+    runs = search.tune.trials * len(search.tune.seeds)
+    plan = {
         "folder": search.out,
-        "trials": tune.trials,
-        "runs": tune.trials * len(tune.seeds),
-        "rounds": tune.trials * len(tune.seeds) * rounds,
-        "space": {
-            name: values if isinstance(values, list) else values.model_dump(exclude_defaults=True)
-            for name, values in search.space.items()
-        },
+        "trials": search.tune.trials,
+        "runs": runs,
+        "rounds": runs * _example_config(search).training.rounds,
+        "space": space,
     }
-    print_json(lines) if as_json else screen().print(facts(lines))
+    if as_json:
+        print_json(plan)
+    else:
+        screen().print(key_values(plan))
 
 
-def _print(search: Search, chosen: dict[str, Any]) -> None:
-    metric, test = chosen["metric"], chosen["test"]
-    console = screen()
-    console.print()
+def _print_chosen(search: Search, chosen: dict[str, Any]) -> None:
+    """Print the best settings with their validation and test metric."""
+    metric = chosen["metric"]
     settings = ", ".join(f"{name}={write_value(value)}" for name, value in chosen["settings"].items())
-    console.print(f"Best of {search.tune.trials} trials by {chosen['chosen_by']}: {settings}", style="bold")
-    console.print(
-        facts(
-            {
-                f"validation {with_unit(metric)}": f"{shown_metric(chosen['validation'], metric)} (optimistic)",
-                f"test {with_unit(metric)}": f"{shown_metric(fmean(test), metric)} (evaluated once)",
-                "trial": chosen["trial"],
-                "folder": search.out,
-                "next": f"fedflat report {search.out}",
-            }
-        )
-    )
+    results = {
+        f"validation {with_unit(metric)}": f"{shown_metric(chosen['validation'], metric)} (optimistic)",
+        f"test {with_unit(metric)}": f"{shown_metric(fmean(chosen['test']), metric)} (evaluated once)",
+        "trial": chosen["trial"],
+        "folder": search.out,
+        "next": f"fedflat report {search.out}",
+    }
+    title = f"Best of {search.tune.trials} trials by {chosen['chosen_by']}: {settings}"
+    print_section(title, key_values(results))

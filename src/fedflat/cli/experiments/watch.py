@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,33 +15,45 @@ from fedflat.cli.shared.screen import print_json, screen, shown_bytes, shown_met
 from fedflat.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
 SILENT_AFTER = 120.0
-"""Seconds without output (in addition to ten evaluation intervals) after which a running run counts as silent."""
+"""Seconds without output after which a running run counts as silent, unless ten evaluation intervals are longer."""
+STATUS_STYLE = {
+    "finished": "green",
+    "stopped": "green",
+    "paused": "yellow",
+    "running": "cyan",
+    "silent": "yellow",
+    "diverged": "bold red",
+}
 
 
 @dataclass(frozen=True)
-class Sight:
-    """The state of a run, from its files."""
+class WatchedRun:
+    """The state of a run, from its files; the fields are those of the JSON output."""
 
     folder: str
     algorithm: str
     seed: int
     status: str
+    """The run's status, or ``silent`` for a run that was probably killed."""
     rounds: int
+    """Rounds until the last evaluation."""
     of: int
+    """Rounds of the complete run."""
     metric: str
     value: float | None
     best: float | None
     loss: float | None
     seconds: float
     left: float | None
+    """Estimated remaining seconds."""
     bytes_up: float | None
 
     @property
-    def over(self) -> bool:
-        """Whether the run has ended."""
+    def has_ended(self) -> bool:
+        """Whether the run is finished, stopped, diverged or paused."""
         from fedflat.experiment.stopping import ENDED_STATUSES
 
         return self.status in (*ENDED_STATUSES, "paused")
@@ -52,7 +63,7 @@ def watch(
     runs: list[Path] = typer.Argument(
         metavar="RUNS...", help="run folders, or folders that contain runs; new runs are picked up"
     ),
-    every: float = typer.Option(2.0, "--interval", min=0.1, metavar="SECONDS", help="polling interval"),
+    interval: float = typer.Option(2.0, "--interval", min=0.1, metavar="SECONDS", help="polling interval"),
     once: bool = typer.Option(False, "--once", help="print the current state and exit"),
     as_json: bool = JSON,
 ) -> None:
@@ -65,58 +76,59 @@ def watch(
     for path in runs:
         if not path.is_dir():
             raise UserError(f"{path} does not exist; expected a run folder, or a folder that contains runs")
-    sights, console = look(runs, _tell), screen()
+    watched, console = read_runs(runs, report_errors=True), screen()
     if as_json:
-        print_json([vars(sight) for sight in sights])
-        return
-    if once or not console.is_terminal:
-        console.print(_shown(sights))
-        while not once and not _all_over(sights):
-            time.sleep(every)
-            before, sights = sights, look(runs)
-            if sights != before:
-                console.print(_shown(sights))
-        return
+        print_json([vars(run) for run in watched])
+    elif once:
+        console.print(_render(watched))
+    elif console.is_terminal:
+        _watch_live(runs, watched, interval, console)
+    else:
+        console.print(_render(watched))
+        while not _all_ended(watched):
+            time.sleep(interval)
+            before, watched = watched, read_runs(runs)
+            if watched != before:
+                console.print(_render(watched))
+
+
+def _watch_live(paths: list[Path], watched: list[WatchedRun], interval: float, console: Console) -> None:
+    """Update a table on a terminal until all runs have ended or the user presses Ctrl-C."""
     from rich.live import Live
 
-    with Live(_shown(sights), console=console, auto_refresh=False) as live:
+    with Live(_render(watched), console=console, auto_refresh=False) as live:
         try:
-            while not _all_over(sights):
-                time.sleep(every)
-                sights = look(runs)
-                live.update(_shown(sights), refresh=True)
+            while not _all_ended(watched):
+                time.sleep(interval)
+                watched = read_runs(paths)
+                live.update(_render(watched), refresh=True)
         except KeyboardInterrupt:
             return
 
 
-def _all_over(sights: list[Sight]) -> bool:
-    return bool(sights) and all(sight.over or sight.status == "silent" for sight in sights)
+def _all_ended(runs: list[WatchedRun]) -> bool:
+    return bool(runs) and all(run.has_ended or run.status == "silent" for run in runs)
 
 
-def _tell(folder: Path, why: UserError) -> None:
-    print(f"fedflat: {folder} skipped: {why}", file=sys.stderr)
-
-
-def look(paths: list[Path], unread: Callable[[Path, UserError], None] = lambda folder, why: None) -> list[Sight]:
-    """The state of every run in or below these folders; unreadable ones are retried."""
+def read_runs(paths: list[Path], report_errors: bool = False) -> list[WatchedRun]:
+    """Return the state of every readable run in or below these folders."""
     from fedflat.experiment.store.run_folder import RunFolder
 
-    folders = dict.fromkeys(
-        folder
-        for path in paths
-        for folder in ([path] if RunFolder(path).exists else sorted(f.parent for f in path.rglob("config.yaml")))
-    )
-    found = []
-    for folder in folders:
+    folders: list[Path] = []
+    for path in paths:
+        folders += [path] if RunFolder(path).exists else sorted(config.parent for config in path.rglob("config.yaml"))
+    runs = []
+    for folder in dict.fromkeys(folders):
         try:
-            found.append(sight_of(folder))
-        except UserError as why:
-            unread(folder, why)
-    return found
+            runs.append(read_run(folder))
+        except UserError as error:
+            if report_errors:
+                print(f"fedflat: {folder} skipped: {error}", file=sys.stderr)
+    return runs
 
 
-def sight_of(path: Path, now: float | None = None) -> Sight:
-    """The state of one run."""
+def read_run(path: Path) -> WatchedRun:
+    """Return the state of one run."""
     from fedflat.experiment.analysis.reopen import primary_model
     from fedflat.experiment.store.run_folder import load_record
     from fedflat.reporting.result import Result
@@ -125,102 +137,80 @@ def sight_of(path: Path, now: float | None = None) -> Sight:
     record = load_record(path)
     assert record.folder is not None
     metric, model = Result(record).metric, primary_model(record)
-    points, losses = series(record.history, model, metric), series(record.history, model, "loss")
-    end: dict[str, Any] = record.history[-1] if record.history else {}
-    rounds, of = int(end.get("round", 0)), record.config.training.rounds
-    pace = _pace(record.folder.timing())
-    return Sight(
+    values = [value for _, value in series(record.history, model, metric)]
+    losses = [loss for _, loss in series(record.history, model, "loss")]
+    last: dict[str, Any] = record.history[-1] if record.history else {}
+    rounds, total_rounds = int(last.get("round", 0)), record.config.training.rounds
+    seconds_per_round = _seconds_per_round(record.folder.timing())
+    status = record.status
+    if status == "running" and _is_silent(path, seconds_per_round * record.config.evaluation.every):
+        status = "silent"
+    is_timed = seconds_per_round > 0 and record.status == "running"
+    return WatchedRun(
         folder=str(path),
         algorithm=record.config.algorithm,
         seed=record.config.seed,
-        status=_status(record.status, path, pace * record.config.evaluation.every, time.time() if now is None else now),
+        status=status,
         rounds=rounds,
-        of=of,
+        of=total_rounds,
         metric=metric,
-        value=points[-1][1] if points else None,
-        best=max(value for _, value in points) if points else None,
-        loss=losses[-1][1] if losses else None,
+        value=values[-1] if values else None,
+        best=max(values, default=None),
+        loss=losses[-1] if losses else None,
         seconds=record.seconds,
-        left=pace * (of - rounds) if pace and record.status == "running" else None,
-        bytes_up=end.get("bytes_up"),
+        left=seconds_per_round * (total_rounds - rounds) if is_timed else None,
+        bytes_up=last.get("bytes_up"),
     )
 
 
-def _pace(timing: list[dict[str, Any]]) -> float:
-    """Seconds per round over the last ten evaluations."""
-    late = timing[-11:]
-    rounds = late[-1]["round"] - late[0]["round"] if late else 0
-    return float(late[-1]["seconds"] - late[0]["seconds"]) / rounds if rounds > 0 else 0.0
+def _seconds_per_round(timing: list[dict[str, Any]]) -> float:
+    """Return the seconds per round over the last ten evaluations; 0 if unknown."""
+    recent = timing[-11:]
+    rounds = recent[-1]["round"] - recent[0]["round"] if recent else 0
+    return float(recent[-1]["seconds"] - recent[0]["seconds"]) / rounds if rounds > 0 else 0.0
 
 
-def _status(said: str, path: Path, between: float, now: float) -> str:
-    """The run's status; a killed run still reports that it is running."""
-    if said != "running":
-        return said
-    written = max(
-        (path / name).stat().st_mtime
-        for name in ("config.yaml", "metrics.jsonl", "timing.jsonl")
-        if (path / name).exists()
-    )
-    return "silent" if now - written > max(SILENT_AFTER, 10 * between) else said
+def _is_silent(path: Path, seconds_per_evaluation: float) -> bool:
+    """Return whether a run has not written for long; a killed run still reports that it is running."""
+    files = [path / name for name in ("config.yaml", "metrics.jsonl", "timing.jsonl")]
+    last_written = max(file.stat().st_mtime for file in files if file.exists())
+    return time.time() - last_written > max(SILENT_AFTER, 10 * seconds_per_evaluation)
 
 
-def _shown(sights: list[Sight]) -> RenderableType:
+def _render(runs: list[WatchedRun]) -> RenderableType:
+    """Return a table with one row per run, and a summary below it."""
     from rich.console import Group
     from rich.text import Text
 
-    if not sights:
-        return Text("no run has begun yet", style="dim")
-    columns = (
-        "run",
-        "seed",
-        "status",
-        "rounds",
-        "",
-        with_unit(sights[0].metric),
-        "best",
-        "loss",
-        "sent up",
-        "time",
-        "left",
-    )
-    rows = [
-        (
-            *(sight.algorithm, sight.seed, Text(sight.status, style=STYLES.get(sight.status, ""))),
-            *(f"{sight.rounds} of {sight.of}", _bar(sight)),
-            *(
-                shown_metric(sight.value, sight.metric),
-                shown_metric(sight.best, sight.metric),
-                shown_metric(sight.loss, "loss"),
-            ),
-            *(
-                shown_bytes(sight.bytes_up),
-                shown_seconds(sight.seconds),
-                None if sight.left is None else shown_seconds(sight.left),
-            ),
-        )
-        for sight in sights
-    ]
     from fedflat.experiment.store.run_folder import RunFolder
 
-    over = sum(sight.over for sight in sights)
-    silent = [sight.folder for sight in sights if sight.status == "silent"]
-    words = f"{over} of {len(sights)} runs finished" + (
-        f"; continue with: {RunFolder(Path(silent[0])).goes_on}" if silent else ""
-    )
-    return Group(table(columns, rows, numbers={"seed", "rounds", *columns[5:]}), Text(words, style="dim"))
+    if not runs:
+        return Text("no run has begun yet", style="dim")
+    metric = with_unit(runs[0].metric)
+    columns = ("run", "seed", "status", "rounds", "", metric, "best", "loss", "sent up", "time", "left")
+    rows = [
+        (
+            run.algorithm,
+            run.seed,
+            Text(run.status, style=STATUS_STYLE.get(run.status, "")),
+            f"{run.rounds} of {run.of}",
+            _progress_bar(run.rounds / run.of),
+            shown_metric(run.value, run.metric),
+            shown_metric(run.best, run.metric),
+            shown_metric(run.loss, "loss"),
+            shown_bytes(run.bytes_up),
+            shown_seconds(run.seconds),
+            None if run.left is None else shown_seconds(run.left),
+        )
+        for run in runs
+    ]
+    summary = f"{sum(run.has_ended for run in runs)} of {len(runs)} runs finished"
+    silent = [run.folder for run in runs if run.status == "silent"]
+    if silent:
+        summary += f"; continue with: {RunFolder(Path(silent[0])).goes_on}"
+    return Group(table(columns, rows, numeric={"seed", "rounds", *columns[5:]}), Text(summary, style="dim"))
 
 
-STYLES = {
-    "finished": "green",
-    "stopped": "green",
-    "paused": "yellow",
-    "running": "cyan",
-    "silent": "yellow",
-    "diverged": "bold red",
-}
-
-
-def _bar(sight: Sight, width: int = 12) -> str:
-    done = round(width * min(1.0, sight.rounds / sight.of))
+def _progress_bar(fraction: float, width: int = 12) -> str:
+    done = round(width * min(1.0, fraction))
     return "█" * done + "·" * (width - done)

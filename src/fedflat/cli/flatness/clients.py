@@ -3,48 +3,40 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.flatness.flags import LISTED, OUT, print_files, print_table, status_line, write_results
-from fedflat.cli.shared.flags import JSON, QUIET
-from fedflat.cli.shared.screen import print_json, screen, shown_metric, table, with_unit
+from fedflat.cli.flatness.flags import OUT
+from fedflat.cli.flatness.opening import heading_of, open_run
+from fedflat.cli.flatness.output import (
+    LISTED,
+    known,
+    mean,
+    print_files,
+    print_table,
+    status_line,
+    three_digits,
+    write_results,
+)
+from fedflat.cli.shared.flags import JSON, MODEL, QUIET, RUN, SEED, no_default
+from fedflat.cli.shared.screen import print_json, print_section, screen, shown_metric, table, with_unit
 
 if TYPE_CHECKING:
-    from fedflat.experiment.analysis.post_hoc import PostHoc
+    from rich.table import Table
 
-RUN = typer.Argument(metavar="RUN", help="the folder of a run")
 EXAMPLES = typer.Option(500, "--examples", metavar="N", min=1, help="maximum number of training examples")
 CLIENTS = typer.Option(10, "--clients", metavar="N", min=1, help="number of clients to measure, drawn by the seed")
-MODEL = typer.Option("server", "--model", metavar="NAME", help="model to measure, e.g. wima")
-SEED = typer.Option(0, "--seed", min=0, help="random seed")
-
-
-def open_run(run: Path, silent: bool, progress: Any, **options: Any) -> PostHoc:
-    """Open a run for post-hoc measurements; downloads a missing dataset first."""
-    from fedflat.cli.shared.downloads import fetch_if_missing
-    from fedflat.experiment.analysis.post_hoc import post_hoc
-    from fedflat.experiment.store.run_folder import load_record
-
-    record = load_record(run)
-    fetch_if_missing(record.config, silent)
-    return post_hoc(record, progress=progress, **options)
-
-
-def heading_of(opened: PostHoc) -> str:
-    """Algorithm, dataset and seed of a run."""
-    return f"{opened.config.algorithm}   {opened.config.data.dataset}, seed {opened.config.seed}"
 
 
 def clients(
     run: Path = RUN,
-    client: list[int] = typer.Option(
-        [],
+    client: list[int] = no_default(
         "--client",
+        "client number, from 0; repeatable [dim](default: each round's cohort)[/dim]",
+        [],
         metavar="I",
-        help="client number, from 0; repeatable [dim](default: each round's cohort)[/dim]",
-        show_default=False,
     ),
     variates: bool = typer.Option(False, "--variates", help="also list the norms of control variates and duals"),
     curvature: bool = typer.Option(
@@ -52,7 +44,7 @@ def clients(
     ),
     model: str = MODEL,
     examples: int = EXAMPLES,
-    most: int = CLIENTS,
+    sampled_clients: int = CLIENTS,
     seed: int = SEED,
     out: Path | None = OUT,
     as_json: bool = JSON,
@@ -67,33 +59,37 @@ def clients(
     """
     from fedflat.reporting.figures.clients import clients_picture
 
-    with status_line(quiet or as_json) as progress:
-        opened = open_run(run, quiet or as_json, progress, examples=examples, clients=most, seed=seed)
+    silent = quiet or as_json
+    with status_line(silent) as progress:
+        opened = open_run(run, silent, progress, examples=examples, clients=sampled_clients, seed=seed)
         opened.require_saved_rounds()
         if variates:
             opened.require_client_vectors()
-        retrained, why = opened.clients(client or None, curvature)
+        retrained, not_retrained = opened.clients(client or None, curvature)
         cohorts = sorted([*retrained, *opened.logged()], key=lambda cohort: (cohort["round"], cohort["source"]))
-        seen, metric = opened.accuracies(model), opened.problem.task.metric
-    heading, lost = heading_of(opened), forgotten(seen)
-    document = {"run": str(run), "rounds": cohorts, "models": seen, "forgetting": lost, "not_trained_again": why}
-    files = write_results(
-        out or run / "flatness" / "clients", "clients", document, clients_picture(cohorts, seen, heading, metric)
-    )
+        evaluations, metric = opened.accuracies(model), opened.problem.task.metric
+    heading, losses = heading_of(opened), class_forgetting(evaluations)
+    document = {
+        "run": str(run),
+        "rounds": cohorts,
+        "models": evaluations,
+        "forgetting": losses,
+        "not_trained_again": not_retrained,
+    }
+    picture = clients_picture(cohorts, evaluations, heading, metric)
+    files = write_results(out or run / "flatness" / "clients", "clients", document, picture)
     if as_json:
         print_json({"files": files, **document})
         return
-    console = screen()
-    print_table(heading, COLUMNS, [_row(cohort) for cohort in cohorts], text_columns=2)
-    last = next((cohort for cohort in reversed(cohorts) if "cosine" in cohort), None)
-    if last is not None and (variates or len(last["clients"]) <= LISTED):
-        console.print(f"\nClients of round {last['round']}", style="bold")
-        console.print(_each(last))
-    if lost:
-        console.print(f"\nClasses over {len(seen)} evaluations of {model}, test {with_unit(metric)}", style="bold")
-        console.print(_classes(seen, lost, metric))
-    if why:
-        console.print(f"\n{why[0].upper()}{why[1:]}.", style="dim", markup=False)
+    print_table(heading, COLUMNS, [_cohort_row(cohort) for cohort in cohorts], text_columns=2)
+    detailed = [cohort for cohort in cohorts if "cosine" in cohort]
+    if detailed and (variates or len(detailed[-1]["clients"]) <= LISTED):
+        print_section(f"Clients of round {detailed[-1]['round']}", _client_table(detailed[-1]))
+    if losses:
+        title = f"Classes over {len(evaluations)} evaluations of {model}, test {with_unit(metric)}"
+        print_section(title, _class_table(evaluations[-1]["accuracy"]["classes"], losses, metric))
+    if not_retrained:
+        screen().print(f"\n{not_retrained[0].upper()}{not_retrained[1:]}.", style="dim", markup=False)
     print_files(files)
 
 
@@ -112,86 +108,67 @@ COLUMNS = (
 )
 
 
-def _row(cohort: dict[str, Any]) -> tuple[object, ...]:
-    curvature = list(cohort.get("local", {}).get("lambda_max", {}).values())
-    return (
-        cohort["round"],
-        cohort["source"],
-        len(cohort["clients"]),
-        shown(cohort.get("update")),
-        shown(mean(cohort.get("distance"))),
-        shown(mean(cohort.get("cosine"))),
-        shown(lowest(cohort.get("cosine"))),
-        shown(cohort.get("disagreement", {}).get("diversity")),
-        shown(median(curvature)),
-        shown(None if not known(curvature) else max(known(curvature))),
-        shown(mean(cohort.get("momentum", {}).get("agreement"))),
+def _cohort_row(cohort: dict[str, Any]) -> tuple[object, ...]:
+    """Return the table row of a round: means over its clients, the lowest cosine and the highest curvature."""
+    cosines = known(cohort.get("cosine"))
+    curvatures = known(cohort.get("local", {}).get("lambda_max", {}).values())
+    numbers = (
+        cohort.get("update"),
+        mean(cohort.get("distance")),
+        mean(cosines),
+        min(cosines, default=None),
+        cohort.get("disagreement", {}).get("diversity"),
+        median(curvatures) if curvatures else None,
+        max(curvatures, default=None),
+        mean(cohort.get("momentum", {}).get("agreement")),
     )
+    return (cohort["round"], cohort["source"], len(cohort["clients"]), *map(three_digits, numbers))
 
 
-def _each(cohort: dict[str, Any]) -> Any:
-    """One line per client of a round."""
+def _client_table(cohort: dict[str, Any]) -> Table:
+    """Return a table with one row per client of a round."""
+    clients = [str(client) for client in cohort["clients"]]
     columns = {
         "length of update": cohort["length"],
         "distance from mean": cohort["distance"],
         "cosine": cohort["cosine"],
     }
-    numbers = [str(client) for client in cohort["clients"]]
     if "momentum" in cohort:
         columns["with momentum"] = cohort["momentum"]["agreement"]
-    if "local" in cohort:
-        columns |= {name: [cohort["local"][name].get(client) for client in numbers] for name in ("lambda_max", "loss")}
-    columns |= {f"norm of {name}": norms for name, norms in cohort.get("client_vectors", {}).items()}
-    rows = [(client, *(shown(values[place]) for values in columns.values())) for place, client in enumerate(numbers)]
-    return table(("client", *columns), rows, numbers=tuple(columns))
+    for name in ("lambda_max", "loss") if "local" in cohort else ():
+        columns[name] = [cohort["local"][name].get(client) for client in clients]
+    for name, norms in cohort.get("client_vectors", {}).items():
+        columns[f"norm of {name}"] = norms
+    rows = zip(clients, *(map(three_digits, values) for values in columns.values()), strict=True)
+    return table(("client", *columns), rows, numeric=columns)
 
 
-def forgotten(seen: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Forgetting of each class over the evaluated models; empty for fewer than two."""
+def class_forgetting(evaluations: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return the forgetting of each class over the evaluations of a model; empty for fewer than two evaluations.
+
+    Returns:
+        By class: ``lost`` (best minus last accuracy), ``swing`` (mean change) and ``lowest`` (after learning it).
+    """
     from fedflat.flatness.clients.forgetting import forgetting
 
-    if len(seen) < 2:
+    if len(evaluations) < 2:
         return {}
-    names = list(seen[-1]["accuracy"]["classes"])
-    forgotten = forgetting([[model["accuracy"]["classes"][name] or 0.0 for name in names] for model in seen])
-    triples = zip(names, forgotten.lost, forgotten.swing, forgotten.lowest, strict=True)
-    return {name: {"lost": lost, "swing": swing, "lowest": low} for name, lost, swing, low in triples}
+    names = list(evaluations[-1]["accuracy"]["classes"])
+    accuracies = []
+    for evaluation in evaluations:
+        classes = evaluation["accuracy"]["classes"]
+        accuracies.append([classes[name] or 0.0 for name in names])
+    result = forgetting(accuracies)
+    by_class = zip(names, result.lost, result.swing, result.lowest, strict=True)
+    return {name: {"lost": lost, "swing": swing, "lowest": lowest} for name, lost, swing, lowest in by_class}
 
 
-def _classes(seen: list[dict[str, Any]], lost: dict[str, dict[str, float]], metric: str) -> Any:
+def _class_table(last: dict[str, float], losses: dict[str, dict[str, float]], metric: str) -> Table:
+    """Return the last accuracy and the forgetting of the classes that were forgotten most, in class order."""
     columns = ("class", "last", "best minus last", "mean change", "lowest after learning")
-    last = seen[-1]["accuracy"]["classes"]
-    worst = sorted(lost, key=lambda name: -lost[name]["lost"])[:LISTED]
-    rows = [
-        (name, *(shown_metric(value, metric) for value in (last[name], *lost[name].values())))
-        for name in lost
-        if name in worst
-    ]
-    return table(columns, rows, numbers=columns[1:])
-
-
-def known(values: Any) -> list[float]:
-    """The values that are not None."""
-    return [value for value in values or [] if value is not None]
-
-
-def mean(values: Any) -> float | None:
-    """The mean of the known values."""
-    return sum(known(values)) / len(known(values)) if known(values) else None
-
-
-def lowest(values: Any) -> float | None:
-    """The smallest known value."""
-    return min(known(values), default=None)
-
-
-def median(values: Any) -> float | None:
-    """The median of the known values."""
-    import statistics
-
-    return statistics.median(known(values)) if known(values) else None
-
-
-def shown(value: float | None) -> str | None:
-    """A number with three significant digits."""
-    return None if value is None else f"{value:.3g}"
+    most_forgotten = sorted(losses, key=lambda name: -losses[name]["lost"])[:LISTED]
+    rows = []
+    for name, forgetting in losses.items():
+        if name in most_forgotten:
+            rows.append((name, *(shown_metric(value, metric) for value in (last[name], *forgetting.values()))))
+    return table(columns, rows, numeric=columns[1:])

@@ -7,10 +7,15 @@ from typing import Any
 
 import typer
 
-from fedflat.cli.flatness.clients import CLIENTS, EXAMPLES, MODEL, RUN, SEED, heading_of, open_run, shown
-from fedflat.cli.flatness.flags import OUT, print_files, print_table, status_line, write_results
-from fedflat.cli.shared.flags import JSON, QUIET
+from fedflat.cli.flatness.clients import CLIENTS, EXAMPLES
+from fedflat.cli.flatness.flags import OUT
+from fedflat.cli.flatness.opening import heading_of, open_run
+from fedflat.cli.flatness.output import print_files, print_table, status_line, three_digits, write_results
+from fedflat.cli.shared.flags import JSON, MODEL, QUIET, RUN, SEED
 from fedflat.cli.shared.screen import print_json
+
+LARGEST_PLAIN_BOUND = 1e6
+"""Larger bounds are shown as powers of ten."""
 
 
 def gap(
@@ -36,16 +41,14 @@ def gap(
     if as_json:
         print_json({"files": files, **document})
         return
-    unseen = any("participation_gap" in row for rows in gaps.values() for row in rows)
-    columns = ["model", "round", "training loss", "test loss", "gap", f"{metric} gap"] + [
-        "unseen loss",
-        "participation gap",
-    ] * unseen
-    keys = ["train_loss", "test_loss", "gap", f"{metric}_gap"] + ["unseen_loss", "participation_gap"] * unseen
-    lines = [
-        (name, row["round"], *(shown(row.get(key)) for key in keys)) for name, rows in gaps.items() for row in rows
-    ]
-    print_table(heading, columns, lines)
+    titles = {"train_loss": "training loss", "test_loss": "test loss", "gap": "gap", f"{metric}_gap": f"{metric} gap"}
+    if any("participation_gap" in point for points in gaps.values() for point in points):
+        titles |= {"unseen_loss": "unseen loss", "participation_gap": "participation gap"}
+    rows = []
+    for model, points in gaps.items():
+        for point in points:
+            rows.append((model, point["round"], *(three_digits(point.get(key)) for key in titles)))
+    print_table(heading, ["model", "round", *titles.values()], rows)
     print_files(files)
 
 
@@ -67,43 +70,45 @@ def bounds(
 
     with status_line(quiet or as_json) as progress:
         opened = open_run(run, quiet or as_json, progress, examples=examples, clients=clients, seed=seed)
-        rounds = [*opened.constants(model), *(opened.logged_constants() if model == "server" else [])]
-        rounds.sort(key=lambda point: point["round"])
-        theory = opened.theory(rounds)
-    heading, document = heading_of(opened), {"run": str(run), "rounds": rounds, **theory.document()}
-    files = write_results(out or run / "flatness" / "bounds", "bounds", document, constants_picture(rounds, heading))
+        estimates = [*opened.constants(model), *(opened.logged_constants() if model == "server" else [])]
+        estimates.sort(key=lambda estimate: estimate["round"])
+        theory = opened.theory(estimates)
+    heading, document = heading_of(opened), {"run": str(run), "rounds": estimates, **theory.document()}
+    picture = constants_picture(estimates, heading)
+    files = write_results(out or run / "flatness" / "bounds", "bounds", document, picture)
     if as_json:
         print_json({"files": files, **document})
         return
     columns = ("after round", "L", "beta", "sigma", "sigma_g", "gradient diversity")
-    keys = ("lipschitz", "smoothness", "noise", "heterogeneity")
-    rows = [
-        (point["round"], *(shown(point["constants"][key]) for key in keys), shown(point["gradients"]["diversity"]))
-        for point in rounds
-    ]
+    rows = []
+    for estimate in estimates:
+        constants = [estimate["constants"][key] for key in ("lipschitz", "smoothness", "noise", "heterogeneity")]
+        rows.append((estimate["round"], *map(three_digits, [*constants, estimate["gradients"]["diversity"]])))
     print_table(heading, columns, rows, text_columns=0)
     _print_bounds(document)
     print_files({**_premises(document), **files})
 
 
 def _print_bounds(document: dict[str, Any]) -> None:
+    """Print the bound of every algorithm in its three variants."""
     from fedflat.experiment.analysis.theory import TITLES
 
     heading = "Bounds on the generalisation error, Theorem 5.1 (FedSAM: Theorem I.3), with the largest constants"
     columns = ("algorithm", "as stated", "tightened", "with the run's learning rates")
-    kinds = ("as_printed", "tightened", "at_own_rates")
-    rows = [(title, *(_bound(document[kind][name]) for kind in kinds)) for name, title in TITLES.items()]
+    variants = ("as_printed", "tightened", "at_own_rates")
+    rows = [(title, *(_shown_bound(document[kind][name]) for kind in variants)) for name, title in TITLES.items()]
     print_table(heading, columns, rows)
 
 
-def _bound(bound: dict[str, Any]) -> str:
-    value = (
-        f"{bound['value']:.3g}" if bound["value"] is not None and bound["value"] < 1e6 else f"10^{bound['log10']:.1f}"
-    )
-    return f"{value} (vacuous)" if bound["vacuous"] else value
+def _shown_bound(bound: dict[str, Any]) -> str:
+    """Return a bound as text; a bound that overflows a float has only a logarithm."""
+    is_plain = bound["value"] is not None and bound["value"] < LARGEST_PLAIN_BOUND
+    text = f"{bound['value']:.3g}" if is_plain else f"10^{bound['log10']:.1f}"
+    return f"{text} (vacuous)" if bound["vacuous"] else text
 
 
 def _premises(document: dict[str, Any]) -> dict[str, object]:
+    """Return the sizes that enter the bounds, the meaning of vacuous, and which conditions of the theorem are met."""
     setting = document["setting"]
     premises: dict[str, object] = {
         "federation": f"m={setting['clients']} clients, n={setting['examples']:.4g} examples, "

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import typer
 
 from fedflat.cli.flatness.clients import clients
 from fedflat.cli.flatness.generalisation import bounds, gap
-from fedflat.cli.flatness.landscape import COMMANDS as LANDSCAPE_COMMANDS
+from fedflat.cli.flatness.landscape import landscape, path, plane
 from fedflat.cli.flatness.log import log
 from fedflat.cli.flatness.sharpness import sharpness
 from fedflat.cli.flatness.spectrum import spectrum
@@ -28,15 +26,5 @@ def about() -> None:
     """
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (
-    spectrum,
-    sharpness,
-    *LANDSCAPE_COMMANDS,
-    clients,
-    log,
-    gap,
-    bounds,
-    stability,
-)
-for _command in COMMANDS:
+for _command in (spectrum, sharpness, landscape, plane, path, clients, log, gap, bounds, stability):
     flatness.command()(_command)

@@ -11,24 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.flatness.flags import (
-    DEVICE,
-    MODELS,
-    OUT,
-    PRECISION,
-    SEED,
-    folder_for,
-    opened_models,
-    print_files,
-    print_table,
-    short_names,
-)
-from fedflat.cli.shared.flags import JSON, QUIET, optional
-from fedflat.cli.shared.screen import print_json, screen, shown_seconds
+from fedflat.cli.flatness.flags import DEVICE, MODELS, OUT, PRECISION
+from fedflat.cli.flatness.opening import default_folder, open_models
+from fedflat.cli.flatness.output import print_files, print_table
+from fedflat.cli.shared.flags import JSON, QUIET, SEED, optional
+from fedflat.cli.shared.screen import counted, print_json, screen, shown_seconds
 from fedflat.errors import UserError, one_of
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fedflat.experiment.analysis.run_model import RunModel
     from fedflat.flatness.landscapes.grid import Landscape, Mark, Progress
+    from fedflat.reporting.figures.landscapes import Panel
 
 SECONDS_BETWEEN_LINES = 5.0
 POINTS = typer.Option(41, "--points", min=2, help="grid points per axis")
@@ -73,32 +68,38 @@ def landscape(
     from fedflat.reporting.figures.landscape_scale import shown_value
     from fedflat.reporting.figures.landscapes import Panel, contours, lines, surfaces
 
-    _check("treatment of one-dimensional tensors", one_dimensional, ONE_DIMENSIONAL)
-    opened = opened_models(models, quiet or as_json, device, precision)
-    _check("value to plot", value, measured_values(opened[0].problem.task.metric))
+    _require_known("treatment of one-dimensional tensors", one_dimensional, ONE_DIMENSIONAL)
+    opened = open_models(models, quiet or as_json, device, precision)
+    first = next(iter(opened.values()))
+    _require_known("value to plot", value, measured_values(first.problem.task.metric))
     with _progress(quiet or as_json) as progress:
         grids = landscapes(
-            opened,
+            list(opened.values()),
             dimensions=dimensions,
             radius=radius,
             points=points,
             examples=examples,
             seed=seed,
             one_dimensional=one_dimensional,  # type: ignore[arg-type]
-            names=short_names(opened),
+            names=list(opened),
             progress=progress,
         )
     panels = [Panel(name, grid, _caption(grid)) for name, grid in grids.items()]
-    drawn = {"contours": contours, "surfaces": surfaces} if dimensions == 2 else {"lines": lines}
-    figures = {name: draw(panels, value) for name, draw in drawn.items()}
-    files = _write(out or folder_for(opened[0], "landscape"), grids, figures, panels, value)
+    if dimensions == 2:
+        figures = {"contours": contours(panels, value), "surfaces": surfaces(panels, value)}
+    else:
+        figures = {"lines": lines(panels, value)}
+    files = _write_files(out or default_folder(opened, "landscape"), grids, figures, panels, value)
     if as_json:
         print_json({"files": files, "models": {name: _document(grid) for name, grid in grids.items()}})
         return
-    highest = f"highest {shown_value(value)}{' %' * value.endswith('error')} within {radius:g}"
+    unit = " %" if value.endswith("error") else ""
+    highest = f"highest {shown_value(value)}{unit} within {radius:g}"
     columns = ("model", "training loss", "test loss", "test error %", highest, "not finite")
-    rows = [_row(name, grid, value) for name, grid in grids.items()]
-    _print(f"Landscapes around {len(grids)} model{'s' * (len(grids) > 1)}", columns, rows, files, grids)
+    rows = [_landscape_row(name, grid, value) for name, grid in grids.items()]
+    heading = f"Landscapes around {counted(len(grids), 'model')}"
+    print_table(heading, columns, rows, subtitle=_describe_data(next(iter(grids.values()))))
+    print_files(files)
 
 
 def plane(
@@ -123,40 +124,26 @@ def plane(
     from fedflat.experiment.analysis.landscapes import plane as plane_of
     from fedflat.reporting.figures.landscapes import Panel, plane_picture, surfaces
 
-    _check("treatment of BatchNorm statistics", statistics, ("interpolated", "estimated"))
     if len(models) < 3:
         raise UserError(f"a plane needs three models, got {len(models)}")
-    opened = opened_models(models, quiet or as_json, device, precision)
-    with _progress(quiet or as_json) as progress:
-        grid = plane_of(
-            opened,
-            points=points,
-            margin=margin,
-            examples=examples,
-            seed=seed,
-            statistics=statistics,  # type: ignore[arg-type]
-            names=short_names(opened),
-            progress=progress,
-        )
-    panel = Panel("", grid)
-    shown = [name for name in ("train_loss", "test_error") if name in grid.values] or list(grid.values)[:1]
-    figures = {"plane": plane_picture(grid, shown), "surface": surfaces([panel], shown[0])}
-    files = _write(out or folder_for(opened[0], "plane"), {"plane": grid}, figures, [panel], shown[0])
+    options = {"points": points, "margin": margin, "examples": examples, "seed": seed, "statistics": statistics}
+    opened = open_models(models, quiet or as_json, device, precision)
+    grid = _evaluate_between(opened, plane_of, options, quiet or as_json)
+    panel, values = Panel("", grid), _values_to_plot(grid)
+    figures = {"plane": plane_picture(grid, values), "surface": surfaces([panel], values[0])}
+    files = _write_files(out or default_folder(opened, "plane"), {"plane": grid}, figures, [panel], values[0])
     if as_json:
         marks = [{"name": mark.name, "at": mark.position, "off": mark.distance} for mark in grid.marks]
         print_json({"files": files, "marks": marks, "distances": grid.metadata["distances"]})
         return
     columns = ("model", "x", "y", "distance from plane", "training loss", "test error %")
-    rows = [
-        (
-            mark.name,
-            *(f"{x:.4g}" for x in mark.position),
-            f"{mark.distance:.3g}",
-            *_figures(mark, "train_loss", "test_error"),
-        )
-        for mark in grid.marks
-    ]
-    _print("The plane through " + ", ".join(mark.name for mark in grid.marks[:3]), columns, rows, files, {"": grid})
+    rows = []
+    for mark in grid.marks:
+        position = [f"{coordinate:.4g}" for coordinate in mark.position]
+        rows.append((mark.name, *position, f"{mark.distance:.3g}", *_shown_values(mark, "train_loss", "test_error")))
+    heading = f"The plane through {', '.join(mark.name for mark in grid.marks[:3])}"
+    print_table(heading, columns, rows, subtitle=_describe_data(grid))
+    print_files(files)
 
 
 def path(
@@ -183,61 +170,50 @@ def path(
     from fedflat.flatness.landscapes.path import barrier
     from fedflat.reporting.figures.landscapes import Panel, path_picture
 
-    _check("treatment of BatchNorm statistics", statistics, ("interpolated", "estimated"))
-    opened = opened_models([first, second], quiet or as_json, device, precision)
-    with _progress(quiet or as_json) as progress:
-        grid = path_of(
-            opened,
-            points=points,
-            beyond=beyond,
-            examples=examples,
-            seed=seed,
-            statistics=statistics,  # type: ignore[arg-type]
-            names=short_names(opened),
-            progress=progress,
-        )
+    options = {"points": points, "beyond": beyond, "examples": examples, "seed": seed, "statistics": statistics}
+    opened = open_models([first, second], quiet or as_json, device, precision)
+    grid = _evaluate_between(opened, path_of, options, quiet or as_json)
     barriers = {name: barrier(grid.axes[0], values) for name, values in grid.values.items()}
-    shown = [name for name in ("train_loss", "test_error") if name in grid.values] or list(grid.values)[:1]
-    title = " to ".join(mark.name for mark in grid.marks)
-    files = _write(
-        out or folder_for(opened[0], "path"),
-        {title: grid},
-        {"path": path_picture(grid, shown)},
-        [Panel(title, grid)],
-        shown[0],
-    )
+    title, values = " to ".join(mark.name for mark in grid.marks), _values_to_plot(grid)
+    figures, panels = {"path": path_picture(grid, values)}, [Panel(title, grid)]
+    files = _write_files(out or default_folder(opened, "path"), {title: grid}, figures, panels, values[0])
     if as_json:
-        heights = {
-            name: {"height": rise.height if isfinite(rise.height) else None, "at": rise.at}
-            for name, rise in barriers.items()
-        }
+        heights = {name: {"height": _finite(rise.height), "at": rise.at} for name, rise in barriers.items()}
         print_json({"files": files, "distance": grid.metadata["distance"], "barriers": heights})
         return
     columns = ("value", *(mark.name for mark in grid.marks), "barrier", "at")
-    rows = [
-        (
-            name.replace("_", " "),
-            *(f"{mark.values[name]:.4g}" for mark in grid.marks),
-            f"{rise.height:.4g}",
-            f"{rise.at:.3g}",
-        )
-        for name, rise in barriers.items()
-    ]
-    _print(f"From {title}, distance {grid.metadata['distance']:.4g}", columns, rows, files, {"": grid})
+    rows = []
+    for name, rise in barriers.items():
+        ends = [f"{mark.values[name]:.4g}" for mark in grid.marks]
+        rows.append((name.replace("_", " "), *ends, f"{rise.height:.4g}", f"{rise.at:.3g}"))
+    heading = f"From {title}, distance {grid.metadata['distance']:.4g}"
+    print_table(heading, columns, rows, subtitle=_describe_data(grid))
+    print_files(files)
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (landscape, plane, path)
+def _evaluate_between(
+    models: dict[str, RunModel], compute: Callable[..., Landscape], options: dict[str, Any], silent: bool
+) -> Landscape:
+    """Evaluate the plane through models or the path between them, with a progress bar."""
+    _require_known("treatment of BatchNorm statistics", options["statistics"], ("interpolated", "estimated"))
+    with _progress(silent) as progress:
+        return compute(list(models.values()), names=list(models), progress=progress, **options)
+
+
+def _values_to_plot(grid: Landscape) -> list[str]:
+    """Return training loss and test error, or the first value for tasks that have neither."""
+    return [name for name in ("train_loss", "test_error") if name in grid.values] or list(grid.values)[:1]
 
 
 @contextmanager
 def _progress(silent: bool) -> Iterator[Progress]:
-    """A progress bar on a terminal, an occasional line when piped."""
+    """Yield a function of the finished and all points: a bar on a terminal, an occasional line when piped."""
     console = screen(stderr=True)
     if silent:
         yield lambda done, total: None
         return
     if not console.is_terminal:
-        yield _lines()
+        yield _occasional_lines()
         return
     from rich import progress
 
@@ -254,24 +230,25 @@ def _progress(silent: bool) -> Iterator[Progress]:
         yield lambda done, total: bars.update(task, completed=done, total=total)
 
 
-def _lines() -> Progress:
-    begun = last = time.monotonic()
+def _occasional_lines() -> Progress:
+    """Return a progress function that prints a line every few seconds."""
+    start = last_line = time.monotonic()
 
     def progress(done: int, total: int) -> None:
-        nonlocal last
+        nonlocal last_line
         now = time.monotonic()
-        if now - last >= SECONDS_BETWEEN_LINES and done < total:
-            last = now
-            left = (now - begun) / done * (total - done)
-            screen(stderr=True).print(f"evaluated {done} of {total} points, about {shown_seconds(left)} left")
+        if now - last_line >= SECONDS_BETWEEN_LINES and done < total:
+            last_line = now
+            remaining = (now - start) / done * (total - done)
+            screen(stderr=True).print(f"evaluated {done} of {total} points, about {shown_seconds(remaining)} left")
 
     return progress
 
 
-def _write(
-    folder: Path, grids: dict[str, Landscape], figures: dict[str, Any], panels: Sequence[Any], value: str
+def _write_files(
+    folder: Path, grids: dict[str, Landscape], figures: dict[str, Figure], panels: Sequence[Panel], value: str
 ) -> dict[str, str]:
-    """Write numbers, figures and the interactive page; returns their paths."""
+    """Write numbers, figures and the interactive page into a folder; return their paths by kind."""
     from fedflat.cli.shared.one_run import write_figure
     from fedflat.experiment.analysis.landscapes import save_landscapes
     from fedflat.experiment.store.files import write_whole
@@ -280,64 +257,64 @@ def _write(
     files = {"numbers": folder / "landscape.json"}
     save_landscapes(files["numbers"], grids)
     for name, figure in figures.items():
-        for ending in ("png", "pdf"):
-            files[f"{name} ({ending})"] = folder / f"{name}.{ending}"
-            write_figure(figure, folder / f"{name}.{ending}")
+        for extension in ("png", "pdf"):
+            file = folder / f"{name}.{extension}"
+            files[f"{name} ({extension})"] = file
+            write_figure(figure, file)
     files["interactive"] = folder / "landscape.html"
     write_whole(files["interactive"], landscape_page(panels, value, "Landscape"))
     return {name: str(path) for name, path in files.items()}
 
 
-def _print(
-    heading: str,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[object]],
-    files: dict[str, str],
-    grids: dict[str, Landscape],
-) -> None:
-    made = next(iter(grids.values())).metadata
-    counts = ", ".join(f"{count} {name} examples" for name, count in made["examples"].items())
-    print_table(heading, columns, rows, subtitle=f"{made['data']}, {counts}")
-    print_files(files)
+def _describe_data(grid: Landscape) -> str:
+    """Return the dataset of a landscape and the numbers of examples it was evaluated on."""
+    counts = ", ".join(f"{count} {name} examples" for name, count in grid.metadata["examples"].items())
+    return f"{grid.metadata['data']}, {counts}"
 
 
-def _row(name: str, grid: Landscape, value: str) -> tuple[object, ...]:
+def _landscape_row(name: str, grid: Landscape, value: str) -> tuple[object, ...]:
+    """Return the table row of a model: its losses, the highest finite value around it, and points without one."""
     import numpy as np
 
     values = grid.values[value]
     finite = values[np.isfinite(values)]
-    bad = grid.not_finite(value)
+    not_finite = grid.not_finite(value)
     return (
         name,
-        *_figures(grid.marks[0], "train_loss", "test_loss", "test_error"),
-        _shown(finite.max(), value) if len(finite) else None,
-        f"{bad} of {values.size}" if bad else "0",
+        *_shown_values(grid.marks[0], "train_loss", "test_loss", "test_error"),
+        _shown_value(finite.max(), value) if len(finite) else None,
+        f"{not_finite} of {values.size}" if not_finite else "0",
     )
 
 
-def _figures(mark: Mark, *names: str) -> list[str | None]:
-    """Formatted values of a marked model."""
-    return [_shown(mark.values[name], name) if name in mark.values else None for name in names]
+def _shown_values(mark: Mark, *names: str) -> list[str | None]:
+    """Return the formatted values of a marked model; None for values that its task does not have."""
+    return [_shown_value(mark.values[name], name) if name in mark.values else None for name in names]
 
 
-def _shown(value: float, name: str) -> str:
+def _shown_value(value: float, name: str) -> str:
     return f"{100 * value:.2f}" if name.endswith("error") else f"{value:.4g}"
 
 
 def _caption(grid: Landscape) -> str:
-    (error,) = _figures(grid.marks[0], "test_error")
+    (error,) = _shown_values(grid.marks[0], "test_error")
     return "" if error is None else f"test error {error} %"
 
 
 def _document(grid: Landscape) -> dict[str, Any]:
-    at_model = {name: value if isfinite(value) else None for name, value in grid.marks[0].values.items()}
     return {
-        "at_model": at_model,
+        "at_model": {name: _finite(value) for name, value in grid.marks[0].values.items()},
         "not_finite": {name: grid.not_finite(name) for name in grid.values},
         "made": grid.metadata,
     }
 
 
-def _check(what: str, word: str, words: Sequence[str]) -> None:
-    if word not in words:
-        raise one_of(what, word, words)
+def _finite(value: float) -> float | None:
+    """Return the value, or None if JSON cannot represent it."""
+    return value if isfinite(value) else None
+
+
+def _require_known(kind: str, name: str, known: Sequence[str]) -> None:
+    """Raise an error for an unknown name."""
+    if name not in known:
+        raise one_of(kind, name, known)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import typer
 
-from fedflat.cli.flatness.clients import shown
-from fedflat.cli.flatness.flags import OUT, print_files, print_table, thinned, write_results
+from fedflat.cli.flatness.flags import OUT
+from fedflat.cli.flatness.output import print_files, print_table, thinned, three_digits, write_results
 from fedflat.cli.shared.flags import JSON, optional
 from fedflat.cli.shared.screen import print_json
 
@@ -31,18 +31,19 @@ def log(
         record = load_record(run)
         chosen = primary_model(record) if model is None else require_model(record, model)
         name = f"{record.config.algorithm}, seed {record.config.seed}"
-        label = name if name not in logs else f"{name} ({run})"
-        logs[label] = logged(record, chosen)
-        seconds[label] = record.folder.flatness_seconds() if record.folder else 0.0
+        if name in logs:
+            name = f"{name} ({run})"
+        logs[name] = logged(record, chosen)
+        seconds[name] = record.folder.flatness_seconds() if record.folder else 0.0
     document = {"runs": {name: {"run": str(run), "log": logs[name]} for name, run in zip(logs, runs, strict=True)}}
     files = write_results(out or runs[0] / "flatness" / "log", "log", document, log_picture(logs))
     if as_json:
         print_json({"files": files, **document})
         return
     for name, quantities in logs.items():
-        rounds = sorted({rounds for points in quantities.values() for rounds, _ in points})
-        values = {quantity: dict(points) for quantity, points in quantities.items()}
-        rows = [(at, *(shown(values[quantity].get(at)) for quantity in quantities)) for at in thinned(rounds)]
+        by_round = [dict(points) for points in quantities.values()]
+        rounds = sorted(set().union(*by_round))
+        rows = [(number, *(three_digits(values.get(number)) for values in by_round)) for number in thinned(rounds)]
         note = f"{len(rounds)} measurements took {seconds[name]:.1f} s"
         print_table(name, ("round", *quantities), rows, note, text_columns=0)
     print_files(files)

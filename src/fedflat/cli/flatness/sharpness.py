@@ -8,49 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.flatness.flags import (
-    BATCH,
-    CLIENT,
-    DEVICE,
-    EXAMPLES,
-    MODELS,
-    ON,
-    OUT,
-    PRECISION,
-    SEED,
-    SUBSETS,
-    folder_for,
-    number_of_subsets,
-    opened_models,
-    plus_minus,
-    print_files,
-    print_table,
-    short_names,
-    status_line,
-    write_results,
-)
-from fedflat.cli.shared.flags import JSON, QUIET
+from fedflat.cli.flatness import flags
+from fedflat.cli.flatness.opening import default_folder, open_models
+from fedflat.cli.flatness.output import plus_minus, print_files, print_table, status_line, write_results
+from fedflat.cli.shared.flags import JSON, QUIET, SEED, no_default
 from fedflat.cli.shared.screen import print_json, shown_count, shown_seconds
 from fedflat.errors import UserError
 
 if TYPE_CHECKING:
     from fedflat.flatness import Sharpness
 
-RHO = {"sam": 0.05, "asam": 0.5, "average": 0.05}
+    Results = dict[str, dict[tuple[str, float], list[Sharpness]]]  # by model, then by kind and radius, per subset
+
+DEFAULT_RHO = {"sam": 0.05, "asam": 0.5, "average": 0.05}
 """Default radii, as in the papers."""
 
 
 def sharpness(
-    models: list[str] = MODELS,
+    models: list[str] = flags.MODELS,
     kind: str = typer.Option(
         "sam,asam,average", "--kind", metavar="KIND,...", help="comma-separated: sam, asam, average"
     ),
-    rho: list[float] = typer.Option(
-        [],
-        "--rho",
-        metavar="RADIUS",
-        help="radius; repeatable [dim](default: 0.05, asam 0.5)[/dim]",
-        show_default=False,
+    rho: list[float] = no_default(
+        "--rho", "radius; repeatable [dim](default: 0.05, asam 0.5)[/dim]", [], metavar="RADIUS"
     ),
     steps: int = typer.Option(
         1, "--ascent-steps", min=1, help="ascent steps of sam and asam; 1 is the first-order direction used in training"
@@ -60,15 +40,15 @@ def sharpness(
         "weight", "--scope", metavar="WHICH", help="tensors that asam scales: weight (not biases) or all"
     ),
     directions: int = typer.Option(20, "--directions", min=2, help="antithetic pairs of random directions for average"),
-    on: str = ON,
-    client: int | None = CLIENT,
-    examples: int | None = EXAMPLES,
-    subsets: int | None = SUBSETS,
+    on: str = flags.ON,
+    client: int | None = flags.CLIENT,
+    examples: int | None = flags.EXAMPLES,
+    subsets: int | None = flags.SUBSETS,
     seed: int = SEED,
-    batch: int | None = BATCH,
-    device: str = DEVICE,
-    precision: str | None = PRECISION,
-    out: Path | None = OUT,
+    batch: int | None = flags.BATCH,
+    device: str = flags.DEVICE,
+    precision: str | None = flags.PRECISION,
+    out: Path | None = flags.OUT,
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
@@ -78,74 +58,69 @@ def sharpness(
     """
     from fedflat.flatness import sharpness_of
 
-    kinds = [word.strip() for word in kind.split(",") if word.strip()]
+    kinds = [name.strip() for name in kind.split(",") if name.strip()]
     if not kinds:
         raise UserError("--kind is empty; expected sam, asam or average, separated by commas")
-    count = number_of_subsets(subsets, examples)
-    wanted = [(name, radius) for name in kinds for radius in (rho or [RHO.get(name, 0.05)])]
-    results: dict[str, dict[tuple[str, float], list[Sharpness]]] = {}
-    begun = time.monotonic()
-    with status_line(quiet or as_json) as progress:
-        chosen = opened_models(models, quiet or as_json, device, precision)
-        for name, model in zip(short_names(chosen), chosen, strict=True):
-            parts = model.objectives(on, client=client, examples=examples, subsets=count, seed=seed, batch=batch)
+    measures = [(name, radius) for name in kinds for radius in rho or [DEFAULT_RHO.get(name, 0.05)]]
+    count = flags.number_of_subsets(subsets, examples)
+    silent, start = quiet or as_json, time.monotonic()
+    results: Results = {}
+    with status_line(silent) as progress:
+        opened = open_models(models, silent, device, precision)
+        for name, model in opened.items():
+            objectives = model.objectives(on, client=client, examples=examples, subsets=count, seed=seed, batch=batch)
             results[name] = {}
-            for which, radius in wanted:
-                progress(f"{name}: {which} within {radius:g}")
-                options: dict[str, Any] = {
-                    "steps": steps,
-                    "eta": eta,
-                    "scope": scope,
-                    "directions": directions,
-                    "seed": seed,
-                }
-                results[name][which, radius] = [sharpness_of(part, which, rho=radius, **options) for part in parts]
-    where = f"client {client}" if client is not None else on
-    document = {
-        "on": where,
-        "seed": seed,
-        "ascent_steps": steps,
-        "eta": eta,
-        "scope": scope,
-        "models": {
-            name: {
-                "model": model.label,
-                "sharpness": [[subset.document() for subset in subsets] for subsets in results[name].values()],
-            }
-            for name, model in zip(results, chosen, strict=True)
-        },
-    }
-    files = write_results(out or folder_for(chosen[0], "sharpness"), "sharpness", document)
+            for measure, radius in measures:
+                progress(f"{name}: {measure} within {radius:g}")
+                results[name][measure, radius] = [
+                    sharpness_of(
+                        objective,
+                        measure,
+                        rho=radius,
+                        steps=steps,
+                        eta=eta,
+                        scope=scope,
+                        directions=directions,
+                        seed=seed,
+                    )
+                    for objective in objectives
+                ]
+    data = flags.data_name(on, client)
+    document: dict[str, Any] = {"on": data, "seed": seed, "ascent_steps": steps, "eta": eta, "scope": scope}
+    document["models"] = {}
+    for name, model in opened.items():
+        values = [[subset.document() for subset in by_subset] for by_subset in results[name].values()]
+        document["models"][name] = {"model": model.label, "sharpness": values}
+    files = write_results(out or default_folder(opened, "sharpness"), "sharpness", document)
     if as_json:
         print_json({"files": files, **document})
         return
-    _print(results, where, steps, time.monotonic() - begun)
+    _print_results(results, data, steps, time.monotonic() - start)
     print_files(files)
 
 
-def _print(
-    results: dict[str, dict[tuple[str, float], list[Sharpness]]], where: str, steps: int, seconds: float
-) -> None:
-    first = next(iter(results.values()))
-    parts = next(iter(first.values()))
-    columns = ("model", "loss", *(f"{kind}, rho {rho:g}" for kind, rho in first))
-    data = f"{len(parts)} subsets of " if len(parts) > 1 else ""
-    rows = [
-        (
-            name,
-            plus_minus([subset.loss for subset in next(iter(values.values()))]),
-            *(_cell(subset) for subset in values.values()),
-        )
-        for name, values in results.items()
-    ]
-    meaning = "standard deviation over subsets" if len(parts) > 1 else "95 % confidence interval of the average"
-    worst = "first-order direction" if steps == 1 else f"{steps} ascent steps"
-    heading = f"Rise of the loss on {where}, {data}{shown_count(parts[0].examples)} examples"
-    print_table(heading, columns, rows, f"± {meaning}; worst case: {worst}; {shown_seconds(seconds)}")
+def _print_results(results: Results, data: str, steps: int, seconds: float) -> None:
+    """Print one row per model and one column per measure and radius."""
+    measures = list(next(iter(results.values())))
+    rows = []
+    for name, by_measure in results.items():
+        losses = [subset.loss for subset in by_measure[measures[0]]]
+        rows.append((name, plus_minus(losses), *(_shown_rise(subsets) for subsets in by_measure.values())))
+    columns = ("model", "loss", *(f"{kind}, rho {rho:g}" for kind, rho in measures))
+    subsets = next(iter(results.values()))[measures[0]]
+    examples = f"{shown_count(subsets[0].examples)} examples"
+    interval = "95 % confidence interval of the average"
+    if len(subsets) > 1:
+        examples = f"{len(subsets)} subsets of {examples}"
+        interval = "standard deviation over subsets"
+    worst_case = "first-order direction" if steps == 1 else f"{steps} ascent steps"
+    note = f"± {interval}; worst case: {worst_case}; {shown_seconds(seconds)}"
+    print_table(f"Rise of the loss on {data}, {examples}", columns, rows, note)
 
 
-def _cell(subset: list[Sharpness]) -> str:
-    interval = subset[0].interval
-    if len(subset) == 1 and interval is not None:
+def _shown_rise(subsets: list[Sharpness]) -> str:
+    """Return the rise of the loss, with its interval on one subset or its standard deviation over several."""
+    interval = subsets[0].interval
+    if len(subsets) == 1 and interval is not None:
         return f"{interval.value:.4g} ± {interval.half_width:.2g}"
-    return plus_minus([result.value for result in subset])
+    return plus_minus([subset.value for subset in subsets])

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
-from fedflat.cli.flatness.clients import mean, shown
-from fedflat.cli.flatness.flags import print_files, print_table, status_line, thinned, write_results
+from fedflat.cli.flatness.output import (
+    mean,
+    print_files,
+    print_table,
+    status_line,
+    thinned,
+    three_digits,
+    write_results,
+)
 from fedflat.cli.shared.flags import CONFIG, JSON, QUIET, SET, optional, with_settings
 from fedflat.cli.shared.screen import print_json
 
-if TYPE_CHECKING:
-    from fedflat.experiment.config import Config
+MEASUREMENTS = 20
+"""Approximate number of measurements without --eval-every."""
 
 
 @with_settings("eval_every", "flatness", "save_every", "workers")
@@ -32,7 +38,7 @@ def stability(
     draw: int = typer.Option(
         0, "--draw", min=0, metavar="SEED", help="seed of the replaced examples and their replacements"
     ),
-    every: int | None = optional("--every", "rounds between measurements", "about 20 measurements", min=1),
+    eval_every: int | None = optional("--eval-every", "rounds between measurements", "about 20 measurements", min=1),
     examples: int = typer.Option(
         500, "--examples", min=1, metavar="N", help="test examples on which losses are compared"
     ),
@@ -49,53 +55,52 @@ def stability(
     Example: fedflat flatness stability fedmoswa --rounds 30 --twins 3
     """
     from fedflat.api import make_config
+    from fedflat.cli.experiments.run import RUNS, run_slug
     from fedflat.cli.shared.downloads import fetch_if_missing
     from fedflat.experiment.analysis.stability import Twins
     from fedflat.reporting.figures.clients import twins_picture
 
-    made = make_config(config, settings | ({} if algorithm is None else {"algorithm": algorithm}), assignments)
-    fetch_if_missing(made, quiet or as_json)
-    rounds = made.training.rounds
+    if algorithm is not None:
+        settings = settings | {"algorithm": algorithm}
+    run_config = make_config(config, settings, assignments)
+    silent, rounds = quiet or as_json, run_config.training.rounds
+    fetch_if_missing(run_config, silent)
     measurements = []
-    with status_line(quiet or as_json) as progress:
-        pairs = Twins(made, twins, client=client, seed=draw, examples=examples)
-        for figures in pairs.go(every or max(1, rounds // 20)):
-            measurements.append(figures)
-            progress(f"round {figures['round']} of {rounds}: twins are {shown(mean(figures['distance']))} apart")
+    with status_line(silent) as progress:
+        pairs = Twins(run_config, twins, client=client, seed=draw, examples=examples)
+        for measurement in pairs.go(eval_every or max(1, rounds // MEASUREMENTS)):
+            measurements.append(measurement)
+            distance = three_digits(mean(measurement["distance"]))
+            progress(f"round {measurement['round']} of {rounds}: twins are {distance} apart")
     document = {
-        "algorithm": made.algorithm,
-        "seed": made.seed,
+        "algorithm": run_config.algorithm,
+        "seed": run_config.seed,
         "swaps": [vars(swap) for swap in pairs.swaps],
         "rounds": measurements,
-        "config": made.model_dump(mode="json"),
+        "config": run_config.model_dump(mode="json"),
     }
-    title = f"{made.algorithm}   {made.data.dataset}, seed {made.seed}, {twins} twins that differ in one example"
-    files = write_results(out or _folder(made), "stability", document, twins_picture(measurements, title))
+    run_name = f"{run_config.algorithm}   {run_config.data.dataset}, seed {run_config.seed}"
+    title = f"{run_name}, {twins} twins that differ in one example"
+    folder = out or RUNS / f"stability-{run_slug(run_config)}"
+    files = write_results(folder, "stability", document, twins_picture(measurements, title))
     if as_json:
         print_json({"files": files, **document})
         return
     columns = ("round", "weight distance", "relative", "mean loss difference", "largest loss difference")
-    print_table(title, columns, [_row(figures) for figures in thinned(measurements)], text_columns=0)
+    print_table(title, columns, [_row(measurement) for measurement in thinned(measurements)], text_columns=0)
     swaps = ", ".join(
         f"example {swap.position} of client {swap.client} (first in round {swap.first_round})" for swap in pairs.swaps
     )
     print_files({"replaced": swaps, "values": "means over twins", **files})
 
 
-def _row(figures: dict[str, Any]) -> tuple[object, ...]:
-    distance = mean(figures["distance"])
-    relative = None if distance is None or not figures["norm"] else distance / figures["norm"]
-    return (
-        figures["round"],
-        shown(distance),
-        shown(relative),
-        shown(mean(figures["mean_loss_difference"])),
-        shown(mean(figures["largest_loss_difference"])),
+def _row(measurement: dict[str, Any]) -> tuple[object, ...]:
+    """Return the table row of a round: means over twins, and the distance relative to the weight norm."""
+    distance, norm = mean(measurement["distance"]), measurement["norm"]
+    numbers = (
+        distance,
+        distance / norm if distance is not None and norm else None,
+        mean(measurement["mean_loss_difference"]),
+        mean(measurement["largest_loss_difference"]),
     )
-
-
-def _folder(config: Config) -> Path:
-    from fedflat.cli.experiments.run import RUNS, data_slug
-
-    slug = re.sub(r"[^a-z0-9.]+", "-", config.algorithm.lower()).strip("-")
-    return RUNS / f"stability-{slug}-{data_slug(config)}-seed{config.seed}"
+    return (measurement["round"], *map(three_digits, numbers))

@@ -17,89 +17,98 @@ from fedflat.algorithms.differences import DIFFERENCES
 from fedflat.algorithms.named import CARDS, NAMED, RELEASED
 from fedflat.text import changed, choices, parameters, parse, show, write_value
 
-Facts = list[dict[str, Any]] | dict[str, Any]
+Content = list[dict[str, Any]] | dict[str, Any]
 
 
 class CardSection(NamedTuple):
     """One section of a description."""
 
     key: str
+    """Key in the JSON output."""
     title: str
-    facts: Callable[[Algorithm, str], Facts]
+    content: Callable[[Algorithm, str], Content]
+    """Function of the algorithm and its base name."""
 
 
-def named_base(made: Algorithm) -> str:
-    """The named algorithm at the start of the canonical text."""
-    return parse(canonical(made))[0].name
+def named_base(described: Algorithm) -> str:
+    """Return the named algorithm at the start of the canonical text, such as fedmoswa in fedmoswa+wima."""
+    return parse(canonical(described))[0].name
 
 
-def specs_of(made: Algorithm) -> list[tuple[str, Any]]:
-    """The non-default slots, averages last."""
-    filled = [(slot, getattr(made, slot)) for slot in SLOTS]
-    return [*filled, *(("average", average) for average in made.averages)]
+def specs_of(described: Algorithm) -> list[tuple[str, Any]]:
+    """Return every slot with the part that fills it, averages last."""
+    slots = [(slot, getattr(described, slot)) for slot in SLOTS]
+    return [*slots, *(("average", average) for average in described.averages)]
 
 
-def slot_texts(made: Algorithm) -> dict[str, str]:
-    """The text of every filled slot."""
-    return {
-        slot: show(part_name(spec) or type(spec).__name__, changed(spec))
-        for slot, spec in specs_of(made)
-        if spec != getattr(Algorithm(), slot, None)
-    }
+def spec_text(spec: object) -> str:
+    """Return a part as text, with its non-default parameters."""
+    return show(part_name(spec) or type(spec).__name__, changed(spec))
+
+
+def slot_texts(described: Algorithm) -> dict[str, str]:
+    """Return the text of every slot that differs from plain FedAvg."""
+    plain = Algorithm()
+    return {slot: spec_text(spec) for slot, spec in specs_of(described) if spec != getattr(plain, slot, None)}
 
 
 def equations(spec: object) -> str:
-    """Description and equations of a part."""
+    """Return the description and equations of a part as plain text."""
     return str(describe(spec)).replace("`", "")
 
 
-def cost_of(made: Algorithm) -> dict[str, Any]:
-    """Values sent, in units of P, and backward passes."""
+def cost_of(described: Algorithm) -> dict[str, Any]:
+    """Return the values sent down and up, in units of P, and the backward passes."""
     return {
-        "down": in_units_of_p(made.floats_down),
-        "up": in_units_of_p(made.floats_up),
-        "passes": made.backward_passes,
-        "full_gradient": made.drift.full_gradient != "none",
+        "down": in_units_of_p(described.floats_down),
+        "up": in_units_of_p(described.floats_up),
+        "passes": described.backward_passes,
+        "full_gradient": described.drift.full_gradient != "none",
     }
 
 
 def in_units_of_p(count: Callable[[int], int]) -> str:
-    """A count a P + b as text.
+    """Return a count that is linear in the number of parameters P, as text.
 
     >>> in_units_of_p(lambda p: 2 * p + 1)
     '2P + 1'
     """
-    rest = count(0)
-    times = count(1) - rest
-    return f"{'' if times == 1 else times}P" + (f" + {rest}" if rest else "")
+    constant = count(0)
+    factor = count(1) - constant
+    text = "P" if factor == 1 else f"{factor}P"
+    return f"{text} + {constant}" if constant else text
 
 
-def _slots(made: Algorithm, base: str) -> Facts:
-    texts = {**dict.fromkeys(SLOTS), **slot_texts(made)}
-    rows = [{"slot": slot, "part": texts[slot], "equations": equations(getattr(made, slot))} for slot in SLOTS]
-    return rows + [
-        {"slot": "average", "part": show(part_name(a) or type(a).__name__, changed(a)), "equations": equations(a)}
-        for a in made.averages
+def _slots(described: Algorithm, base: str) -> Content:
+    """Return the slots with their parts and equations; a slot as in plain FedAvg has no part."""
+    filled = slot_texts(described)
+    return [
+        {
+            "slot": slot,
+            "part": spec_text(spec) if slot == "average" else filled.get(slot),
+            "equations": equations(spec),
+        }
+        for slot, spec in specs_of(described)
     ]
 
 
-def _parameters(made: Algorithm, base: str) -> Facts:
+def _parameters(described: Algorithm, base: str) -> Content:
+    """Return the parameters of all parts; the defaults are those of the named algorithm if it has the same part."""
     rows = []
-    for slot, spec in specs_of(made):
+    for slot, spec in specs_of(described):
         usual = getattr(NAMED[base], slot, None)
-        rows += [
-            row | {"slot": slot} for row in parameter_rows(spec, usual if type(usual) is type(spec) else type(spec)())
-        ]
+        reference = usual if type(usual) is type(spec) else type(spec)()
+        rows += [row | {"slot": slot} for row in parameter_rows(spec, reference)]
     return rows
 
 
-def parameter_rows(spec: object, usual: object) -> list[dict[str, Any]]:
-    """Every parameter of a spec: value, default, valid range and meaning."""
+def parameter_rows(spec: object, reference: object) -> list[dict[str, Any]]:
+    """Return every parameter of a part: value, default (its value in ``reference``), valid range and meaning."""
     return [
         {
             "parameter": field.name,
             "value": write_value(getattr(spec, field.name)),
-            "default": write_value(getattr(usual, field.name)),
+            "default": write_value(getattr(reference, field.name)),
             "range": range_of(spec, field),
             "meaning": field.metadata.get("help", ""),
         }
@@ -108,7 +117,7 @@ def parameter_rows(spec: object, usual: object) -> list[dict[str, Any]]:
 
 
 def range_of(spec: object, field: Parameter[Any]) -> str:
-    """The valid values of a parameter."""
+    """Return the valid values of a parameter as text."""
     words = choices(spec, field.name)
     if words:
         return " or ".join(map(write_value, words))
@@ -119,58 +128,70 @@ def range_of(spec: object, field: Parameter[Any]) -> str:
     return " and ".join(f"{word} {bound}" for word, bound in bounds.items() if bound is not None)
 
 
-def _state(made: Algorithm, base: str) -> Facts:
-    places = {"server": made.server_fields(), "every client": made.client_fields(), "message": made.message_fields()}
-    return [
-        {
-            "where": where,
-            "name": field.name,
-            "slot": slot,
-            "kind": "vector" if field.vector else "scalar",
-            "sent": {"server": "down" if field.sent else "never", "every client": "never"}.get(where, "up"),
-        }
-        for where, by_slot in places.items()
-        for slot, fields in by_slot.items()
-        for field in fields
-    ]
-
-
-def _cost(made: Algorithm, base: str) -> Facts:
-    cost = cost_of(made)
-    whole = {
-        "none": "none",
-        "own": "one pass over the client's data at z, stored by the client",
-        "common": "one pass over the client's data at z, before training",
+def _state(described: Algorithm, base: str) -> Content:
+    """Return the state that server and clients hold, and what a client's message contains."""
+    holders = {
+        "server": described.server_fields(),
+        "every client": described.client_fields(),
+        "message": described.message_fields(),
     }
+    rows = []
+    for holder, fields_by_slot in holders.items():
+        for slot, fields in fields_by_slot.items():
+            for field in fields:
+                sent = {"server": "down" if field.sent else "never", "every client": "never", "message": "up"}[holder]
+                kind = "vector" if field.vector else "scalar"
+                rows.append({"where": holder, "name": field.name, "slot": slot, "kind": kind, "sent": sent})
+    return rows
+
+
+FULL_GRADIENT = {
+    "none": "none",
+    "own": "one pass over the client's data at z, stored by the client",
+    "common": "one pass over the client's data at z, before training",
+}
+
+
+def _cost(described: Algorithm, base: str) -> Content:
+    cost = cost_of(described)
     return {
         "values down per client and round": cost["down"],
         "values up per client and round": cost["up"],
         "backward passes per local step": cost["passes"],
-        "full-batch gradient per round": whole[made.drift.full_gradient],
+        "full-batch gradient per round": FULL_GRADIENT[described.drift.full_gradient],
     }
 
 
-def _released(made: Algorithm, base: str) -> Facts:
+def _released(described: Algorithm, base: str) -> Content:
+    """Return the parameters whose values in the published code differ from those in the paper."""
     paper = {field.name: getattr(spec, field.name) for _, spec in specs_of(NAMED[base]) for field in parameters(spec)}
-    changes = RELEASED.get(base, {})
     return [
         {"parameter": name, "paper": write_value(paper[name]), "released": write_value(value)}
-        for name, value in changes.items()
+        for name, value in RELEASED.get(base, {}).items()
     ]
 
 
-def _origin(made: Algorithm, base: str) -> Facts:
-    card = CARDS.get(base)
-    return (
-        {}
-        if card is None
-        else {"named algorithm": f"{base}: {card.title}", "paper": card.paper, "papers' values": card.values}
-    )
+def _origin(described: Algorithm, base: str) -> Content:
+    if base not in CARDS:
+        return {}
+    card = CARDS[base]
+    return {"named algorithm": f"{base}: {card.title}", "paper": card.paper, "papers' values": card.values}
 
 
-def _differences(made: Algorithm, base: str) -> Facts:
-    found = [DIFFERENCES[number] for number in (CARDS[base].differences if base in CARDS else ())]
-    return [{"number": d.number, "where": d.where, "what differs": d.fault, "here": d.here} for d in found]
+def _differences(described: Algorithm, base: str) -> Content:
+    """Return the known differences between the published code and the published formula."""
+    if base not in CARDS:
+        return []
+    differences = [DIFFERENCES[number] for number in CARDS[base].differences]
+    return [
+        {
+            "number": difference.number,
+            "where": difference.where,
+            "what differs": difference.fault,
+            "here": difference.here,
+        }
+        for difference in differences
+    ]
 
 
 SECTIONS: tuple[CardSection, ...] = (

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from fedflat.cli.shared.flags import JSON, algorithm_names
-from fedflat.cli.shared.screen import facts, print_json, screen, table
+from fedflat.cli.shared.screen import key_values, print_json, print_section, screen, table
 
 
 def algorithms(
@@ -31,72 +31,80 @@ def algorithms(
 
 
 def _list(as_json: bool) -> None:
+    """Print all named algorithms with their slots and cost, and all parts."""
     from fedflat.algorithms.algorithm import SLOTS
     from fedflat.algorithms.composition import load_installed
     from fedflat.algorithms.named import NAMED
 
     load_installed()
-    lines, parts = [_line(name) for name in NAMED], _parts()
+    documents, parts = [_summarise(name) for name in NAMED], _parts()
     if as_json:
-        print_json({"algorithms": lines, "parts": parts})
+        print_json({"algorithms": documents, "parts": parts})
         return
     columns = ("name", *SLOTS, "down", "up", "passes", "paper")
-    rows = [{**line, "passes": f"{line['passes']}{'*' if line['full_gradient'] else ' '}"} for line in lines]
+    rows = []
+    for document in documents:
+        passes = f"{document['passes']}{'*' if document['full_gradient'] else ' '}"
+        rows.append([passes if column == "passes" else document[column] for column in columns])
     console = screen()
-    console.print(table(columns, ([row[name] for name in columns] for row in rows), numbers=("down", "up", "passes")))
-    console.print()
+    console.print(table(columns, rows, numeric=("down", "up", "passes")))
     console.print(
-        "down, up: values sent per client and round for P parameters; passes: backward passes per local step;",
+        "\ndown, up: values sent per client and round for P parameters; passes: backward passes per local step;\n"
+        "* plus one pass over the client's data per round.",
         style="dim",
     )
-    console.print("* plus one pass over the client's data per round.", style="dim")
-    console.print()
-    console.print("Parts, to be added with +", style="bold")
-    console.print(table(("part", "slot", "what it does"), (part.values() for part in parts)))
-    console.print()
-    console.print("Details: fedflat algorithms NAME", style="dim")
+    print_section(
+        "Parts, to be added with +", table(("part", "slot", "what it does"), (part.values() for part in parts))
+    )
+    console.print("\nDetails: fedflat algorithms NAME", style="dim")
 
 
-def _line(name: str) -> dict[str, Any]:
+def _summarise(name: str) -> dict[str, Any]:
+    """Return the slots, cost and paper of a named algorithm."""
     from fedflat.algorithms.algorithm import SLOTS
     from fedflat.algorithms.named import CARDS, NAMED
     from fedflat.cli.lookup.algorithm_card import cost_of, slot_texts
 
-    slots, paper = slot_texts(NAMED[name]), CARDS[name].paper if name in CARDS else None
-    return {"name": name, **{slot: slots.get(slot) for slot in SLOTS}, **cost_of(NAMED[name]), "paper": paper}
+    texts = slot_texts(NAMED[name])
+    slots = {slot: texts.get(slot) for slot in SLOTS}
+    paper = CARDS[name].paper if name in CARDS else None
+    return {"name": name, **slots, **cost_of(NAMED[name]), "paper": paper}
 
 
 def _parts() -> list[dict[str, Any]]:
+    """Return every part that can be added to an algorithm: its name, slot and first line of description."""
     from fedflat.algorithms.composition import parts
     from fedflat.cli.lookup.algorithm_card import equations
 
-    slots = {"averages": "average"}
     return [
-        {"part": name, "slot": slots.get(slot, slot), "summary": equations(spec).split("\n")[0]}
+        {
+            "part": name,
+            "slot": "average" if slot == "averages" else slot,
+            "summary": equations(spec).split("\n")[0],
+        }
         for name, (slot, spec) in parts().items()
     ]
 
 
 def _describe(text: str, as_json: bool) -> None:
+    """Print the sections of an algorithm's description."""
     from fedflat.algorithms import algorithm, canonical
     from fedflat.cli.lookup.algorithm_card import SECTIONS, named_base
 
-    made = algorithm(text)
-    base = named_base(made)
-    found = {section.key: section.facts(made, base) for section in SECTIONS}
+    described = algorithm(text)
+    name, base = canonical(described), named_base(described)
+    contents = {section.key: section.content(described, base) for section in SECTIONS}
     if as_json:
-        print_json({"name": canonical(made), "algorithm": base, **found})
+        print_json({"name": name, "algorithm": base, **contents})
         return
-    console = screen()
-    console.print()
-    console.print(canonical(made), style="bold")
+    screen().print()
+    screen().print(name, style="bold")
     for section in SECTIONS:
-        content = found[section.key]
+        content = contents[section.key]
         if not content:
             continue
-        console.print()
-        console.print(section.title, style="bold")
         if isinstance(content, list):
-            console.print(table(content[0], (line.values() for line in content), numbers=("value", "default")))
+            rows = (row.values() for row in content)
+            print_section(section.title, table(content[0], rows, numeric=("value", "default")))
         else:
-            console.print(facts(content))
+            print_section(section.title, key_values(content))

@@ -10,16 +10,15 @@ from typing import Any
 import typer
 
 from fedflat.cli.shared.downloads import Downloads
-from fedflat.cli.shared.flags import JSON, optional
+from fedflat.cli.shared.flags import DATA_DIR, JSON, no_default
 from fedflat.cli.shared.one_run import print_partition
-from fedflat.cli.shared.screen import facts, print_json, screen, shown_count, table
+from fedflat.cli.shared.screen import key_values, print_json, print_section, screen, shown_count, table
 
 data = typer.Typer()
 
 NAME = typer.Argument(metavar="NAME", help="dataset (see fedflat data list)")
-FOLDER = optional("--data-dir", "dataset folder", "$FEDFLAT_DATA, or the user cache", metavar="DIR")
-
-
+HISTOGRAM_CLASSES, HISTOGRAM_CLIENTS = 20, 10
+"""Largest histogram that fits on the screen."""
 TITLES = {
     "partitions": "Partitions (--partition)",
     "partition_modifiers": "Partition modifiers, appended with +",
@@ -38,38 +37,37 @@ def about(context: typer.Context) -> None:
 
 
 @data.command("list")
-def list_all(folder: Path | None = FOLDER, as_json: bool = JSON) -> None:
+def list_all(folder: Path | None = DATA_DIR, as_json: bool = JSON) -> None:
     """List datasets, partitions and augmentations.
 
     Example: fedflat data list
     """
     from fedflat.data import AUGMENTATIONS, DATASETS, PARTITION_MODIFIERS, PARTITIONERS, data_dir
 
-    where = data_dir(folder)
-    sets = [
-        {"name": name, "title": source.title, "files": _presence(len(source.files), len(source.missing(where)))}
-        for name, source in DATASETS.items()
-        if not source.example
-    ]
-    more = {
-        "partitions": _described(PARTITIONERS),
-        "partition_modifiers": _described(PARTITION_MODIFIERS),
-        "augmentations": _described(AUGMENTATIONS),
+    folder = data_dir(folder)
+    datasets = []
+    for name, source in DATASETS.items():
+        if not source.example:
+            files = _describe_files(len(source.files), len(source.missing(folder)))
+            datasets.append({"name": name, "title": source.title, "files": files})
+    components = {
+        "partitions": _summaries(PARTITIONERS),
+        "partition_modifiers": _summaries(PARTITION_MODIFIERS),
+        "augmentations": _summaries(AUGMENTATIONS),
     }
     if as_json:
-        print_json({"folder": where, "data": sets, **more})
+        print_json({"folder": folder, "data": datasets, **components})
         return
     console = screen()
-    console.print(table(("dataset", "what it is", "files"), (line.values() for line in sets)))
-    console.print(f"in {where}", style="dim")
+    console.print(table(("dataset", "what it is", "files"), (dataset.values() for dataset in datasets)))
+    console.print(f"in {folder}", style="dim")
     for key, title in TITLES.items():
-        console.print()
-        console.print(title, style="bold")
-        console.print(table(("text", "what it does"), ((line["text"], line["summary"]) for line in more[key])))
+        rows = ((component["text"], component["summary"]) for component in components[key])
+        print_section(title, table(("text", "what it does"), rows))
 
 
 @data.command()
-def get(name: str = NAME, folder: Path | None = FOLDER, as_json: bool = JSON) -> None:
+def get(name: str = NAME, folder: Path | None = DATA_DIR, as_json: bool = JSON) -> None:
     """Download missing or damaged files of a dataset; interrupted downloads are resumed.
 
     Example: fedflat data get cifar10
@@ -80,7 +78,7 @@ def get(name: str = NAME, folder: Path | None = FOLDER, as_json: bool = JSON) ->
     if name not in names():
         raise one_of("dataset", name, names(), "fedflat data list")
     with Downloads(silent=as_json) as downloads:
-        fetch(name, folder, downloads.arrived)
+        fetch(name, folder, downloads.progress)
     if as_json:
         print_json({"name": name, "folder": data_dir(folder)})
     else:
@@ -88,7 +86,7 @@ def get(name: str = NAME, folder: Path | None = FOLDER, as_json: bool = JSON) ->
 
 
 @data.command()
-def verify(name: str = NAME, folder: Path | None = FOLDER, as_json: bool = JSON) -> None:
+def verify(name: str = NAME, folder: Path | None = DATA_DIR, as_json: bool = JSON) -> None:
     """Verify the files of a dataset against known hashes.
 
     Example: fedflat data verify cifar10
@@ -101,99 +99,96 @@ def verify(name: str = NAME, folder: Path | None = FOLDER, as_json: bool = JSON)
     elif not reports:
         print(f"{name} is built in and has no files")
     else:
-        words = {True: "verified", False: "hash mismatch", None: "readable; no published hash"}
-        screen().print(
-            table(
-                ("file", "verdict", "sha256 of its content"),
-                ((r.file, words[r.as_published], r.sha256) for r in reports),
-            )
-        )
+        verdicts = {True: "verified", False: "hash mismatch", None: "readable; no published hash"}
+        rows = ((report.file, verdicts[report.as_published], report.sha256) for report in reports)
+        screen().print(table(("file", "verdict", "sha256 of its content"), rows))
 
 
 @data.command()
 def describe(
     name: str = NAME,
-    partition: str | None = typer.Option(
-        None, "--partition", help="also describe a partition, e.g. dirichlet(alpha=0.1)", show_default=False
-    ),
-    clients: int = typer.Option(50, "--clients", min=1, help="among how many clients"),
+    partition: str | None = no_default("--partition", "also describe a partition, e.g. dirichlet(alpha=0.1)"),
+    clients: int = typer.Option(50, "--clients", min=1, help="number of clients"),
     seed: int = typer.Option(0, "--seed", min=0, help="seed of the partition"),
-    folder: Path | None = FOLDER,
+    folder: Path | None = DATA_DIR,
     as_json: bool = JSON,
 ) -> None:
     """Describe a dataset and, with --partition, the heterogeneity of its clients.
 
     Example: fedflat data describe digits --partition 'dirichlet(alpha=0.1)'
     """
-    from fedflat.data import describe as description_of
+    from fedflat.data import describe as describe_dataset
     from fedflat.data import fixes_clients, load, make_partition
 
     with Downloads(silent=as_json) as downloads:
-        loaded = load(name, folder, progress=downloads.arrived)
-    about = description_of(loaded)
-    divided: dict[str, Any] | None = None
+        dataset = load(name, folder, progress=downloads.progress)
+    description = describe_dataset(dataset)
+    partition_description: dict[str, Any] | None = None
     if partition is not None:
-        number, train = None if fixes_clients(partition) else clients, loaded.train
-        made = make_partition(
-            partition, train.targets, loaded.num_classes, number, seed, groups=train.groups, coarse=train.coarse
-        )
-        divided = made.describe(loaded.train.targets, loaded.num_classes)
+        train, classes = dataset.train, dataset.num_classes
+        number = None if fixes_clients(partition) else clients
+        made = make_partition(partition, train.targets, classes, number, seed, groups=train.groups, coarse=train.coarse)
+        partition_description = made.describe(train.targets, classes)
     if as_json:
-        print_json(about | ({"partition": divided} if divided is not None else {}))
+        print_json(description if partition is None else description | {"partition": partition_description})
         return
-    _print(about)
-    if divided is not None:
-        print_partition(divided)
-        _print_histogram(divided["histogram"], about["classes"], _counted(about["kind"]))
+    _print_dataset(description)
+    if partition_description is not None:
+        print_partition(partition_description)
+        _print_histogram(partition_description["histogram"], description["classes"], description["kind"])
 
 
-def _print(about: dict[str, Any]) -> None:
-    classes = about["classes"]
-    train, test = about["train_class_counts"], about["test_class_counts"]
+def _print_dataset(description: dict[str, Any]) -> None:
+    """Print size, shape, classes and origin of a dataset."""
+    classes, kind = description["classes"], description["kind"]
+    train, test = description["train_class_counts"], description["test_class_counts"]
+    texts = {
+        "dataset": description["name"],
+        "examples": f"{shown_count(description['train'])} for training, {shown_count(description['test'])} for testing",
+        "shape": f"{'x'.join(map(str, description['input_shape']))} ({kind})",
+        "classes": f"{len(classes)}: {', '.join(classes[:10])}{', ...' if len(classes) > 10 else ''}",
+        f"{_class_unit(kind)} per class": f"training: {min(train)} to {max(train)}, test: {min(test)} to {max(test)}",
+        "natural clients": description["groups"] or None,
+        "content": description["content"],
+    }
     screen().print()
-    screen().print(
-        facts(
-            {
-                "dataset": about["name"],
-                "examples": f"{shown_count(about['train'])} for training, {shown_count(about['test'])} for testing",
-                "shape": f"{'x'.join(map(str, about['input_shape']))} ({about['kind']})",
-                "classes": f"{len(classes)}: {', '.join(classes[:10])}{', ...' if len(classes) > 10 else ''}",
-                f"{_counted(about['kind'])} per class": f"training: {min(train)} to {max(train)}, "
-                f"test: {min(test)} to {max(test)}",
-                "natural clients": about["groups"] or None,
-                "content": about["content"],
-            }
-        )
-    )
+    screen().print(key_values(texts))
 
 
-def _counted(kind: str) -> str:
-    """The counted unit of a class."""
+def _class_unit(kind: str) -> str:
+    """Return what has a class in a dataset of this kind."""
     return {"segmentation": "pixels", "text": "characters"}.get(kind, "examples")
 
 
-def _print_histogram(histogram: list[list[int]], classes: list[str], counted: str, clients: int = 10) -> None:
-    """Class counts of the first clients that fit on the screen."""
-    if len(classes) > 20:
+def _print_histogram(histogram: list[list[int]], classes: list[str], kind: str) -> None:
+    """Print the class counts of the first clients, unless there are too many classes for the screen.
+
+    Args:
+        histogram: counts by client and class.
+        classes: names of the classes.
+        kind: kind of the dataset.
+    """
+    if len(classes) > HISTOGRAM_CLASSES:
         return
-    rows = (
-        [number, *(count or None for count in counts), sum(counts)] for number, counts in enumerate(histogram[:clients])
-    )
-    more = f"the first {clients} of {len(histogram)} clients" if len(histogram) > clients else "every client"
+    rows: list[list[object]] = []
+    for client, counts in enumerate(histogram[:HISTOGRAM_CLIENTS]):
+        rows.append([client, *(count or None for count in counts), sum(counts)])
+    which = "every client"
+    if len(histogram) > HISTOGRAM_CLIENTS:
+        which = f"the first {HISTOGRAM_CLIENTS} of {len(histogram)} clients"
     columns = ("client", *classes, "all")
-    console = screen()
-    console.print()
-    console.print(f"{counted.capitalize()} of each class, {more}", style="bold")
-    console.print(table(columns, rows, numbers=columns[1:]))
+    title = f"{_class_unit(kind).capitalize()} of each class, {which}"
+    print_section(title, table(columns, rows, numeric=columns[1:]))
 
 
-def _presence(files: int, missing: int) -> str:
+def _describe_files(files: int, missing: int) -> str:
     if not files:
         return "built in"
     return "here" if not missing else f"{files - missing} of {files} here"
 
 
-def _described(specs: Mapping[str, type[Any]]) -> list[dict[str, str]]:
+def _summaries(specs: Mapping[str, type[Any]]) -> list[dict[str, str]]:
+    """Return the name, the text with all parameters, and the summary of every component."""
     from fedflat.cli.lookup.models import defaults, summary
     from fedflat.text import show
 

@@ -8,13 +8,16 @@ import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.shared.flags import JSON
+from fedflat.cli.shared.flags import DATA_DIR, JSON
 from fedflat.cli.shared.screen import print_json, shown_bytes, shown_seconds
 from fedflat.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EXTRAS = {
     "ray": ("ray",),
@@ -26,13 +29,20 @@ EXTRAS = {
 }
 """Packages of each extra."""
 SMALL: dict[str, Any] = {
-    **{"model": "mlp(hidden=16)", "clients": 10, "clients_per_round": 4, "local_steps": 3, "rounds": 4},
-    **{"eval_every": 2, "device": "cpu", "workers": 1},
+    "model": "mlp(hidden=16)",
+    "clients": 10,
+    "clients_per_round": 4,
+    "local_steps": 3,
+    "rounds": 4,
+    "eval_every": 2,
+    "device": "cpu",
+    "workers": 1,
 }
+"""Settings of the self-test's runs."""
 
 
 def doctor(
-    folder: Path | None = typer.Option(None, "--data-dir", help="where datasets lie", show_default=False),
+    data_dir: Path | None = DATA_DIR,
     self_test: bool = typer.Option(
         True, "--self-test/--no-self-test", help="run a short self-test (train, resume, compare engines)"
     ),
@@ -42,82 +52,81 @@ def doctor(
 
     Example: fedflat doctor
     """
-    found: dict[str, Any] = {"environment": _environment(), "data": _data(folder), "extras": _extras()}
-    found["self-test"] = list(_self_test()) if self_test else []
+    report: dict[str, Any] = {"environment": _environment(), "data": _datasets(data_dir), "extras": _extras()}
+    report["self-test"] = list(_self_test()) if self_test else []
     if as_json:
-        print_json(found)
+        print_json(report)
     else:
-        print(in_markdown(found))
-    broken = [one["what"] for one in found["self-test"] if one["problem"]]
-    if broken:
-        raise UserError(f"the self-test failed ({', '.join(broken)}); please paste this report into an issue")
+        print(in_markdown(report))
+    failed = [check["what"] for check in report["self-test"] if check["problem"]]
+    if failed:
+        raise UserError(f"the self-test failed ({', '.join(failed)}); please paste this report into an issue")
 
 
-def in_markdown(found: dict[str, Any]) -> str:
-    """The report as Markdown."""
+def in_markdown(report: dict[str, Any]) -> str:
+    """Return the report as Markdown."""
     lines = ["### fedflat doctor", ""]
-    lines += [f"- {name}: {value}" for name, value in found["environment"].items()]
-    lines += ["", f"Datasets in {found['data']['folder']}:", ""]
-    lines += [f"- {name}: {state}" for name, state in found["data"]["sets"].items()]
+    lines += [f"- {name}: {value}" for name, value in report["environment"].items()]
+    lines += ["", f"Datasets in {report['data']['folder']}:", ""]
+    lines += [f"- {name}: {state}" for name, state in report["data"]["sets"].items()]
     lines += ["", "Extras:", ""]
-    for name, packages in found["extras"].items():
-        absent = [package for package, version in packages.items() if version is None]
-        there = ", ".join(f"{package} {version}" for package, version in packages.items() if version is not None)
-        lines.append(f"- {name}: {there or 'not installed'}" + (f" (pip install 'fedflat[{name}]')" if absent else ""))
-    if found["self-test"]:
+    for name, packages in report["extras"].items():
+        installed = [f"{package} {version}" for package, version in packages.items() if version is not None]
+        hint = f" (pip install 'fedflat[{name}]')" if len(installed) < len(packages) else ""
+        lines.append(f"- {name}: {', '.join(installed) or 'not installed'}{hint}")
+    if report["self-test"]:
         lines += ["", "Self-test:", ""]
-        lines += [
-            f"- {one['what']}: {one['problem'] or 'works'} ({shown_seconds(one['seconds'])})"
-            for one in found["self-test"]
-        ]
+    for check in report["self-test"]:
+        lines.append(f"- {check['what']}: {check['problem'] or 'works'} ({shown_seconds(check['seconds'])})")
     return "\n".join(lines)
 
 
 def _environment() -> dict[str, str]:
+    """Return versions and hardware as texts by name."""
     import torch
 
     from fedflat.bench.machine import hardware, versions
 
-    machine, software = hardware(), versions()
-    free = shutil.disk_usage(Path.cwd()).free
-    devices = []
+    machine = hardware()
+    gpus = []
     for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         properties = torch.cuda.get_device_properties(number)
-        devices.append(f"{properties.name} with {shown_bytes(properties.total_memory)}")
+        gpus.append(f"{properties.name} with {shown_bytes(properties.total_memory)}")
     return {
-        **software,
+        **versions(),
         "system": machine["system"],
-        "processor": f"{machine['processor']}, {machine['cores']} cores to use",
+        "processor": f"{machine['processor']}, {machine['cores']} usable cores",
         "memory": shown_bytes(machine["memory"]),
-        "GPUs": ", ".join(devices) or "none that torch sees",
-        "free disk here": shown_bytes(free),
+        "GPUs": ", ".join(gpus) or "none found by torch",
+        "free disk here": shown_bytes(shutil.disk_usage(Path.cwd()).free),
     }
 
 
-def _data(folder: Path | None) -> dict[str, Any]:
+def _datasets(folder: Path | None) -> dict[str, Any]:
+    """Return the dataset folder and the state of every dataset; those without any file share one entry."""
     from fedflat.data import DATASETS, data_dir
 
-    where, sets = data_dir(folder), {}
+    folder, states, absent = data_dir(folder), {}, []
     for name, source in DATASETS.items():
-        missing = len(source.missing(where))
         if source.example:
             continue
+        missing = len(source.missing(folder))
         if not source.files:
-            sets[name] = "needs no download"
+            states[name] = "needs no download"
+        elif not missing:
+            states[name] = "complete"
         elif missing < len(source.files):
-            sets[name] = (
-                "complete"
-                if not missing
-                else f"{missing} of {len(source.files)} files missing (fedflat data get {name})"
-            )
-    absent = [name for name, source in DATASETS.items() if name not in sets]
-    return {
-        "folder": str(where),
-        "sets": {**sets, **({"not there": f"{', '.join(absent)} (fedflat data get NAME)"} if absent else {})},
-    }
+            states[name] = f"{missing} of {len(source.files)} files missing (fedflat data get {name})"
+        else:
+            absent.append(name)
+    if absent:
+        states["not downloaded"] = f"{', '.join(absent)} (fedflat data get NAME)"
+    return {"folder": str(folder), "sets": states}
 
 
 def _extras() -> dict[str, dict[str, str | None]]:
+    """Return the installed version of every optional package, by extra; None if it is not installed."""
+
     def version(package: str) -> str | None:
         try:
             return metadata.version(package)
@@ -128,69 +137,71 @@ def _extras() -> dict[str, dict[str, str | None]]:
 
 
 def _self_test() -> Iterator[dict[str, Any]]:
+    """Run every check; yield its name, its problem (empty if it passed) and its duration."""
     import torch
 
-    with tempfile.TemporaryDirectory() as name:
-        for what, check in CHECKS.items():
-            if check is _on_the_gpu and not torch.cuda.is_available():
+    with tempfile.TemporaryDirectory() as folder:
+        for name, check in CHECKS.items():
+            if check is _check_gpu and not torch.cuda.is_available():
                 continue
-            begun = time.monotonic()
+            start = time.monotonic()
             try:
-                problem = check(Path(name))
+                problem = check(Path(folder))
             except Exception as error:  # the report states any error
                 problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            yield {"what": what, "problem": problem, "seconds": time.monotonic() - begun}
+            yield {"what": name, "problem": problem, "seconds": time.monotonic() - start}
 
 
-def _engines_agree(folder: Path) -> str:
-    import torch
-
+def _trained_weights(algorithm: str, **settings: Any) -> Tensor:
+    """Return the final server weights of a small run, on the CPU."""
     import fedflat
 
-    loop, lanes = (
-        fedflat.run("fedmoswa", engine__name=name, **SMALL).record.models["server"].weights
-        for name in ("loop", "lanes")
-    )
+    return fedflat.run(algorithm, **{**SMALL, **settings}).record.models["server"].weights.cpu()
+
+
+def _check_engines(folder: Path) -> str:
+    """Compare the loop and the lane engine."""
+    import torch
+
+    loop, lanes = (_trained_weights("fedmoswa", engine__name=name) for name in ("loop", "lanes"))
     return "" if torch.allclose(loop, lanes, rtol=1e-4, atol=1e-6) else "the loop and the lane engine differ"
 
 
-def _goes_on(folder: Path) -> str:
+def _check_resume(folder: Path) -> str:
+    """Compare a run that was interrupted and resumed with an uninterrupted one."""
     import torch
 
     import fedflat
 
-    undisturbed = fedflat.run("scaffold", **SMALL).record.models["server"].weights
+    uninterrupted = _trained_weights("scaffold")
     fedflat.run("scaffold", out=folder / "run", stop__seconds=1e-9, **SMALL)
     resumed = fedflat.resume(folder / "run")
-    while resumed.status == "paused":
+    while resumed.status == "paused":  # the time limit pauses it again after each evaluation
         resumed = fedflat.resume(folder / "run")
-    return (
-        "" if torch.equal(resumed.record.models["server"].weights, undisturbed) else "a resumed run ended differently"
-    )
+    is_equal = torch.equal(resumed.record.models["server"].weights, uninterrupted)
+    return "" if is_equal else "a resumed run ended differently"
 
 
-def _curves(folder: Path) -> str:
+def _check_figures(folder: Path) -> str:
+    """Draw a learning curve."""
     import fedflat
 
     fedflat.run("fedavg", **SMALL).plot().savefig(folder / "curve.png")
-    return "" if (folder / "curve.png").stat().st_size else "an empty picture was drawn"
+    return "" if (folder / "curve.png").stat().st_size else "the figure is empty"
 
 
-def _on_the_gpu(folder: Path) -> str:
+def _check_gpu(folder: Path) -> str:
+    """Compare training on the GPU with training on the CPU."""
     import torch
 
-    import fedflat
-
-    here, there = (
-        fedflat.run("fedsam", **{**SMALL, "device": device}).record.models["server"].weights.cpu()
-        for device in ("cpu", "cuda")
-    )
-    return "" if torch.allclose(here, there, rtol=1e-2, atol=1e-3) else "the GPU and the CPU differ"
+    on_cpu, on_gpu = (_trained_weights("fedsam", device=device) for device in ("cpu", "cuda"))
+    return "" if torch.allclose(on_cpu, on_gpu, rtol=1e-2, atol=1e-3) else "the GPU and the CPU differ"
 
 
 CHECKS: dict[str, Callable[[Path], str]] = {
-    "loop and lane engines agree": _engines_agree,
-    "a resumed run equals an uninterrupted one": _goes_on,
-    "pictures are drawn": _curves,
-    "the GPU agrees with the CPU": _on_the_gpu,
+    "loop and lane engines agree": _check_engines,
+    "a resumed run equals an uninterrupted one": _check_resume,
+    "figures are drawn": _check_figures,
+    "the GPU agrees with the CPU": _check_gpu,
 }
+"""Checks of the self-test: functions of an empty folder that return the problem, or an empty text."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from fedflat.cli.shared.flags import JSON
 from fedflat.cli.shared.screen import print_json, screen, shown_count, table
 from fedflat.errors import UserError
-
-if TYPE_CHECKING:
-    from fedflat.models import ModelSpec
 
 SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
     "digits": ((1, 8, 8), 10),
@@ -40,10 +37,11 @@ def models(
 
 
 def _list(as_json: bool) -> None:
+    """Print all models with their parameters and size for CIFAR-10."""
     from fedflat.models import MODELS
     from fedflat.text import show
 
-    found: list[dict[str, Any]] = [
+    documents: list[dict[str, Any]] = [
         {
             "name": name,
             "text": show(name, defaults(spec)),
@@ -53,56 +51,59 @@ def _list(as_json: bool) -> None:
         for name, spec in MODELS.items()
     ]
     if as_json:
-        print_json(found)
+        print_json(documents)
         return
     columns = ("model", "parameters for\n3x32x32, 10 classes", "description")
-    rows = ((f["text"], shown_count(f["numbers_cifar10"]), f["summary"]) for f in found)
-    screen().print(table(columns, rows, numbers=columns[1:2]))
+    rows = ((model["text"], shown_count(model["numbers_cifar10"]), model["summary"]) for model in documents)
+    screen().print(table(columns, rows, numeric=columns[1:2]))
     screen().print("\nDetails: fedflat models NAME", style="dim")
 
 
 def _describe(text: str, as_json: bool) -> None:
+    """Print one model: its options, and its numbers of parameters for several datasets."""
     from fedflat.cli.lookup.algorithm_card import parameter_rows
     from fedflat.models import canonical_model, model_spec
 
-    spec = model_spec(text)
-    rows, counts = parameter_rows(spec, type(spec)()), {data: count_for(text, data) for data in SHAPES}
+    spec, name = model_spec(text), canonical_model(text)
+    description, options = summary(type(spec)), parameter_rows(spec, type(spec)())
+    counts = {dataset: count_for(text, dataset) for dataset in SHAPES}
     if as_json:
-        print_json(
-            {"name": canonical_model(text), "summary": summary(type(spec)), "parameters": rows, "numbers": counts}
-        )
+        print_json({"name": name, "summary": description, "parameters": options, "numbers": counts})
         return
     console = screen()
-    console.print(f"\n{canonical_model(text)}", style="bold")
-    console.print(f"{summary(type(spec))}\n")
-    if rows:
-        console.print(table(rows[0], (row.values() for row in rows), numbers=("value", "default")))
+    console.print(f"\n{name}", style="bold")
+    console.print(f"{description}\n")
+    if options:
+        console.print(table(options[0], (option.values() for option in options), numeric=("value", "default")))
         console.print()
-    shapes = {name: f"{'x'.join(map(str, shape))}, {classes} classes" for name, (shape, classes) in SHAPES.items()}
-    trained = ((data, shapes[data], shown_count(count)) for data, count in counts.items() if count is not None)
-    console.print(table(("for", "samples", "numbers trained"), trained, numbers=("numbers trained",)))
+    rows = []
+    for dataset, (shape, classes) in SHAPES.items():
+        if counts[dataset] is not None:
+            samples = f"{'x'.join(map(str, shape))}, {classes} classes"
+            rows.append((dataset, samples, shown_count(counts[dataset])))
+    console.print(table(("for", "samples", "trained parameters"), rows, numeric=("trained parameters",)))
 
 
-def count_for(text: str, data: str) -> int | None:
-    """Number of trainable parameters; None if the input shape is unsupported."""
+def count_for(text: str, dataset: str) -> int | None:
+    """Return the number of trainable parameters of a model for a dataset; None if it does not fit the input shape."""
     from fedflat.models import model_spec, parameter_count
 
-    model_spec(text)
+    model_spec(text)  # raises for an unknown model
     try:
-        return parameter_count(text, *SHAPES[data])
+        return parameter_count(text, *SHAPES[dataset])
     except UserError:
         return None
 
 
-def summary(spec: type[ModelSpec]) -> str:
-    """The first paragraph of a model's docstring."""
+def summary(spec: type[Any]) -> str:
+    """Return the first paragraph of the docstring of a model or another part, on one line."""
     from fedflat.cli.lookup.algorithm_card import equations
 
     return " ".join(equations(spec).split("\n\n")[0].split())
 
 
 def defaults(spec: type[Any]) -> dict[str, Any]:
-    """Parameters of a spec with their defaults."""
+    """Return the parameters of a model or another part with their defaults."""
     from fedflat.text import parameters
 
     return {field.name: field.default for field in parameters(spec)}

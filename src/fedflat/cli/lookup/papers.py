@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from fedflat.cli.shared.flags import JSON
-from fedflat.cli.shared.screen import facts, print_json, screen, table
+from fedflat.cli.shared.screen import key_values, print_json, screen, table
 from fedflat.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,127 +31,134 @@ def papers(
     from fedflat.papers import papers as all_papers
     from fedflat.papers.document import paper_document, table_document, table_markdown
 
-    found = None if name is None else find(name)
-    if (cells or markdown) and not isinstance(found, PaperTable):
+    item = None if name is None else find(name)
+    if (cells or markdown) and not isinstance(item, PaperTable):
         raise UserError("--cells and --markdown need a table, e.g. fedflat papers fedswa/table3 --cells")
-    if found is None:
+    if item is None:
         if as_json:
             print_json([paper_document(paper) for paper in all_papers().values()])
         else:
-            _print_papers(all_papers())
-    elif isinstance(found, Paper):
+            _print_papers(list(all_papers().values()))
+    elif isinstance(item, Paper):
         if as_json:
-            print_json(paper_document(found))
+            print_json(paper_document(item))
         else:
-            _print_paper(found)
+            _print_paper(item)
     elif as_json:
-        print_json(table_document(found))
+        print_json(table_document(item))
     elif markdown:
-        print(table_markdown(found))
+        print(table_markdown(item))
     elif cells:
-        _print_cells(found)
+        _print_cells(item)
     else:
-        _print_table(found)
+        _print_table(item)
 
 
-def _print_papers(found: dict[str, Paper]) -> None:
-    rows = [[p.name, p.file.title, f"{p.file.venue}", ", ".join(_short(p))] for p in found.values()]
+def _print_papers(papers: list[Paper]) -> None:
+    """Print one row per paper."""
+    rows = []
+    for paper in papers:
+        figures = [name.removeprefix("figure") for name in paper.tables if name.startswith("figure")]
+        tables = [name for name in paper.tables if name.startswith("table")]
+        contents = ", ".join([*tables, f"figures {', '.join(figures)}"])
+        rows.append([paper.name, paper.file.title, f"{paper.file.venue}", contents])
     screen().print(table(("paper", "title", "where", "tables and figures"), rows))
     screen().print("\nDetails: fedflat papers NAME, fedflat papers NAME/table3", style="dim")
 
 
-def _short(paper: Paper) -> list[str]:
-    """Tables and figures in short form: table2, ..., figure1-12."""
-    figures = [name.removeprefix("figure") for name in paper.tables if name.startswith("figure")]
-    return [name for name in paper.tables if name.startswith("table")] + [f"figures {', '.join(figures)}"]
-
-
 def _print_paper(paper: Paper) -> None:
+    """Print the protocols of a paper, and one row per table or figure."""
     console, file = screen(), paper.file
     console.print(f"\n{file.title}", style="bold")
     console.print(f"{', '.join(file.authors)}. {file.venue}\n", highlight=False)
     for name, protocol in file.protocols.items():
         _print_protocol(name, protocol)
-    rows = [
-        [t.full_name, t.file.caption, len(t.cells), sum(bool(c.needs) for c in t.cells.values()) or None]
-        for t in paper.tables.values()
-    ]
-    console.print(table(("name", "what it shows", "cells", "not yet"), rows, numbers=("cells", "not yet")))
+    rows = []
+    for item in paper.tables.values():
+        cannot_run = sum(bool(cell.needs) for cell in item.cells.values())
+        rows.append([item.full_name, item.file.caption, len(item.cells), cannot_run or None])
+    console.print(table(("name", "what it shows", "cells", "not yet"), rows, numeric=("cells", "not yet")))
     console.print("\nnot yet: cells with unmet requirements (fedflat papers NAME --cells)", style="dim")
 
 
 def _print_protocol(name: str, protocol: Protocol) -> None:
+    """Print what a paper states about its experiments, and what is assumed."""
     console = screen()
     console.print(f"Protocol {name}", style="bold")
     console.print(f"{protocol.says}.", highlight=False)
-    settings = ", ".join(f"{key}={value}" for key, value in protocol.settings.items() if "{" not in str(value))
-    varying = ", ".join(key for key, value in protocol.settings.items() if "{" in str(value))
+    # A setting with a placeholder such as {partition} has a different value in every cell.
+    varying = [key for key, value in protocol.settings.items() if "{" in str(value)]
+    fixed = [f"{key}={value}" for key, value in protocol.settings.items() if key not in varying]
     seeds = f"mean of {protocol.seeds} seeds" if protocol.seeds else "number of seeds not stated"
     unit = "as a share" if protocol.unit == "share" else f"in {protocol.unit}"
-    console.print(facts({"number": f"{protocol.number}, {unit}; {seeds}", "settings": settings, "by cell": varying}))
-    for line in protocol.assumed:
-        console.print(f"assumed: {line}", style="dim", highlight=False)
+    texts = {
+        "number": f"{protocol.number}, {unit}; {seeds}",
+        "settings": ", ".join(fixed),
+        "by cell": ", ".join(varying),
+    }
+    console.print(key_values(texts))
+    for assumption in protocol.assumed:
+        console.print(f"assumed: {assumption}", style="dim", highlight=False)
     console.print()
 
 
-def _print_table(found: PaperTable) -> None:
+def _print_table(item: PaperTable) -> None:
+    """Print a published table with its protocols, notes and unmet requirements."""
     from fedflat.papers.document import printed_rows
 
-    console = screen()
-    console.print(f"\n{found.full_name}: {found.file.caption}\n", style="bold", highlight=False)
-    heads = ["", *("\n".join(labels) for labels in _without_repetition(found.columns))]
-    console.print(
-        table(
-            heads, [[None if text == "-" else text for text in row] for row in printed_rows(found)], numbers=heads[1:]
-        )
-    )
+    console, cells = screen(), item.cells.values()
+    console.print(f"\n{item.full_name}: {item.file.caption}\n", style="bold", highlight=False)
+    columns = ["", *("\n".join(labels) for labels in _without_repetition(item.columns))]
+    rows = [[None if text == "-" else text for text in row] for row in printed_rows(item)]
+    console.print(table(columns, rows, numeric=columns[1:]))
     console.print()
-    for name, protocol in found.protocols.items():
+    for name, protocol in item.protocols.items():
         _print_protocol(name, protocol)
-    for stated in found.file.states:
-        console.print(f"stated in the text: {stated.value}, {stated.says}", highlight=False)
-    for note in found.file.notes:
+    for statement in item.file.states:
+        console.print(f"stated in the text: {statement.value}, {statement.says}", highlight=False)
+    for note in item.file.notes:
         about = f" ({', '.join(note.cells)})" if note.cells and note.cells != ["*"] else ""
         console.print(f"{note.kind}{about}: {note.says}", highlight=False, markup=False)
-    for need in dict.fromkeys(cell.needs for cell in found.cells.values() if cell.needs):
-        console.print(f"cannot run yet; requires: {need}", style="yellow", highlight=False)
-    for weights in dict.fromkeys(cell.weights for cell in found.cells.values() if cell.weights):
+    for requirement in dict.fromkeys(cell.needs for cell in cells if cell.needs):
+        console.print(f"cannot run yet; requires: {requirement}", style="yellow", highlight=False)
+    for weights in dict.fromkeys(cell.weights for cell in cells if cell.weights):
         console.print(f"starts from {weights}: provide them with --set init=FILE", style="yellow", highlight=False)
-    console.print(
-        f"\nReproduce it: fedflat reproduce {found.full_name} [--cells ...] [--scale small]", style="dim", markup=False
-    )
+    command = f"fedflat reproduce {item.full_name} [--cells ...] [--scale small]"
+    console.print(f"\nReproduce it: {command}", style="dim", markup=False)
 
 
 def _without_repetition(columns: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Header labels, each only above the first column of its group.
+    """Return the header labels of columns, each only above the first column of its group.
 
     >>> _without_repetition([("a", "x"), ("a", "y"), ("b", "x")])
     [('a', 'x'), ('', 'y'), ('b', 'x')]
     """
-    shown = []
-    for before, labels in zip([(), *columns], columns, strict=False):
-        same = next((level for level, label in enumerate(labels) if before[level : level + 1] != (label,)), 0)
-        shown.append(tuple("" if level < same else label for level, label in enumerate(labels)))
-    return shown
+    headers = []
+    previous: tuple[str, ...] = ()
+    for labels in columns:
+        shared = 0  # number of labels at the start that equal those of the previous column
+        while labels != previous and shared < len(previous) and labels[shared] == previous[shared]:
+            shared += 1
+        headers.append(("",) * shared + labels[shared:])
+        previous = labels
+    return headers
 
 
-def _print_cells(found: PaperTable) -> None:
+def _print_cells(item: PaperTable) -> None:
+    """Print one row per cell; columns that are empty in every row are left out."""
     rows = [
-        [
-            cell.name,
-            cell.published and cell.published.text,
-            cell.statistic.text,
-            cell.evaluated,
-            " | ".join(config.algorithm for config in cell.configs),
-            cell.configs[0].data.partition if cell.configs else None,
-            cell.needs,
-        ]
-        for cell in found.cells.values()
+        {
+            "cell": cell.name,
+            "published": cell.published and cell.published.text,
+            "number": cell.statistic.text,
+            "of model": cell.evaluated,
+            "algorithm": " | ".join(config.algorithm for config in cell.configs),
+            "partition": cell.configs[0].data.partition if cell.configs else None,
+            "needs": cell.needs,
+        }
+        for cell in item.cells.values()
     ]
-    heads = ("cell", "published", "number", "of model", "algorithm", "partition", "needs")
-    told = [place for place in range(len(heads)) if any(row[place] for row in rows)]
-    made = table(
-        [heads[place] for place in told], [[row[place] for place in told] for row in rows], numbers=("published",)
-    )
-    made.columns[0].no_wrap = True  # names to copy into --cells
-    screen().print(made)
+    columns = [name for name in rows[0] if any(row[name] for row in rows)]
+    grid = table(columns, [[row[name] for name in columns] for row in rows], numeric=("published",))
+    grid.columns[0].no_wrap = True  # names to copy into --cells
+    screen().print(grid)

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def fetch_if_missing(config: Config, silent: bool) -> None:
-    """Download an experiment's dataset if it is missing, with visible progress."""
+    """Download the dataset of an experiment if it is missing; show progress unless ``silent``."""
     from fedflat.data import DATASETS, data_dir, fetch
 
     name, folder = config.data.dataset, config.data.dir
     if name in DATASETS and DATASETS[name].missing(data_dir(folder)):
         with Downloads(silent) as downloads:
-            fetch(name, folder, downloads.arrived)
+            fetch(name, folder, downloads.progress)
 
 
 class Downloads:
@@ -29,7 +29,7 @@ class Downloads:
 
     def __init__(self, silent: bool = False) -> None:
         self.silent = silent
-        self._seen: dict[str, TaskID | None] = {}
+        self._tasks: dict[str, TaskID | None] = {}
         self._bars: Any = None
 
     def __enter__(self) -> Downloads:
@@ -40,29 +40,33 @@ class Downloads:
             self._bars.stop()
 
     @property
-    def arrived(self) -> Progress | None:
-        """Progress callback for downloaded bytes."""
+    def progress(self) -> Progress | None:
+        """The callback that receives a file's name, the bytes downloaded so far and its size; None if silent."""
         if self.silent:
             return None
-        return self._on_bar if sys.stderr.isatty() else self._on_line
+        return self._update_bar if sys.stderr.isatty() else self._print_first
 
-    def _on_line(self, file: str, done: int, total: int | None) -> None:
-        if file not in self._seen:
-            self._seen[file] = None
-            print(f"downloading {file}{f' ({shown_bytes(total)})' if total else ''}", file=sys.stderr, flush=True)
+    def _print_first(self, file: str, done: int, total: int | None) -> None:
+        """Print one line when a file's download starts."""
+        if file not in self._tasks:
+            self._tasks[file] = None
+            size = f" ({shown_bytes(total)})" if total else ""
+            print(f"downloading {file}{size}", file=sys.stderr, flush=True)
 
-    def _on_bar(self, file: str, done: int, total: int | None) -> None:
+    def _update_bar(self, file: str, done: int, total: int | None) -> None:
+        """Advance the bar of a file; the first call starts the display."""
         if self._bars is None:
             from rich import progress
 
-            columns = (
+            self._bars = progress.Progress(
                 progress.TextColumn("{task.description}"),
                 progress.BarColumn(),
                 progress.DownloadColumn(),
                 progress.TransferSpeedColumn(),
+                progress.TimeRemainingColumn(),
+                console=screen(stderr=True),
             )
-            self._bars = progress.Progress(*columns, progress.TimeRemainingColumn(), console=screen(stderr=True))
             self._bars.start()
-        if file not in self._seen:
-            self._seen[file] = self._bars.add_task(file, total=total)
-        self._bars.update(self._seen[file], completed=done, total=total)
+        if file not in self._tasks:
+            self._tasks[file] = self._bars.add_task(file, total=total)
+        self._bars.update(self._tasks[file], completed=done, total=total)

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
 import typer
 
@@ -16,6 +16,7 @@ from fedflat.cli import INTERRUPTED
 from fedflat.errors import UserError
 
 WRONG_REQUEST = 2
+"""Exit code after a user error."""
 PACKAGE = Path(__file__).parents[2]
 
 
@@ -25,51 +26,46 @@ class Interrupted(Exception):
 
 @contextmanager
 def errors_as_messages() -> Iterator[None]:
-    """Print user errors as one line on stderr (exit code 2), and warnings of fedflat as one line each."""
+    """Print user errors as one line on stderr and exit with code 2; print warnings of fedflat as one line each."""
     try:
-        with _warnings_in_a_sentence():
+        with _one_line_warnings():
             yield
-    except UserError as mistake:
-        raise _ends(str(mistake), WRONG_REQUEST) from None
+    except UserError as error:
+        raise _print_and_exit(str(error), WRONG_REQUEST) from None
     except Interrupted as interruption:
-        raise _ends(f"interrupted; {interruption}", INTERRUPTED) from None
+        raise _print_and_exit(f"interrupted; {interruption}", INTERRUPTED) from None
     except KeyboardInterrupt:
-        raise _ends("interrupted", INTERRUPTED) from None
+        raise _print_and_exit("interrupted", INTERRUPTED) from None
     except BrokenPipeError:
         raise
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
-            raise _ends(f"cannot write output: {(error.strerror or str(error)).lower()}", WRONG_REQUEST) from None
-        if error.filename is None:
-            raise
-        raise _ends(f"cannot use {error.filename}: {(error.strerror or str(error)).lower()}", WRONG_REQUEST) from None
+        reason = (error.strerror or str(error)).lower()
+        if error.filename is not None:
+            raise _print_and_exit(f"cannot use {error.filename}: {reason}", WRONG_REQUEST) from None
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _print_and_exit(f"cannot write output: {reason}", WRONG_REQUEST) from None
+        raise
 
 
 @contextmanager
-def _warnings_in_a_sentence() -> Iterator[None]:
+def _one_line_warnings() -> Iterator[None]:
     """Print warnings of fedflat without source lines; leave others unchanged."""
-    others = warnings.showwarning
+    original = warnings.showwarning
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def show(message: Warning | str, category: type[Warning], filename: str, *details: Any) -> None:
         if issubclass(category, UserWarning) and Path(filename).is_relative_to(PACKAGE):
             print(f"fedflat: {message}", file=sys.stderr)
         else:
-            others(message, category, filename, lineno, file, line)
+            original(message, category, filename, *details)
 
-    warnings.showwarning = show
+    warnings.showwarning = show  # type: ignore[assignment]
     try:
         yield
     finally:
-        warnings.showwarning = others
+        warnings.showwarning = original
 
 
-def _ends(sentence: str, code: int) -> typer.Exit:
-    print(f"fedflat: {' '.join(sentence.split())}", file=sys.stderr)
+def _print_and_exit(message: str, code: int) -> typer.Exit:
+    """Print a message to stderr on one line; return the exception that ends the command."""
+    print(f"fedflat: {' '.join(message.split())}", file=sys.stderr)
     return typer.Exit(code)

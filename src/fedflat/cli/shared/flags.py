@@ -1,4 +1,4 @@
-"""Flags for settings, with names, types, defaults and help from the config."""
+"""Flags that several commands share, and flags for settings with names, types, defaults and help from the config."""
 
 from __future__ import annotations
 
@@ -26,124 +26,126 @@ PANELS = {
 }
 """Help panels of the setting groups."""
 
+
+def optional(flag: str, help: str, default: str, **options: Any) -> Any:
+    """Declare a flag that is None unless given; ``default`` describes in words what happens then."""
+    return typer.Option(None, flag, help=f"{help} [dim](default: {default})[/dim]", show_default=False, **options)
+
+
+def no_default(flag: str, help: str, value: Any = None, **options: Any) -> Any:
+    """Declare a flag whose help shows no default; ``value`` applies if it is not given."""
+    return typer.Option(value, flag, help=help, show_default=False, **options)
+
+
+RUN = typer.Argument(metavar="RUN", help="the folder of a run")
+RUNS_BELOW = typer.Argument(metavar="RUNS...", help="run folders, or folders that contain runs")
+MODEL = typer.Option("server", "--model", metavar="NAME", help="model of the run, e.g. wima")
+SEED = typer.Option(0, "--seed", min=0, help="random seed")
+SEEDS = typer.Option("3", "--seeds", metavar="SEEDS", help="number of seeds (3) or a list (0,1,2)")
+TARGETS = no_default("--target", "also report rounds to this accuracy; repeatable", [], metavar="VALUE")
+DATA_DIR = optional("--data-dir", "dataset folder", "$FEDFLAT_DATA, or the user cache", metavar="FOLDER")
+JOBS = optional("--jobs", "concurrent runs, one process each", "one per core for small runs", metavar="N", min=1)
+DRY_RUN = typer.Option(False, "--dry-run", help="show the plan and its cost, then stop")
+PROBE = typer.Option(True, "--probe/--no-probe", help="measure a few local steps to estimate the duration")
 JSON = typer.Option(False, "--json", help="print one JSON document instead of tables")
 QUIET = typer.Option(False, "--quiet", help="show no progress")
-TRACK = typer.Option(
-    None,
-    "--track",
-    metavar="PLACE",
-    help="log every evaluation to tensorboard, mlflow or wandb",
-    show_default=False,
-)
-SET = typer.Option(
-    [],
-    "--set",
-    metavar="KEY=VALUE",
-    help="any setting by full name (list: fedflat settings)",
-    show_default=False,
-)
-CONFIG = typer.Option(
-    None,
-    "--config",
-    metavar="FILE.yaml",
-    help="YAML file with settings, e.g. a run's config.yaml",
-    show_default=False,
-)
+TRACK = no_default("--track", "log every evaluation to tensorboard, mlflow or wandb", metavar="PLACE")
+SET = no_default("--set", "any setting by full name (list: fedflat settings)", [], metavar="KEY=VALUE")
+CONFIG = no_default("--config", "YAML file with settings, e.g. a run's config.yaml", metavar="FILE.yaml")
 
 
-def optional(flag: str, help: str, default: str, **more: Any) -> Any:
-    """An optional flag; ``default`` describes its default."""
-    return typer.Option(None, flag, help=f"{help} [dim](default: {default})[/dim]", show_default=False, **more)
-
-
-def field_of(full_name: str) -> FieldInfo:
-    """The config field of a full name such as ``training.rounds``."""
-    *sections, last = full_name.split(".")
-    inside: Any = Config
-    for section in sections:
-        inside = inside.model_fields[section].annotation
-    field: FieldInfo = inside.model_fields[last]
+def field_of(setting: str) -> FieldInfo:
+    """Return the config field of a setting's full name, such as ``training.rounds``."""
+    *groups, name = setting.split(".")
+    settings_class: Any = Config
+    for group in groups:
+        settings_class = settings_class.model_fields[group].annotation
+    field: FieldInfo = settings_class.model_fields[name]
     return field
 
 
-def with_settings(*left_out: str, defaults: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add a flag for every common setting to a command, which receives the given ones as ``settings``.
+def with_settings(*excluded: str, show_defaults: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorate a command with a flag for every common setting.
 
-    ``defaults`` shows default values in the help.
+    The command receives the values of the flags that were given as the dictionary ``settings``.
+
+    Args:
+        excluded: settings for which the command has no flag.
+        show_defaults: show default values in the help.
     """
-    names = {flag: full for flag, full in FLAGS.items() if flag not in left_out}
+    setting_of_flag = {flag: setting for flag, setting in FLAGS.items() if flag not in excluded}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
-        flags = [_parameter(flag, full, defaults) for flag, full in names.items()]
+        parameters = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in inspect.signature(command, eval_str=True).parameters.values()
+            if parameter.name != "settings"
+        ]
+        parameters += [_parameter(flag, setting, show_defaults) for flag, setting in setting_of_flag.items()]
 
-        def with_flags(**values: Any) -> None:
-            given = {flag: values.pop(flag) for flag in names}
-            command(settings={flag: value for flag, value in given.items() if value is not None}, **values)
+        def with_flags(**arguments: Any) -> None:
+            values = {flag: arguments.pop(flag) for flag in setting_of_flag}
+            command(settings={flag: value for flag, value in values.items() if value is not None}, **arguments)
 
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in [*own, *flags]]
+        # Typer reads the command's name, help and flags from these attributes.
         with_flags.__name__, with_flags.__doc__ = command.__name__, command.__doc__
-        with_flags.__annotations__ = {p.name: p.annotation for p in parameters}
+        with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return with_flags
 
     return decorate
 
 
-def _parameter(flag: str, full_name: str, defaults: bool) -> inspect.Parameter:
-    field = field_of(full_name)
-    kind = _type_of_flag(field.annotation)
-    shown = defaults and field.default is not None and not isinstance(field.default, SettingsGroup)
-    default = f" [dim](default: {write_value(field.default)})[/dim]" if shown else ""
-    option = typer.Option(
-        None,
-        f"--{flag.replace('_', '-')}",
-        help=f"{field.description}{default}",
-        show_default=False,
-        rich_help_panel=PANELS[full_name.partition(".")[0]],
-    )
-    return inspect.Parameter(flag, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind | None)
+def _parameter(flag: str, setting: str, show_default: bool) -> inspect.Parameter:
+    """Return the parameter of a command function that Typer turns into the flag of a setting."""
+    field = field_of(setting)
+    has_default = field.default is not None and not isinstance(field.default, SettingsGroup)
+    default = f" [dim](default: {write_value(field.default)})[/dim]" if show_default and has_default else ""
+    panel = PANELS[setting.partition(".")[0]]
+    option = no_default(f"--{flag.replace('_', '-')}", f"{field.description}{default}", rich_help_panel=panel)
+    annotation = _type_of_flag(field.annotation) | None
+    return inspect.Parameter(flag, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation)
 
 
 def _type_of_flag(annotation: Any) -> Any:
-    """The type of a flag; literals are validated by the config."""
-    if get_origin(annotation) is Literal or (isinstance(annotation, type) and issubclass(annotation, SettingsGroup)):
+    """Return the type of a flag from the type of its setting; the config itself validates literals and groups."""
+    is_group = isinstance(annotation, type) and issubclass(annotation, SettingsGroup)
+    if is_group or get_origin(annotation) is Literal:
         return str
-    return next((_type_of_flag(kind) for kind in get_args(annotation) if kind is not type(None)), annotation)
+    for member in get_args(annotation):  # a union such as int | None
+        if member is not type(None):
+            return _type_of_flag(member)
+    return annotation
 
 
-def keep_help() -> None:
-    """Make arguments keep their help text."""
-    given = TyperArgument.__init__
+def keep_argument_help() -> None:
+    """Patch Typer to keep the help text of arguments, which recent versions of Click reset to None."""
+    original = TyperArgument.__init__
 
-    @wraps(given)
-    def made(self: TyperArgument, *, help: str | None = None, **rest: Any) -> None:
-        given(self, help=help, **rest)
+    @wraps(original)
+    def initialise(self: TyperArgument, *, help: str | None = None, **options: Any) -> None:
+        original(self, help=help, **options)
         self.help = help
 
-    TyperArgument.__init__ = made  # type: ignore[method-assign]
+    TyperArgument.__init__ = initialise  # type: ignore[method-assign]
 
 
-CARDS = Path(__file__).parents[2] / "algorithms" / "named.py"
+NAMED_ALGORITHMS = Path(__file__).parents[2] / "algorithms" / "named.py"
 
 
 def algorithm_names(incomplete: str) -> list[str]:
-    """Named algorithms that start with ``typed``.
+    """Complete the name of an algorithm in the shell.
 
     >>> algorithm_names("fedlesam")
     ['fedlesam', 'fedlesam-s', 'fedlesam-d']
     """
-    return [name for name in _named() if name.startswith(incomplete)]
+    return [name for name in _named_algorithms() if name.startswith(incomplete)]
 
 
-def _named() -> list[str]:
-    """Algorithm names parsed from source, because importing torch would make completion slow."""
-    for statement in ast.parse(CARDS.read_text(encoding="utf-8")).body:
-        if (
-            isinstance(statement, ast.AnnAssign)
-            and isinstance(statement.target, ast.Name)
-            and statement.target.id == "CARDS"
-        ):
+def _named_algorithms() -> list[str]:
+    """Parse the keys of the dictionary CARDS from source, because importing torch would make completion slow."""
+    for statement in ast.parse(NAMED_ALGORITHMS.read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.AnnAssign) and ast.unparse(statement.target) == "CARDS":
             assert isinstance(statement.value, ast.Dict)
             return [str(key.value) for key in statement.value.keys if isinstance(key, ast.Constant)]
     return []

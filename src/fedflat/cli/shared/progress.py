@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from fedflat.cli.shared.screen import screen, shown_bytes, shown_metric, shown_seconds
+from fedflat.cli.shared.screen import counted, screen, shown_bytes, shown_metric, shown_seconds
 from fedflat.experiment.callback import RemoteCallback
 from fedflat.units import is_share
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedflat.experiment.config import Config
     from fedflat.experiment.store.run_folder import Record
 
-LINES = 10
+LINES_PER_RUN = 10
 """Approximate number of lines per run when piped."""
 SECONDS_BETWEEN_LINES = 1.0
 
@@ -33,77 +33,72 @@ class Progress(RemoteCallback):
     def __exit__(self, *_: object) -> None:
         """Restore the terminal."""
 
-    def run_over(self) -> None:
-        """A run of several has finished, or was already finished."""
+    def count_run(self) -> None:
+        """Count a run of several as finished; called also for runs that were finished before."""
 
-    def foretell(self, forecast: Forecast) -> None:
-        """A long run has started; show its estimate."""
+    def show_forecast(self, forecast: Forecast) -> None:
+        """Show the estimate of a long run."""
 
 
 @dataclass
-class Shown:
-    """Last reported state of a run."""
+class ReportedRun:
+    """What was last reported of a run."""
 
     number: int
     """Number in order of start."""
     first_round: int
     last_round: int
-    begun: float
-    last_line: float
+    start_time: float
+    line_time: float
 
 
 class Lines(Progress):
     """A plain line at about every tenth of the rounds."""
 
     def __init__(self, runs: int = 1) -> None:
-        self.runs, self.over, self.begun = runs, 0, 0
-        self._shown: dict[Config, Shown] = {}
+        self.runs, self.finished, self.started = runs, 0, 0
+        self._reported: dict[Config, ReportedRun] = {}
 
-    def run_over(self) -> None:
-        self.over += 1
-        self.begun = max(self.begun, self.over)
+    def count_run(self) -> None:
+        self.finished += 1
+        self.started = max(self.started, self.finished)  # runs that were finished before never start
 
-    def foretell(self, forecast: Forecast) -> None:
-        print(in_words(forecast), file=sys.stderr, flush=True)
+    def show_forecast(self, forecast: Forecast) -> None:
+        print(describe_forecast(forecast), file=sys.stderr, flush=True)
 
     def began(self, run: RunProgress) -> None:
-        self.begun += 1
+        self.started += 1
         now, rounds = time.monotonic(), run.rounds
-        self._shown[run.config] = Shown(self.begun, rounds, rounds, now, now)
+        self._reported[run.config] = ReportedRun(self.started, rounds, rounds, now, now)
 
     def round_done(self, run: RunProgress) -> None:
-        if is_fresh(run) or not run.config.is_evaluated(run.rounds):  # otherwise its evaluation follows
-            self._look(run)
+        # A round that will be evaluated is reported after its evaluation.
+        if is_evaluation_current(run) or not run.config.is_evaluated(run.rounds):
+            self._report_if_due(run)
 
     def evaluated(self, run: RunProgress) -> None:
-        self._look(run)
+        self._report_if_due(run)
 
-    def _look(self, run: RunProgress) -> None:
-        """Report progress of a run if it has advanced."""
-        now, done, total, shown = (
-            time.monotonic(),
-            run.rounds,
-            run.config.training.rounds,
-            self._shown[run.config],
-        )
-        further = done - shown.last_round
-        if done == total or further == 0 or further * LINES < total or now - shown.last_line < SECONDS_BETWEEN_LINES:
+    def _report_if_due(self, run: RunProgress) -> None:
+        """Print a line if a tenth of the rounds and a second have passed since the last one."""
+        now, done, total = time.monotonic(), run.rounds, run.config.training.rounds
+        reported = self._reported[run.config]
+        new_rounds = done - reported.last_round
+        is_early = new_rounds == 0 or new_rounds * LINES_PER_RUN < total
+        if done == total or is_early or now - reported.line_time < SECONDS_BETWEEN_LINES:
             return
-        shown.last_line, shown.last_round = now, done
-        left = (now - shown.begun) / (done - shown.first_round) * (total - done)
-        self._say(run, f"round {done}/{total}, {newest_figures(run)}, about {shown_seconds(left)} left")
+        reported.line_time, reported.last_round = now, done
+        seconds_per_round = (now - reported.start_time) / (done - reported.first_round)
+        remaining = shown_seconds(seconds_per_round * (total - done))
+        self._print(run, f"round {done}/{total}, {latest_metrics(run)}, about {remaining} left")
 
     def ended(self, run: RunProgress, record: Record) -> None:
-        rounds = run.rounds
-        self._say(
-            run,
-            f"{record.status} after {rounds} round{'s' * (rounds != 1)}, {newest_figures(run)}, "
-            f"{shown_seconds(record.seconds)}",
-        )
+        rounds = counted(run.rounds, "round")
+        self._print(run, f"{record.status} after {rounds}, {latest_metrics(run)}, {shown_seconds(record.seconds)}")
 
-    def _say(self, run: RunProgress, text: str) -> None:
-        number = f"[{self._shown[run.config].number}/{self.runs}] " if self.runs > 1 else ""
-        print(f"{number}{name_of(run)}: {text}", file=sys.stderr, flush=True)
+    def _print(self, run: RunProgress, text: str) -> None:
+        number = f"[{self._reported[run.config].number}/{self.runs}] " if self.runs > 1 else ""
+        print(f"{number}{run_name(run)}: {text}", file=sys.stderr, flush=True)
 
 
 class Bars(Progress):
@@ -118,12 +113,12 @@ class Bars(Progress):
             progress.MofNCompleteColumn(),
             progress.TextColumn("{task.fields[unit]}", style="dim"),
             progress.TimeRemainingColumn(compact=True),
-            progress.TextColumn("{task.fields[figures]}", style="cyan"),
+            progress.TextColumn("{task.fields[metrics]}", style="cyan"),
             console=screen(stderr=True),
             transient=True,
         )
-        self._all = self._bars.add_task("all runs", total=runs, unit="runs", figures="") if runs > 1 else None
-        self._going: dict[Config, TaskID] = {}
+        self._all_runs = self._bars.add_task("all runs", total=runs, unit="runs", metrics="") if runs > 1 else None
+        self._tasks: dict[Config, TaskID] = {}
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -132,70 +127,71 @@ class Bars(Progress):
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
-    def run_over(self) -> None:
-        if self._all is not None:
-            self._bars.advance(self._all)
+    def count_run(self) -> None:
+        if self._all_runs is not None:
+            self._bars.advance(self._all_runs)
 
-    def foretell(self, forecast: Forecast) -> None:
-        self._bars.console.print(in_words(forecast), style="dim", highlight=False)
+    def show_forecast(self, forecast: Forecast) -> None:
+        self._bars.console.print(describe_forecast(forecast), style="dim", highlight=False)
 
     def began(self, run: RunProgress) -> None:
-        name, rounds = name_of(run), run.config.training.rounds
-        self._going[run.config] = self._bars.add_task(
-            name, total=rounds, completed=run.rounds, unit="rounds", figures=""
+        self._tasks[run.config] = self._bars.add_task(
+            run_name(run), total=run.config.training.rounds, completed=run.rounds, unit="rounds", metrics=""
         )
 
     def round_done(self, run: RunProgress) -> None:
-        self._bars.update(self._going[run.config], completed=run.rounds)
+        self._bars.update(self._tasks[run.config], completed=run.rounds)
 
     def evaluated(self, run: RunProgress) -> None:
-        self._bars.update(self._going[run.config], figures=newest_figures(run))
+        self._bars.update(self._tasks[run.config], metrics=latest_metrics(run))
 
     def ended(self, run: RunProgress, record: Record) -> None:
-        self._bars.remove_task(self._going.pop(run.config))
+        self._bars.remove_task(self._tasks.pop(run.config))
 
 
 def progress(silent: bool, runs: int = 1) -> Progress:
-    """The progress display for the current stderr."""
+    """Return the progress display that suits the current stderr: bars, lines, or nothing if ``silent``."""
     if silent:
         return Progress()
     return Bars(runs) if sys.stderr.isatty() else Lines(runs)
 
 
-def in_words(forecast: Forecast) -> str:
-    """The estimate of a run as text."""
-    each = (
-        shown_seconds(forecast.seconds_per_round)
-        if forecast.seconds_per_round >= 1
-        else f"{forecast.seconds_per_round:.2g} s"
-    )
-    time_needed = f"{forecast.rounds:,} rounds at about {each}: {shown_seconds(forecast.seconds)}"
+def describe_forecast(forecast: Forecast) -> str:
+    """Return the estimated time, memory and disk space of a run as text."""
+    per_round = forecast.seconds_per_round
+    shown_per_round = shown_seconds(per_round) if per_round >= 1 else f"{per_round:.2g} s"
+    time_needed = f"{forecast.rounds:,} rounds at about {shown_per_round}: {shown_seconds(forecast.seconds)}"
     sizes = {"data": forecast.data, "per model": forecast.model, "per cohort": forecast.cohort}
     memory = ", ".join(f"{shown_bytes(size)} {name}" for name, size in sizes.items())
     if forecast.states:
         memory += f", up to {shown_bytes(forecast.states)} client state for {forecast.clients:,} clients"
-    gpu = f"; {' of '.join(shown_bytes(size) for size in forecast.gpu)} of the GPU" if forecast.gpu else ""
+    if forecast.gpu:
+        reserved, total = forecast.gpu
+        memory += f"; {shown_bytes(reserved)} of {shown_bytes(total)} of the GPU"
     disk = f"; up to {shown_bytes(forecast.disk)} on disk" if forecast.disk else ""
-    return f"plan: {time_needed}; memory: {memory}{gpu}{disk}"
+    return f"plan: {time_needed}; memory: {memory}{disk}"
 
 
-def name_of(run: RunProgress) -> str:
-    """Algorithm and seed of a run."""
+def run_name(run: RunProgress) -> str:
+    """Return the algorithm and seed of a run."""
     return f"{run.config.algorithm}, seed {run.config.seed}"
 
 
-def newest_figures(run: RunProgress) -> str:
-    """The latest metric of the primary model and the training loss, with the round if it is not the current one."""
+def latest_metrics(run: RunProgress) -> str:
+    """Return the latest metric of the primary model and the training loss, with the round if it is an earlier one."""
     if not run.history:
         return "not yet evaluated"
-    test, metric = run.history[-1]["test"], run.metric
-    value = test.get(run.primary, test["server"]).get(metric)
-    loss = run.history[-1]["train_loss"]
-    unit = " %" if is_share(metric) else ""
-    when = "" if is_fresh(run) else f" after round {run.history[-1]['round']}"
-    return f"{metric} {shown_metric(value, metric)}{unit}" + ("" if loss is None else f", train loss {loss:.3g}") + when
+    evaluation, metric = run.history[-1], run.metric
+    test, train_loss = evaluation["test"], evaluation["train_loss"]
+    model_metrics = test.get(run.primary, test["server"])  # an average may not have started yet
+    text = f"{metric} {shown_metric(model_metrics.get(metric), metric)}"
+    if is_share(metric):
+        text += " %"
+    if train_loss is not None:
+        text += f", train loss {train_loss:.3g}"
+    return text if is_evaluation_current(run) else f"{text} after round {evaluation['round']}"
 
 
-def is_fresh(run: RunProgress) -> bool:
-    """Whether the latest evaluation is of the current round."""
+def is_evaluation_current(run: RunProgress) -> bool:
+    """Return whether the latest evaluation is of the current round."""
     return bool(run.history) and run.history[-1]["round"] == run.rounds

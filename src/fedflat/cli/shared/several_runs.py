@@ -19,150 +19,164 @@ if TYPE_CHECKING:
     from fedflat.reporting.result import Comparison
     from fedflat.reporting.tables.summary import SeedStatistics
 
-FIGURES = ("last", "mean_last", "best")
+SEED_STATISTICS = ("last", "mean_last", "best")
+"""Entries of a comparison's rows that are means over seeds; missing if every run of the row diverged."""
 
 
 def comparison_document(comparison: Comparison, targets: Sequence[float] = ()) -> dict[str, Any]:
-    """A comparison as JSON-compatible values."""
-    lines = []
-    for line, differing in zip(comparison.table(targets), differing_settings(comparison), strict=True):
-        plain = {
-            key: asdict(value) if key in FIGURES else value
-            for key, value in line.items()
-            if not key.startswith("rounds to ")
+    """Return a comparison as JSON-compatible values."""
+    rows = []
+    for row, settings in zip(comparison.table(targets), differing_settings(comparison), strict=True):
+        rounds_to = []
+        for target in targets:
+            median, reached, total = row.pop(f"rounds to {target:g}")
+            rounds_to.append({"target": target, "median": median, "reached": reached, "runs": total})
+        for name in SEED_STATISTICS:
+            if name in row:
+                row[name] = asdict(row[name])
+        rows.append({**row, "rounds_to": rounds_to, "settings": settings})
+    runs = [
+        {
+            "folder": folder_of(record),
+            "algorithm": record.config.algorithm,
+            "seed": record.config.seed,
+            "status": record.status,
+            "reason": record.reason,
         }
-        plain["rounds_to"] = [
-            dict(zip(("target", "median", "reached", "runs"), (t, *line[f"rounds to {t:g}"]), strict=True))
-            for t in targets
-        ]
-        lines.append(plain | {"settings": differing})
-    return {
-        "metric": comparison.metric,
-        "rows": lines,
-        "verdict": verdict(comparison),
-        "runs": [
-            {
-                "folder": folder_of(r),
-                "algorithm": r.config.algorithm,
-                "seed": r.config.seed,
-                "status": r.status,
-                "reason": r.reason,
-            }
-            for r in comparison.records
-        ],
-    }
+        for record in comparison.records
+    ]
+    return {"metric": comparison.metric, "rows": rows, "verdict": verdict(comparison), "runs": runs}
 
 
 def print_comparison(comparison: Comparison, targets: Sequence[float] = ()) -> None:
-    """Print the table of a comparison, diverged runs, and the best row."""
+    """Print the table of a comparison, diverged and unfinished runs, and the best row."""
     console, metric = screen(), comparison.metric
-    lines, differing = comparison.table(targets), differing_settings(comparison)
-    counts = evaluation_counts(lines)
-    best = (
-        max((line["mean_last"].mean for line in lines if "mean_last" in line), default=None)
-        if len(counts) == 1
-        else None
-    )
-    columns = ["algorithm", *(["settings"] if any(differing) else []), "mean of last\n100 rounds", "last", "seeds"]
-    columns += [f"rounds\nto {target:g}" for target in targets] + ["time", "sent up"]
-    rows: list[list[object]] = []
-    for line, settings in zip(lines, differing, strict=True):
-        row: list[object] = [line["label"], *([_assignments(settings)] if any(differing) else [])]
-        mean, last = line.get("mean_last"), line.get("last")
-        over = f" (n={shown_range(line['mean_counts'])})" if mean is not None and len(counts) > 1 else ""
-        row += [_spread(mean, metric, mean is not None and mean.mean == best, over), _spread(last, metric)]
-        row += [f"{line['seeds']} ({line['diverged']} diverged)" if line["diverged"] else line["seeds"]]
-        row += [_rounds(*line[f"rounds to {target:g}"]) for target in targets]
-        rows.append([*row, shown_seconds(line["seconds"]), shown_bytes(line["bytes_up"])])
+    rows = comparison.table(targets)
+    counts = evaluation_counts(rows)
+    most_seeds = max((row["seeds"] for row in rows), default=0)
+    subtitle = "mean ± standard deviation over seeds" if most_seeds > 1 else "one seed"
+    if counts:
+        noun = "evaluation" if counts == {1} else "evaluations"
+        subtitle += f"; the mean is over {shown_range(counts)} {noun}"
     console.print()
-    spread = (
-        "mean ± standard deviation over seeds" if max((line["seeds"] for line in lines), default=0) > 1 else "one seed"
-    )
-    many = f"; the mean is over {shown_range(counts)} evaluation{'s' * (max(counts) != 1)}" if counts else ""
-    console.print(f"test {with_unit(metric)}: {spread}{many}", style="dim")
-    console.print(table(columns, rows, numbers=set(columns) - {"algorithm", "settings"}))
+    console.print(f"test {with_unit(metric)}: {subtitle}", style="dim")
+    console.print(_comparison_table(rows, differing_settings(comparison), metric, targets))
     console.print()
     for record in comparison.records:
         if record.status not in ("finished", "stopped"):
-            name = f"{record.config.algorithm}, seed {record.config.seed}"
-            console.print(
-                f"{name}: {record.status}{f', {record.reason}' if record.reason else ''}",
-                style="red" if record.status == "diverged" else "yellow",
-            )
+            reason = f", {record.reason}" if record.reason else ""
+            message = f"{record.config.algorithm}, seed {record.config.seed}: {record.status}{reason}"
+            console.print(message, style="red" if record.status == "diverged" else "yellow")
     console.print(verdict(comparison), style="bold")
 
 
+def _comparison_table(
+    rows: list[dict[str, Any]], settings: list[dict[str, Any]], metric: str, targets: Sequence[float]
+) -> Any:
+    """Return the table of a comparison; ``settings`` are those in which each row differs from others."""
+    has_settings, same_counts = any(settings), len(evaluation_counts(rows)) == 1
+    means = [row["mean_last"].mean for row in rows if "mean_last" in row]
+    best = max(means, default=None) if same_counts else None
+    target_columns = [f"rounds\nto {target:g}" for target in targets]
+    numeric = ["mean of last\n100 rounds", "last", "seeds", *target_columns, "time", "sent up"]
+    cells: list[list[object]] = []
+    for row, different in zip(rows, settings, strict=True):
+        mean, last, seeds = row.get("mean_last"), row.get("last"), row["seeds"]
+        is_best = mean is not None and mean.mean == best
+        count = "" if mean is None or same_counts else f" (n={shown_range(row['mean_counts'])})"
+        rounds_to = [_rounds_to_target(*row[f"rounds to {target:g}"]) for target in targets]
+        cells.append(
+            [
+                row["label"],
+                *([_assignments(different)] if has_settings else []),
+                _statistics_cell(mean, metric, is_best, count),
+                _statistics_cell(last, metric),
+                f"{seeds} ({row['diverged']} diverged)" if row["diverged"] else seeds,
+                *rounds_to,
+                shown_seconds(row["seconds"]),
+                shown_bytes(row["bytes_up"]),
+            ]
+        )
+    columns = ["algorithm", "settings", *numeric] if has_settings else ["algorithm", *numeric]
+    return table(columns, cells, numeric=numeric)
+
+
 def verdict(comparison: Comparison) -> str:
-    """The row with the best mean over the last rounds, and whether its lead exceeds seed variation."""
-    lines = comparison.table()
-    alive = sorted((line for line in lines if "mean_last" in line), key=lambda line: -line["mean_last"].mean)
-    if not lines:
+    """Return a sentence: the row with the best mean over the last rounds, and whether its lead exceeds seed variation.
+
+    The best row is compared with the first one, or with the second best if it is itself the first.
+    """
+    rows, metric = comparison.table(), comparison.metric
+    alive = sorted((row for row in rows if "mean_last" in row), key=lambda row: -row["mean_last"].mean)
+    if not rows:
         return "No run has been evaluated yet."
     if not alive:
         return "Every run diverged; there is no best algorithm."
     if any(differing_settings(comparison)):
         return "These runs differ in more than algorithm and seed, so they are not ranked."
-    if len(evaluation_counts(lines)) > 1:
-        each = ", ".join(f"{line['label']} {shown_range(line['mean_counts'])}" for line in alive)
-        return f"The means cover different numbers of evaluations ({each}), so rows are not ranked; use more rounds."
-    best, first, metric = alive[0], lines[0], comparison.metric
-    some = f", {best['mean_last'].count} of {best['seeds']} seeds without divergence" if best["diverged"] else ""
-    says = f"{best['label']} is best by the mean of the last 100 rounds ({_words(best['mean_last'], metric)}{some})"
+    if len(evaluation_counts(rows)) > 1:
+        counts = ", ".join(f"{row['label']} {shown_range(row['mean_counts'])}" for row in alive)
+        return f"The means cover different numbers of evaluations ({counts}), so rows are not ranked; use more rounds."
+    best, first = alive[0], rows[0]
+    statistics = best["mean_last"]
+    value = f"{shown_metric(statistics.mean, metric)}{_deviation(statistics, metric)}{' %' if is_share(metric) else ''}"
+    if best["diverged"]:
+        value += f", {statistics.count} of {best['seeds']} seeds without divergence"
+    best_row = f"{best['label']} is best by the mean of the last 100 rounds ({value})"
     if len(alive) == 1:
-        return f"{says}; {'nothing to compare with' if len(lines) == 1 else 'all others diverged'}."
-    if best is first:
-        return f"{says}: {_lead(best, alive[1], metric)}."
+        return f"{best_row}; {'nothing to compare with' if len(rows) == 1 else 'all others diverged'}."
     if "mean_last" not in first:
-        return f"{says}; {first['label']} diverged."
-    return f"{says}: {_lead(best, first, metric)}."
+        return f"{best_row}; {first['label']} diverged."
+    return f"{best_row}: {_lead(best, alive[1] if best is first else first, metric)}."
 
 
-def evaluation_counts(lines: Sequence[dict[str, Any]]) -> set[int]:
-    """Numbers of evaluations behind the means."""
-    return {count for line in lines for count in line.get("mean_counts", [])}
+def evaluation_counts(rows: Sequence[dict[str, Any]]) -> set[int]:
+    """Return the distinct numbers of evaluations behind the means."""
+    return {count for row in rows for count in row.get("mean_counts", [])}
 
 
-def _lead(best: dict[str, Any], other: dict[str, Any], metric: str) -> str:
-    one, two = best["mean_last"], other["mean_last"]
-    ahead = one.mean - two.mean
-    points = f"+{shown_metric(ahead, metric)} {'points ' if is_share(metric) else ''}over {other['label']}"
-    if one.count < 2 or two.count < 2:
+def _lead(best: dict[str, Any], baseline: dict[str, Any], metric: str) -> str:
+    """Describe by how much the best row leads, and whether that exceeds the sum of both standard deviations."""
+    first, second = best["mean_last"], baseline["mean_last"]
+    lead = first.mean - second.mean
+    points = f"+{shown_metric(lead, metric)} {'points ' if is_share(metric) else ''}over {baseline['label']}"
+    if first.count < 2 or second.count < 2:
         return f"{points} (one seed shows no variation; use --seeds 3)"
-    spreads = f"{shown_metric(one.std, metric)} + {shown_metric(two.std, metric)}"
-    return f"{points}; {'exceeds' if ahead > one.std + two.std else 'within'} seed variation ({spreads})"
+    deviations = f"{shown_metric(first.std, metric)} + {shown_metric(second.std, metric)}"
+    return f"{points}; {'exceeds' if lead > first.std + second.std else 'within'} seed variation ({deviations})"
 
 
 def differing_settings(comparison: Comparison) -> list[dict[str, Any]]:
-    """For every row, the settings in which runs differ, except algorithm and seed."""
-    flat = [flat_settings(row.records[0].config) for row in comparison.rows()]
-    names = [
+    """Return, for every row, the settings in which the rows differ, except algorithm and seed."""
+    settings = [flat_settings(row.records[0].config) for row in comparison.rows()]
+    names = settings[0] if settings else {}
+    differing = [
         name
-        for name in (flat[0] if flat else {})
-        if name not in ("algorithm", "seed") and len({str(some[name]) for some in flat}) > 1
+        for name in names
+        if name not in ("algorithm", "seed") and len({str(values[name]) for values in settings}) > 1
     ]
-    return [{name: some[name] for name in names} for some in flat]
+    return [{name: values[name] for name in differing} for values in settings]
 
 
 def _assignments(settings: dict[str, Any]) -> str:
     return ", ".join(f"{name}={write_value(value)}" for name, value in settings.items())
 
 
-def _words(spread: SeedStatistics, metric: str) -> str:
-    unit = " %" if is_share(metric) else ""
-    deviation = f" ± {shown_metric(spread.std, metric)}" if spread.count > 1 else ""
-    return f"{shown_metric(spread.mean, metric)}{deviation}{unit}"
+def _deviation(statistics: SeedStatistics, metric: str) -> str:
+    return f" ± {shown_metric(statistics.std, metric)}" if statistics.count > 1 else ""
 
 
-def _spread(spread: SeedStatistics | None, metric: str, winner: bool = False, over: str = "") -> Text | None:
+def _statistics_cell(
+    statistics: SeedStatistics | None, metric: str, is_best: bool = False, count: str = ""
+) -> Text | None:
+    """Return mean and standard deviation as a table cell; the best mean is green."""
     from rich.text import Text
 
-    if spread is None:
+    if statistics is None:
         return None
-    deviation = f" ± {shown_metric(spread.std, metric)}" if spread.count > 1 else ""
-    return Text.assemble(
-        (shown_metric(spread.mean, metric), "bold green" if winner else ""), (f"{deviation}{over}", "dim")
-    )
+    mean = (shown_metric(statistics.mean, metric), "bold green" if is_best else "")
+    return Text.assemble(mean, (f"{_deviation(statistics, metric)}{count}", "dim"))
 
 
-def _rounds(median: float | None, reached: int, runs: int) -> str:
+def _rounds_to_target(median: float | None, reached: int, runs: int) -> str:
     return f"{'–' if median is None else f'{median:g}'} ({reached}/{runs})"

@@ -308,7 +308,7 @@ def open_model(
         rounds = source.rounds if rounds is None else rounds
     if not record.models and not record.evaluated:
         run = record.folder.path if record.folder else "this run"
-        raise UserError(f"{run} has no evaluated models yet; continue it with fedflat resume")
+        raise UserError(f"{run} has no evaluated models yet; continue it with fedflat resume {run}")
     name = require_model(record, name or primary_model(record))
     config = _config_for_measurement(record.config, device, precision)
     problem, partition = reopen(record, config=config, method="flatness", **user_objects)

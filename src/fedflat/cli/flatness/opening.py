@@ -1,0 +1,87 @@
+"""Open the runs and models that flatness commands measure, and name them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedflat.cli.shared.downloads import fetch_if_missing
+from fedflat.errors import UserError
+
+if TYPE_CHECKING:
+    from fedflat.experiment.analysis.run_model import RunModel
+    from fedflat.experiment.analysis.post_hoc import PostHoc
+
+
+def open_run(run: Path, silent: bool, progress: Callable[[str], None], **options: Any) -> PostHoc:
+    """Open a run for post-hoc measurements; download a missing dataset first."""
+    from fedflat.experiment.analysis.post_hoc import post_hoc
+    from fedflat.experiment.store.run_folder import load_record
+
+    record = load_record(run)
+    fetch_if_missing(record.config, silent)
+    return post_hoc(record, progress=progress, **options)
+
+
+def heading_of(run: PostHoc) -> str:
+    """Return the algorithm, dataset and seed of a run."""
+    return f"{run.config.algorithm}   {run.config.data.dataset}, seed {run.config.seed}"
+
+
+def open_models(references: Sequence[str], silent: bool, device: str, precision: str | None) -> dict[str, RunModel]:
+    """Open models by references such as ``RUN:wima@50``; download missing datasets first.
+
+    Returns:
+        The models by their shortest distinct names.
+    """
+    from fedflat.experiment.analysis.run_model import open_model_or_client, reference
+    from fedflat.experiment.store.run_folder import load_record
+
+    for text in references:
+        _require_once(text, references)
+        fetch_if_missing(load_record(reference(text).run).config, silent)
+    models = [open_model_or_client(text, device=device, precision=precision) for text in references]
+    labels = [model.label for model in models]
+    for label in labels:
+        _require_once(label, labels)
+    return dict(zip(short_names(models), models, strict=True))
+
+
+def _require_once(name: str, names: Sequence[str]) -> None:
+    if list(names).count(name) > 1:
+        raise UserError(f"{name} is listed twice; list each model once")
+
+
+def short_names(models: Sequence[RunModel]) -> list[str]:
+    """Return the shortest distinct names: model names within one run, algorithms, algorithms with seeds, or labels."""
+    runs = {model.label.partition(":")[0] for model in models}
+    if len(runs) == 1 and len(models) > 1:
+        names = [_model_and_round(model) for model in models]
+    else:
+        names = [_algorithm_and_model(model) for model in models]
+    if len(set(names)) == len(names):
+        return names
+    with_seeds = [f"{_algorithm_and_model(model)} (seed {model.record.config.seed})" for model in models]
+    return with_seeds if len(set(with_seeds)) == len(with_seeds) else [model.label for model in models]
+
+
+def _model_and_round(model: RunModel) -> str:
+    return model.name if model.rounds is None else f"{model.name}@{model.rounds}"
+
+
+def _algorithm_and_model(model: RunModel) -> str:
+    """Return the algorithm of a model, and the model's name unless it is the final primary model."""
+    from fedflat.experiment.analysis.reopen import primary_model
+
+    algorithm = model.record.config.algorithm
+    is_final_primary = model.name == primary_model(model.record) and model.rounds is None
+    return algorithm if is_final_primary else f"{algorithm} {_model_and_round(model)}"
+
+
+def default_folder(models: dict[str, RunModel], measurement: str) -> Path:
+    """Return the default output folder of a measurement, which is inside the first model's run."""
+    record = next(iter(models.values())).record
+    if record.folder is None:
+        raise UserError("this run has no folder; choose an output folder with --out")
+    return record.folder.path / "flatness" / measurement

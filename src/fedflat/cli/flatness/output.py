@@ -1,0 +1,108 @@
+"""Output of the flatness commands: a status line, result files, tables and numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fedflat.cli.shared.screen import key_values, screen, table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+T = TypeVar("T")
+LISTED = 20
+"""Maximum number of clients, classes or rounds listed individually."""
+
+
+@contextmanager
+def status_line(silent: bool) -> Iterator[Callable[[str], None]]:
+    """Show a status line on a terminal and yield the function that updates it; show nothing when piped."""
+    console = screen(stderr=True)
+    if silent or not console.is_terminal:
+        yield lambda text: None
+        return
+    with console.status("reading") as status:
+        yield status.update
+
+
+def write_results(folder: Path, name: str, document: dict[str, Any], figure: Figure | None = None) -> dict[str, Path]:
+    """Write ``name.json`` and ``name.png`` into ``folder`` (created if missing); return their paths by kind."""
+    from fedflat.cli.shared.one_run import write_figure
+    from fedflat.experiment.store.files import create_folder, write_whole
+
+    files = {"numbers": folder / f"{name}.json"}
+    create_folder(folder)
+    write_whole(files["numbers"], json.dumps(document, indent=2, default=str) + "\n")
+    if figure is not None:
+        files["picture"] = folder / f"{name}.png"
+        write_figure(figure, files["picture"])
+    return files
+
+
+def print_table(
+    heading: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    note: str = "",
+    *,
+    text_columns: int = 1,
+    subtitle: str = "",
+) -> None:
+    """Print a heading, a table whose columns after the first ``text_columns`` are numeric, and a note."""
+    console = screen()
+    console.print(f"\n{heading}", style="bold", markup=False)
+    if subtitle:
+        console.print(subtitle, style="dim", markup=False)
+    console.print()
+    console.print(table(columns, rows, numeric=columns[text_columns:]))
+    if note:
+        console.print(note, style="dim", markup=False)
+
+
+def print_files(files: Mapping[str, object]) -> None:
+    """Print the paths of output files, and other named values, below a table."""
+    console = screen()
+    console.print()
+    console.print(key_values(files))
+
+
+def thinned(items: Sequence[T], limit: int = LISTED) -> list[T]:
+    """Return at most ``limit`` evenly spaced items, the last one included.
+
+    >>> thinned([1, 2, 3, 4, 5], 3)
+    [1, 3, 5]
+    """
+    step = max(1, math.ceil(len(items) / limit))
+    first = (len(items) - 1) % step
+    return list(items[first::step])
+
+
+def plus_minus(values: Sequence[float]) -> str:
+    """Return the mean, with the standard deviation if there are several values.
+
+    >>> plus_minus([1.25]), plus_minus([1.0, 2.0, 3.0])
+    ('1.25', '2 ± 1')
+    """
+    return f"{fmean(values):.4g}" if len(values) == 1 else f"{fmean(values):.4g} ± {stdev(values):.2g}"
+
+
+def three_digits(value: float | None) -> str | None:
+    """Return a number with three significant digits; None stays None, which tables show as a dash."""
+    return None if value is None else f"{value:.3g}"
+
+
+def known(values: Iterable[float | None] | None) -> list[float]:
+    """Return the values that are not None."""
+    return [value for value in values or [] if value is not None]
+
+
+def mean(values: Iterable[float | None] | None) -> float | None:
+    """Return the mean of the known values, or None if there are none."""
+    numbers = known(values)
+    return fmean(numbers) if numbers else None
