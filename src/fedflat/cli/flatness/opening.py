@@ -10,8 +10,8 @@ from fedflat.cli.shared.downloads import fetch_if_missing
 from fedflat.errors import UserError
 
 if TYPE_CHECKING:
-    from fedflat.experiment.analysis.run_model import RunModel
     from fedflat.experiment.analysis.post_hoc import PostHoc
+    from fedflat.experiment.analysis.run_model import RunModel
 
 
 def open_run(run: Path, silent: bool, progress: Callable[[str], None], **options: Any) -> PostHoc:
