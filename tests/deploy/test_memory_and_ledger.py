@@ -65,8 +65,8 @@ def test_the_ledger_knows_when_a_client_was_last_accepted(tmp_path: Path) -> Non
     ledger.record(1, [0], {}, {1: "late"})
     again = Ledger(ledger.path)
     assert again.lines == ledger.lines
-    assert [again.last(client, 2) for client in (0, 1, 2)] == [2, 1, FRESH]
-    assert again.last(0, 1) == 1  # the second round is trained again
+    assert [again.last_stamp(client, 2) for client in (0, 1, 2)] == [2, 1, FRESH]
+    assert again.last_stamp(0, 1) == 1  # the second round is trained again
 
 
 def test_rounds_trained_again_replace_their_lines(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from .processes import RealFederation, free_port, real_federation, rounds_done
 pytestmark = pytest.mark.slow
 
 SITES = 2
-PLUG = '''
+HOOKS = '''
 import torch
 from fedflat.data import Dataset, Examples
 
@@ -66,7 +66,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFederat
     """Two registered sites, and three strangers that claim to be the second."""
     folder = tmp_path_factory.mktemp("wire")
     write_project(folder / "sites", "fedavg", SITES)
-    (folder / "sites" / "sites" / "plug.py").write_text(PLUG)
+    (folder / "sites" / "sites" / "hooks.py").write_text(HOOKS)
     other = folder / "other"
     write_certificates(other, ["127.0.0.1"], sites=1, days=1)
     with real_federation(folder / "processes", SITES, tls=True, proxied=True) as found:
@@ -141,11 +141,11 @@ def cut_off_and_mend(federation: RealFederation, number: int) -> None:
 
 def undisturbed(settings: dict[str, Any], folder: Path) -> Any:
     """The same federation in this process."""
-    plug: dict[str, Any] = {}
-    exec(PLUG, plug)
+    hooks: dict[str, Any] = {}
+    exec(HOOKS, hooks)
     settings = {**settings, "deploy.out": str(folder / "run")}
-    grid = DirectGrid([node(folder, settings, number) for number in range(SITES)], client_app(plug["site_data"]))
-    return serve(grid, settings, plug["held_out"]())
+    grid = DirectGrid([node(folder, settings, number) for number in range(SITES)], client_app(hooks["site_data"]))
+    return serve(grid, settings, hooks["held_out"]())
 
 
 def test_strangers_get_nothing(federation: RealFederation) -> None:

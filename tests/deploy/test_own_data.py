@@ -75,8 +75,8 @@ def test_sites_train_on_their_own_data(tmp_path: Path) -> None:
     assert record.status == "finished"
     assert record.history[-1]["test"]["server"]["accuracy"] >= 0.8
     assert record.config.data.dataset == "custom:site 9"
-    hello = [reply.content.config_records["words"] for reply in grid.came if "words" in reply.content]
-    assert sorted(words["examples"] for words in hello) == sorted(SIZES)
+    hello = [reply.content.config_records["header"] for reply in grid.came if "header" in reply.content]
+    assert sorted(header["examples"] for header in hello) == sorted(SIZES)
     scores = (tmp_path / "run" / "sites.json").read_text()
     assert '"examples": 10.0' in scores
     assert not any(

@@ -24,7 +24,7 @@ from fedflat.data import Dataset, load
 from fedflat.deploy import client_app
 from fedflat.deploy.server.app import serve
 from fedflat.deploy.settings import experiment_of
-from fedflat.deploy.trust.privacy import Mod, not_private
+from fedflat.deploy.trust.privacy import Mod, privacy_gap
 from fedflat.errors import UserError
 from fedflat.experiment.setup.engine import training_of
 from fedflat.experiment.setup.problem import build_problem
@@ -219,7 +219,7 @@ def test_the_docs_list_the_supported_algorithms() -> None:
     problem, _ = build_problem(experiment_of(SETTINGS))
     for name, answers in written.items():
         chosen = algorithm(name)
-        private = not_private(problem, training_of(experiment_of(SETTINGS), chosen, SITES))
+        private = privacy_gap(problem, training_of(experiment_of(SETTINGS), chosen, SITES))
         robust = next((slot.requires_mean() for _, slot in chosen.slots() if slot.requires_mean()), "")
         expected = ["no" if reason else "yes" for reason in (private, robust)]
         assert [answer.split(":")[0] for answer in answers] == expected, name

@@ -53,7 +53,7 @@ def test_a_project_is_complete_and_its_config_is_an_experiment(tmp_path: Path) -
     )
     assert deployment_of(settings).minimum == 2
     assert {key.removeprefix(PREFIX) for key in settings if key.startswith(PREFIX)} <= Deployment.model_fields.keys()
-    for name in ("server", "client", "plug", "__init__"):
+    for name in ("server", "client", "hooks", "__init__"):
         compile((folder / "my_hospital" / f"{name}.py").read_text(), name, "exec")
     assert "partition-id=2" in (folder / "README.md").read_text()
 

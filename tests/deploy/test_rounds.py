@@ -192,7 +192,7 @@ def test_another_version_is_refused_by_the_server_too(tmp_path: Path, caplog: py
 
     def older(reply: Message) -> Message:
         if grid.sent[-1].metadata.message_type == "query.hello" and grid.sent[-1].metadata.dst_node_id == 100:
-            reply.content.config_records["words"]["fedflat"] = "0.0.9"
+            reply.content.config_records["header"]["fedflat"] = "0.0.9"
         return reply
 
     grid.tamper = older
@@ -233,9 +233,9 @@ def test_invalid_settings(tmp_path: Path) -> None:
             {"arrays": ArrayRecord({"displacement": Array("float32", (9,), "numpy.ndarray", b"no array at all")})}
         ),
         RecordDict({"refusal": ConfigRecord()}),
-        RecordDict({"words": ConfigRecord({"client": "two", "examples": -1})}),
+        RecordDict({"header": ConfigRecord({"client": "two", "examples": -1})}),
     ],
-    ids=["empty", "lists for numbers", "bytes that are no array", "refusal without a reason", "words only"],
+    ids=["empty", "lists for numbers", "bytes that are no array", "refusal without a reason", "header only"],
 )
 def test_a_garbled_answer_does_no_harm(records: RecordDict, tmp_path: Path) -> None:
     """In training and at hello."""

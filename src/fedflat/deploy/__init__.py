@@ -17,11 +17,11 @@ __all__ = ["client_app", "server_app"]
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy, so that commands which only write a project do not need Flower.
-    if name in __all__:
-        from fedflat.deploy.flower.version import require_flower
+    """Import an app on first use, so that commands which only write a project do not need Flower."""
+    if name not in __all__:
+        raise AttributeError(f"module 'fedflat.deploy' has no attribute '{name}'")
+    from fedflat.deploy.flower.version import require_flower
 
-        require_flower()
-        package = "server" if name == "server_app" else "site"
-        return getattr(importlib.import_module(f"fedflat.deploy.{package}.app"), name)
-    raise AttributeError(f"module 'fedflat.deploy' has no attribute '{name}'")
+    require_flower()
+    package = "server" if name == "server_app" else "site"
+    return getattr(importlib.import_module(f"fedflat.deploy.{package}.app"), name)

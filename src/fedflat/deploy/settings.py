@@ -39,21 +39,19 @@ class Deployment(BaseModel):
 
 
 def experiment_of(run_config: Mapping[str, Any]) -> Config:
-    """The experiment in a run config, with a checkpoint after every round, because nodes keep only two states."""
-    nested: dict[str, Any] = {}
-    for key, value in run_config.items():
-        if not key.startswith(PREFIX):
-            *sections, last = key.split(".")
-            section_values = nested
-            for section in sections:
-                section_values = section_values.setdefault(section, {})
-            section_values[last] = value
-    unused = sorted((nested.setdefault("engine", {}).keys() & EngineSettings.model_fields) - AT_SITES)
-    if unused:
+    """Return the experiment in a run config, i.e. its keys without the prefix ``deploy.``.
+
+    There is a checkpoint after every round, because nodes keep only two states.
+    """
+    nested = _nested({key: value for key, value in run_config.items() if not key.startswith(PREFIX)})
+    engine = nested.setdefault("engine", {})
+    for_simulations = sorted((engine.keys() & EngineSettings.model_fields) - AT_SITES)
+    if for_simulations:
         raise UserError(
-            f"engine.{unused[0]} is for simulations; remove it: a site trains one client, and every round is saved"
+            f"engine.{for_simulations[0]} is for simulations; remove it: a site trains one client, "
+            "and every round is saved"
         )
-    nested["engine"] |= {"workers": 1, "checkpoint_every": 1}
+    engine |= {"workers": 1, "checkpoint_every": 1}
     experiment = config(nested)
     if experiment.flatness.every is not None:
         raise UserError(
@@ -65,8 +63,20 @@ def experiment_of(run_config: Mapping[str, Any]) -> Config:
     return experiment
 
 
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert dotted keys to nested dictionaries: {"a.b": 1} becomes {"a": {"b": 1}}."""
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        *sections, name = key.split(".")
+        section_values = nested
+        for section in sections:
+            section_values = section_values.setdefault(section, {})
+        section_values[name] = value
+    return nested
+
+
 def deployment_of(run_config: Mapping[str, Any]) -> Deployment:
-    """The deployment settings in a run config: its keys with the prefix ``deploy.``."""
+    """Return the deployment settings in a run config: its keys with the prefix ``deploy.``."""
     values = {key.removeprefix(PREFIX): value for key, value in run_config.items() if key.startswith(PREFIX)}
     for name in values:
         if name not in Deployment.model_fields:

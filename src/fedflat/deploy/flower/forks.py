@@ -33,7 +33,7 @@ class ForkExecutor(SubprocessExecutor):
     """Runs a task in a fork of this process instead of a new process."""
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
-        """Start a task."""
+        """Start a task with the command line that Flower would give to a new process."""
         task = TaskType(spec.task_type)
         if task not in ENTRY_POINTS:
             return super().launch(spec)
@@ -51,20 +51,26 @@ class ForkExecutor(SubprocessExecutor):
         return LaunchResult.accepted()
 
 
-def serve(addresses: Mapping[str, str | None]) -> None:
-    """Handle the tasks of Runtime APIs: address -> certificate of its authority, or None without TLS."""
+def serve_addresses(addresses: Mapping[str, str | None]) -> None:
+    """Handle the tasks of several Runtime APIs, each in a fork of this process, until they end.
+
+    ``addresses`` maps HOST:PORT to the path of the authority's certificate, or None without TLS.
+    """
     for name in PRELOADED:
         importlib.import_module(name)
     for entry_point in ENTRY_POINTS.values():
         _load(entry_point)
-    servers = [FORK.Process(target=_serve, args=(*pair, os.getpid())) for pair in addresses.items()]
-    for server in servers:
-        server.start()
-    for server in servers:
-        server.join()
+    processes = [
+        FORK.Process(target=_serve_address, args=(address, root_certificates, os.getpid()))
+        for address, root_certificates in addresses.items()
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
 
 
-def _serve(address: str, root_certificates: str | None, parent: int) -> None:
+def _serve_address(address: str, root_certificates: str | None, parent: int) -> None:
     """Handle the tasks of one SuperNode or SuperLink for as long as the parent process lives."""
     if not _wait_until_open(address, parent):
         return
@@ -75,7 +81,7 @@ def _serve(address: str, root_certificates: str | None, parent: int) -> None:
 def _wait_until_open(address: str, parent: int) -> bool:
     """Poll until the port accepts (Flower's retry backs off); False once the parent process is gone."""
     host, _, port = address.rpartition(":")
-    while os.getppid() == parent:
+    while os.getppid() == parent:  # an orphan gets another parent
         try:
             socket.create_connection((host, int(port)), 1).close()
             return True
@@ -85,10 +91,12 @@ def _wait_until_open(address: str, parent: int) -> bool:
 
 
 def _run_task(entry_point: str, command: list[str]) -> None:
+    """Call the entry point of a Flower command as if ``command`` had been typed."""
     sys.argv = command
     _load(entry_point)()
 
 
 def _load(entry_point: str) -> Any:
+    """Import the object that "module:name" refers to."""
     module, name = entry_point.split(":")
     return getattr(importlib.import_module(module), name)

@@ -67,9 +67,9 @@ SERVER = '''\
 
 from fedflat.deploy import server_app
 
-from {package} import plug
+from {package} import hooks
 
-app = server_app(plug.held_out, plug.model)
+app = server_app(hooks.held_out, hooks.model)
 '''
 
 CLIENT = '''\
@@ -77,13 +77,13 @@ CLIENT = '''\
 
 from fedflat.deploy import client_app
 
-from {package} import plug
+from {package} import hooks
 
-app = client_app(plug.site_data, plug.model)
+app = client_app(hooks.site_data, hooks.model)
 '''
 
-PLUG = '''\
-"""Plug in your own data and model here; by default, every site takes its part of the dataset in pyproject.toml."""
+HOOKS = '''\
+"""Your own data and model; by default, every site takes its part of the dataset in pyproject.toml."""
 
 # Your own data: a function from the number of a site (its partition-id) to a fedflat.data.Dataset.
 # The site trains on its training examples and holds out its test examples.
@@ -104,7 +104,7 @@ model = None
 README = """\
 # {name}
 
-`pyproject.toml` holds the experiment; plug your own data and model into `{package}/plug.py`.
+`pyproject.toml` holds the experiment; add your own data and model in `{package}/hooks.py`.
 
 A federation has one SuperLink and a SuperNode at every site. To try it on one machine, run each in its own terminal:
 
@@ -146,23 +146,24 @@ def write_project(folder: Path, algorithm: str, clients: int) -> list[Path]:
         raise UserError(f"{folder} exists and is not empty; choose another folder for the project")
     name = re.sub(r"[^a-z0-9]+", "-", folder.absolute().name.lower()).strip("-")
     if not name or not name[0].isalpha():
-        raise UserError(f"{folder.name!r} is no valid project name; expected one that begins with a letter")
-    node = (
-        "    flower-supernode --insecure --superlink 127.0.0.1:8000 --port {port} --node-config 'partition-id={number}'"
-    )
-    nodes = "\n".join(node.format(port=8100 + number, number=number) for number in range(clients))
+        raise UserError(f"{folder.name!r} is not a valid project name; expected one that begins with a letter")
     package = name.replace("-", "_")
     if keyword.iskeyword(package) or getattr(find_spec(package), "origin", None):
         raise UserError(
-            f"{folder.name!r} is no valid project name: it would hide Python's own {package}; choose another"
+            f"{folder.name!r} is not a valid project name: it would hide Python's own {package}; choose another"
         )
+    supernodes = [
+        f"    flower-supernode --insecure --superlink 127.0.0.1:8000 --port {8100 + number} "
+        f"--node-config 'partition-id={number}'"
+        for number in range(clients)
+    ]
     values = {
         "name": name,
         "package": package,
         "algorithm": algorithm,
         "clients": clients,
         "minimum": min(2, clients),
-        "supernodes": nodes,
+        "supernodes": "\n".join(supernodes),
     }
     source = folder / package
     create_folder(source)
@@ -172,7 +173,7 @@ def write_project(folder: Path, algorithm: str, clients: int) -> list[Path]:
         source / "__init__.py": '"""A federation of sites."""\n',
         source / "server.py": SERVER,
         source / "client.py": CLIENT,
-        source / "plug.py": PLUG,
+        source / "hooks.py": HOOKS,
     }
     for path, text in texts.items():
         write_whole(path, text.format(**values))

@@ -43,20 +43,19 @@ def reach(
     host, port = _host_and_port(address)
     if insecure and root_certificates is not None:
         raise UserError("use either --insecure or --root-certificates: without TLS there is no certificate to check")
-    connection = (
-        http.client.HTTPConnection(host, port, timeout=timeout)
-        if insecure
-        else http.client.HTTPSConnection(host, port, timeout=timeout, context=_context(root_certificates))
-    )
+    connection = http.client.HTTPConnection(host, port, timeout=timeout)
+    if not insecure:
+        context = _tls_context(root_certificates)
+        connection = http.client.HTTPSConnection(host, port, timeout=timeout, context=context)
     try:
         connection.connect()
-        until = _expiry(connection.sock)
+        until = _certificate_expiry(connection.sock)
         connection.request("GET", HEALTH)
         answer = connection.getresponse()
     except ssl.SSLError as error:
-        raise UserError(_untrusted(address, host, error, root_certificates)) from None
+        raise UserError(_explain_tls_failure(address, host, error, root_certificates)) from None
     except (http.client.HTTPException, ConnectionResetError):
-        raise UserError(f"{address} uses another protocol; {_alternative(insecure)}; check the port") from None
+        raise UserError(f"{address} uses another protocol; {_suggest_alternative(insecure)}; check the port") from None
     except socket.gaierror:
         raise UserError(f"host {host!r} is unknown; check its spelling and this machine's network") from None
     except OSError as error:
@@ -72,13 +71,15 @@ def reach(
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
+    """Split HOST:PORT; an IPv6 host may be in brackets."""
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit() or int(port) > 65535:
         raise UserError(f"{address!r} is not an address; expected HOST:PORT, for example server.example.org:8000")
     return host.strip("[]"), int(port)
 
 
-def _context(root_certificates: Path | None) -> ssl.SSLContext:
+def _tls_context(root_certificates: Path | None) -> ssl.SSLContext:
+    """Return a TLS context that trusts the given authority, or the system's authorities."""
     if root_certificates is None:
         return ssl.create_default_context()
     try:
@@ -93,17 +94,18 @@ def _context(root_certificates: Path | None) -> ssl.SSLContext:
         ) from None
 
 
-def _expiry(connected: socket.socket) -> datetime | None:
+def _certificate_expiry(connected: socket.socket) -> datetime | None:
+    """Return when the certificate of the other side expires; None without TLS."""
     certificate = connected.getpeercert() if isinstance(connected, ssl.SSLSocket) else None
     if not certificate:
         return None
     return datetime.fromtimestamp(ssl.cert_time_to_seconds(str(certificate["notAfter"])), UTC)
 
 
-def _untrusted(address: str, host: str, error: ssl.SSLError, root_certificates: Path | None) -> str:
-    """Why TLS with an address fails, and what to do."""
+def _explain_tls_failure(address: str, host: str, error: ssl.SSLError, root_certificates: Path | None) -> str:
+    """Say why TLS with an address fails, and what to do."""
     if not isinstance(error, ssl.SSLCertVerificationError):
-        return f"{address} does not use TLS; {_alternative(insecure=False)}"
+        return f"{address} does not use TLS; {_suggest_alternative(insecure=False)}"
     certificate = f"the certificate of {address}"
     if error.verify_code == EXPIRED:
         return f"{certificate} has expired; make a new one on the server: fedflat deploy certificates DIR --host {host}"
@@ -116,5 +118,5 @@ def _untrusted(address: str, host: str, error: ssl.SSLError, root_certificates: 
     return f"{certificate} is not signed by {root_certificates}; ask the server's operator for the right ca.crt"
 
 
-def _alternative(insecure: bool) -> str:
+def _suggest_alternative(insecure: bool) -> str:
     return "try without --insecure" if insecure else "its SuperLink runs with --insecure, or it is another service"

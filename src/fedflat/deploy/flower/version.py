@@ -21,12 +21,12 @@ def require_flower() -> None:
 
 
 def check_version(installed: str) -> None:
-    """Raise ``UserError`` if a version of Flower is too old: ports and messages were different.
+    """Raise ``UserError`` if a version of Flower is too old: its ports and messages were different.
 
     >>> check_version("1.41.0"), check_version("2.0.0rc1")
     (None, None)
     """
-    numbers = tuple(int(number) for number in re.findall(r"\d+", installed)[:2])
-    if numbers < OLDEST:
+    major_and_minor = tuple(int(number) for number in re.findall(r"\d+", installed)[:2])
+    if major_and_minor < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise UserError(f"Flower {installed} is too old; fedflat needs {oldest} or newer: {INSTALL}")

@@ -20,20 +20,25 @@ def main(arguments: list[str]) -> None:
     """Serve the Runtime APIs at some addresses until the process ends."""
     require_flower()
     options = _parser().parse_args(arguments)
-    addresses: dict[str, str | None] = {**dict.fromkeys(options.addresses), **dict(options.tls)}
-    if not addresses or not all(
-        re.fullmatch(r".+:\d+", address) and int(address.rpartition(":")[2]) < 2**16 for address in addresses
-    ):
+    without_tls: dict[str, str | None] = dict.fromkeys(options.addresses)
+    addresses = without_tls | dict(options.tls)
+    if not addresses or not all(_is_address(address) for address in addresses):
         raise UserError(
             "expected addresses of Runtime APIs, for example: "
             "python -m fedflat.deploy.flower.warm 127.0.0.1:8100 127.0.0.1:8101"
         )
-    from fedflat.deploy.flower.forks import serve
+    from fedflat.deploy.flower.forks import serve_addresses
 
-    serve(addresses)
+    serve_addresses(addresses)
+
+
+def _is_address(text: str) -> bool:
+    """Whether ``text`` has the form HOST:PORT with a valid port."""
+    return re.fullmatch(r".+:\d+", text) is not None and int(text.rpartition(":")[2]) < 2**16
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line: addresses, and --tls with an address and its authority."""
     parser = argparse.ArgumentParser(
         "python -m fedflat.deploy.flower.warm", description="Handle the tasks of SuperNodes and of a SuperLink."
     )

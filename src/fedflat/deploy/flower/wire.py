@@ -1,4 +1,4 @@
-"""The content of messages: flat vectors as arrays under their full names, never pickles, and numbers and words."""
+"""The content of messages: flat vectors as arrays under their full names (never pickles), a header and numbers."""
 
 from __future__ import annotations
 
@@ -13,39 +13,45 @@ from fedflat.algorithms.algorithm import Algorithm, States, flat_fields, flat_st
 
 MODEL, DISPLACEMENT, GRADIENT, BUFFERS, INTEGERS = "model", "displacement", "gradient", "buffers", "integers/"
 """Names of arrays that do not belong to a slot; the last one is a prefix."""
-ARRAYS, NUMBERS, WORDS, REFUSAL = "arrays", "numbers", "words", "refusal"
+ARRAYS, NUMBERS, HEADER, REFUSAL = "arrays", "numbers", "header", "refusal"
 """Names of the records of a message."""
 
 
-def content(
+def message_content(
     tensors: Mapping[str, Tensor] | None = None,
-    words: Mapping[str, int | float | str] | None = None,
+    header: Mapping[str, int | float | str] | None = None,
     numbers: Mapping[str, float] | None = None,
 ) -> RecordDict:
-    """The content of a message."""
+    """Return the content of a message.
+
+    Args:
+        tensors: sent as arrays, by flat name.
+        header: which task this is: experiment, round, client, ...
+        numbers: metrics and counts of an answer.
+    """
     records = RecordDict()
     if tensors is not None:
         arrays = {name: Array(tensor.detach().cpu().contiguous().numpy()) for name, tensor in tensors.items()}
         records[ARRAYS] = ArrayRecord(arrays)
-    if words is not None:
-        records[WORDS] = ConfigRecord(dict(words))
+    if header is not None:
+        records[HEADER] = ConfigRecord(dict(header))
     if numbers is not None:
         records[NUMBERS] = MetricRecord({name: float(value) for name, value in numbers.items()})
     return records
 
 
 def refusal(reason: str) -> RecordDict:
-    """The content of an answer that refuses a task."""
+    """Return the content of an answer that refuses a task."""
     return RecordDict({REFUSAL: ConfigRecord({"why": reason})})
 
 
 def tensors_of(record: ArrayRecord, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """Received arrays as tensors on a device."""
+    """Return received arrays as tensors on a device."""
     return {name: torch.from_numpy(array).to(device) for name, array in numpy_of(record).items()}
 
 
 def numpy_of(record: ArrayRecord) -> dict[str, np.ndarray]:
-    """Received arrays; an unreadable one becomes an empty uint8 array, which inspection refuses."""
+    """Return received arrays; an unreadable one becomes an empty uint8 array, which inspection refuses."""
     arrays = {}
     for name, array in record.items():
         try:
@@ -56,23 +62,23 @@ def numpy_of(record: ArrayRecord) -> dict[str, np.ndarray]:
 
 
 def numbers_of(records: RecordDict) -> dict[str, float]:
-    """The numbers of an answer, without values that are not numbers."""
+    """Return the numbers of an answer, without values that are not numbers."""
     numbers = records.metric_records.get(NUMBERS) or {}
     return {name: value for name, value in numbers.items() if isinstance(value, int | float)}
 
 
 def refusal_reason(records: RecordDict) -> str | None:
-    """The reason for which an answer refuses; None if it does not."""
+    """Return why an answer refuses its task; None if it does not."""
     record = records.config_records.get(REFUSAL)
     return None if record is None else str(record.get("why", "it gives no reason"))
 
 
-def joined_as(client: int, examples: int) -> dict[str, int | float | str]:
-    """The words that identify a site since its greeting."""
+def client_header(client: int, examples: int) -> dict[str, int | float | str]:
+    """Return the part of a header that says which client a node joined as, and with how many examples."""
     return {"client": client, "examples": examples}
 
 
-def sent_down(algorithm: Algorithm, server: States) -> dict[str, Tensor]:
-    """The part of the server's state that clients receive, under flat names."""
+def broadcast_state(algorithm: Algorithm, server: States) -> dict[str, Tensor]:
+    """Return the part of the server's state that clients receive, under flat names."""
     fields = flat_fields(algorithm.server_fields())
     return {name: value for name, value in flat_state(server).items() if fields[name].sent}

@@ -15,10 +15,10 @@ from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
 from fedflat.data import Dataset
-from fedflat.deploy.flower.wire import BUFFERS, MODEL, content, numbers_of
+from fedflat.deploy.flower.wire import BUFFERS, MODEL, message_content, numbers_of
 from fedflat.deploy.server.engine import SitesEngine
 from fedflat.deploy.server.ledger import Ledger
-from fedflat.deploy.server.nodes import Nodes, too_few
+from fedflat.deploy.server.nodes import Nodes, too_few_clients
 from fedflat.deploy.settings import Deployment, deployment_of, experiment_of
 from fedflat.deploy.trust.identity import identity_of
 from fedflat.deploy.trust.privacy import check_noise
@@ -42,7 +42,7 @@ def server_app(
     model: Callable[[], nn.Module] | None = None,
     task: Callable[[], Task] | None = None,
 ) -> ServerApp:
-    """The ServerApp of a federation.
+    """Return the ServerApp of a federation.
 
     Args:
         data: returns the dataset that the server evaluates on; by default the config's dataset.
@@ -54,7 +54,13 @@ def server_app(
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         try:
-            serve(grid, context.run_config, data and data(), model and model(), task and task())
+            serve(
+                grid,
+                context.run_config,
+                data() if data else None,
+                model() if model else None,
+                task() if task else None,
+            )
         except UserError as error:
             raise SystemExit(f"fedflat: {error}") from None
 
@@ -68,25 +74,41 @@ def serve(
     model: nn.Module | None = None,
     task: Task | None = None,
 ) -> Record:
-    """Run an experiment over a federation, from its last checkpoint if its folder has one."""
+    """Run an experiment over a federation, from its last checkpoint if its folder has one.
+
+    Args:
+        grid: Flower's connection to the nodes.
+        run_config: Flower's run config, with the settings of the experiment and the deployment.
+        data: what the server evaluates on; by default the config's dataset.
+        model: user-supplied model.
+        task: user-supplied task.
+    """
     config, deployment = name_user_objects(experiment_of(run_config), data, model), deployment_of(run_config)
     folder = RunFolder(deployment.out.expanduser().absolute())
 
-    def engine(run: Run) -> SitesEngine:
+    def build_engine(run: Run) -> SitesEngine:
         check_noise(deployment, run.problem, run.training)
         nodes = Nodes(grid, identity_of(run.problem, run.training), len(run.partition.clients))
         return SitesEngine(run.problem, nodes, Ledger(folder.path / LEDGER), deployment)
 
-    resume = _is_resumable(folder, config, deployment)
-    options: dict[str, Any] = {"callbacks": (_ProgressLog(),), "resume": resume, "engine": engine}
-    run = Run(config, folder.path, data=data, model=model, task=task, **options)
+    run = Run(
+        config,
+        folder.path,
+        data=data,
+        model=model,
+        task=task,
+        callbacks=(_ProgressLog(),),
+        resume=_is_resumable(folder, config, deployment),
+        engine=build_engine,
+    )
     _check_minimum(run, deployment.minimum)
     sites = run.engine
     assert isinstance(sites, SitesEngine)
     clients = len(run.partition.clients)
-    sites.nodes.gather(lambda: len(sites.nodes.present) >= clients, deployment.wait, deployment.timeout)
-    if len(sites.nodes.present) < deployment.minimum:
-        raise too_few(len(sites.nodes.present), deployment.minimum, "too few sites have joined")
+    sites.nodes.wait_for(lambda: len(sites.nodes.present) >= clients, deployment.wait, deployment.timeout)
+    joined = len(sites.nodes.present)
+    if joined < deployment.minimum:
+        raise too_few_clients(joined, deployment.minimum, "too few sites have joined")
     record = run.go()
     if deployment.score:
         _score_sites(sites, record, run.primary, clients)
@@ -111,17 +133,19 @@ def _is_resumable(folder: RunFolder, config: Config, deployment: Deployment) -> 
 
 def _check_minimum(run: Run, minimum: int) -> None:
     """Raise ``UserError`` for a minimum that some round cannot reach."""
-    smallest = min(range(run.config.init_rounds, run.config.training.rounds), key=lambda round: len(run.cohort(round)))
-    count = len(run.cohort(smallest))
-    if count < minimum:
+    cohort_sizes = {
+        round: len(run.cohort(round)) for round in range(run.config.init_rounds, run.config.training.rounds)
+    }
+    smallest_round = min(cohort_sizes, key=lambda round: cohort_sizes[round])
+    if cohort_sizes[smallest_round] < minimum:
         raise UserError(
-            f"deploy.minimum={minimum}, but only {count} clients take part in round {smallest}; "
-            "lower it or raise federation.clients_per_round"
+            f"deploy.minimum={minimum}, but only {cohort_sizes[smallest_round]} clients take part in round "
+            f"{smallest_round}; lower it or raise federation.clients_per_round"
         )
 
 
 def _experiment_name(folder: Path) -> str:
-    """The name under which nodes save state: drawn once and stored with the run."""
+    """Return the name under which nodes save state: drawn once and stored with the run."""
     path = folder / SITES
     if not path.exists():
         write_whole(path, json.dumps({"experiment": secrets.token_hex(8)}) + "\n")
@@ -131,18 +155,19 @@ def _experiment_name(folder: Path) -> str:
 def _score_sites(sites: SitesEngine, record: Record, name: str, clients: int) -> None:
     """Ask every site for the final model's metrics on its held-out data, and store them with the run."""
     model = record.models.get(name, record.models["server"])
-    down = {MODEL: model.weights} | ({BUFFERS: model.buffers} if len(model.buffers) else {})
-    asked = {client: content(down) for client in range(clients)}
-    answers, missing = sites.nodes.ask("evaluate", asked, "score", sites.deployment.timeout)
-    scores = {str(client): _finite(numbers_of(records)) for client, records in answers.items()}
-    assert record.folder is not None
+    tensors = {MODEL: model.weights}
+    if len(model.buffers):
+        tensors[BUFFERS] = model.buffers
+    contents = {client: message_content(tensors) for client in range(clients)}
+    answers, missing = sites.nodes.ask("evaluate", contents, "score", sites.deployment.timeout)
+    scores = {}
+    for client, records in answers.items():
+        numbers = numbers_of(records).items()
+        # JSON has no NaN or infinity.
+        scores[str(client)] = {metric: value if math.isfinite(value) else None for metric, value in numbers}
     reasons = {str(client): reason for client, reason in missing.items()}
-    result = {"model": name, "sites": scores, "missing": reasons}
-    write_whole(record.folder.path / SCORES, json.dumps(result) + "\n")
-
-
-def _finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+    assert record.folder is not None
+    write_whole(record.folder.path / SCORES, json.dumps({"model": name, "sites": scores, "missing": reasons}) + "\n")
 
 
 class _ProgressLog(Callback):

@@ -1,4 +1,4 @@
-"""The engine of a real federation: asks the sites' nodes to train, inspects what they send, and reduces it.
+"""The engine of a real federation: asks the sites' nodes to train, inspects their updates and averages them.
 
 It replaces the loop engine of a simulation; averages, checkpoints, metrics and resuming are the same code.
 """
@@ -21,17 +21,17 @@ from fedflat.deploy.flower.wire import (
     GRADIENT,
     INTEGERS,
     MODEL,
-    content,
-    joined_as,
+    broadcast_state,
+    client_header,
+    message_content,
     numbers_of,
     numpy_of,
-    sent_down,
 )
 from fedflat.deploy.server.ledger import Ledger
-from fedflat.deploy.server.nodes import NOT_CONNECTED, Nodes, too_few
+from fedflat.deploy.server.nodes import NOT_CONNECTED, Nodes, too_few_clients
 from fedflat.deploy.settings import Deployment
 from fedflat.deploy.trust.inspection import ArraySpec, ExpectedUpdates, Update, inspect_updates
-from fedflat.deploy.trust.privacy import CLIPPING_NORM, noise
+from fedflat.deploy.trust.privacy import CLIPPING_NORM, draw_noise
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.cohort import ClientReport, CohortBuffers, reduce_rows
@@ -56,27 +56,28 @@ class SitesEngine:
         """Train a cohort for one round, without clients that are not connected, are late, or send unusable updates."""
         deployment = self.deployment
         for attempt in range(deployment.tries):
-            asked = self._connected(cohort)
-            current = _RoundAttempt(self, training, round, model, server, asked)
-            outcome = current.train() if len(asked) >= deployment.minimum else None
-            numbers = [client.number for client in cohort if client.number not in self.nodes.present]
-            missing = dict.fromkeys(numbers, NOT_CONNECTED) | current.missing
-            for problem, reasons in (("refused", current.refused), ("without an update", missing)):
-                for client, reason in reasons.items():
-                    log.warning("round %d: client %d is %s: %s", round, client, problem, reason)
+            connected = self._connected_clients(cohort)
+            current = _RoundAttempt(self, training, round, model, server, connected)
+            outcome = current.train() if len(connected) >= deployment.minimum else None
+            absent = [client.number for client in cohort if client.number not in self.nodes.present]
+            missing = dict.fromkeys(absent, NOT_CONNECTED) | current.missing
+            for client, reason in current.refused.items():
+                log.warning("round %d: client %d is refused: %s", round, client, reason)
+            for client, reason in missing.items():
+                log.warning("round %d: client %d is without an update: %s", round, client, reason)
             if outcome is not None:
                 self.ledger.record(round, current.accepted, current.refused, missing)
                 return outcome
             log.warning(
                 "round %d: try %d of %d gave %d updates", round, attempt + 1, deployment.tries, len(current.accepted)
             )
-        raise too_few(len(current.accepted), deployment.minimum, f"round {round} has too few updates")
+        raise too_few_clients(len(current.accepted), deployment.minimum, f"round {round} has too few updates")
 
-    def _connected(self, cohort: list[Client]) -> list[Client]:
-        """The clients of a cohort whose nodes are connected, with the examples that they joined with."""
+    def _connected_clients(self, cohort: list[Client]) -> list[Client]:
+        """Wait for the cohort's nodes; return the connected clients, with the examples that they joined with."""
         numbers = {client.number for client in cohort}
         enough = min(self.deployment.minimum, len(cohort))
-        self.nodes.gather(
+        self.nodes.wait_for(
             lambda: len(numbers & self.nodes.present.keys()) >= enough, self.deployment.wait, self.deployment.timeout
         )
         present = self.nodes.present
@@ -87,12 +88,12 @@ class SitesEngine:
         ]
 
     def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
-        """Does nothing: sites draw their batches themselves."""
+        """Do nothing: sites draw their batches themselves."""
 
     def evaluate(
         self, models: dict[str, ModelState], examples: dict[str, Examples]
     ) -> dict[str, dict[str, dict[str, float]]]:
-        """Metrics of every model on the server's held-out data: model -> set -> metric -> value."""
+        """Return the metrics of every model on the server's held-out data: model -> set -> metric -> value."""
         return self._evaluator.evaluate(models, examples)
 
 
@@ -103,6 +104,7 @@ class _RoundAttempt:
         accepted: clients whose updates were accepted.
         refused: why other updates were not, by client.
         missing: why other clients sent none, by client.
+        z: the broadcast model.
     """
 
     def __init__(
@@ -121,50 +123,48 @@ class _RoundAttempt:
         self.missing: dict[int, str] = {}
         self.z = training.algorithm.broadcast(model.weights, server)
         self._examples = {client.number: len(client.indices) for client in cohort}
-        self._extra_cost = (0, 0)
+        self._extra_cost = (0, 0)  # backward passes and samples of the common gradient
 
     def train(self) -> Outcome | None:
-        """The outcome of the round; None if too few updates are usable."""
-        common = None
-        down = self._down()
+        """Train the cohort; returns None if too few updates are usable."""
+        common_gradient = None
+        broadcast = self._broadcast()
         if self.training.algorithm.drift.full_gradient == "common":
-            common = self._common_gradient(down)
-            if common is None:
+            common_gradient = self._common_gradient(broadcast)
+            if common_gradient is None:
                 return None
-            down = {GRADIENT: common}
-        updates = self._inspected(self._ask("train", down), self._expected())
-        return None if updates is None else self._reduced(updates, common)
+            broadcast = {GRADIENT: common_gradient}  # sites have kept the rest
+        updates = self._accept(self._ask("train", broadcast), self._expected_updates())
+        return None if updates is None else self._reduce(updates, common_gradient)
 
-    def _inspected(self, updates: list[Update], expected: ExpectedUpdates) -> list[Update] | None:
-        """The accepted updates; None if they are too few."""
+    def _accept(self, updates: list[Update], expected: ExpectedUpdates) -> list[Update] | None:
+        """Inspect updates and return the accepted ones; None if they are too few."""
         accepted, refused = inspect_updates(updates, expected)
         self.refused |= refused
         self.accepted = [update.client for update in accepted]
         return accepted if len(accepted) >= self.engine.deployment.minimum else None
 
-    def _down(self) -> dict[str, Tensor]:
-        """What clients receive: as listed on the algorithm's card, and shared BatchNorm statistics."""
-        down = {MODEL: self.z, **sent_down(self.training.algorithm, self.server)}
+    def _broadcast(self) -> dict[str, Tensor]:
+        """Return what clients receive: the tensors on the algorithm's card, and shared BatchNorm statistics."""
+        broadcast = {MODEL: self.z, **broadcast_state(self.training.algorithm, self.server)}
         if not self.training.own_statistics:
             if len(self.model.buffers):
-                down[BUFFERS] = self.model.buffers
-            down |= {INTEGERS + name: value for name, value in self.model.integers.items()}
-        return down
+                broadcast[BUFFERS] = self.model.buffers
+            broadcast |= {INTEGERS + name: value for name, value in self.model.integers.items()}
+        return broadcast
 
-    def _ask(self, kind: str, down: Mapping[str, Tensor]) -> list[Update]:
-        """The updates of the clients that answer, in cohort order."""
+    def _ask(self, kind: str, tensors: Mapping[str, Tensor]) -> list[Update]:
+        """Send tensors to the clients and return the updates of those that answer, in cohort order."""
         engine, round = self.engine, self.round
         asked = [client.number for client in self.cohort if client.number not in self.missing | self.refused]
-        words: dict[str, int | float | str] = {"experiment": engine.experiment, "round": round}
-        if engine.deployment.clipping_norm is not None:
-            words[CLIPPING_NORM] = engine.deployment.clipping_norm
-        contents = {
-            client: content(
-                down,
-                words | joined_as(client, self._examples[client]) | {"before": engine.ledger.last(client, round)},
-            )
-            for client in asked
-        }
+        contents = {}
+        for client in asked:
+            header = client_header(client, self._examples[client])
+            header |= {"experiment": engine.experiment, "round": round}
+            header["before"] = engine.ledger.last_stamp(client, round)
+            if engine.deployment.clipping_norm is not None:
+                header[CLIPPING_NORM] = engine.deployment.clipping_norm
+            contents[client] = message_content(tensors, header)
         answers, missing = engine.nodes.ask(kind, contents, str(round), engine.deployment.timeout)
         self.missing |= missing
         updates = []
@@ -174,66 +174,75 @@ class _RoundAttempt:
                 updates.append(Update(client, numpy_of(arrays) if arrays else {}, numbers_of(answers[client])))
         return updates
 
-    def _expected(self) -> ExpectedUpdates:
-        """What honest updates of this cohort look like."""
+    def _expected_updates(self) -> ExpectedUpdates:
+        """Return what honest updates of this cohort look like."""
         training, deployment = self.training, self.engine.deployment
         steps = {
             client: len(training.plan.batches(training.seed, self.round, client, count))
             for client, count in self._examples.items()
         }
-        rates = {count: self._sum_of_rates(count) for count in set(steps.values())}
+        sums_of_rates = {count: self._sum_of_rates(count) for count in set(steps.values())}
         return ExpectedUpdates(
-            expected_arrays(self.engine.problem, training),
-            self._examples,
-            steps,
-            {client: rates[count] for client, count in steps.items()},
-            deployment.bound,
-            deployment.clipping_norm,
+            arrays=expected_arrays(self.engine.problem, training),
+            examples=self._examples,
+            steps=steps,
+            rates={client: sums_of_rates[count] for client, count in steps.items()},
+            bound=deployment.bound,
+            clipping_norm=deployment.clipping_norm,
         )
 
     def _sum_of_rates(self, steps: int) -> float:
-        """The sum of the learning rates over a client's steps."""
+        """Return the sum of the learning rates over a client's steps."""
         training = self.training
         total, round = torch.tensor(float(steps)), torch.tensor(float(self.round))
         rates = [
-            training.algorithm.lr_schedule(training.schedule, round, torch.tensor(float(k)), total)
-            for k in range(steps)
+            training.algorithm.lr_schedule(training.schedule, round, torch.tensor(float(step)), total)
+            for step in range(steps)
         ]
         return float(sum(float(lr) for lr in rates))
 
-    def _common_gradient(self, down: Mapping[str, Tensor]) -> Tensor | None:
-        """The mean of the clients' full gradients at z [parameters], weighted by examples."""
-        no_training = {"rates": 0.0, "loss": 0.0, "steps": 0}
+    def _common_gradient(self, broadcast: Mapping[str, Tensor]) -> Tensor | None:
+        """Return the mean of the clients' full gradients at z [parameters], weighted by examples.
+
+        None if too few gradients are usable.
+        """
+        no_training = {"rates": 0.0, "loss": 0.0, "steps": 0}  # a gradient does not report these
         updates = [
-            update._replace(numbers={**update.numbers, **no_training}) for update in self._ask("train.gradient", down)
+            update._replace(numbers={**update.numbers, **no_training})
+            for update in self._ask("train.gradient", broadcast)
         ]
-        spec = ArraySpec(tuple(self.z.shape), self.z.cpu().numpy().dtype)
-        none, no_rates = dict.fromkeys(self._examples, 0), dict.fromkeys(self._examples, 0.0)
-        expected = ExpectedUpdates({GRADIENT: spec}, self._examples, none, no_rates, self.engine.deployment.bound)
-        accepted = self._inspected(updates, expected)
+        expected = ExpectedUpdates(
+            arrays={GRADIENT: ArraySpec(tuple(self.z.shape), self.z.cpu().numpy().dtype)},
+            examples=self._examples,
+            steps=dict.fromkeys(self._examples, 0),
+            rates=dict.fromkeys(self._examples, 0.0),
+            bound=self.engine.deployment.bound,
+        )
+        accepted = self._accept(updates, expected)
         if accepted is None:
             return None
-        passes = int(sum(update.numbers["backward_passes"] for update in accepted))
-        self._extra_cost = passes, int(sum(update.numbers["samples"] for update in accepted))
+        backward_passes = int(sum(update.numbers["backward_passes"] for update in accepted))
+        samples = int(sum(update.numbers["samples"] for update in accepted))
+        self._extra_cost = backward_passes, samples
         rows = torch.stack([torch.from_numpy(update.arrays[GRADIENT]) for update in accepted]).to(self.z)
         return weighted_sum(rows, by_samples([self._examples[update.client] for update in accepted]))
 
-    def _reduced(self, updates: list[Update], common: Tensor | None) -> Outcome:
-        """The outcome from accepted updates, with the code that reduces a simulated cohort."""
+    def _reduce(self, updates: list[Update], common_gradient: Tensor | None) -> Outcome:
+        """Average accepted updates with the code that reduces a simulated cohort."""
         size = len(self.z)
         buffers = CohortBuffers.new(self.training.algorithm, size, len(self.model.buffers), len(updates), self.z)
         buffers.client = {}  # clients' states stay at the sites
-        if common is not None:
-            buffers.common_gradient.copy_(common)
+        if common_gradient is not None:
+            buffers.common_gradient.copy_(common_gradient)
         for row, update in enumerate(updates):
             tensors = {name: torch.from_numpy(array) for name, array in update.arrays.items()}
             buffers.displacement[row].copy_(tensors[DISPLACEMENT])
             buffers.buffers[row].copy_(tensors.get(BUFFERS, self.model.buffers))
             for name, rows in buffers.sent.items():
                 rows[row].copy_(tensors[name])
-        drawn = noise(self.engine.deployment, size)
-        if drawn is not None:
-            buffers.displacement[0] += torch.from_numpy(drawn).to(self.z)
+        noise = draw_noise(self.engine.deployment, size)
+        if noise is not None:
+            buffers.displacement[0] += torch.from_numpy(noise).to(self.z)
         reports = [_report(update, self.z.device) for update in updates]
         by_number = {client.number: client for client in self.cohort}
         cohort = [by_number[update.client] for update in updates]
@@ -245,21 +254,22 @@ class _RoundAttempt:
 
 
 def expected_arrays(problem: Problem, training: Training) -> dict[str, ArraySpec]:
-    """Every array that a client sends after training, by name."""
-    size, real = problem.layout.size, torch.empty(0, dtype=problem.dtype).numpy().dtype
-    specs = {DISPLACEMENT: ArraySpec((size,), real)}
+    """Return shape and dtype of every array that a client sends after training, by name."""
+    size, dtype = problem.layout.size, torch.empty(0, dtype=problem.dtype).numpy().dtype
+    specs = {DISPLACEMENT: ArraySpec((size,), dtype)}
     for name, field in flat_fields(training.algorithm.message_fields()).items():
-        specs[name] = ArraySpec((size,) if field.vector else (), real)
+        specs[name] = ArraySpec((size,) if field.vector else (), dtype)
     if not training.own_statistics:
         _, buffers, integers = problem.initial()
         if len(buffers):
-            specs[BUFFERS] = ArraySpec((len(buffers),), real)
+            specs[BUFFERS] = ArraySpec((len(buffers),), dtype)
         for name, value in integers.items():
             specs[INTEGERS + name] = ArraySpec(tuple(value.shape), value.cpu().numpy().dtype)
     return specs
 
 
 def _report(update: Update, device: torch.device) -> ClientReport:
+    """Convert a received update to the report of a simulated client."""
     numbers = update.numbers
     integers = {
         name.removeprefix(INTEGERS): torch.from_numpy(array).to(device)

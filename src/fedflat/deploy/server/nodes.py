@@ -11,7 +11,7 @@ from typing import NamedTuple
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedflat.deploy.flower.wire import WORDS, content, refusal_reason
+from fedflat.deploy.flower.wire import HEADER, message_content, refusal_reason
 from fedflat.deploy.trust.identity import Identity
 from fedflat.errors import UserError
 
@@ -19,14 +19,14 @@ log = logging.getLogger("flwr")
 POLL, LONGEST_POLL, SLOWDOWN = 0.2, 2.0, 1.3
 """First and longest interval between polls in seconds, and its growth: polling keeps the SuperLink busy."""
 GREETING_TIMEOUT, GREETINGS = 60.0, 2
-"""Seconds that a new node has to answer a greeting, and how often it is greeted before it is given up."""
+"""Seconds that a new node has to answer a greeting, and the number of greetings before we give up."""
 NOT_CONNECTED = "its node is not connected"
 Answers = tuple[dict[int, RecordDict], dict[int, str]]
 """Answers by client, and for every other client that was asked, why there is none."""
 
 
-class Greeting(NamedTuple):
-    """What a node said when it joined: Flower's id of the node, and the client's number of examples."""
+class JoinedNode(NamedTuple):
+    """A node that has joined: Flower's id of the node, and its client's number of examples."""
 
     node: int
     examples: int
@@ -49,13 +49,13 @@ class Nodes:
 
     def __init__(self, grid: Grid, identity: Identity, clients: int) -> None:
         self._grid, self._identity, self._clients = grid, identity, clients
-        self._known: set[int] = set()
-        self._greeted: Counter[int] = Counter()
-        self._displaced: set[int] = set()
-        self.present: dict[int, Greeting] = {}
+        self._settled: set[int] = set()  # nodes that need no greeting: joined, refused or given up
+        self._greetings: Counter[int] = Counter()  # by node
+        self._displaced: set[int] = set()  # nodes whose client has joined again from another node
+        self.present: dict[int, JoinedNode] = {}
         self.refused: dict[int, str] = {}
 
-    def gather(self, enough: Callable[[], bool], wait: float, timeout: float) -> None:
+    def wait_for(self, enough: Callable[[], bool], wait: float, timeout: float) -> None:
         """Greet new nodes until there are enough or ``wait`` seconds have passed; each has ``timeout`` to answer."""
         deadline = time.monotonic() + wait
         while True:
@@ -65,60 +65,62 @@ class Nodes:
             time.sleep(POLL)
 
     def _greet(self, timeout: float) -> None:
+        """Forget nodes that have left, greet new ones and admit those that answer."""
         connected = set(self._grid.get_node_ids())
-        remaining = {client: greeting for client, greeting in self.present.items() if greeting.node in connected}
+        remaining = {client: joined for client, joined in self.present.items() if joined.node in connected}
         if len(remaining) < len(self.present):  # a displaced node may take the place of one that left
-            self._known -= self._displaced
+            self._settled -= self._displaced
             self._displaced.clear()
         self.present = remaining
-        self._known &= connected
-        new = sorted(connected - self._known)
-        if not new:
+        self._settled &= connected
+        new_nodes = sorted(connected - self._settled)
+        if not new_nodes:
             return
-        words = self._identity.values()
-        contents = {node: content(words=words) for node in new}
+        contents = {node: message_content(header=self._identity.values()) for node in new_nodes}
         answers, missing = self._exchange("query.hello", contents, "hello", min(timeout, GREETING_TIMEOUT))
-        self._greeted.update(new)
-        self._known |= {node for node in missing if self._greeted[node] >= GREETINGS}
-        for node in missing:
-            log.warning("node %d did not answer the greeting: %s", node, missing[node])
+        self._greetings.update(new_nodes)
+        for node, reason in missing.items():
+            log.warning("node %d did not answer the greeting: %s", node, reason)
+            if self._greetings[node] >= GREETINGS:
+                self._settled.add(node)
         for node, records in answers.items():
-            self._known.add(node)
-            self._admit(node, records)
+            self._settled.add(node)
+            reason = self._join(node, records)
+            if reason is not None:
+                self.refused[node] = reason
+                log.warning("node %d is refused: %s", node, reason)
 
-    def _admit(self, node: int, records: RecordDict) -> None:
+    def _join(self, node: int, records: RecordDict) -> str | None:
+        """Let a node that answered a greeting join; returns why it is refused, or None."""
         reason = refusal_reason(records)
         if reason is not None:
-            return self._refuse(node, reason)
-        words = records.config_records.get(WORDS) or {}
-        client, examples = words.get("client"), words.get("examples")
-        differences = self._identity.differences(words, "at the server", "at the node")
+            return reason
+        header = records.config_records.get(HEADER) or {}
+        client, examples = header.get("client"), header.get("examples")
+        differences = self._identity.differences(header, "at the server", "at the node")
         if differences:
-            return self._refuse(node, f"client {client!r} cannot take part: {differences}")
+            return f"client {client!r} cannot take part: {differences}"
         if not isinstance(client, int) or not 0 <= client < self._clients:
-            return self._refuse(node, f"it claims to be client {client!r}; expected 0 to {self._clients - 1}")
+            return f"it claims to be client {client!r}; expected 0 to {self._clients - 1}"
         if not isinstance(examples, int) or examples < 1:
-            return self._refuse(node, f"client {client!r} claims to have {examples!r} examples; expected at least one")
-        self.present = {taken: greeting for taken, greeting in self.present.items() if greeting.node != node}
+            return f"client {client!r} claims to have {examples!r} examples; expected at least one"
+        # A node that was restarted under its old id may have joined as another client before.
+        self.present = {number: joined for number, joined in self.present.items() if joined.node != node}
         if client in self.present:
-            other = self.present[client].node
-            self._displaced.add(other)
+            previous_node = self.present[client].node
+            self._displaced.add(previous_node)
             log.warning(
                 "client %d is no longer node %d but node %d; if both are running, give one another partition-id",
                 client,
-                other,
+                previous_node,
                 node,
             )
-        self.present[client] = Greeting(node, examples)
+        self.present[client] = JoinedNode(node, examples)
         log.info("client %d is node %d, with %d examples", client, node, examples)
         return None
 
-    def _refuse(self, node: int, reason: str) -> None:
-        self.refused[node] = reason
-        log.warning("node %d is refused: %s", node, reason)
-
     def ask(self, kind: str, contents: Mapping[int, RecordDict], group: str, timeout: float) -> Answers:
-        """Send a message to each client and collect the answers.
+        """Send a message to each client and return the answers, and why other clients gave none.
 
         Args:
             kind: Flower's message type.
@@ -129,28 +131,34 @@ class Nodes:
         node_of = {client: self.present[client].node for client in contents if client in self.present}
         client_of = {node: client for client, node in node_of.items()}
         by_node = {node: contents[client] for client, node in node_of.items()}
-        answered, missing = self._exchange(kind, by_node, group, timeout)
+        answers_by_node, missing = self._exchange(kind, by_node, group, timeout)
         answers: dict[int, RecordDict] = {}
         reasons = {client: NOT_CONNECTED for client in contents if client not in node_of}
         reasons |= {client_of[node]: reason for node, reason in missing.items()}
-        for node, records in answered.items():
+        for node, records in answers_by_node.items():
             reason = refusal_reason(records)
             if reason is None:
                 answers[client_of[node]] = records
             else:
                 reasons[client_of[node]] = reason
-                self._known.discard(node)  # greet it again: a node restarted under its old id has changed
+                self._settled.discard(node)  # greet it again: a node restarted under its old id has changed
         return answers, reasons
 
     def _exchange(self, kind: str, contents: Mapping[int, RecordDict], group: str, timeout: float) -> Answers:
-        """Send a message to each node and collect answers until all have arrived or the time is up."""
+        """Send a message to each node and collect answers until all have arrived or the time is up.
+
+        The same as ``ask``, but with nodes instead of clients.
+        """
         deadline = time.monotonic() + timeout
         messages = [Message(records, node, kind, ttl=timeout + 5, group_id=group) for node, records in contents.items()]
-        ids = list(self._grid.push_messages(messages))
-        waiting = dict(zip(ids, contents, strict=True))
-        reasons = {node: "the message could not be sent" for message_id, node in waiting.items() if not message_id}
-        waiting = {message_id: node for message_id, node in waiting.items() if message_id}
+        waiting: dict[str, int] = {}  # nodes by message id
         answers: dict[int, RecordDict] = {}
+        reasons: dict[int, str] = {}
+        for message_id, node in zip(self._grid.push_messages(messages), contents, strict=True):
+            if message_id:
+                waiting[message_id] = node
+            else:
+                reasons[node] = "the message could not be sent"
         pause = POLL
         while waiting:
             for reply in self._grid.pull_messages(list(waiting)):
@@ -168,9 +176,9 @@ class Nodes:
         return answers, reasons
 
 
-def too_few(present: int, minimum: int, problem: str) -> UserError:
-    """The error that ends a run with too few clients."""
+def too_few_clients(count: int, minimum: int, problem: str) -> UserError:
+    """Return the error that ends a run with too few clients."""
     return UserError(
-        f"{problem}: {present} of at least {minimum} (deploy.minimum); start more SuperNodes or check their logs, "
+        f"{problem}: {count} of at least {minimum} (deploy.minimum); start more SuperNodes or check their logs, "
         "then run it again: it continues from its last checkpoint"
     )

@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedflat.data import Dataset
-from fedflat.deploy.flower.wire import ARRAYS, GRADIENT, WORDS, content, joined_as, refusal, tensors_of
+from fedflat.deploy.flower.wire import ARRAYS, GRADIENT, HEADER, client_header, message_content, refusal, tensors_of
 from fedflat.deploy.settings import experiment_of
 from fedflat.deploy.site.client_memory import require_writable
 from fedflat.deploy.site.site import Site
@@ -20,8 +20,8 @@ from fedflat.deploy.trust.privacy import Mod, apply_mods, check_mods
 from fedflat.engines.problem.task import Task
 from fedflat.errors import UserError
 
-HELD, HELD_ROUND = "fedflat", "fedflat-round"
-"""Keys in a node's context: what it received in the first phase of a round (not sent again), and which round."""
+RECEIVED, RECEIVED_ROUND = "fedflat", "fedflat-round"
+"""Keys in a node's context: the arrays of the first phase of a round (not sent again), and the round."""
 
 
 def client_app(
@@ -30,49 +30,58 @@ def client_app(
     task: Callable[[], Task] | None = None,
     mods: Sequence[Mod] = (),
 ) -> ClientApp:
-    """The ClientApp of a federation's sites.
+    """Return the ClientApp of a federation's sites.
 
     Args:
         data: returns a site's own data, given its number; by default a site takes its part of the config's dataset.
         model: returns a user-supplied model.
         task: returns a user-supplied task.
         mods: Flower's mods for differential privacy, such as ``LocalDpMod`` and ``fixedclipping_mod``; they are applied
-            to what a site sends.
+            to the displacement that a site sends.
     """
     app = ClientApp()
 
-    def site(context: Context) -> Site:
+    def build_site(context: Context) -> Site:
         client = _client_number(context)
-        config = experiment_of(context.run_config)
-        return Site(config, client, state_folder(context), data and data(client), model and model(), task and task())
+        return Site(
+            experiment_of(context.run_config),
+            client,
+            state_folder(context),
+            data(client) if data else None,
+            model() if model else None,
+            task() if task else None,
+        )
 
     @app.query("hello")
     def hello(message: Message, context: Context) -> Message:
-        return _answer(message, lambda: _hello(site(context), message, mods))
+        return _reply(message, lambda: _join(build_site(context), message, mods))
 
     @app.train("gradient")
     def gradient(message: Message, context: Context) -> Message:
-        return _answer(message, lambda: _gradient(site(context), message, context))
+        return _reply(message, lambda: _compute_gradient(build_site(context), message, context))
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        work = lambda: _answer(message, lambda: _train(site(context), message, context))  # noqa: E731
-        return apply_mods(mods, message, context, work)
+        def train_and_reply() -> Message:
+            return _reply(message, lambda: _train(build_site(context), message, context))
+
+        return apply_mods(mods, message, context, train_and_reply)
 
     @app.evaluate()
     def score(message: Message, context: Context) -> Message:
-        return _answer(message, lambda: _score(site(context), message))
+        return _reply(message, lambda: _score(build_site(context), message))
 
     return app
 
 
 def state_folder(context: Context) -> Path:
-    """Where a node saves its client's state: ``--node-config state=...``, $FEDFLAT_STATE or ~/.fedflat/state."""
+    """Return the folder for the client's state: ``--node-config state=...``, $FEDFLAT_STATE or ~/.fedflat/state."""
     folder = context.node_config.get("state") or os.environ.get("FEDFLAT_STATE") or "~/.fedflat/state"
     return Path(str(folder)).expanduser().absolute()
 
 
 def _client_number(context: Context) -> int:
+    """Return the number that a SuperNode was started with."""
     number = context.node_config.get("partition-id")
     if not isinstance(number, int):
         raise UserError(
@@ -81,8 +90,8 @@ def _client_number(context: Context) -> int:
     return number
 
 
-def _answer(message: Message, work: Callable[[], RecordDict]) -> Message:
-    """The answer to a message; a ``UserError`` is sent to the server as a refusal."""
+def _reply(message: Message, work: Callable[[], RecordDict]) -> Message:
+    """Reply to a message with the result of ``work``; a ``UserError`` is sent to the server as a refusal."""
     try:
         records = work()
     except UserError as error:
@@ -90,54 +99,60 @@ def _answer(message: Message, work: Callable[[], RecordDict]) -> Message:
     return Message(records, reply_to=message)
 
 
-def _words(message: Message) -> dict[str, Any]:
-    return dict(message.content.config_records[WORDS])
+def _header(message: Message) -> dict[str, Any]:
+    return dict(message.content.config_records[HEADER])
 
 
-def _hello(site: Site, message: Message, mods: Sequence[Mod]) -> RecordDict:
+def _join(site: Site, message: Message, mods: Sequence[Mod]) -> RecordDict:
+    """Answer the server's greeting with the site's identity; raises ``UserError`` if the site cannot take part."""
     identity = site.identity()
     check_mods(mods, site.problem, site.training)
     if site.has_state:
         require_writable(site.folder)
-    differences = identity.differences(_words(message), "at the node", "at the server")
+    differences = identity.differences(_header(message), "at the node", "at the server")
     if differences:
         raise UserError(
             f"client {site.client} cannot take part: {differences}; use the same experiment and version on both sides"
         )
-    return content(words={**identity.values(), **joined_as(site.client, len(site.indices))})
+    return message_content(header={**identity.values(), **client_header(site.client, len(site.indices))})
 
 
-def _check_joined_as(site: Site, words: Mapping[str, Any]) -> None:
-    """Refuse a task if this node was restarted since it joined, as another client or with other data."""
-    if joined_as(site.client, len(site.indices)).items() <= words.items():
-        return
-    raise UserError(
-        f"this node is client {site.client} with {len(site.indices)} examples, but joined as client {words['client']} "
-        f"with {words['examples']}; it was restarted and waits for a new greeting"
-    )
+def _require_same_client(site: Site, header: Mapping[str, Any]) -> None:
+    """Raise ``UserError`` if this node was restarted since it joined, as another client or with other data."""
+    client, examples = header["client"], header["examples"]
+    if (site.client, len(site.indices)) != (client, examples):
+        raise UserError(
+            f"this node is client {site.client} with {len(site.indices)} examples, but joined as client {client} "
+            f"with {examples}; it was restarted and waits for a new greeting"
+        )
 
 
-def _gradient(site: Site, message: Message, context: Context) -> RecordDict:
-    words, arrays = _words(message), message.content.array_records[ARRAYS]
-    _check_joined_as(site, words)
-    context.state[HELD], context.state[HELD_ROUND] = arrays, ConfigRecord({"round": int(words["round"])})
-    gradient, numbers = site.full_gradient(int(words["round"]), tensors_of(arrays, site.problem.device))
-    return content({GRADIENT: gradient}, numbers=numbers)
+def _compute_gradient(site: Site, message: Message, context: Context) -> RecordDict:
+    """Do the first phase of a round: keep the received arrays for the second one, and send the full gradient."""
+    header, arrays = _header(message), message.content.array_records[ARRAYS]
+    _require_same_client(site, header)
+    context.state[RECEIVED] = arrays
+    context.state[RECEIVED_ROUND] = ConfigRecord({"round": int(header["round"])})
+    gradient, numbers = site.full_gradient(int(header["round"]), tensors_of(arrays, site.problem.device))
+    return message_content({GRADIENT: gradient}, numbers=numbers)
 
 
 def _train(site: Site, message: Message, context: Context) -> RecordDict:
-    words, device = _words(message), site.problem.device
-    _check_joined_as(site, words)
+    """Train a round and send the update; a received gradient completes the arrays of the round's first phase."""
+    header, device = _header(message), site.problem.device
+    _require_same_client(site, header)
     received = tensors_of(message.content.array_records[ARRAYS], device)
     if GRADIENT in received:
-        if HELD not in context.state or context.state.config_records[HELD_ROUND]["round"] != words["round"]:
+        if RECEIVED not in context.state or context.state.config_records[RECEIVED_ROUND]["round"] != header["round"]:
             raise UserError(
                 "this node was restarted during the round and lost what it received; it waits for the next round"
             )
-        received |= tensors_of(context.state.array_records[HELD], device)
-    sent, numbers = site.train(str(words["experiment"]), int(words["round"]), int(words["before"]), received)
-    return content(sent, numbers=numbers)
+        received |= tensors_of(context.state.array_records[RECEIVED], device)
+    sent, numbers = site.train(str(header["experiment"]), int(header["round"]), int(header["before"]), received)
+    return message_content(sent, numbers=numbers)
 
 
 def _score(site: Site, message: Message) -> RecordDict:
-    return content(numbers=site.score(tensors_of(message.content.array_records[ARRAYS], site.problem.device)))
+    """Send the metrics of the received model on the site's held-out data."""
+    received = tensors_of(message.content.array_records[ARRAYS], site.problem.device)
+    return message_content(numbers=site.score(received))

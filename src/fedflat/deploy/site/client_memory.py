@@ -23,7 +23,7 @@ FRESH = 0
 
 
 def require_writable(folder: Path) -> None:
-    """Raise ``UserError`` if a folder cannot be written to, before a client trains in vain."""
+    """Raise ``UserError`` if a folder cannot be written to, before the client trains for nothing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=folder).close()
@@ -46,12 +46,12 @@ class ClientMemory:
     def __init__(self, folder: Path, experiment: str, client: int) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", experiment):
             raise UserError(
-                f"experiment name {experiment!r} of the server is no valid folder name; expected letters and digits"
+                f"experiment name {experiment!r} of the server is not a valid folder name; expected letters and digits"
             )
         self.folder = folder / experiment / f"client-{client}"
 
     def read(self, stamp: int) -> dict[str, Tensor]:
-        """The state with a stamp, by flat name; empty for ``FRESH``."""
+        """Return the state with a stamp, by flat name; empty for ``FRESH``."""
         if stamp == FRESH:
             return {}
         path = self._file(stamp)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor, nn
 
-from fedflat.algorithms import algorithm
+from fedflat.algorithms import algorithm as build_algorithm
 from fedflat.algorithms.algorithm import flat_state
 from fedflat.data import Dataset
 from fedflat.deploy.flower.wire import BUFFERS, DISPLACEMENT, GRADIENT, INTEGERS, MODEL
@@ -50,24 +50,27 @@ class Site:
         task: Task | None = None,
     ) -> None:
         self.client, self.folder = client, folder
-        self.problem, partition = build_problem(_alone(config) if data is not None else config, data, model, task)
-        clients = (config.data.clients or 1) if data is not None else len(partition.clients)
+        has_own_data = data is not None
+        problem_config = _as_only_client(config) if has_own_data else config
+        self.problem, partition = build_problem(problem_config, data, model, task)
+        clients = (config.data.clients or 1) if has_own_data else len(partition.clients)
         if not 0 <= client < clients:
             raise UserError(
                 f"this node claims to be client {client}, but the federation has clients 0 to {clients - 1}; "
                 "start its SuperNode with --node-config 'partition-id=N'"
             )
-        self.indices: np.ndarray = (
-            np.arange(len(self.problem.data.train)) if data is not None else partition.clients[client]
-        )
-        self.training: Training = training_of(config, algorithm(config.algorithm), clients)
+        if has_own_data:
+            self.indices = np.arange(len(self.problem.data.train))
+        else:
+            self.indices = partition.clients[client]
+        self.training: Training = training_of(config, build_algorithm(config.algorithm), clients)
 
     def identity(self) -> Identity:
-        """What the site must have in common with the server."""
+        """Return what the site must have in common with the server."""
         return identity_of(self.problem, self.training)
 
     def full_gradient(self, round: int, received: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
-        """The gradient of all its data at the received model [parameters], and the numbers to send with it."""
+        """Return the gradient of all its data at the received model [parameters], and the numbers to send with it."""
         with one_thread():
             cohort = self._cohort_of_one(received, {})
             gradient, passes, samples = common_gradient(
@@ -84,19 +87,22 @@ class Site:
             experiment: the server's name of the experiment.
             round: number of the round, from 0.
             before: stamp of the client's last accepted update.
-            received: what the server sent, by flat name.
+            received: the tensors that the server sent, by flat name.
 
         Returns:
             The tensors and the numbers to send.
         """
         memory = ClientMemory(self.folder, experiment, self.client)
         cohort = self._cohort_of_one(received, memory.read(before) if self.has_state else {})
-        _, _, integers = self.problem.initial()
-        integers = {name: received.get(INTEGERS + name, value) for name, value in integers.items()}
+        _, _, initial_integers = self.problem.initial()
+        integers = {name: received.get(INTEGERS + name, value) for name, value in initial_integers.items()}
         with one_thread():
             report = train_client(self.problem, self.training, cohort, round, 0, self.client, self.indices, integers)
         if self.has_state:
-            memory.write(self._state(cohort), round + 1, before)
+            state = {name: rows[0] for name, rows in cohort.client.items()}
+            if self.training.own_statistics:
+                state[STATISTICS] = cohort.buffers[0]
+            memory.write(state, round + 1, before)
         sent = {DISPLACEMENT: cohort.displacement[0], **{name: rows[0] for name, rows in cohort.sent.items()}}
         if not self.training.own_statistics:
             if cohort.buffers.shape[1]:
@@ -113,7 +119,7 @@ class Site:
         return sent, numbers
 
     def score(self, received: Mapping[str, Tensor]) -> dict[str, float]:
-        """Metrics of the received model on the data that this site holds out."""
+        """Return the metrics of the received model on the data that this site holds out."""
         _, buffers, integers = self.problem.initial()
         state = ModelState(received[MODEL], received.get(BUFFERS, buffers), integers)
         examples = self.problem.held_out["test"]
@@ -121,16 +127,16 @@ class Site:
         return {**metrics, "examples": len(examples)}
 
     def _cohort_of_one(self, received: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> CohortBuffers:
-        """Cohort buffers with one row, filled with what was received and the saved state."""
+        """Return cohort buffers with one row, filled with the received tensors and the saved state."""
         weights, buffers, _ = self.problem.initial()
-        chosen = self.training.algorithm
-        cohort = CohortBuffers.new(chosen, len(weights), len(buffers), 1, weights)
+        algorithm = self.training.algorithm
+        cohort = CohortBuffers.new(algorithm, len(weights), len(buffers), 1, weights)
         cohort.z.copy_(received[MODEL])
         for name, value in cohort.server.items():
             value.copy_(received[name])
         if GRADIENT in received:
             cohort.common_gradient.copy_(received[GRADIENT])
-        for name, value in flat_state(chosen.new_client(weights)).items():
+        for name, value in flat_state(algorithm.new_client(weights)).items():
             cohort.client[name][0].copy_(saved.get(name, value))
         cohort.buffers[0].copy_(saved.get(STATISTICS, received.get(BUFFERS, buffers)))
         return cohort
@@ -140,14 +146,9 @@ class Site:
         """Whether the client keeps anything from round to round."""
         return self.training.own_statistics or any(self.training.algorithm.client_fields().values())
 
-    def _state(self, cohort: CohortBuffers) -> dict[str, Tensor]:
-        state = {name: rows[0] for name, rows in cohort.client.items()}
-        return state | ({STATISTICS: cohort.buffers[0]} if self.training.own_statistics else {})
 
-
-def _alone(config: Config) -> Config:
-    """The config of a site with its own data: all training examples belong to one client."""
+def _as_only_client(config: Config) -> Config:
+    """Return the config of a site with its own data: all training examples belong to one client."""
     data = config.data.model_copy(update={"partition": "iid", "clients": 1, "validation": 0.0})
-    return config.model_copy(
-        update={"data": data, "federation": config.federation.model_copy(update={"clients_per_round": 1})}
-    )
+    federation = config.federation.model_copy(update={"clients_per_round": 1})
+    return config.model_copy(update={"data": data, "federation": federation})

@@ -40,37 +40,34 @@ def write_certificates(folder: Path, hosts: Sequence[str], sites: int, days: flo
     Returns:
         The files written.
     """
-    names = [_name(host) for host in dict.fromkeys((*hosts, *ITSELF))]
-    files = [
-        AUTHORITY,
-        AUTHORITY_KEY,
-        SERVER,
-        SERVER_KEY,
-        *(f"site-{site}.key{end}" for site in range(sites) for end in ("", ".pub")),
-    ]
+    names = [_certificate_name(host) for host in dict.fromkeys((*hosts, *ITSELF))]
+    files = [AUTHORITY, AUTHORITY_KEY, SERVER, SERVER_KEY]
+    for site in range(sites):
+        files += [f"site-{site}.key", f"site-{site}.key.pub"]
     existing = [name for name in files if (folder / name).exists()]
     if existing:
         raise UserError(f"{folder / existing[0]} exists and is not overwritten; choose another folder or move it away")
     create_folder(folder)
-    authority, server = ec.generate_private_key(CURVE), ec.generate_private_key(CURVE)
-    issuer, until = _authority(authority, days)
-    texts = {
-        AUTHORITY: issuer.public_bytes(Encoding.PEM),
-        AUTHORITY_KEY: _private(authority),
-        SERVER: _signed(server, names, authority, issuer, until).public_bytes(Encoding.PEM),
-        SERVER_KEY: _private(server),
+    authority_key, server_key = ec.generate_private_key(CURVE), ec.generate_private_key(CURVE)
+    authority, until = _authority_certificate(authority_key, days)
+    server = _server_certificate(server_key, names, authority_key, authority, until)
+    contents = {
+        AUTHORITY: authority.public_bytes(Encoding.PEM),
+        AUTHORITY_KEY: _private_bytes(authority_key),
+        SERVER: server.public_bytes(Encoding.PEM),
+        SERVER_KEY: _private_bytes(server_key),
     }
     for site in range(sites):
         key = ec.generate_private_key(CURVE)
-        texts[f"site-{site}.key"] = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-        texts[f"site-{site}.key.pub"] = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
+        contents[f"site-{site}.key"] = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+        contents[f"site-{site}.key.pub"] = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
     for name in files:
-        _write(folder / name, texts[name])
+        _write(folder / name, contents[name])
     return [folder / name for name in files]
 
 
-def _name(host: str) -> x509.GeneralName:
-    """A host in the notation of certificates: an address or a name."""
+def _certificate_name(host: str) -> x509.GeneralName:
+    """Return a host in the notation of certificates: an address or a name."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -82,8 +79,8 @@ def _name(host: str) -> x509.GeneralName:
     return x509.DNSName(host)
 
 
-def _authority(key: ec.EllipticCurvePrivateKey, days: float) -> tuple[x509.Certificate, datetime]:
-    """The self-signed authority, and when it and what it signs expire."""
+def _authority_certificate(key: ec.EllipticCurvePrivateKey, days: float) -> tuple[x509.Certificate, datetime]:
+    """Return the self-signed authority, and the time at which it and the certificates it signs expire."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedflat federation authority")])
     now = datetime.now(UTC)
     until = now + timedelta(days=days)
@@ -96,39 +93,40 @@ def _authority(key: ec.EllipticCurvePrivateKey, days: float) -> tuple[x509.Certi
         .not_valid_before(min(now, until) - CLOCK_SKEW)
         .not_valid_after(until)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(_key_usage(signs_certificates=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
     return builder.sign(key, hashes.SHA384()), until
 
 
-def _signed(
+def _server_certificate(
     key: ec.EllipticCurvePrivateKey,
     names: Sequence[x509.GeneralName],
-    authority: ec.EllipticCurvePrivateKey,
-    issuer: x509.Certificate,
+    authority_key: ec.EllipticCurvePrivateKey,
+    authority: x509.Certificate,
     until: datetime,
 ) -> x509.Certificate:
-    """The server's certificate."""
+    """Return the server's certificate for these host names, signed by the authority."""
     builder = (
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedflat federation server")]))
-        .issuer_name(issuer.subject)
+        .issuer_name(authority.subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(issuer.not_valid_before_utc)
+        .not_valid_before(authority.not_valid_before_utc)
         .not_valid_after(until)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(_key_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
     )
-    return builder.sign(authority, hashes.SHA384())
+    return builder.sign(authority_key, hashes.SHA384())
 
 
-def _usage(signs_certificates: bool) -> x509.KeyUsage:
+def _key_usage(signs_certificates: bool) -> x509.KeyUsage:
+    """Return what a key may be used for: signing certificates, or signing messages of TLS."""
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         key_cert_sign=signs_certificates,
@@ -142,7 +140,7 @@ def _usage(signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _private_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 

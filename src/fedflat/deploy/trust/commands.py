@@ -11,7 +11,7 @@ PORT, FIRST_NODE_PORT = 8000, 8100
 
 
 def secure_federation(folder: Path, host: str, sites: int) -> str:
-    """Instructions for starting a federation with the certificates in a folder.
+    """Return instructions for starting a federation with the certificates in a folder.
 
     Args:
         folder: holds the certificates and keys.
@@ -25,19 +25,22 @@ def secure_federation(folder: Path, host: str, sites: int) -> str:
         f"--ssl-ca-certfile {paths[AUTHORITY]} --ssl-certfile {paths[SERVER]} --ssl-keyfile {paths[SERVER_KEY]}"
     )
     supernode = f"flower-supernode --superlink {host}:{PORT} --root-certificates"
-    with_keys = "\n".join(
-        f"  flwr supernode register {shlex.quote(str(folder / f'site-{site}.key.pub'))} sites\n"
-        f"  {supernode} {paths[AUTHORITY]} "
-        f"--auth-supernode-private-key {shlex.quote(str(folder / f'site-{site}.key'))} "
-        f"--port {FIRST_NODE_PORT + site} --node-config 'partition-id={site}'"
-        for site in range(sites)
-    )
+    with_keys = []
+    for site in range(sites):
+        private_key = shlex.quote(str(folder / f"site-{site}.key"))
+        public_key = shlex.quote(str(folder / f"site-{site}.key.pub"))
+        with_keys += [
+            f"  flwr supernode register {public_key} sites",
+            f"  {supernode} {paths[AUTHORITY]} --auth-supernode-private-key {private_key} "
+            f"--port {FIRST_NODE_PORT + site} --node-config 'partition-id={site}'",
+        ]
     without_keys = (
         f"  ssh-keygen -t ecdsa -b 384 -N '' -f site.key          # at the site, which sends you site.key.pub\n"
         f"  flwr supernode register site.key.pub sites            # here\n"
         f"  {supernode} {AUTHORITY} --auth-supernode-private-key site.key "
         f"--port {FIRST_NODE_PORT} --node-config 'partition-id=N'  # at the site, which has {AUTHORITY} from you"
     )
+    site_commands = "\n".join(with_keys) or without_keys
     return f"""
 Start the server:
   {superlink}
@@ -48,6 +51,6 @@ Add it to the Flower configuration (flwr config list shows where) of everyone wh
   root-certificates = "{folder / AUTHORITY}"
 
 Once the server is up, for every site:
-{with_keys or without_keys}
+{site_commands}
 
 Give {AUTHORITY} to every site. Keep all files that end in .key secret."""

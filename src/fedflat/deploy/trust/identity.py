@@ -1,4 +1,4 @@
-"""What server and nodes must agree on before they work together, as values and short hashes."""
+"""The identity of an experiment: values and short hashes that must be equal at the server and at every node."""
 
 from __future__ import annotations
 
@@ -28,35 +28,42 @@ class Identity:
     classes: str
 
     def values(self) -> dict[str, str]:
-        """The fields as a dictionary, to be sent."""
+        """Return the fields as a dictionary, to be sent."""
         return asdict(self)
 
     def differences(self, other: Mapping[str, Any], here: str, there: str) -> str:
-        """What differs, with both sides' values; empty if nothing does. ``here`` and ``there`` name the sides."""
-        parts = [
-            f"{name} is {value} {here} but {other.get(name, 'missing')} {there}"
-            for name, value in self.values().items()
-            if other.get(name) != value
-        ]
+        """Describe the fields in which ``other`` differs; empty if none does.
+
+        Args:
+            other: the values received from the other side.
+            here: names this side in the text, e.g. "at the server".
+            there: names the other side.
+        """
+        parts = []
+        for name, value in self.values().items():
+            if other.get(name) != value:
+                parts.append(f"{name} is {value} {here} but {other.get(name, 'missing')} {there}")
         return "; ".join(parts)
 
 
 def identity_of(problem: Problem, training: Training) -> Identity:
-    """The identity of a problem and its training."""
+    """Return the identity of a problem and its training."""
     version = importlib.import_module("fedflat").__version__  # above all layers, so not imported statically
-    algorithm, classes = canonical(training.algorithm), ", ".join(problem.data.classes)
     return Identity(
-        version, _with_hash(algorithm), model_hash(problem, training), _training_hash(training), _with_hash(classes)
+        fedflat=version,
+        algorithm=_with_hash(canonical(training.algorithm)),
+        model=model_hash(problem, training),
+        training=_training_hash(training),
+        classes=_with_hash(", ".join(problem.data.classes)),
     )
 
 
 def model_hash(problem: Problem, training: Training) -> str:
-    """Hash of all trained names and shapes, and of the initial weights if clients' state starts from them."""
+    """Return a hash of all trained names and shapes, and of the initial weights if clients' state starts from them."""
     digest = hashlib.sha256()
     for layout in (problem.layout, problem.buffers):
-        digest.update(
-            repr([(name, tuple(shape)) for name, shape in zip(layout.names, layout.shapes, strict=True)]).encode()
-        )
+        names_and_shapes = [(name, tuple(shape)) for name, shape in zip(layout.names, layout.shapes, strict=True)]
+        digest.update(repr(names_and_shapes).encode())
     digest.update(str(problem.dtype).encode())
     digest.update(problem.frozen.fingerprint().encode())
     starts = [field.start for fields in training.algorithm.client_fields().values() for field in fields]
@@ -66,7 +73,7 @@ def model_hash(problem: Problem, training: Training) -> str:
 
 
 def _training_hash(training: Training) -> str:
-    """Hash of how clients train, without what only the server does."""
+    """Return a hash of the settings of local training; the server's own settings do not count."""
     parts = (
         training.descent,
         training.schedule,
@@ -79,4 +86,5 @@ def _training_hash(training: Training) -> str:
 
 
 def _with_hash(text: str) -> str:
+    """Return a text, shortened if necessary, with the hash of the full text."""
     return f"{shorten(text, LONGEST, placeholder='...')} ({hashlib.sha256(text.encode()).hexdigest()[:12]})"

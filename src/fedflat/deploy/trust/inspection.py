@@ -61,19 +61,23 @@ class ExpectedUpdates:
 
 
 def inspect_updates(updates: Sequence[Update], expected: ExpectedUpdates) -> tuple[list[Update], dict[int, str]]:
-    """The accepted updates in the same order, and the reason for each refused one by client."""
-    refused = {update.client: reason for update in updates if (reason := flaw(update, expected))}
-    sound = [update for update in updates if update.client not in refused]
-    refused |= outliers(sound, expected.bound)
+    """Return the accepted updates in the same order, and why the others are refused, by client."""
+    reasons = {update.client: find_flaw(update, expected) for update in updates}
+    refused = {client: reason for client, reason in reasons.items() if reason}
+    flawless = [update for update in updates if update.client not in refused]
+    refused |= find_outliers(flawless, expected.bound)
     return [update for update in updates if update.client not in refused], refused
 
 
-def flaw(update: Update, expected: ExpectedUpdates) -> str:
-    """What is wrong with an update on its own; empty if nothing is."""
+def find_flaw(update: Update, expected: ExpectedUpdates) -> str:
+    """Say what is wrong with an update by itself; empty if nothing is."""
     missing, extra = expected.arrays.keys() - update.arrays.keys(), update.arrays.keys() - expected.arrays.keys()
     if missing or extra:
-        parts = [f"lacks {', '.join(sorted(missing))}"] * bool(missing)
-        parts += [f"has unknown {', '.join(sorted(extra))}"] * bool(extra)
+        parts = []
+        if missing:
+            parts.append(f"lacks {', '.join(sorted(missing))}")
+        if extra:
+            parts.append(f"has unknown {', '.join(sorted(extra))}")
         return f"it {' and '.join(parts)}"
     for name, spec in expected.arrays.items():
         array = update.arrays[name]
@@ -83,20 +87,22 @@ def flaw(update: Update, expected: ExpectedUpdates) -> str:
             return f"{name} is {array.dtype}, not {spec.dtype}"
         if not np.isfinite(array).all():
             return f"{name} contains {'NaN' if np.isnan(array).any() else 'infinite numbers'}"
-    limit = expected.clipping_norm
-    if limit is not None and (norm := _norm(update.arrays["displacement"])) > limit * (1 + ROUNDING):
-        return f"the norm of displacement is {norm:.3g}, more than the clipping norm {limit:g}"
-    return _wrong_number(update, expected)
+    if expected.clipping_norm is not None:
+        norm = _norm(update.arrays["displacement"])
+        if norm > expected.clipping_norm * (1 + ROUNDING):
+            return f"the norm of displacement is {norm:.3g}, more than the clipping norm {expected.clipping_norm:g}"
+    return _find_wrong_number(update, expected)
 
 
-def _wrong_number(update: Update, expected: ExpectedUpdates) -> str:
+def _find_wrong_number(update: Update, expected: ExpectedUpdates) -> str:
+    """Say which reported number is missing or implausible; empty if none is."""
     numbers, client = update.numbers, update.client
     missing = [name for name in NUMBERS if name not in numbers]
     if missing:
         return f"it does not report {', '.join(missing)}"
-    bad = [name for name in NUMBERS if not math.isfinite(numbers[name])]
-    if bad:
-        return f"its {bad[0]} is {numbers[bad[0]]}"
+    for name in NUMBERS:
+        if not math.isfinite(numbers[name]):
+            return f"its {name} is {numbers[name]}"
     examples, steps, rates = expected.examples[client], expected.steps[client], expected.rates[client]
     if numbers["examples"] != examples:
         return f"it claims {numbers['examples']:g} examples, but joined with {examples}"
@@ -109,21 +115,23 @@ def _wrong_number(update: Update, expected: ExpectedUpdates) -> str:
     return ""
 
 
-def outliers(updates: Sequence[Update], bound: float) -> dict[int, str]:
-    """Updates with an array whose norm is more than ``bound`` times the cohort's median."""
+def find_outliers(updates: Sequence[Update], bound: float) -> dict[int, str]:
+    """Return why updates are implausible, by client: an array's norm is over ``bound`` times the cohort's median."""
     if len(updates) < ENOUGH_TO_COMPARE:
         return {}
     refused: dict[int, str] = {}
     for name in updates[0].arrays:
         norms = {update.client: _norm(update.arrays[name]) for update in updates}
-        usual = median(norms.values())
+        typical = median(norms.values())
         for client, norm in norms.items():
-            if usual > 0 and norm > bound * usual:
-                reason = f"the norm of {name} is {norm:.3g}, more than {bound:g} times the cohort's median {usual:.3g}"
+            if typical > 0 and norm > bound * typical:
+                reason = (
+                    f"the norm of {name} is {norm:.3g}, more than {bound:g} times the cohort's median {typical:.3g}"
+                )
                 refused.setdefault(client, reason)
     return refused
 
 
 def _norm(array: np.ndarray) -> float:
-    """The norm in float64, because the square of a huge float32 overflows."""
+    """Return the norm in float64, because the square of a huge float32 overflows."""
     return float(np.linalg.norm(array.astype(np.float64).ravel()))

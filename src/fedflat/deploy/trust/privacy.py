@@ -31,33 +31,36 @@ UNUSABLE = {
 
 
 def apply_mods(mods: Sequence[Mod], message: Message, context: Context, work: Callable[[], Message]) -> Message:
-    """The answer to a message, with mods applied to its displacement; ``work`` computes the answer."""
+    """Return the answer to a message, with mods applied to its displacement; ``work`` computes the answer."""
     if not mods:
         return work()
-    received, answers = message.content.array_records[ARRAYS], []
+    received = message.content.array_records[ARRAYS]
+    answers: list[Message] = []
 
-    def site(message: Message, context: Context) -> Message:
-        message.content[ARRAYS] = received
-        answers.append(work())
-        if NUMBERS in answers[0].content:
-            answers[0].content.metric_records[NUMBERS]["loss"] = 0.0  # it reveals the data and has no noise
-        return answers[0]
+    def answer_message(message: Message, context: Context) -> Message:
+        message.content[ARRAYS] = received  # mods saw only a displacement of zero
+        answer = work()
+        answers.append(answer)
+        if NUMBERS in answer.content:
+            answer.content.metric_records[NUMBERS]["loss"] = 0.0  # it reveals the data and has no noise
+        return answer
 
     zero = np.zeros_like(received[MODEL].numpy())
     message.content[ARRAYS] = ArrayRecord({DISPLACEMENT: Array(zero)})
-    call: Callable[[Message, Context], Message] = site
+    call: Callable[[Message, Context], Message] = answer_message
     for mod in reversed(mods):
         call = partial(mod, call_next=call)
     modified = call(message, context)
-    refused = bool(answers) and refusal_reason(answers[0].content) is not None
-    return answers[0] if refused else modified
+    if answers and refusal_reason(answers[0].content) is not None:  # a refusal has no displacement to modify
+        return answers[0]
+    return modified
 
 
 def check_mods(mods: Sequence[Mod], problem: Problem, training: Training) -> None:
     """Raise ``UserError`` for mods that cannot be used, or not with this algorithm."""
     for mod in mods:
         name = getattr(mod, "__name__", type(mod).__name__)
-        reason = UNUSABLE.get(name) or not_private(problem, training)
+        reason = UNUSABLE.get(name) or privacy_gap(problem, training)
         if reason:
             raise UserError(f"{name} cannot be used here: {reason}")
 
@@ -68,7 +71,7 @@ def check_noise(deployment: Deployment, problem: Problem, training: Training) ->
         if deployment.noise_multiplier:
             raise UserError("deploy.noise_multiplier is a multiple of deploy.clipping_norm; set that as well")
         return
-    reason = not_private(problem, training)
+    reason = privacy_gap(problem, training)
     if reason:
         raise UserError(f"deploy.clipping_norm cannot be used here: {reason}")
     if training.aggregation.weighting != "uniform" or training.aggregation.centre != "mean":
@@ -78,23 +81,24 @@ def check_noise(deployment: Deployment, problem: Problem, training: Training) ->
         )
 
 
-def not_private(problem: Problem, training: Training) -> str:
-    """Why noise on displacements would not cover everything that a site reveals; empty if it does."""
+def privacy_gap(problem: Problem, training: Training) -> str:
+    """Say why noise on displacements would not cover everything that a site reveals; empty if it does."""
     algorithm = training.algorithm
     sent = [field.name for fields in algorithm.message_fields().values() for field in fields]
+    has_buffers = len(problem.initial()[1]) > 0
     if algorithm.drift.full_gradient == "common":
         return "clients also send the gradient of their data, which would need its own noise"
     if sent:
         return f"clients also send {' and '.join(sent)}, which would need its own noise"
     if algorithm.drift.on_client():
         return "clients keep state without the noise, which would diverge from the server's"
-    if len(problem.initial()[1]) and not training.own_statistics:
+    if has_buffers and not training.own_statistics:
         return "BatchNorm statistics would be sent without noise; keep them at the sites with training.statistics=own"
     return ""
 
 
-def noise(deployment: Deployment, size: int) -> np.ndarray | None:
-    """Noise [size] for the server to add to one of n rows; None if none is configured.
+def draw_noise(deployment: Deployment, size: int) -> np.ndarray | None:
+    """Draw noise [size] for the server to add to one of n rows; None if none is configured.
 
     The mean of the rows then has noise of standard deviation multiplier * norm / n. It is drawn from the operating
     system's entropy, not from the run's seed, which every site knows.
