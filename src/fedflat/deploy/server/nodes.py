@@ -85,10 +85,10 @@ class Nodes:
                 self._settled.add(node)
         for node, records in answers.items():
             self._settled.add(node)
-            reason = self._join(node, records)
-            if reason is not None:
-                self.refused[node] = reason
-                log.warning("node %d is refused: %s", node, reason)
+            refusal = self._join(node, records)
+            if refusal is not None:
+                self.refused[node] = refusal
+                log.warning("node %d is refused: %s", node, refusal)
 
     def _join(self, node: int, records: RecordDict) -> str | None:
         """Let a node that answered a greeting join; returns why it is refused, or None."""
