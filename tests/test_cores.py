@@ -1,4 +1,4 @@
-"""Cores that may be used: those of the process, as far as its container's share of their time reaches."""
+"""The number of usable cores: affinity mask and CPU quota."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 
 import pytest
 
-from fedflat import cores
+from fedflat import processes
 from fedflat.processes import available_cores
 
 SECOND, FIRST = "0::/pod/mine\n", "3:memory:/x\n2:cpu,cpuacct:/pod/mine\n0::/\n"
 
 
 @pytest.mark.parametrize(
-    ("mine", "limits", "granted"),
+    ("mine", "limits", "quota"),
     [
         (SECOND, {"pod/mine/cpu.max": "150000 100000"}, 1.5),
         (SECOND, {"pod/mine/cpu.max": "max 100000", "pod/cpu.max": "400000 100000"}, 4),
@@ -29,14 +29,14 @@ SECOND, FIRST = "0::/pod/mine\n", "3:memory:/x\n2:cpu,cpuacct:/pod/mine\n0::/\n"
         ("", {}, math.inf),
     ],
 )
-def test_control_groups_limit_the_time_of_cores(tmp_path, monkeypatch, mine, limits, granted):
+def test_control_groups_limit_the_cores(tmp_path, monkeypatch, mine, limits, quota):
     (tmp_path / "mine").write_text(mine)
     for name, limit in limits.items():
         file = tmp_path / "groups" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(limit + "\n")
-    assert cores.granted(tmp_path / "groups", tmp_path / "mine") == granted
-    monkeypatch.setattr(cores, "GROUPS", tmp_path / "groups")
-    monkeypatch.setattr(cores, "MINE", tmp_path / "mine")
+    assert processes.cpu_quota(tmp_path / "groups", tmp_path / "mine") == quota
+    monkeypatch.setattr(processes, "CGROUP_ROOT", tmp_path / "groups")
+    monkeypatch.setattr(processes, "OWN_CGROUPS", tmp_path / "mine")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    assert available_cores() == math.ceil(min(8, granted)), "so many workers are started"
+    assert available_cores() == math.ceil(min(8, quota)), "the number of workers"

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from fedflat.experiment.rounds import Round
     from fedflat.reporting.result import Comparison, Result
 
-# Imported on first use, so that importing fedflat is no slower than importing torch.
-_MODULES = {
+# Names by module; a module is imported when one of its names is first used, so that importing fedflat stays fast.
+_NAMES = {
     "fedflat.algorithms": ("Algorithm", "algorithm", "canonical", "register"),
     "fedflat.api": ("Rounds", "compare", "load", "report", "resume", "rounds", "run", "sweep"),
     "fedflat.engines.problem.task": ("Classification", "Task"),
@@ -31,7 +31,7 @@ _MODULES = {
     "fedflat.experiment.rounds": ("Round",),
     "fedflat.reporting.result": ("Comparison", "Result"),
 }
-_WHERE = {name: module for module, names in _MODULES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = [
     "Algorithm",
     "Callback",
@@ -58,8 +58,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    """Import a public name or subpackage on first use."""
     if name in ("data", "flatness", "testing"):
         return importlib.import_module(f"fedflat.{name}")
-    if name in _WHERE:
-        return getattr(importlib.import_module(_WHERE[name]), name)
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module 'fedflat' has no attribute '{name}'")

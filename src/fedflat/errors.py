@@ -30,10 +30,11 @@ def one_of(what: str, name: object, known: Iterable[str], see: str = "", owner: 
     if not close and len(names) == 1:
         close = names
     if close:
-        hint = f"did you mean {' or '.join(filter(None, [', '.join(close[:-1]), close[-1]]))}?"
+        *others, last = close
+        hint = f"did you mean {', '.join(others)} or {last}?" if others else f"did you mean {last}?"
     elif len(names) <= 12:
         hint = f"expected one of {', '.join(names)}" if names else f"no {what} is available"
     else:
         hint = f"for example {', '.join(names[:5])}"
-    wrong = f"{owner} has no {what} '{name}'" if owner else f"unknown {what} '{name}'"
-    return UserError(f"{wrong}; {hint}{f' (list all: {see})' if see else ''}")
+    problem = f"{owner} has no {what} '{name}'" if owner else f"unknown {what} '{name}'"
+    return UserError(f"{problem}; {hint}" + (f" (list all: {see})" if see else ""))

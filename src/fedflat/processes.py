@@ -1,7 +1,7 @@
 """Supervised child processes: spawn, exchange messages over a pipe, notice death, clean up.
 
 Parallel runs, parallel searches, the CPU engine's workers and the benchmark all build on :class:`ChildProcess`.
-This module imports nothing else of fedflat.
+Also counts the CPU cores that this process may use.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as multiprocessing
+
+from fedflat.errors import UserError
 
 PATIENCE = 5.0
 """Seconds that a child has to exit before it is killed."""
@@ -56,11 +58,11 @@ class ChildProcess:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process: Any = context.Process(target=_run, args=(target, theirs, *args), daemon=daemon)
+        self.pipe, child_pipe = context.Pipe()
+        self.process: Any = context.Process(target=_run, args=(target, child_pipe, *args), daemon=daemon)
         with _environment(environment or {}), _without_main(), _interrupts_blocked():
             self.process.start()
-        theirs.close()
+        child_pipe.close()
 
     @property
     def pid(self) -> int:
@@ -87,9 +89,26 @@ class ChildProcess:
             return self.pipe.recv()
         except (EOFError, ConnectionError):
             self.process.join(PATIENCE)
-            killed = (self.process.exitcode or 0) < 0
-            reason = "was killed, most likely because memory ran out" if killed else "ended unexpectedly"
+            was_killed = (self.process.exitcode or 0) < 0  # minus the number of the signal
+            reason = "was killed, most likely because memory ran out" if was_killed else "ended unexpectedly"
             raise ChildDied(reason) from None
+
+
+def receive_from_parent(pipe: Connection) -> Any:
+    """Wait, in a child, for the parent's next message.
+
+    Raises:
+        UserError: the message contains an object whose class or function the child cannot import.
+        EOFError: the parent has closed the pipe.
+    """
+    try:
+        return pipe.recv()
+    except (ImportError, AttributeError) as error:  # raised by pickle; the message has been consumed
+        raise UserError(
+            f"a worker process cannot import a class or function that it needs ({error}); define it in a module that "
+            "every process can import, such as a file in the working directory or an installed package, "
+            "or use a single process (workers=1, jobs=1)"
+        ) from None
 
 
 def wait_for_any(children: Iterable[ChildProcess]) -> list[ChildProcess]:
@@ -111,7 +130,7 @@ def close_children(children: Iterable[ChildProcess], patience: float = PATIENCE)
 
 
 def can_travel(value: object) -> bool:
-    """Whether a value can be sent to a child: it is picklable and not defined in the running script."""
+    """Whether a value can be sent to a child: it is picklable and nothing in it is defined in the running script."""
     buffer = io.BytesIO()
     try:
         _WithoutTensors(buffer).dump(value)
@@ -124,6 +143,7 @@ class _WithoutTensors(pickle.Pickler):
     """Pickles everything except tensors, which pickling would move to shared memory."""
 
     def reducer_override(self, value: Any) -> Any:
+        """Pickle a tensor as ``int()``, and anything else as usual."""
         return (int, ()) if isinstance(value, torch.Tensor) else NotImplemented
 
 
@@ -151,6 +171,7 @@ def _run(target: Callable[..., None], pipe: Connection, *args: object) -> None:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables within the context."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -187,53 +208,54 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-GROUPS, MINE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-_limit: int | None = None
+CGROUP_ROOT, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_core_limit: int | None = None
 
 
-def use_cores(most: int) -> None:
-    """Limit this process to ``most`` cores, if several processes share the machine."""
-    global _limit  # noqa: PLW0603
-    _limit = most
+def use_cores(limit: int) -> None:
+    """Limit this process to ``limit`` cores, if several processes share the machine."""
+    global _core_limit  # noqa: PLW0603
+    _core_limit = limit
 
 
 def available_cores() -> int:
-    """Cores that this process may train on: its limit, or all usable ones."""
-    return usable_cores() if _limit is None else _limit
+    """The number of cores that this process may train on: its limit, or all usable ones."""
+    return usable_cores() if _core_limit is None else _core_limit
 
 
 def usable_cores() -> int:
-    """Cores in this process's affinity mask, limited by its CPU quota (rounded up)."""
+    """The number of cores in this process's affinity mask, limited by its CPU quota (rounded up)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min(cores, granted(GROUPS, MINE))))
+    return max(1, math.ceil(min(cores, cpu_quota(CGROUP_ROOT, OWN_CGROUPS))))
 
 
-def granted(groups: Path, mine: Path) -> float:
+def cpu_quota(root: Path, own_cgroups: Path) -> float:
     """The CPU quota of Linux control groups, as set by ``docker --cpus``, in cores; infinity without a limit.
 
     Args:
-        groups: root of the cgroup file system.
-        mine: the process's cgroup file. Limits of all parent groups apply. Version 2 writes ``cpu.max``,
-            version 1 separate files for quota and period.
+        root: root of the cgroup file system.
+        own_cgroups: file that lists this process's groups, one ``id:controllers:path`` per line. Limits of all parent
+            groups apply. Version 2 writes ``cpu.max``, version 1 separate files for quota and period.
     """
-    most = math.inf
-    for line in _read(mine).splitlines():
-        _, kinds, path = line.split(":", 2)
-        if kinds and "cpu" not in kinds.split(","):
+    smallest = math.inf
+    for line in _read(own_cgroups).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
             continue
-        group = groups / kinds
+        group = root / controllers  # version 2 lists no controllers
         for part in ("", *Path(path).parts[1:]):
             group /= part
-            limit = (
-                _read(group / "cpu.max") or f"{_read(group / 'cpu.cfs_quota_us')} {_read(group / 'cpu.cfs_period_us')}"
-            )
-            quota, _, period = limit.partition(" ")
+            if limit := _read(group / "cpu.max"):
+                quota, _, period = limit.partition(" ")
+            else:
+                quota, period = _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")
             if quota.isdigit():  # neither "max" nor -1
-                most = min(most, int(quota) / int(period))
-    return most
+                smallest = min(smallest, int(quota) / int(period))
+    return smallest
 
 
 def _read(file: Path) -> str:
+    """The content of a file; empty if it cannot be read."""
     try:
         return file.read_text().strip()
     except OSError:

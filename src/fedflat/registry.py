@@ -41,7 +41,7 @@ class Registry(Mapping[str, T]):
         self.see = see
         self._load = load
         self._components: dict[str, T] = {}
-        self._spelling: dict[str, str] = {}
+        self._spelling: dict[str, str] = {}  # registered name by folded name
         self._siblings: dict[str, Registry[Any]] = self._namespaces.setdefault(namespace, {}) if namespace else {}
         self._siblings[kind] = self  # a reloaded module replaces its registry
 
@@ -55,15 +55,15 @@ class Registry(Mapping[str, T]):
             raise UserError(
                 f"{name!r} is not a valid {self.kind} name; use letters, digits and hyphens, e.g. my-{self.kind}"
             )
-        key = self.spelling(name)
-        if key is not None and self._components[key] != component:
-            raise UserError(f"the {self.kind} '{key}' is already registered; choose another name")
-        for other in self._siblings.values():
-            if other.kind != self.kind and other.spelling(name):
+        existing = self.spelling(name)
+        if existing is not None and self._components[existing] != component:
+            raise UserError(f"the {self.kind} '{existing}' is already registered; choose another name")
+        for sibling in self._siblings.values():
+            if sibling.kind != self.kind and sibling.spelling(name):
                 raise UserError(
-                    f"'{name}' cannot name a {self.kind}: it already names a {other.kind}; choose another name"
+                    f"'{name}' cannot name a {self.kind}: it already names a {sibling.kind}; choose another name"
                 )
-        if key is None:
+        if existing is None:
             self._components[name] = component
             self._spelling[_folded(name)] = name
 
@@ -79,12 +79,12 @@ class Registry(Mapping[str, T]):
     def find(self, name: str) -> T:
         """The component called ``name``; an unknown name raises a ``UserError`` with the nearest known names."""
         if self.spelling(name) is None and self._load is not None:
-            load, self._load = self._load, None
+            load, self._load = self._load, None  # loading registers components, and is done only once
             load()
-        key = self.spelling(name)
-        if key is None:
+        registered_name = self.spelling(name)
+        if registered_name is None:
             raise self.unknown(name)
-        return self._components[key]
+        return self._components[registered_name]
 
     def unknown(self, name: str, also: Iterable[str] = ()) -> UserError:
         """The error for an unknown ``name``; ``also`` lists further valid names to suggest."""
@@ -105,4 +105,5 @@ class Registry(Mapping[str, T]):
 
 
 def _folded(name: str) -> str:
+    """A name in the form in which lookups compare it."""
     return name.lower().replace("-", "").replace("_", "")

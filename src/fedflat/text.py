@@ -14,7 +14,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -51,7 +51,8 @@ def parse(text: str) -> tuple[Call, ...]:
         match = _CALL.match(text, position)
         if not match:
             raise UserError(f"cannot read '{text}' at '{text[position:]}'; expected name(parameter=value), joined by +")
-        calls.append(Call(match[1], dict(_pairs(match[2] or "", text))))
+        name, inside = match.groups(default="")
+        calls.append(Call(name, _arguments(inside, text)))
         position = match.end()
         if position == len(text):
             return tuple(calls)
@@ -68,20 +69,21 @@ def parse_one(text: str) -> Call:
     return calls[0]
 
 
-def _pairs(inside: str, text: str) -> Iterator[tuple[str, Value]]:
+def _arguments(inside: str, text: str) -> dict[str, Value]:
+    """The values between the parentheses of a call, by parameter; ``text`` is quoted in messages."""
     pieces = [piece.strip() for piece in inside.split(",") if piece.strip()]
     if len(pieces) == 1 and "=" not in pieces[0]:
-        yield POSITIONAL, read_value(pieces[0])
-        return
-    seen = set()
+        return {POSITIONAL: read_value(pieces[0])}
+    values: dict[str, Value] = {}
     for piece in pieces:
         match = _PAIR.match(piece)
         if not match:
             raise UserError(f"cannot read '{piece}' in '{text}'; expected parameter=value")
-        if match[1] in seen:
-            raise UserError(f"'{text}' sets the parameter '{match[1]}' twice")
-        seen.add(match[1])
-        yield match[1], read_value(match[2])
+        name, value = match.groups()
+        if name in values:
+            raise UserError(f"'{text}' sets the parameter '{name}' twice")
+        values[name] = read_value(value)
+    return values
 
 
 def read_value(word: str) -> Value:
@@ -157,23 +159,20 @@ def parameters(spec: object) -> tuple[dataclasses.Field[Any], ...]:
 def changed(spec: object, base: object | None = None) -> dict[str, Value]:
     """The parameters in which a spec differs from ``base`` (default: the spec's own defaults)."""
     base = type(spec)() if base is None else base
-    return {f.name: getattr(spec, f.name) for f in parameters(spec) if getattr(spec, f.name) != getattr(base, f.name)}
+    names = [field.name for field in parameters(spec)]
+    return {name: getattr(spec, name) for name in names if getattr(spec, name) != getattr(base, name)}
 
 
 def show(name: str, values: Mapping[str, Value]) -> str:
-    """``name(parameter=value,...)``, or just ``name`` if there are no values."""
-    inside = ",".join(f"{key}={write_value(value)}" if key else write_value(value) for key, value in values.items())
-    return f"{name}({inside})" if inside else name
+    """``name(parameter=value,...)``, or just ``name`` if there are no values.
 
-
-def underscored(text: str) -> str:
-    """Replace hyphens in the name by underscores.
-
-    >>> underscored("fashion-mnist"), underscored("images(path=my-folder)")
-    ('fashion_mnist', 'images(path=my-folder)')
+    >>> show("dirichlet", {"alpha": 0.1}), show("dirichlet", {POSITIONAL: 0.1})
+    ('dirichlet(alpha=0.1)', 'dirichlet(0.1)')
     """
-    name, bracket, rest = text.partition("(")
-    return name.replace("-", "_") + bracket + rest
+    pieces = [
+        write_value(value) if key == POSITIONAL else f"{key}={write_value(value)}" for key, value in values.items()
+    ]
+    return f"{name}({','.join(pieces)})" if pieces else name
 
 
 def with_absolute_paths(text: str, specs: Mapping[str, Any]) -> str:
@@ -185,65 +184,77 @@ def with_absolute_paths(text: str, specs: Mapping[str, Any]) -> str:
     """
     by_name = {name.lower().replace("-", "_"): spec for name, spec in specs.items()}
 
-    def convert(match: re.Match[str]) -> str:
-        spec = by_name.get(match[1].lower().replace("-", "_"))
+    def convert(call: re.Match[str]) -> str:
+        name, parenthesis, inside = call.groups()
+        spec = by_name.get(name.lower().replace("-", "_"))
         fields = () if spec is None else parameters(spec)
-        paths = {field.name for field in fields if field.metadata.get("path")}
-        if not paths:
-            return match[0]
-        return match[1] + match[2] + ",".join(_absolute(p, paths, fields[0].name) for p in match[3].split(","))
+        path_parameters = {field.name for field in fields if field.metadata.get("path")}
+        if not path_parameters:
+            return call[0]
+        pieces = [_with_absolute_path(piece, path_parameters, fields[0].name) for piece in inside.split(",")]
+        return name + parenthesis + ",".join(pieces)
 
     return re.sub(r"([A-Za-z][\w-]*)(\s*\()([^()]*)(?=\))", convert, text)
 
 
-def _absolute(piece: str, paths: set[str], first: str) -> str:
+def _with_absolute_path(piece: str, path_parameters: set[str], first_parameter: str) -> str:
+    """Make the path in one ``parameter=value``, or one positional value, absolute; other pieces stay unchanged."""
     key, equals, value = piece.partition("=") if "=" in piece else ("", "", piece)
-    given = value.strip().strip("\"'")
-    if not given or (key.strip() if equals else first) not in paths:
+    parameter = key.strip() if equals else first_parameter
+    relative = value.strip().strip("\"'")
+    if not relative or parameter not in path_parameters:
         return piece
-    path = str(Path(given).expanduser().absolute())
-    writable = not set(path) & set(",()")  # the notation has no escapes
-    return key + equals + value.replace(value.strip(), path) if writable else piece
+    absolute = str(Path(relative).expanduser().absolute())
+    if set(absolute) & set(",()"):  # cannot be written, because the notation has no escapes
+        return piece
+    return key + equals + value.replace(value.strip(), absolute)
 
 
 def choices(spec: object, name: str) -> tuple[Value, ...]:
     """The values that a ``Literal`` parameter accepts; empty for other types."""
-    kind = _kinds(spec if isinstance(spec, type) else type(spec))[name]
-    return typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+    annotation = _type_hints(spec if isinstance(spec, type) else type(spec))[name]
+    return typing.get_args(annotation) if typing.get_origin(annotation) is typing.Literal else ()
 
 
 @cache  # evaluating annotations is slow
-def _kinds(spec: type) -> dict[str, Any]:
+def _type_hints(spec: type) -> dict[str, Any]:
     return typing.get_type_hints(spec)
 
 
 def _checked(spec: object, field: dataclasses.Field[Any], value: Value, what: str) -> Value:
-    kind = _kinds(type(spec))[field.name]  # type: ignore[arg-type]
+    """Check a value against a parameter's type and range; returns it, with 1 and 1.0 converted to that type."""
+    annotation = _type_hints(type(spec))[field.name]  # type: ignore[arg-type]
     setting = f"{what}: {field.name}={write_value(value)}"
     allowed = choices(spec, field.name)
     if allowed:
         if not any(value == choice and type(value) is type(choice) for choice in allowed):  # 1 == 1.0 == True
             raise UserError(f"{setting} is invalid; expected one of {', '.join(map(write_value, allowed))}")
         return value
-    kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    if value is None and type(None) in kinds:
+    accepted = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    if value is None and type(None) in accepted:
         return None
-    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+    if float in accepted and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
-    if int in kinds and isinstance(value, float) and value.is_integer():
+    if int in accepted and isinstance(value, float) and value.is_integer():
         value = int(value)
-    if type(value) not in kinds:
+    if type(value) not in accepted:
         names = {float: "a number", int: "an integer", bool: "true or false", str: "a word", type(None): "none"}
-        raise UserError(f"{setting} is invalid; expected {' or '.join(names[k] for k in kinds)}")
+        raise UserError(f"{setting} is invalid; expected {' or '.join(names[kind] for kind in accepted)}")
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         _check_range(value, field, setting)
     return value
 
 
 def _check_range(value: float, field: dataclasses.Field[Any], setting: str) -> None:
+    """Raise a ``UserError`` unless a number is finite and within the bounds that ``param`` declared."""
     low, high, above = (field.metadata.get(key) for key in ("low", "high", "above"))
-    low_ok = (low is None or value >= low) and (above is None or value > above)
-    if math.isfinite(value) and low_ok and (high is None or value <= high):
+    violated = [
+        not math.isfinite(value),
+        low is not None and value < low,
+        above is not None and value <= above,
+        high is not None and value > high,
+    ]
+    if not any(violated):
         return
     named = {"at least": low, "above": above, "at most": high}
     bounds = " and ".join(f"{words} {bound}" for words, bound in named.items() if bound is not None)

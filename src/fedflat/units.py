@@ -27,12 +27,16 @@ def shown_metric(value: float | None, metric: str) -> str:
 
 
 def with_unit(metric: str) -> str:
-    """A metric's name with its unit, for column headings."""
+    """A metric's name with its unit, for column headings.
+
+    >>> with_unit("accuracy"), with_unit("loss")
+    ('accuracy %', 'loss')
+    """
     return f"{metric} %" if is_share(metric) else metric
 
 
 def shown_bytes(count: float | None) -> str:
-    """A number of bytes.
+    """Format a number of bytes in decimal units.
 
     >>> shown_bytes(123), shown_bytes(45_600_000)
     ('123 B', '45.6 MB')

@@ -116,7 +116,7 @@ def test_a_folder_that_nodes_do_not_see(ray: Any, tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     marker = tmp_path / "here" / "sweep.json"
     marker.write_text("as it is here")
-    location = SweepLocation.here(marker)
+    location = SweepLocation.of_this_process(marker)
     marker.write_text("as it is there")
     doing = ClusterSchedule(ray, work, location, None)
     doing.submit()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -142,3 +144,34 @@ def test_full_shared_memory_is_explained(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.Tensor, "share_memory_", full)
     with pytest.raises(UserError, match=r"no space left on device \(28\).*--workers 1"):
         fedflat.run("fedavg", rounds=1, workers=2)
+
+
+MODULE = """
+from torch import nn
+
+class Elsewhere(nn.Sequential):
+    def __init__(self, classes=10, inputs=64):
+        super().__init__(nn.Flatten(), nn.Linear(inputs, classes))
+"""
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[nn.Module]:
+    """A model of a module that this process has loaded from a file and others cannot import."""
+    (tmp_path / "elsewhere_model.py").write_text(MODULE)
+    spec = importlib.util.spec_from_file_location("elsewhere_model", tmp_path / "elsewhere_model.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "elsewhere_model", module)
+    spec.loader.exec_module(module)
+    model: type[nn.Module] = module.Elsewhere
+    return model
+
+
+def test_a_class_that_workers_cannot_import_is_named(elsewhere: type[nn.Module]) -> None:
+    settings = {**SETTINGS, "model": elsewhere()}
+    with pytest.raises(UserError, match=r"cannot import.*'elsewhere_model'.*define it in a module.*workers=1"):
+        fedflat.run("fedavg", workers=2, **settings)
+    with pytest.raises(UserError, match=r"cannot import.*'elsewhere_model'.*define it in a module.*jobs=1"):
+        fedflat.compare(["fedavg", "fedsam"], seeds=1, jobs=2, **settings)
+    assert fedflat.run("fedavg", workers=1, **settings).status == "finished"

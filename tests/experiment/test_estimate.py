@@ -105,11 +105,11 @@ def test_checkpoints_are_no_more_frequent_than_a_disk_likes(tmp_path: Path, monk
     told("fedavg", tmp_path / "fast")
     assert saved == [40]
     monkeypatch.setattr("fedflat.experiment.store.checkpoint.SECONDS_BETWEEN", 0.0)
-    monkeypatch.setattr("fedflat.experiment.store.checkpoint.MOST_OF_THE_TIME", float("inf"))
+    monkeypatch.setattr("fedflat.experiment.store.checkpoint.MAX_TIME_FRACTION", float("inf"))
     told("fedavg", tmp_path / "slow")
     assert saved[1:] == [10, 20, 30, 40]
     saved.clear()
-    monkeypatch.setattr("fedflat.experiment.store.checkpoint.MOST_OF_THE_TIME", 1e-6)
+    monkeypatch.setattr("fedflat.experiment.store.checkpoint.MAX_TIME_FRACTION", 1e-6)
     told("fedavg", tmp_path / "dear")
     assert saved == [10, 40]
 

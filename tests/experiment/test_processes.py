@@ -24,7 +24,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RemoteCallback
 from fedflat.experiment.campaign import compare as comparing
 from fedflat.experiment.campaign.compare import SomeFailed, compare
-from fedflat.experiment.campaign.processes import RunJob, _warnings_sent, side_by_side
+from fedflat.experiment.campaign.processes import RunJob, _warnings_sent, run_in_parallel
 from fedflat.experiment.config import Config, config
 from fedflat.models import MODELS, ImageModelSpec
 
@@ -112,7 +112,7 @@ def test_side_by_side_is_as_in_a_row(tmp_path: Path) -> None:
 def test_a_killed_job_does_not_stop_the_others() -> None:
     endless = BASE.model_copy(update={"training": BASE.training.model_copy(update={"rounds": 10**6})})
     outcomes = dict(
-        side_by_side([RunJob(endless), RunJob(BASE), RunJob(BASE.model_copy(update={"seed": 1}))], 1, (Killer(),))
+        run_in_parallel([RunJob(endless), RunJob(BASE), RunJob(BASE.model_copy(update={"seed": 1}))], 1, (Killer(),))
     )
     assert isinstance(outcomes[0], UserError) and "was killed" in str(outcomes[0]) and "memory" in str(outcomes[0])
     assert [getattr(outcomes[number], "status", "") for number in (1, 2)] == ["finished", "finished"]
@@ -139,39 +139,39 @@ class Interruption(Watcher):
 def test_an_interruption_ends_the_processes() -> None:
     endless = BASE.model_copy(update={"training": BASE.training.model_copy(update={"rounds": 10**6})})
     with pytest.raises(KeyboardInterrupt):
-        next(side_by_side([RunJob(endless), RunJob(BASE)], 1, (Interruption(),)))
+        next(run_in_parallel([RunJob(endless), RunJob(BASE)], 1, (Interruption(),)))
     assert not others()
 
 
 def test_what_cannot_be_side_by_side() -> None:
     for jobs in (None, 1):
-        assert comparing.how_many_at_once([BASE] * 10, (Callback(),), jobs, {}) == 1
+        assert comparing.parallel_runs([BASE] * 10, (Callback(),), jobs, {}) == 1
     with pytest.raises(UserError, match=r"2 runs.*Callback"):
-        comparing.how_many_at_once([BASE] * 10, (Callback(),), 2, {})
+        comparing.parallel_runs([BASE] * 10, (Callback(),), 2, {})
     with pytest.raises(UserError, match=r"engine\.workers=4"):
-        comparing.how_many_at_once([_with(BASE, workers=4)] * 10, (), 2, {})
+        comparing.parallel_runs([_with(BASE, workers=4)] * 10, (), 2, {})
 
     class Mine(nn.Module):
         pass
 
     with pytest.raises(UserError, match="other processes cannot import"):
-        comparing.how_many_at_once([BASE] * 10, (), 2, {"model": Mine()})
-    assert comparing.how_many_at_once([BASE] * 1, (), 8, {}) == 1
+        comparing.parallel_runs([BASE] * 10, (), 2, {"model": Mine()})
+    assert comparing.parallel_runs([BASE] * 1, (), 8, {}) == 1
 
 
 def test_runs_are_side_by_side_by_default_where_that_pays(monkeypatch) -> None:
     monkeypatch.setattr(comparing, "available_cores", lambda: 4)
     long = BASE.model_copy(update={"training": BASE.training.model_copy(update={"rounds": 2000})})
-    assert comparing.how_many_at_once([long] * 10, (), None, {}) == 4
-    assert comparing.how_many_at_once([long] * 3, (), None, {}) == 3
-    assert comparing.how_many_at_once([BASE] * 10, (), None, {}) == 1, "too short"
-    assert (
-        comparing.how_many_at_once([long.model_copy(update={"model": "mlp(hidden=5000)"})] * 10, (), None, {}) == 1
-    ), "too large"
-    assert comparing.how_many_at_once([_with(long, workers=2)] * 10, (), None, {}) == 1
-    assert comparing.how_many_at_once([_with(long, name="lanes")] * 10, (), None, {}) == 1
+    assert comparing.parallel_runs([long] * 10, (), None, {}) == 4
+    assert comparing.parallel_runs([long] * 3, (), None, {}) == 3
+    assert comparing.parallel_runs([BASE] * 10, (), None, {}) == 1, "too short"
+    assert comparing.parallel_runs([long.model_copy(update={"model": "mlp(hidden=5000)"})] * 10, (), None, {}) == 1, (
+        "too large"
+    )
+    assert comparing.parallel_runs([_with(long, workers=2)] * 10, (), None, {}) == 1
+    assert comparing.parallel_runs([_with(long, name="lanes")] * 10, (), None, {}) == 1
     monkeypatch.setattr(comparing, "available_cores", lambda: 1)
-    assert comparing.how_many_at_once([long] * 10, (), None, {}) == 1
+    assert comparing.parallel_runs([long] * 10, (), None, {}) == 1
 
 
 def test_own_data_travels() -> None:
@@ -242,9 +242,9 @@ def test_names_of_what_a_script_defines_stay_at_home(
     monkeypatch.setattr(tiny, "__module__", "__main__")
     own = BASE.model_copy(update={"model": "tiny"})
     with pytest.raises(UserError, match=r"script defines tiny.*use 1"):
-        comparing.how_many_at_once([BASE, own], (), 2, {})
-    assert comparing.how_many_at_once([BASE, own], (), None, {}) == 1
-    assert comparing.how_many_at_once([BASE, BASE], (), 2, {}) == 2, "which do not use it"
+        comparing.parallel_runs([BASE, own], (), 2, {})
+    assert comparing.parallel_runs([BASE, own], (), None, {}) == 1
+    assert comparing.parallel_runs([BASE, BASE], (), 2, {}) == 2, "which do not use it"
 
 
 def _with(base: Config, **engine: object) -> Config:
@@ -256,7 +256,7 @@ def test_warnings_of_runs_are_given_where_the_comparison_is() -> None:
         RunJob(BASE.model_copy(update={"algorithm": "fedavg+swa(start=0.5,every=9)", "seed": seed})) for seed in (0, 1)
     ]
     with pytest.warns(UserWarning, match=r"SWA .* 4 rounds") as told:
-        assert {(number, isinstance(outcome, UserError)) for number, outcome in side_by_side(jobs, 2, ())} == {
+        assert {(number, isinstance(outcome, UserError)) for number, outcome in run_in_parallel(jobs, 2, ())} == {
             (0, False),
             (1, False),
         }

@@ -124,5 +124,5 @@ def test_words_for_what_is_brought_stay_the_same() -> None:
 
 
 def test_large_data_are_known_by_some_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedflat.experiment.store.provenance.MOST_BYTES", 1000)
+    monkeypatch.setattr("fedflat.experiment.store.provenance.MAX_HASHED_BYTES", 1000)
     assert fingerprints({"data": digits()}) == fingerprints({"data": digits()}) != fingerprints({"data": dimmed()})

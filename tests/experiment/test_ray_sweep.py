@@ -34,7 +34,7 @@ def test_a_node_enters_the_folder_that_it_sees_alone(tmp_path: Path, monkeypatch
     (tmp_path / "marker").write_text("this sweep")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(VARIABLE, str(tmp_path / "data"))
-    location = SweepLocation.here(Path("marker"))
+    location = SweepLocation.of_this_process(Path("marker"))
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.setenv(VARIABLE, "another folder")
     location.enter()

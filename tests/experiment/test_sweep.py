@@ -76,7 +76,7 @@ def test_a_run_that_another_process_holds_is_left_to_it_and_looked_at_again(tmp_
         told.append(runs)
         holder.communicate("\n")
 
-    order = [(done.run.name, done.by) for done in run_sweep(made, waiting=let_go)]
+    order = [(done.run.name, done.by) for done in run_sweep(made, on_wait=let_go)]
     assert told == [1] and order[-1] == (held.name, "here"), "the holder left nothing, so it is done here, last"
     assert {name for name, _ in order} == {run.name for run in made.runs}
 

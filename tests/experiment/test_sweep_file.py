@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedflat.errors import UserError
-from fedflat.experiment.campaign.sweep import LONGEST, SweepRun, plan_sweep
+from fedflat.experiment.campaign.sweep import MAX_NAME_LENGTH, SweepRun, plan_sweep
 from fedflat.experiment.campaign.sweep_file import SweepFile, combinations, read_sweep
 
 OUT = Path("out")
@@ -117,7 +117,7 @@ def test_long_names_and_names_that_meet_have_a_hash() -> None:
             ]
         }
     )
-    assert all(len(name) <= LONGEST for name in long) and len(set(long)) == 2
+    assert all(len(name) <= MAX_NAME_LENGTH for name in long) and len(set(long)) == 2
     meeting = names(grid={"init": ["a/b.safetensors", "a_b.safetensors"]})
     assert len(set(meeting)) == 2 and meeting == names(grid={"init": ["a/b.safetensors", "a_b.safetensors"]})
 

@@ -13,7 +13,7 @@ import pytest
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign.sweep_file import read_sweep
-from fedflat.experiment.campaign.tune import Search, choose, plan_search, run_search, run_search_side_by_side
+from fedflat.experiment.campaign.tune import Search, evaluate_best, plan_search, run_search, run_search_in_parallel
 from fedflat.experiment.store.run_folder import RunFolder
 
 BASE = {
@@ -66,13 +66,13 @@ def test_the_best_is_chosen_by_validation_and_evaluated_once(
     finished: tuple[Search, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, tried = finished
-    chosen = choose(made)
+    chosen = evaluate_best(made)
     best = max(tried, key=lambda one: one.score)
     assert chosen["trial"] == best.number and chosen["validation"] == best.score and chosen["settings"] == best.values
     last = RunFolder(made.folder(best.number) / "seed-0").metrics()[-1]
     assert chosen["test"] == [pytest.approx(last["test"]["server"]["accuracy"])]
     monkeypatch.setattr("fedflat.experiment.analysis.evaluation.evaluate", None)
-    assert choose(made) == chosen == json.loads((made.out / "best.json").read_text())
+    assert evaluate_best(made) == chosen == json.loads((made.out / "best.json").read_text())
 
 
 def test_the_test_set_does_not_matter(tmp_path: Path, finished: tuple[Search, list[Any]]) -> None:
@@ -90,7 +90,7 @@ def test_the_test_set_does_not_matter(tmp_path: Path, finished: tuple[Search, li
         (copy / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     again = search(tmp_path)
     list(run_search(again))
-    assert choose(again)["trial"] == choose(made)["trial"]
+    assert evaluate_best(again)["trial"] == evaluate_best(made)["trial"]
 
 
 class Crash(Callback):
@@ -113,7 +113,7 @@ def test_an_interrupted_search_ends_as_one_that_was_not(finished: tuple[Search, 
     assert len(list(tmp_path.glob("trial-*"))) == 6
     for one in finished[1]:
         assert RunFolder(made.folder(one.number) / "seed-0").config().training.lr == one.values["training.lr"]
-    assert choose(made)["trial"] == choose(finished[0])["trial"]
+    assert evaluate_best(made)["trial"] == evaluate_best(finished[0])["trial"]
 
 
 def test_two_at_the_same_time_share_the_trials(tmp_path: Path) -> None:
@@ -132,12 +132,12 @@ def test_two_at_the_same_time_share_the_trials(tmp_path: Path) -> None:
 def test_several_jobs_share_the_trials_and_a_second_start_has_none_left(tmp_path: Path) -> None:
     needs_optuna()
     made = search(tmp_path / "out")
-    tried = list(run_search_side_by_side(made, jobs=2))
+    tried = list(run_search_in_parallel(made, jobs=2))
     assert sorted(one.number for one in tried) == list(range(6)) and {one.state for one in tried} == {"complete"}
-    assert choose(made)["validation"] == max(one.score for one in tried)
-    assert list(run_search_side_by_side(made, jobs=2)) == []
+    assert evaluate_best(made)["validation"] == max(one.score for one in tried)
+    assert list(run_search_in_parallel(made, jobs=2)) == []
     with pytest.raises(UserError, match=r"2 runs.*engine\.workers=2"):
-        next(run_search_side_by_side(search(tmp_path / "other", base={**VALUES["base"], "workers": 2}), jobs=2))
+        next(run_search_in_parallel(search(tmp_path / "other", base={**VALUES["base"], "workers": 2}), jobs=2))
 
 
 def test_more_trials_go_on_from_those_there(finished: tuple[Search, list[Any]]) -> None:
@@ -178,7 +178,7 @@ def test_another_search_in_the_same_folder_is_refused(
     small: Path, base: dict[str, Any], tune: dict[str, Any], words: str
 ) -> None:
     other = search(small, base={**QUICK, **base}, tune={**ONE_TRIAL, "trials": 2, **tune})
-    for use in (lambda: next(run_search(other)), lambda: choose(other)):
+    for use in (lambda: next(run_search(other)), lambda: evaluate_best(other)):
         with pytest.raises(UserError) as error:
             use()
         assert f"({words})" in str(error.value) and str(small) in str(error.value) and "--out" in str(error.value)
@@ -196,7 +196,7 @@ def test_the_same_search_in_other_words_goes_on(small: Path, tmp_path: Path) -> 
     )
     assert [one.number for one in run_search(same)] == [1]
     with pytest.raises(UserError, match=r"2 trials.*tune\.trials=1"):
-        choose(search(tmp_path / "out", base=QUICK, tune=ONE_TRIAL))
+        evaluate_best(search(tmp_path / "out", base=QUICK, tune=ONE_TRIAL))
 
 
 def test_a_search_of_an_earlier_version_goes_on(small: Path, tmp_path: Path) -> None:
@@ -213,10 +213,10 @@ def test_a_search_of_an_earlier_version_goes_on(small: Path, tmp_path: Path) -> 
 def test_the_best_of_a_copied_folder_names_the_copy(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = choose(search(small, base=QUICK, tune=ONE_TRIAL))
+    chosen = evaluate_best(search(small, base=QUICK, tune=ONE_TRIAL))
     shutil.copytree(small, tmp_path / "copy")
     monkeypatch.setattr("fedflat.experiment.analysis.evaluation.evaluate", None)
-    copied = choose(search(tmp_path / "copy", base=QUICK, tune=ONE_TRIAL))
+    copied = evaluate_best(search(tmp_path / "copy", base=QUICK, tune=ONE_TRIAL))
     assert copied == {**chosen, "folders": [str(tmp_path / "copy" / "trial-0000" / "seed-0")]}
     assert copied == json.loads((tmp_path / "copy" / "best.json").read_text())
 
@@ -238,7 +238,7 @@ def test_seeds_are_averaged_and_hopeless_trials_end_early(tmp_path: Path) -> Non
         for seed in (0, 1)
     ]
     assert one.score == pytest.approx(sum(scores) / 2)
-    assert len(choose(made)["test"]) == 2 and choose(made)["settings"]["training.lr"] == 0.3
+    assert len(evaluate_best(made)["test"]) == 2 and evaluate_best(made)["settings"]["training.lr"] == 0.3
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 import fedflat
 from fedflat.algorithms.composition import PART_REGISTRIES, parts, registered
@@ -20,6 +22,7 @@ from fedflat.algorithms.named import NAMED
 from fedflat.algorithms.perturbation.sam import Sam
 from fedflat.averaging import AVERAGES, Ema, average_name
 from fedflat.errors import UserError
+from fedflat.models import MODELS, ModelSpec, canonical_model
 from fedflat.registry import Registry
 
 ROOT = Path(__file__).parents[2]
@@ -37,10 +40,23 @@ class Half(Ema):
     decay: float = 0.5
 
 
+@dataclass(frozen=True)
+class OwnModel(ModelSpec):
+    """A linear classifier of digits."""
+
+    bias: bool = True
+
+    def check(self, input_shape: tuple[int, ...]) -> None:
+        """Accept everything."""
+
+    def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), classes, self.bias))
+
+
 @pytest.fixture(autouse=True)
 def unregister() -> Iterator[None]:
     """Leave no names behind."""
-    registries = (NAMED, *PART_REGISTRIES.values())
+    registries = (NAMED, MODELS, *PART_REGISTRIES.values())
     before = [set(registry) for registry in registries]
     yield
     for registry, names in zip(registries, before, strict=True):
@@ -76,6 +92,18 @@ def test_a_registered_average_runs_end_to_end(tmp_path: Path) -> None:
     )
     assert set(result.history[-1]["test"]) == {"server", "half"}
     assert fedflat.canonical(fedflat.algorithm("fedavg+half(decay=0.25)")) == "fedavg+half(decay=0.25)"
+
+
+def test_a_model_is_registered_like_an_algorithm() -> None:
+    fedflat.register("own-model", OwnModel)
+    assert canonical_model("Own_Model(bias=false)") == "own-model(bias=false)"
+    result = fedflat.run(
+        "fedavg", model="own-model", rounds=1, clients=4, clients_per_round=2, local_steps=1, workers=1
+    )
+    assert len(result.history) > 0
+    with pytest.raises(UserError, match="model 'cnn' is already registered"):
+        fedflat.register("cnn", OwnModel)
+    fedflat.register("fedavg", OwnModel)  # models and algorithms are never confused
 
 
 def test_an_unregistered_average_is_rejected_by_name() -> None:

@@ -15,6 +15,7 @@ from fedflat.algorithms.perturbation import PERTURBATIONS, Perturbation
 from fedflat.algorithms.server import SERVERS, Sgd
 from fedflat.averaging import AVERAGES, Average
 from fedflat.errors import UserError, one_of
+from fedflat.models import MODELS, ModelSpec
 from fedflat.registry import Registry
 from fedflat.text import Call, Value, changed, make, parameters, parse, revise, show, with_names
 
@@ -50,27 +51,30 @@ def part_name(spec: object) -> str | None:
 
 
 def register(name: str, component: Algorithm | type[Any]) -> None:
-    """Register an algorithm or a part, so that texts, commands and configs can use its name.
+    """Register an algorithm, a part or a model, so that texts, commands and configs can use its name.
 
     Args:
         name: letters, digits and hyphens.
-        component: an ``Algorithm``, used like a built-in one (``mine(rho=0.1)+wima``); or a subclass of ``Drift``,
-            ``Perturbation``, ``LrSchedule``, ``Sgd`` or ``Average``, added to an algorithm (``scaffold+mine``).
+        component: an ``Algorithm``, used like a built-in one (``mine(rho=0.1)+wima``); a subclass of ``Drift``,
+            ``Perturbation``, ``LrSchedule``, ``Sgd`` or ``Average``, added to an algorithm (``scaffold+mine``); or a
+            subclass of ``ModelSpec``, used like a built-in model (``model="mine(width=8)"``).
 
     Raises:
         UserError: the name is malformed or taken, or the component is of no known kind.
     """
     registry: Registry[Any]
     others: list[Registry[Any]]
-    if isinstance(component, Algorithm):
+    if isinstance(component, type) and issubclass(component, ModelSpec):
+        registry, others = MODELS, []
+    elif isinstance(component, Algorithm):
         registry, others = NAMED, [*PART_REGISTRIES.values()]
     else:
         slots = (slot for slot, base in _BASES.items() if isinstance(component, type) and issubclass(component, base))
         slot = next(slots, None)
         if slot is None:
-            bases = ", ".join(base.__name__ for base in _BASES.values())
+            bases = ", ".join([base.__name__ for base in _BASES.values()] + ["ModelSpec"])
             raise UserError(
-                f"cannot register {component!r} as '{name}'; expected an Algorithm or a subclass of {bases}"
+                f"cannot register {component!r} as '{name}'; expected an Algorithm or a subclass of one of {bases}"
             )
         registry, others = PART_REGISTRIES[slot], [NAMED]
     taken = next((other.kind for other in others if isinstance(name, str) and other.spelling(name)), None)

@@ -15,16 +15,15 @@ from fedflat.bench.machine import Load, hardware, versions
 from fedflat.bench.others import OTHERS, Other
 from fedflat.bench.setting import BenchmarkSetting, plan_of, sampler_of
 from fedflat.bench.stage import Contender, Failed, Performer, RoundTimes
-from fedflat.data import fixes_clients, make_partition
 from fedflat.errors import UserError, one_of
-from fedflat.experiment.setup.problem import build_problem
+from fedflat.experiment.setup.problem import build_partition, build_problem
 from fedflat.processes import available_cores
 from fedflat.text import parse
 
 FORMAT = 1
 TURN = 5
 """Measured rounds per turn on a CPU, after one that does not count."""
-COUNTED = 5
+COUNTED_ROUNDS = 5
 """Rounds over which samples are counted."""
 PLAIN, NONE = "plain", "none"
 QUIET = 0.1
@@ -163,20 +162,14 @@ def benchmark(request: Request, command: str, tell: Tell) -> dict[str, Any]:
 
 def samples_per_round(setting: BenchmarkSetting, clients: int) -> float:
     """Mean number of training samples per round; SAM's second pass does not count."""
-    data, config = setting.load_data(), setting.config(clients=clients)
-    requested = None if fixes_clients(setting.partition) else clients
-    train = data.train
-    partition = make_partition(
-        setting.partition, train.targets, data.num_classes, requested, config.seed, 0.0, train.groups, train.coarse
-    ).clients
-    plan, sampler = plan_of(config), sampler_of(config, len(partition))
-    samples = sum(
-        len(batch)
-        for number in range(COUNTED)
-        for client in sampler(config.seed, number)
-        for batch in plan.batches(config.seed, number, client, len(partition[client]))
-    )
-    return samples / COUNTED
+    config = setting.config(clients=clients)
+    clients_examples = build_partition(config, setting.load_data()).clients
+    plan, sampler = plan_of(config), sampler_of(config, len(clients_examples))
+    samples = 0
+    for round in range(COUNTED_ROUNDS):
+        for client in sampler(config.seed, round):
+            samples += sum(map(len, plan.batches(config.seed, round, client, len(clients_examples[client]))))
+    return samples / COUNTED_ROUNDS
 
 
 def row(result: ContenderResult, results: Sequence[ContenderResult], samples: float) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from fedflat.experiment.store.checkpoint import (
     ServerState,
     last_checkpoint,
     require_rows,
-    under,
+    with_prefix,
     write_checkpoint,
 )
 from fedflat.experiment.store.client_states import CachedRowStore, ClientStateStore, RowStore, cache_size
@@ -314,7 +314,7 @@ class Run:
             store.rewind(init_rounds)
         if folder:
             create_folder((folder.path / CHECKPOINT).parent)  # it may have been deleted
-            folder.cut_metrics(0)
+            folder.truncate_metrics(0)
             remove_snapshots_after(folder.path, init_rounds)
         return 0.0
 
@@ -353,11 +353,11 @@ class Run:
     def _restore(self, folder: RunFolder, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
         """Continue from a checkpoint, given its tensors by name and its metadata."""
         require_rows(folder, self._stores, metadata)
-        folder.cut_metrics(metadata["metrics"])
+        folder.truncate_metrics(metadata["metrics"])
         self.server = ServerState.from_checkpoint(tensors, metadata)
         self._loss = torch.tensor(math.nan if metadata["loss"] is None else metadata["loss"], dtype=self.problem.dtype)
         for name, average in self.averages.items():
-            average.restore(under(tensors, f"average/{name}/"))
+            average.restore(with_prefix(tensors, f"average/{name}/"))
         for store in self._stores.values():
             store.rewind(self.rounds)
         remove_snapshots_after(folder.path, self.rounds)

@@ -20,7 +20,7 @@ from fedflat.registry import Registry
 from fedflat.text import changed, make, parse_one, show
 
 MODELS: Registry[type[ModelSpec]] = Registry("model", see="fedflat models")
-"""Model specs by name; add your own with ``MODELS.register(Mine.name, Mine)``."""
+"""Model specs by name; add your own with ``fedflat.register("mine", Mine)``."""
 for _spec in (
     Mlp, LeNet5, Cnn, Vgg11, ResNet18, ResNet20, MobileNetV2, VitB16, VitS16, VitTiny, FemnistCnn, CharLstm, BiSeNetV2,
 ):  # fmt: skip
@@ -49,7 +49,7 @@ def canonical_model(text: str) -> str:
     'resnet18(stem=torchvision)'
     """
     spec = model_spec(text)
-    return show(spec.name, changed(spec))
+    return show(MODELS.name_of(type(spec)) or spec.name, changed(spec))
 
 
 def build(text: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:

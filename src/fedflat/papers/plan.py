@@ -10,7 +10,7 @@ from pathlib import Path
 from fedflat.experiment.campaign.compare import folder_name
 from fedflat.experiment.campaign.estimate import is_available
 from fedflat.experiment.config import Config
-from fedflat.experiment.store.run_folder import Awaited
+from fedflat.experiment.store.run_folder import PlannedRun
 from fedflat.papers.cells import Cell
 from fedflat.papers.library import Paper, PaperTable
 from fedflat.papers.numbers import Corrupted, Last, ModelStatistic
@@ -64,7 +64,7 @@ class ReproductionScale:
 
 
 @dataclass(frozen=True)
-class PlannedExperiment(Awaited):
+class PlannedExperiment(PlannedRun):
     """An experiment with one seed."""
 
     key: str

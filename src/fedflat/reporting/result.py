@@ -181,7 +181,7 @@ class Result:
 
     def _rounds_of(self, model: str) -> int:
         """Return the round of a final model, which need not have been evaluated."""
-        written = self.record.folder.rounds_of(model_file(model)) if self.record.folder else None
+        written = self.record.folder.rounds_in_file(model_file(model)) if self.record.folder else None
         return self.record.rounds if written is None else written
 
     def _dataset(self, dataset: Dataset | None) -> Dataset:

@@ -32,10 +32,10 @@ def clean(
 
     Example: fedflat clean runs --yes
     """
-    from fedflat.experiment.store.cleanup import CLEANED, find_runs, removable, remove
+    from fedflat.experiment.store.cleanup import DEFAULT_PARTS, find_runs, removable, remove
     from fedflat.experiment.store.files import LockedError
 
-    parts = tuple(part for part in CLEANED if snapshots or part != "snapshots")
+    parts = tuple(part for part in DEFAULT_PARTS if snapshots or part != "snapshots")
     runs = list(dict.fromkeys(find_runs(folders)))
     cleanable = [files for files in (removable(run, parts) for run in runs) if files is not None]
     freed, locked = 0, []

@@ -113,11 +113,11 @@ def _run(plan: Sweep, jobs: int | None, silent: bool) -> list[SweepResult]:
 def _describe_plan(plan: Sweep, jobs: int | None, probe: bool) -> dict[str, object]:
     """Return runs, rounds, disk space, estimated time and folder of a sweep as texts by name."""
     from fedflat.experiment.campaign.estimate import remaining_work
-    from fedflat.experiment.campaign.sweep import at_once
+    from fedflat.experiment.campaign.sweep import runs_at_once
 
     on_cluster = plan.file.ray_address is not None
     probe_here = probe and not on_cluster
-    work = remaining_work(plan.runs, at_once(plan, jobs) if probe_here else 1, probe_here)
+    work = remaining_work(plan.runs, runs_at_once(plan, jobs) if probe_here else 1, probe_here)
     texts: dict[str, object] = {
         "runs": f"{work.runs}, {work.done} finished",
         "rounds": f"{shown_count(work.rounds)} remaining",
@@ -134,13 +134,13 @@ def _describe_plan(plan: Sweep, jobs: int | None, probe: bool) -> dict[str, obje
 def _disk_space(plan: Sweep, jobs: int | None) -> tuple[dict[str, int] | None, str]:
     """Return the disk space that a sweep needs in bytes, or None if it is unknown, and as text."""
     from fedflat.experiment.campaign.estimate import is_available, sweep_disk
-    from fedflat.experiment.campaign.sweep import at_once
+    from fedflat.experiment.campaign.sweep import runs_at_once
 
     configs = [run.config for run in plan.runs]
     missing = [config.data.dataset for config in configs if not is_available(config.data.dataset, config.data.dir)]
     if missing:
         return None, f"unknown ({min(missing)} is not downloaded)"
-    space = sweep_disk(configs, plan.file.keep, at_once(plan, jobs))
+    space = sweep_disk(configs, plan.file.keep, runs_at_once(plan, jobs))
     text = f"up to {shown_bytes(space.most)}, excluding logs"
     if space.kept < space.most:
         text += f"; {shown_bytes(space.kept)} remain"

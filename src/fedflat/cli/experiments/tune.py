@@ -19,7 +19,6 @@ from fedflat.text import write_value
 
 if TYPE_CHECKING:
     from fedflat.experiment.campaign.tune import Search
-    from fedflat.experiment.config import Config
 
 
 def tune(
@@ -40,32 +39,25 @@ def tune(
     """
     from fedflat.experiment.campaign.sweep import slug
     from fedflat.experiment.campaign.sweep_file import read_sweep
-    from fedflat.experiment.campaign.tune import check_folder, choose, plan_search
+    from fedflat.experiment.campaign.tune import check_folder, evaluate_best, plan_search
 
     search = plan_search(read_sweep(file), out or RUNS / slug(file))
     if dry_run:
         check_folder(search)
         _print_plan(search, as_json)
         return
-    fetch_if_missing(_example_config(search), quiet or as_json)
+    fetch_if_missing(search.example_config(), quiet or as_json)
     _run_trials(search, jobs, quiet or as_json)
-    chosen = choose(search)
+    chosen = evaluate_best(search)
     if as_json:
         print_json({"folder": search.out, **chosen})
     else:
         _print_chosen(search, chosen)
 
 
-def _example_config(search: Search) -> Config:
-    """Return the config of one point of the search space; dataset and rounds are those of all trials."""
-    from fedflat.experiment.campaign.tune import corners
-
-    return search.config(next(corners(search.space)), search.tune.seeds[0])
-
-
 def _run_trials(search: Search, jobs: int | None, silent: bool) -> None:
     """Run the missing trials; print one line per trial unless ``silent``."""
-    from fedflat.experiment.campaign.tune import run_search_side_by_side
+    from fedflat.experiment.campaign.tune import run_search_in_parallel
 
     def report(line: str) -> None:
         if not silent:
@@ -75,7 +67,7 @@ def _run_trials(search: Search, jobs: int | None, silent: bool) -> None:
         report(f"waiting for {counted(trials, 'trial')} of another process")
 
     try:
-        for trial in run_search_side_by_side(search, jobs, report_waiting):
+        for trial in run_search_in_parallel(search, jobs, report_waiting):
             outcome = trial.state if trial.score is None else f"validation {trial.score:.4g}"
             report(f"{trial}: {trial.error or outcome}")
     except KeyboardInterrupt:
@@ -92,7 +84,7 @@ def _print_plan(search: Search, as_json: bool) -> None:
         "folder": search.out,
         "trials": search.tune.trials,
         "runs": runs,
-        "rounds": runs * _example_config(search).training.rounds,
+        "rounds": runs * search.example_config().training.rounds,
         "space": space,
     }
     if as_json:

@@ -207,7 +207,7 @@ def _render(runs: list[WatchedRun]) -> RenderableType:
     summary = f"{sum(run.has_ended for run in runs)} of {len(runs)} runs finished"
     silent = [run.folder for run in runs if run.status == "silent"]
     if silent:
-        summary += f"; continue with: {RunFolder(Path(silent[0])).goes_on}"
+        summary += f"; continue with: {RunFolder(Path(silent[0])).resume_command}"
     return Group(table(columns, rows, numeric={"seed", "rounds", *columns[5:]}), Text(summary, style="dim"))
 
 

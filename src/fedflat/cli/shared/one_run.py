@@ -109,7 +109,7 @@ def _describe_status(record: Record, rounds: int | None) -> Text:
     details = f": {record.reason}" if record.reason else f" after {rounds} of {record.config.training.rounds} rounds"
     if record.status in ("running", "paused") and record.folder is not None:
         interrupted = ", or interrupted" if record.status == "running" else ""
-        details += f"{interrupted} (continue with {record.folder.goes_on})"
+        details += f"{interrupted} (continue with {record.folder.resume_command})"
     return Text.assemble((record.status, STATUS_STYLE.get(record.status, "")), details)
 
 

@@ -15,6 +15,7 @@ from fedflat.processes import (
     ChildProcess,
     close_children,
     keep_memory,
+    receive_from_parent,
     sendable,
     wait_for_any,
 )
@@ -127,7 +128,11 @@ def _serve(pipe: Connection) -> None:
     shared: dict[str, Any] = {}
     while True:
         try:
-            kind, name_or_call, value = pipe.recv()
+            try:
+                kind, name_or_call, value = receive_from_parent(pipe)
+            except UserError as error:  # raised in the parent in place of the next result
+                pipe.send((True, error))
+                continue
             if kind == "share":
                 shared[name_or_call] = value
                 continue

@@ -23,7 +23,7 @@ from fedflat.engines.round.contract import Client, CohortRows, Engine, ModelStat
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.engine import engine_for, sampler_of, training_of
-from fedflat.experiment.store.checkpoint import CHECKPOINT, require_rows, under
+from fedflat.experiment.store.checkpoint import CHECKPOINT, require_rows, with_prefix
 from fedflat.experiment.store.client_states import ClientStateStore, PastRowStore, RowStore
 from fedflat.experiment.store.run_folder import RunFolder
 
@@ -161,7 +161,7 @@ def moment_at_checkpoint(
         raise UserError(f"the run in {folder.path} has no checkpoint yet, so its rounds cannot be replayed")
     saved, metadata = folder.read_tensors(CHECKPOINT)
     tensors = {name: tensor.to(problem.device) for name, tensor in saved.items()}
-    model = ModelState(tensors["weights"], tensors["buffers"], under(tensors, "integers/"))
+    model = ModelState(tensors["weights"], tensors["buffers"], with_prefix(tensors, "integers/"))
     own_statistics = config.training.statistics == "own"
     rows_file = folder.path / "state" / "clients"
 
@@ -178,13 +178,13 @@ def moment_at_checkpoint(
 
     def client_memory(number: int) -> ClientMemory:
         """A client's state and statistics; a deployed run keeps them at its sites."""
-        if folder.is_of_sites and (flat_fields(algorithm.client_fields()) or own_statistics):
+        if folder.has_real_sites and (flat_fields(algorithm.client_fields()) or own_statistics):
             raise UserError(
                 f"the client state of the run in {folder.path} is at its sites, so its rounds cannot be replayed"
             )
         return client_states.read(number)
 
-    return Moment(metadata["rounds"], model, nested_state(under(tensors, "server/")), client_memory)
+    return Moment(metadata["rounds"], model, nested_state(with_prefix(tensors, "server/")), client_memory)
 
 
 def moment_at_model(rounds: int, model: ModelState, algorithm: Algorithm, config: Config) -> Moment:

@@ -384,7 +384,7 @@ def moment_after(server: RunModel, problem: Problem, rounds: int | None = None) 
     if record.folder is None:
         raise UserError("this run has no folder, so its rounds cannot be replayed; pass out=... to fedflat.run")
     built = algorithm(record.config.algorithm)
-    if rounds is None or rounds == record.folder.rounds_of(CHECKPOINT):
+    if rounds is None or rounds == record.folder.rounds_in_file(CHECKPOINT):
         return moment_at_checkpoint(record.folder, built, problem, record.config)
     return moment_at_model(rounds, state_of(record, "server", problem, rounds), built, record.config)
 

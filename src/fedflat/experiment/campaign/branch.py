@@ -26,7 +26,9 @@ from fedflat.experiment.store.files import create_folder, write_whole
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record, model_file, saved_rounds, snapshot_file
 
 FILE = "start.safetensors"
-MOST_LISTED = 8
+"""The copied model in the folder of the branches."""
+MAX_LISTED = 8
+"""Most rounds that an error message lists."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class BranchPoint:
     rounds: int
 
     def settings(self, out: Path) -> dict[str, Any]:
-        """The settings of a run in ``out`` that starts from this model."""
+        """The settings of a branch: those of the run, but with initial weights from the copy in ``out``."""
         inherited = self.record.config.model_dump(mode="json")
         return {**inherited, "init": str(out.absolute() / FILE), "init_head": "given", "init_rounds": self.rounds}
 
@@ -71,13 +73,15 @@ class BranchPoint:
         )
 
     def _tensors(self) -> dict[str, Tensor]:
-        return {name: tensor.detach().cpu().contiguous() for name, tensor in self._loaded().items()}
+        """The model's tensors by name, as safetensors requires them: contiguous and on the CPU."""
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in self._load().items()}
 
-    def _loaded(self) -> dict[str, Tensor]:
+    def _load(self) -> dict[str, Tensor]:
+        """Load the model from a saved model, the final model or the checkpoint, whichever has this round."""
         folder = RunFolder(self.run)
         if self.rounds in saved_rounds(self.run):
             return folder.read_tensors(snapshot_file("server", self.rounds))[0]
-        if folder.rounds_of(model_file("server")) == self.rounds:
+        if folder.rounds_in_file(model_file("server")) == self.rounds:
             return folder.read_tensors(model_file("server"))[0]
         problem, _ = reopen(self.record, with_initial_weights=True)
         config = self.record.config
@@ -87,23 +91,28 @@ class BranchPoint:
 
 def branch_point(text: str) -> BranchPoint:
     """The model named by ``RUN@ROUND``; ``RUN`` alone is the run's newest model."""
-    path, at, rounds = text.rpartition("@")
-    run = Path(path if at else text)
+    path, separator, rounds = text.rpartition("@")
+    run = Path(path if separator else text)
     record = load_record(run)
     available = branchable_rounds(run)
     if not available:
         raise UserError(f"{run} has no checkpoint or model to branch from yet; let it run first")
-    if at and not (rounds.isdigit() and int(rounds) in available):
-        listed = ", ".join(map(str, available[:MOST_LISTED])) + (", ..." if len(available) > MOST_LISTED else "")
+    if not separator:
+        return BranchPoint(record, run, available[-1])
+    if not rounds.isdigit() or int(rounds) not in available:
+        listed = ", ".join(map(str, available[:MAX_LISTED])) + (", ..." if len(available) > MAX_LISTED else "")
         raise UserError(
             f"{run} has no model after round '{rounds}'; it has models after rounds {listed} "
             "(--save-every N saves more of them)"
         )
-    return BranchPoint(record, run, int(rounds) if at else available[-1])
+    return BranchPoint(record, run, int(rounds))
 
 
 def branchable_rounds(run: Path) -> list[int]:
     """The rounds after which a run can be branched: saved models, the checkpoint and the final model."""
-    folder = RunFolder(run)
-    ends = (folder.rounds_of(file) for file in (CHECKPOINT, model_file("server")))
-    return sorted({*saved_rounds(run), *(rounds for rounds in ends if rounds is not None)})
+    available = set(saved_rounds(run))
+    for file in (CHECKPOINT, model_file("server")):
+        rounds = RunFolder(run).rounds_in_file(file)
+        if rounds is not None:
+            available.add(rounds)
+    return sorted(available)

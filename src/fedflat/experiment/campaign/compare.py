@@ -14,7 +14,7 @@ from fedflat.algorithms import algorithm, canonical
 from fedflat.data import load
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RemoteCallback, require_remote
-from fedflat.experiment.campaign.processes import RunJob, in_sequence, side_by_side
+from fedflat.experiment.campaign.processes import RunJob, run_in_parallel, run_in_sequence
 from fedflat.experiment.campaign.registered_names import unsendable_names
 from fedflat.experiment.config import Config, describe_difference
 from fedflat.experiment.setup.problem import device_of
@@ -24,7 +24,7 @@ from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
 from fedflat.models import parameter_count
 from fedflat.processes import available_cores, can_travel
 
-SMALL = 250_000
+SMALL_MODEL = 250_000
 """Largest number of parameters for which parallel runs beat sequential ones that use all cores."""
 WORTH_STARTING = 20_000
 """Local steps, over all runs, from which the seconds to start processes pay off."""
@@ -61,17 +61,24 @@ def compare(
     for text in texts:
         if texts.count(text) > 1:
             raise UserError(f"the comparison lists {text} twice; list each algorithm once")
-    configs = [
-        base.model_copy(update={"algorithm": text, "seed": seed}) for seed in _seed_numbers(seeds) for text in texts
-    ]
-    folders = [out / folder_name(c.algorithm) / f"seed-{c.seed}" if out else None for c in configs]
+    configs, folders = [], []
+    for seed in _seed_numbers(seeds):
+        for text in texts:
+            configs.append(base.model_copy(update={"algorithm": text, "seed": seed}))
+            folders.append(out / folder_name(text) / f"seed-{seed}" if out else None)
     yield from run_each(configs, folders, callbacks, jobs, **user_objects)
 
 
 def _seed_numbers(seeds: Any) -> list[int]:
     """Seeds as Python integers, from their number or a sequence; NumPy and torch integers are accepted."""
     try:
-        numbers = [int(operator.index(seed)) for seed in _listed(seeds)]
+        sequence = list(seeds)  # first, since a tensor that holds a single seed also passes as a number of seeds
+    except TypeError:
+        sequence = None
+    try:
+        numbers = (
+            list(range(operator.index(seeds))) if sequence is None else [operator.index(seed) for seed in sequence]
+        )
     except TypeError:
         numbers = []
     if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
@@ -79,13 +86,6 @@ def _seed_numbers(seeds: Any) -> list[int]:
             f"cannot compare with seeds={seeds!r}; expected their number (3) or distinct seeds of 0 or more ([0, 1, 2])"
         )
     return numbers
-
-
-def _listed(seeds: Any) -> list[Any]:
-    try:
-        return list(seeds)  # first, since a tensor that holds a single seed also passes as a number of seeds
-    except TypeError:
-        return list(range(operator.index(seeds)))
 
 
 def run_each(
@@ -99,30 +99,36 @@ def run_each(
 
     Finished runs are loaded, interrupted ones resumed. Raises ``SomeFailed`` at the end if parallel runs failed.
     """
-    description = fingerprints(user_objects)
-    existing = [existing_run(config, folder, description) for config, folder in zip(configs, folders, strict=True)]
-    records = {index: record for index, record in enumerate(existing) if record and record.status in ENDED_STATUSES}
-    waiting = [index for index in range(len(configs)) if index not in records]
-    jobs_to_do = [RunJob(configs[i], folders[i], existing[i] is not None, user_objects) for i in waiting]
-    at_once = how_many_at_once([job.config for job in jobs_to_do], callbacks, jobs, user_objects)
-    failures: dict[int, UserError] = {}
+    object_fingerprints = fingerprints(user_objects)
+    outcomes: dict[int, Record | UserError] = {}  # by position in ``configs``
+    unfinished: list[RunJob] = []
+    positions: list[int] = []  # of the unfinished runs in ``configs``
+    for position, (config, folder) in enumerate(zip(configs, folders, strict=True)):
+        existing = existing_run(config, folder, object_fingerprints)
+        if existing and existing.status in ENDED_STATUSES:
+            outcomes[position] = existing
+        else:
+            unfinished.append(RunJob(config, folder, existing is not None, user_objects))
+            positions.append(position)
+    at_once = parallel_runs([job.config for job in unfinished], callbacks, jobs, user_objects)
     if at_once > 1:
-        running = side_by_side(jobs_to_do, at_once, require_remote(callbacks))
+        running = run_in_parallel(unfinished, at_once, require_remote(callbacks))
     else:
-        running = in_sequence(jobs_to_do, callbacks)
+        running = run_in_sequence(unfinished, callbacks, stop_on_error=True)
+    failures: list[str] = []
     with closing(running) as results:
-        for index in range(len(configs)):
-            while index not in records and index not in failures:
-                job, outcome = next(results)
-                if isinstance(outcome, UserError):
-                    failures[waiting[job]] = outcome
-                else:
-                    records[waiting[job]] = outcome
-            if index in records:
-                yield records[index]
+        for position in range(len(configs)):
+            while position not in outcomes:  # yield in order, although runs finish in any order
+                index, outcome = next(results)
+                outcomes[positions[index]] = outcome
+            outcome = outcomes[position]
+            if isinstance(outcome, UserError):
+                failures.append(f"{RunJob(configs[position])} failed: {outcome}")
+            else:
+                yield outcome
     if failures:
-        first, more = min(failures), f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
-        raise SomeFailed(f"{RunJob(configs[first])} failed: {failures[first]}{more}")
+        others = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+        raise SomeFailed(failures[0] + others)
 
 
 def existing_run(config: Config, path: Path | None, user_objects: Mapping[str, str] | None = None) -> Record | None:
@@ -140,46 +146,67 @@ def existing_run(config: Config, path: Path | None, user_objects: Mapping[str, s
     return load_record(path)
 
 
-def how_many_at_once(
+def parallel_runs(
     configs: Sequence[Config], callbacks: tuple[Callback, ...], jobs: int | None, user_objects: dict[str, Any]
 ) -> int:
-    """Number of runs to do at the same time; a ``UserError`` if ``jobs`` asks for more than is possible."""
+    """The number of runs to do at the same time.
+
+    Args:
+        configs: the runs; only the first is examined for engine and size.
+        callbacks: callbacks of all runs.
+        jobs: the requested number; None chooses one per core if that is faster, otherwise one.
+        user_objects: user-supplied ``data``, ``model`` and ``task``.
+
+    Raises:
+        UserError: ``jobs`` is more than one, but the runs need this process.
+    """
     runs = len(configs)
     if jobs == 1 or runs < 2:
         return 1
-    base = configs[0]
-    workers, obstacle = base.engine.workers, ""
-    local_callbacks = [callback for callback in callbacks if not isinstance(callback, RemoteCallback)]
-    if local_callbacks:
-        obstacle = f"{type(local_callbacks[0]).__name__} is not a RemoteCallback and needs the run in this process"
-    elif workers is not None and workers > 1:
-        obstacle = f"engine.workers={workers} already gives each run several processes"
-    elif not can_travel(user_objects):
-        obstacle = "the running script defines the data, model or task, which other processes cannot import"
-    elif local := unsendable_names(configs):
-        obstacle = f"the running script defines {' and '.join(local)}, which other processes cannot import"
+    obstacle = _obstacle_to_processes(configs, callbacks, user_objects)
     if jobs is None:
-        return min(available_cores(), runs) if not obstacle and _are_small(base, runs, user_objects) else 1
+        if obstacle or not _are_faster_in_parallel(configs[0], runs, user_objects):
+            return 1
+        return min(available_cores(), runs)
     if obstacle:
         raise UserError(f"cannot do {jobs} runs at the same time: {obstacle}; use 1 job")
     return min(jobs, runs)
 
 
-def _are_small(base: Config, runs: int, user_objects: dict[str, Any]) -> bool:
+def _obstacle_to_processes(
+    configs: Sequence[Config], callbacks: tuple[Callback, ...], user_objects: dict[str, Any]
+) -> str:
+    """Why runs cannot be done in child processes; empty if they can."""
+    workers = configs[0].engine.workers
+    for callback in callbacks:
+        if not isinstance(callback, RemoteCallback):
+            return f"{type(callback).__name__} is not a RemoteCallback and needs the run in this process"
+    if workers is not None and workers > 1:
+        return f"engine.workers={workers} already gives each run several processes"
+    if not can_travel(user_objects):
+        return "the running script defines the data, model or task, which other processes cannot import"
+    local_names = unsendable_names(configs)
+    if local_names:
+        return f"the running script defines {' and '.join(local_names)}, which other processes cannot import"
+    return ""
+
+
+def _are_faster_in_parallel(base: Config, runs: int, user_objects: dict[str, Any]) -> bool:
     """Whether a run is too small to use all cores and the runs together are long enough to start processes for."""
     if available_cores() < 2 or base.engine.name in ("lanes", "ray") or device_of(base).type != "cpu":
         return False
     data = user_objects.get("data") or load(base.data.dataset, base.data.dir)
     model = user_objects.get("model")
-    parameters = (
-        parameter_count(base.model, data.input_shape, data.num_classes)
-        if model is None
-        else sum(p.numel() for p in model.parameters())
-    )
-    t = base.training
-    per_epoch = math.ceil(len(data.train) / (base.data.clients or base.federation.clients_per_round) / t.batch_size)
-    steps = runs * t.rounds * base.federation.clients_per_round * (t.local_steps or t.local_epochs * per_epoch)
-    return parameters <= SMALL and steps >= WORTH_STARTING
+    if model is None:
+        parameters = parameter_count(base.model, data.input_shape, data.num_classes)
+    else:
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+    training, clients_per_round = base.training, base.federation.clients_per_round
+    examples_per_client = len(data.train) / (base.data.clients or clients_per_round)
+    steps_per_epoch = math.ceil(examples_per_client / training.batch_size)
+    local_steps = training.local_steps or training.local_epochs * steps_per_epoch
+    total_steps = runs * training.rounds * clients_per_round * local_steps
+    return parameters <= SMALL_MODEL and total_steps >= WORTH_STARTING
 
 
 def folder_name(text: str) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 JOURNAL, LOCK = "tune.journal", "tune.lock"
 SEARCH = "search"
 """The study attribute that identifies the search."""
-STARTUP = 5
+STARTUP_TRIALS = 5
 """Trials that are never pruned; the others are compared with them."""
 
 
@@ -32,12 +32,12 @@ class Study:
     """The trials of a search, shared by all processes that work on it."""
 
     def __init__(self, out: Path, tune: Tune) -> None:
-        self._optuna = _optuna()
+        self._optuna = _import_optuna()
         self._tune = tune
         lock = FileLock(out / LOCK)  # released when its process dies, unlike Optuna's lock file
-        _truncate(out / JOURNAL, lock)
+        _remove_incomplete_line(out / JOURNAL, lock)
         backend = self._optuna.storages.journal.JournalFileBackend(str(out / JOURNAL), lock_obj=lock)
-        pruner = self._optuna.pruners.MedianPruner(STARTUP) if tune.prune else self._optuna.pruners.NopPruner()
+        pruner = self._optuna.pruners.MedianPruner(STARTUP_TRIALS) if tune.prune else self._optuna.pruners.NopPruner()
         self._study: optuna.Study = self._optuna.create_study(
             storage=self._optuna.storages.JournalStorage(backend),
             study_name="tune",
@@ -49,14 +49,14 @@ class Study:
     def identify(self, search: Values, out: Path) -> None:
         """Record which search this is if there are no trials yet, then :meth:`check` it."""
         if SEARCH not in self._study.user_attrs and not self.count():
-            self._study.set_user_attr(SEARCH, _from_json(search))
+            self._study.set_user_attr(SEARCH, _through_json(search))
         self.check(search, out)
 
     def check(self, search: Values, out: Path) -> None:
         """Raise a ``UserError`` if the journal belongs to another search or has more trials than requested."""
         if SEARCH not in self._study.user_attrs:
             return
-        differing = _difference(self._study.user_attrs[SEARCH], _from_json(search))
+        differing = _difference(self._study.user_attrs[SEARCH], _through_json(search))
         if differing:
             raise UserError(
                 f"{out} holds a search with other settings ({differing}), whose trials cannot be compared with these; "
@@ -93,6 +93,7 @@ class Study:
         return drawn
 
     def _sampler(self, number: int, name: str) -> Any:
+        """A sampler for one setting of a trial, seeded by both so that its draw does not depend on earlier calls."""
         seed = int(generator(self._tune.sampler_seed, f"trial {number}: {name}").integers(2**31))
         samplers = self._optuna.samplers
         return samplers.RandomSampler(seed) if self._tune.sampler == "random" else samplers.TPESampler(seed=seed)
@@ -105,7 +106,7 @@ class Study:
             trial.report(score, rounds)
         return bool(trial.should_prune())
 
-    def tell(self, number: int, score: float | None, state: str) -> None:
+    def record_result(self, number: int, score: float | None, state: str) -> None:
         """Record the result of a trial; ``state`` is complete, pruned or failed."""
         states = self._optuna.trial.TrialState
         by_name = {"complete": states.COMPLETE, "pruned": states.PRUNED, "failed": states.FAIL}
@@ -118,20 +119,20 @@ class Study:
         return int(self._study.best_trial.number), float(self._study.best_value)
 
 
-def _from_json(search: Values) -> Values:
-    """A search as the journal returns it."""
+def _through_json(search: Values) -> Values:
+    """A search as the journal, which is JSON, will return it: tuples as lists, paths as text."""
     values: Values = json.loads(json.dumps(search, default=str))
     return values
 
 
 def _difference(recorded: Values, current: Values) -> str:
     """The settings in which two searches differ; a setting that only one version of fedflat has does not count."""
-    names = [n for n in {**recorded, **current} if n.startswith("tune.") or (n in recorded and n in current)]
-    return ", ".join(
-        f"{name}={_shown(recorded.get(name))} instead of {_shown(current.get(name))}"
-        for name in names
-        if recorded.get(name) != current.get(name)
-    )
+    differing = []
+    for name in {**recorded, **current}:
+        is_comparable = name.startswith("tune.") or (name in recorded and name in current)
+        if is_comparable and recorded.get(name) != current.get(name):
+            differing.append(f"{name}={_shown(recorded.get(name))} instead of {_shown(current.get(name))}")
+    return ", ".join(differing)
 
 
 def _shown(value: Any) -> str:
@@ -143,10 +144,13 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict):
         given = {key: entry for key, entry in value.items() if entry is not None and entry is not False}
         return "{" + ", ".join(f"{key}: {_shown(entry)}" for key, entry in given.items()) + "}"
-    return "[" + ", ".join(map(_shown, value)) + "]" if isinstance(value, list) else write_value(value)
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_shown, value)) + "]"
+    return write_value(value)
 
 
 def _suggest(trial: optuna.Trial, name: str, values: SearchRange | list[Any]) -> Any:
+    """Let Optuna draw a value for one setting."""
     if isinstance(values, list):
         return trial.suggest_categorical(name, values)
     if values.whole:
@@ -154,15 +158,15 @@ def _suggest(trial: optuna.Trial, name: str, values: SearchRange | list[Any]) ->
     return trial.suggest_float(name, values.low, values.high, step=values.step, log=values.log)
 
 
-def _truncate(path: Path, lock: FileLock) -> None:
-    """Remove an incomplete last line, which a killed process leaves behind."""
+def _remove_incomplete_line(path: Path, lock: FileLock) -> None:
+    """Cut the file after its last newline; a killed process may have left half a line."""
     with lock:
         if path.exists():
-            content = path.read_bytes()
-            os.truncate(path, len(content.rpartition(b"\n")[0]) + (b"\n" in content))
+            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
-def _optuna() -> Any:
+def _import_optuna() -> Any:
+    """Import Optuna and silence its messages; raises a ``UserError`` if it is not installed."""
     try:
         import optuna
         import optuna.storages.journal

@@ -1,4 +1,4 @@
-"""Runs side by side, each in a child process with one thread.
+"""Run tasks in sequence, or in parallel with one single-threaded child process each.
 
 A small model cannot keep several cores busy: between rounds its workers wait for one another. Several runs can. No
 random number depends on what ran before, so parallel runs are bit-identical to sequential ones.
@@ -10,7 +10,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,7 +25,16 @@ from fedflat.experiment.campaign.registered_names import PickledNames, pickled_n
 from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.run_folder import Record, RunFolder
-from fedflat.processes import ChildDied, ChildProcess, close_children, keep_memory, use_cores, wait_for_any
+from fedflat.processes import (
+    ChildDied,
+    ChildProcess,
+    close_children,
+    keep_memory,
+    receive_from_parent,
+    sendable,
+    use_cores,
+    wait_for_any,
+)
 
 PATIENCE = 2.0
 """Seconds that a process has to exit by itself; a run that is killed can be resumed."""
@@ -57,7 +66,7 @@ class RunTask(Protocol):
 
 
 class RunJob(NamedTuple):
-    """A run to start, or to resume."""
+    """A run to start or, with ``resume``, to continue from its last checkpoint."""
 
     config: Config
     folder: Path | None = None
@@ -74,13 +83,14 @@ class RunJob(NamedTuple):
 
 
 class RunUpdate(NamedTuple):
-    """How far a run has come."""
+    """Progress of a run in another process."""
 
     rounds: int
+    """Number of completed rounds."""
     evaluation: dict[str, Any] | None
     """The newest evaluation."""
     started: dict[str, Any] | None = None
-    """With the first update: the name of the primary model and of its metric."""
+    """Only in the first update: the primary model and metric, as arguments of ``DistantRun``."""
 
 
 class RunWarning(NamedTuple):
@@ -118,18 +128,27 @@ def start_process(serve: Callable[..., None], *args: object, device: str | None 
     return ChildProcess(_serve_on_one_core, pickled_names(), serve, *args, environment=environment)
 
 
-def in_sequence(jobs: Sequence[RunJob], callbacks: tuple[Callback, ...]) -> Results:
-    """Run jobs one after another in this process; the first error stops them all."""
-    for index, job in enumerate(jobs):
-        yield index, job.go(callbacks)
+def run_in_sequence(tasks: Sequence[RunTask], callbacks: tuple[Callback, ...], *, stop_on_error: bool) -> Results:
+    """Run tasks one after another in this process; a ``UserError`` is raised, or yielded if others are to follow."""
+    for index, task in enumerate(tasks):
+        try:
+            yield index, task.go(callbacks)
+        except UserError as error:
+            if stop_on_error:
+                raise
+            yield index, error
 
 
-def side_by_side(
+def run_in_parallel(
     tasks: Sequence[RunTask], at_once: int, callbacks: tuple[RemoteCallback, ...], devices: Sequence[str] = ()
 ) -> Results:
-    """Run tasks in ``at_once`` processes and yield results as they arrive; a task that fails does not stop the others.
+    """Run tasks in child processes and yield results as they arrive; a task that fails does not stop the others.
 
-    With ``devices``, every process sees one of these GPUs: the one with the fewest processes.
+    Args:
+        tasks: tasks to run.
+        at_once: number of processes.
+        callbacks: callbacks that can watch runs in other processes.
+        devices: GPUs to use; every process sees only the one with the fewest processes. By default it sees all.
     """
     waiting = deque(range(len(tasks)))
     workers: dict[ChildProcess, _Worker] = {}
@@ -140,15 +159,15 @@ def side_by_side(
                 device = min(devices, key=used.count) if devices else None
                 child = start_process(_serve_tasks, device=device)
                 workers[child] = _Worker(child, device)
-                workers[child].begin(waiting.popleft(), tasks)
+                workers[child].start_task(waiting.popleft(), tasks)
             for child in wait_for_any(workers):
                 worker = workers[child]
-                outcome = worker.outcome(tasks[worker.index], callbacks)
+                outcome = worker.handle_message(tasks[worker.index], callbacks)
                 if outcome is None:
                     continue
                 yield worker.index, outcome
                 if waiting and child.is_alive:
-                    worker.begin(waiting.popleft(), tasks)
+                    worker.start_task(waiting.popleft(), tasks)
                 else:
                     del workers[child]
                     close_children([child], PATIENCE)
@@ -163,39 +182,41 @@ class _Worker:
     child: ChildProcess
     device: str | None
     index: int = -1
-    """Of its current task."""
+    """Index of its current task."""
     run: DistantRun | None = None
+    """The current run as callbacks see it; None until its first update arrives."""
 
-    def begin(self, index: int, tasks: Sequence[RunTask]) -> None:
-        """Send it a task."""
+    def start_task(self, index: int, tasks: Sequence[RunTask]) -> None:
+        """Send the process its next task."""
         self.index, self.run = index, None
         self.child.send(tasks[index])
 
-    def outcome(self, task: RunTask, callbacks: tuple[RemoteCallback, ...]) -> Record | UserError | None:
-        """Handle the next message; returns the task's record or error, or None while it is running."""
+    def handle_message(self, task: RunTask, callbacks: tuple[RemoteCallback, ...]) -> Record | UserError | None:
+        """Handle the process's next message; returns the task's record or error, or None while it is running."""
         try:
             message = self.child.receive()
         except ChildDied as death:
             return UserError(f"its process {death}")
         if isinstance(message, RunUpdate):
-            self._notify(task, message, callbacks)
+            self._apply_update(task, message, callbacks)
             return None
         if isinstance(message, RunWarning):
             warnings.warn_explicit(*message, registry=_SHOWN_WARNINGS)
             return None
         if isinstance(message, Record):
-            record = _unpacked(message, task)
+            record = _from_message(message, task)
             if self.run is not None:
-                newest = record.history[-1] if record.history else None
-                self.run.update(newest["round"] if newest else 0, newest)
+                last_evaluation = record.history[-1] if record.history else None
+                self.run.update(last_evaluation["round"] if last_evaluation else 0, last_evaluation)
                 for callback in callbacks:
                     callback.ended(self.run, record)
             return record
         if isinstance(message, UserError):
             return message
-        raise message
+        raise message  # an unexpected exception of the child
 
-    def _notify(self, task: RunTask, update: RunUpdate, callbacks: tuple[RemoteCallback, ...]) -> None:
+    def _apply_update(self, task: RunTask, update: RunUpdate, callbacks: tuple[RemoteCallback, ...]) -> None:
+        """Notify callbacks of a run's progress."""
         if update.started is not None:
             self.run = DistantRun(task.config, **update.started)
         if self.run is None:
@@ -210,10 +231,10 @@ class _Worker:
 
 
 class Reporter(RemoteCallback):
-    """Sends updates of a run, at most one every ``SECONDS_BETWEEN_UPDATES``."""
+    """Sends updates of a run to the parent process, at most one every ``SECONDS_BETWEEN_UPDATES``."""
 
     def __init__(self, send: Callable[[object], None]) -> None:
-        self._send, self._last = send, 0.0
+        self._send, self._last_sent = send, 0.0
 
     def began(self, run: RunProgress) -> None:
         self._send(_update(run)._replace(started={"primary": run.primary, "metric": run.metric}))
@@ -224,8 +245,8 @@ class Reporter(RemoteCallback):
 
     def evaluated(self, run: RunProgress) -> None:
         now = time.monotonic()
-        if now - self._last > SECONDS_BETWEEN_UPDATES:
-            self._last = now
+        if now - self._last_sent > SECONDS_BETWEEN_UPDATES:
+            self._last_sent = now
             self._send(_update(run))
 
 
@@ -234,6 +255,7 @@ def _update(run: RunProgress) -> RunUpdate:
 
 
 def _serve_on_one_core(pipe: Connection, names: PickledNames, serve: Callable[..., None], *args: object) -> None:
+    """Main function of every child: set it up as a single-core process, then call ``serve``."""
     register_names(names)
     use_cores(1)
     keep_memory()
@@ -241,19 +263,25 @@ def _serve_on_one_core(pipe: Connection, names: PickledNames, serve: Callable[..
 
 
 def _serve_tasks(pipe: Connection) -> None:
-    try:
+    """Run tasks until the parent closes the pipe; answer each with a record or an exception."""
+    with suppress(EOFError, ConnectionError, KeyboardInterrupt):
         while True:
-            task: RunTask = pipe.recv()
-            try:
-                with _warnings_sent(pipe.send):
-                    answer: object = _packed(task.go((Reporter(pipe.send),)))
-            except ConnectionError:
-                return
-            except Exception as error:  # the parent returns a UserError and raises anything else
-                answer = error
-            pipe.send(answer)
-    except (EOFError, ConnectionError, KeyboardInterrupt):
-        return
+            pipe.send(_run_next_task(pipe))
+
+
+def _run_next_task(pipe: Connection) -> Record | Exception:
+    """Wait for a task and run it, sending updates and warnings; returns the record or error to send."""
+    try:
+        task: RunTask = receive_from_parent(pipe)
+    except UserError as error:
+        return error
+    try:
+        with _warnings_sent(pipe.send):
+            return _as_message(task.go((Reporter(pipe.send),)))
+    except ConnectionError:  # the parent is gone
+        raise
+    except Exception as error:  # the parent returns a UserError and raises anything else
+        return sendable(error)
 
 
 @contextmanager
@@ -269,26 +297,27 @@ def _warnings_sent(send: Callable[[object], None]) -> Iterator[None]:
         line: str | None = None,
     ) -> None:
         # The parent may be unable to import another package's warning class.
-        sendable = category if category.__module__ == "builtins" else UserWarning
-        send(RunWarning(str(message), sendable, filename, lineno))
+        known_category = category if category.__module__ == "builtins" else UserWarning
+        send(RunWarning(str(message), known_category, filename, lineno))
 
     with warnings.catch_warnings():
         warnings.showwarning = show
         yield
 
 
-def _packed(record: Record) -> Record:
-    """The record with arrays for tensors, whose memory would be shared with a process that is about to exit."""
-    models = {name: _mapped(model, lambda tensor: tensor.cpu().numpy()) for name, model in record.models.items()}
+def _as_message(record: Record) -> Record:
+    """The record to send: arrays replace tensors, whose memory would be shared with a child that is about to exit."""
+    models = {name: _map_tensors(model, lambda tensor: tensor.cpu().numpy()) for name, model in record.models.items()}
     return replace(record, models=models, folder=None, own={})
 
 
-def _unpacked(record: Record, task: RunTask) -> Record:
-    models = {name: _mapped(model, torch.from_numpy) for name, model in record.models.items()}
-    own = {name: (task.user_objects or {}).get(name) for name in ("data", "model", "task")}
-    return replace(record, models=models, folder=RunFolder(task.folder) if task.folder else None, own=own)
+def _from_message(record: Record, task: RunTask) -> Record:
+    """The inverse of ``_as_message``; folder and user-supplied objects are the task's."""
+    models = {name: _map_tensors(model, torch.from_numpy) for name, model in record.models.items()}
+    user_objects = {name: (task.user_objects or {}).get(name) for name in ("data", "model", "task")}
+    return replace(record, models=models, folder=RunFolder(task.folder) if task.folder else None, own=user_objects)
 
 
-def _mapped(model: ModelState, function: Callable[[Any], Any]) -> ModelState:
+def _map_tensors(model: ModelState, function: Callable[[Any], Any]) -> ModelState:
     integers = {name: function(value) for name, value in model.integers.items()}
     return ModelState(function(model.weights), function(model.buffers), integers)

@@ -55,23 +55,37 @@ def ranking(runs: Iterable[tuple[dict[str, Any], Record]]) -> Ranking:
         runs: the varied settings of every finished run, with its record.
     """
     runs = list(runs)
-    by: Split = "validation" if runs and all(record.config.data.validation > 0 for _, record in runs) else "test"
+    has_validation = bool(runs) and all(record.config.data.validation > 0 for _, record in runs)
+    by: Split = "validation" if has_validation else "test"
     metric = next((record.metric for _, record in runs if record.history), "accuracy")
-    groups: dict[str, list[tuple[dict[str, Any], Record]]] = {}
+    combinations: dict[str, dict[str, Any]] = {}
+    records: dict[str, list[Record]] = {}
     for varied, record in runs:
         without_seed = {name: value for name, value in varied.items() if name != "seed"}
-        groups.setdefault(repr(sorted(without_seed.items())), []).append((without_seed, record))
-    lines = [_ranked(group[0][0], [record for _, record in group]) for group in groups.values()]
-    lines.sort(key=lambda line: (not line.scores(by), -fmean(line.scores(by) or (0.0,))))
-    return Ranking(by, metric, tuple(lines))
+        key = repr(sorted(without_seed.items()))
+        combinations.setdefault(key, without_seed)
+        records.setdefault(key, []).append(record)
+    lines = [_ranked_combination(varied, records[key]) for key, varied in combinations.items()]
+
+    def sort_key(line: RankedCombination) -> tuple[bool, float]:
+        """Best mean score first, combinations without a score last."""
+        scores = line.scores(by)
+        return not scores, -fmean(scores) if scores else 0.0
+
+    return Ranking(by, metric, tuple(sorted(lines, key=sort_key)))
 
 
-def _ranked(varied: dict[str, Any], records: Sequence[Record]) -> RankedCombination:
-    def scores(split: Split) -> tuple[float, ...]:
-        return tuple(score for record in records if (score := last_score(record, split)) is not None)
-
-    diverged = sum(record.status == "diverged" for record in records)
-    return RankedCombination(varied, len(records), diverged, scores("validation"), scores("test"))
+def _ranked_combination(varied: dict[str, Any], records: Sequence[Record]) -> RankedCombination:
+    """Summarise the runs of one combination, one per seed."""
+    validation = [last_score(record, "validation") for record in records]
+    test = [last_score(record, "test") for record in records]
+    return RankedCombination(
+        varied,
+        seeds=len(records),
+        diverged=sum(record.status == "diverged" for record in records),
+        validation=tuple(score for score in validation if score is not None),
+        test=tuple(score for score in test if score is not None),
+    )
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float | None, float | None]:

@@ -1,6 +1,6 @@
-"""Run a sweep on a Ray cluster: each run is a task on one node, with a core or a GPU, and lies in a shared folder.
+"""Run a sweep on a Ray cluster: each run is a task on one node, with a core or a GPU, and writes to a shared folder.
 
-The folder of a run holds everything about it, so a lost node loses nothing: the next one resumes the run from there.
+The folder of a run holds its complete state, so if a node is lost, another one resumes the run from there.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
 from fedflat.processes import keep_memory, use_cores
 
 SECONDS_BETWEEN_POLLS = 0.5
-"""Between looks at the folders of running runs."""
-QUEUED = 1
-"""Runs queued at the cluster, so that a free core need not wait for this process."""
+"""Pause before the folders of running runs are read again."""
+QUEUED_RUNS = 1
+"""Runs submitted beyond the number of cores, so that a free core need not wait for this process."""
 
 
 class UnfitNode(UserError):
@@ -40,13 +40,13 @@ class UnfitNode(UserError):
 
 
 class RunResources(NamedTuple):
-    """What a run needs of a node."""
+    """The resources of a node that a run needs."""
 
     cores: int
     gpus: float
 
     def fit(self, node: dict[str, Any]) -> bool:
-        """Whether a node of ``ray.nodes()`` has as much, free or not."""
+        """Whether a node of ``ray.nodes()`` has these resources, free or in use."""
         resources = node["Resources"]
         return bool(node["Alive"]) and resources.get("CPU", 0) >= self.cores and resources.get("GPU", 0) >= self.gpus
 
@@ -55,18 +55,19 @@ class RunResources(NamedTuple):
 
 
 class SweepLocation(NamedTuple):
-    """Where a sweep lies: a file that its nodes must see, and the folders that paths refer to."""
+    """The folders of a sweep, and a file by which nodes recognise that they share them."""
 
     marker: Path
     """A file in the shared folder."""
     content: bytes
+    """Content of the marker."""
     data: Path
     """Default folder of datasets."""
     folder: Path
     """Working directory, for relative paths."""
 
     @classmethod
-    def here(cls, marker: Path) -> SweepLocation:
+    def of_this_process(cls, marker: Path) -> SweepLocation:
         """The location as this process sees it."""
         return cls(marker.absolute(), marker.read_bytes(), data_dir().absolute(), Path.cwd())
 
@@ -84,7 +85,7 @@ class SweepLocation(NamedTuple):
 
 
 class ClusterSchedule:
-    """Hands the runs of a sweep to a cluster and collects their results.
+    """Submits the runs of a sweep to a cluster and collects their results.
 
     A run whose node or process is lost goes to another one, which resumes it from its last checkpoint; after
     ``MOST_LOSSES`` losses it fails.
@@ -93,19 +94,20 @@ class ClusterSchedule:
     def __init__(self, ray: Any, tasks: Sequence[RunTask], location: SweepLocation, jobs: int | None) -> None:
         self.ray, self.tasks, self.location, self.jobs = ray, tasks, location, jobs
         self.waiting = deque(range(len(tasks)))
-        self.running: dict[Any, int] = {}
-        self.losses: Counter[int] = Counter()
-        self._gpus: dict[str, float] = {}
+        self.running: dict[Any, int] = {}  # task index by Ray's object reference
+        self.losses: Counter[int] = Counter()  # lost nodes or processes by task index
+        self._gpu_shares: dict[str, float] = {}  # by engine.device
 
     def submit(self) -> None:
         """Submit as many runs as the cluster has cores, or as ``jobs`` allows."""
-        room = self.jobs or int(self.ray.cluster_resources().get("CPU", 0)) + QUEUED
-        while self.waiting and len(self.running) < room:
+        limit = self.jobs or int(self.ray.cluster_resources().get("CPU", 0)) + QUEUED_RUNS
+        while self.waiting and len(self.running) < limit:
             index = self.waiting.popleft()
             self.running[self._start(self.tasks[index])] = index
         self._check_nodes()
 
     def _start(self, task: RunTask) -> Any:
+        """Submit a run and return Ray's reference to it; Ray does not retry it, since ``outcomes`` does."""
         needs = self._resources(task.config)
         options = {"num_cpus": needs.cores, "num_gpus": needs.gpus, "max_retries": 0, "scheduling_strategy": "SPREAD"}
         packed = pickle.dumps((self.location, task, needs.cores))
@@ -114,9 +116,9 @@ class ClusterSchedule:
     def _resources(self, config: Config) -> RunResources:
         """One core per worker process, plus a GPU share if the device setting resolves to CUDA (checked once each)."""
         device = config.engine.device
-        if device not in self._gpus:
-            self._gpus[device] = self._gpu_share() if device_for(self.ray, device) == "cuda" else 0.0
-        return RunResources(config.engine.workers or 1, self._gpus[device])
+        if device not in self._gpu_shares:
+            self._gpu_shares[device] = self._gpu_share() if device_for(self.ray, device) == "cuda" else 0.0
+        return RunResources(config.engine.workers or 1, self._gpu_shares[device])
 
     def _gpu_share(self) -> float:
         """The share of a GPU per run: all of it, unless ``jobs`` exceeds the number of GPUs."""
@@ -136,25 +138,23 @@ class ClusterSchedule:
     def outcomes(self) -> Iterator[tuple[int, UserError | None]]:
         """Wait briefly; yields the index of every run that has ended, with its error if it failed."""
         ready, _ = self.ray.wait(list(self.running), num_returns=1, timeout=SECONDS_BETWEEN_POLLS)
-        for ref in ready:
-            index = self.running.pop(ref)
+        for reference in ready:
+            index = self.running.pop(reference)
+            failure: UserError | None = None
             try:
-                self.ray.get(ref)
-                yield index, None
+                self.ray.get(reference)
             except self.ray.exceptions.RayTaskError as error:
-                yield index, self._user_error(error)
+                failure = self._user_error(error)
             except self.ray.exceptions.RayError as loss:
                 self.losses[index] += 1
                 if self.losses[index] <= MOST_LOSSES:
                     self.waiting.appendleft(index)
                     continue
-                yield (
-                    index,
-                    UserError(
-                        f"it lost {self.losses[index]} Ray workers, most likely because memory ran out "
-                        f"({first_line(loss)}); use fewer jobs or a smaller batch size"
-                    ),
+                failure = UserError(
+                    f"it lost {self.losses[index]} Ray workers, most likely because memory ran out "
+                    f"({first_line(loss)}); use fewer jobs or a smaller batch size"
                 )
+            yield index, failure
 
     def _user_error(self, error: Any) -> UserError:
         """The user's error in a failed run; any other error is raised."""
@@ -165,9 +165,9 @@ class ClusterSchedule:
         raise (error.cause if isinstance(error.cause, Exception) else error) from None
 
     def cancel(self) -> None:
-        """Stop what is still running; its files are complete even in the middle of a round."""
-        for ref in self.running:
-            self.ray.cancel(ref, force=True)
+        """Stop the runs in progress; their files stay valid, so they can be resumed."""
+        for reference in self.running:
+            self.ray.cancel(reference, force=True)
 
 
 def run_on_cluster(
@@ -184,7 +184,9 @@ def run_on_cluster(
     """
     remote_callbacks = require_remote(callbacks)
     close_worker_pool()  # workers of an earlier run with engine.name=ray would keep their cores
-    schedule = ClusterSchedule(connect(address, None, "ray_address"), tasks, SweepLocation.here(marker), jobs)
+    schedule = ClusterSchedule(
+        connect(address, None, "ray_address"), tasks, SweepLocation.of_this_process(marker), jobs
+    )
     watched = [WatchedFolder(task.config, task.folder, remote_callbacks) for task in tasks if task.folder]
     try:
         while schedule.waiting or schedule.running:
@@ -198,7 +200,12 @@ def run_on_cluster(
 
 
 def run_on_node(version: str, packed: bytes) -> None:
-    """Do a run on the node that Ray chose; pickled, since another version of fedflat could not read the task."""
+    """Do a run on the node that Ray chose.
+
+    Args:
+        version: version of fedflat that submitted the run; a node with another one refuses it.
+        packed: pickled location, task and number of cores, unpickled only once the versions are known to agree.
+    """
     if own_version() != version:
         raise UnfitNode(version_mismatch(socket.gethostname(), own_version(), version))
     location, task, cores = pickle.loads(packed)
@@ -210,36 +217,40 @@ def run_on_node(version: str, packed: bytes) -> None:
 
 
 class WatchedFolder:
-    """Notifies callbacks of a run on another machine, from what appears in its folder."""
+    """Notifies callbacks of a run on another machine by reading its folder."""
 
     def __init__(self, config: Config, folder: Path, callbacks: tuple[RemoteCallback, ...]) -> None:
         self._config, self._folder, self._callbacks = config, RunFolder(folder), callbacks
-        self._length = 0
+        self._metrics_read = 0  # bytes of metrics.jsonl
         self._run: DistantRun | None = None
 
     def poll(self) -> None:
         """Notify callbacks if there are new evaluations."""
-        length = self._folder.metrics_length() if self._callbacks and self._folder.exists else self._length
-        if length == self._length:
+        if not self._callbacks or not self._folder.exists:
             return
-        record, self._length = load_record(self._folder.path), length
+        length = self._folder.metrics_length()
+        if length == self._metrics_read:
+            return
+        self._metrics_read = length
+        record = load_record(self._folder.path)
         if not record.history:  # the first line is still being written
             return
-        is_new = self._run is None
-        run = self._run = self._run or DistantRun(self._config, "server", record.metric)
+        run, is_first = self._run, self._run is None
+        if run is None:
+            run = self._run = DistantRun(self._config, "server", record.metric)
         run.primary = primary_model(record)
         run.update(record.history[-1]["round"], record.history[-1])
-        for event in ("began",) * is_new + ("evaluated", "round_done"):
-            self._notify(event, run)
+        for callback in self._callbacks:
+            if is_first:
+                callback.began(run)
+            callback.evaluated(run)
+            callback.round_done(run)
 
     def finish(self) -> Record:
         """Notify callbacks that the run has ended, and return its record."""
         self.poll()
         record = load_record(self._folder.path)
         if self._run is not None:
-            self._notify("ended", self._run, record)
+            for callback in self._callbacks:
+                callback.ended(self._run, record)
         return record
-
-    def _notify(self, event: str, run: DistantRun, *args: Any) -> None:
-        for callback in self._callbacks:
-            getattr(callback, event)(run, *args)

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedflat.algorithms import composition
 from fedflat.experiment.config import Config
-from fedflat.models import MODELS, ModelSpec
+from fedflat.models import MODELS
 from fedflat.processes import can_travel
 
 PickledNames = list[bytes]
@@ -27,19 +27,17 @@ def register_names(names: PickledNames) -> None:
     for pickled in names:
         with suppress(Exception):
             name, component = pickle.loads(pickled)
-            if isinstance(component, type) and issubclass(component, ModelSpec):
-                MODELS.register(name, component)
-            else:
-                composition.register(name, component)
+            composition.register(name, component)
 
 
 def unsendable_names(configs: Iterable[Config]) -> list[str]:
     """Names used in ``configs`` whose components the running script defines, which no other process can import."""
     local = {name for name, component in _registered().items() if not can_travel(component)}
-    used = {word for config in configs for word in re.findall(r"[\w-]+", f"{config.algorithm} {config.model}")}
-    return sorted(local & used)
+    texts = " ".join(f"{config.algorithm} {config.model}" for config in configs)
+    return sorted(local.intersection(re.findall(r"[\w-]+", texts)))
 
 
 def _registered() -> dict[str, Any]:
+    """User-registered algorithms, parts and models, by name."""
     models = {name: spec for name, spec in MODELS.items() if not spec.__module__.startswith("fedflat.")}
     return composition.registered() | models

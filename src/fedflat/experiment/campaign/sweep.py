@@ -6,8 +6,9 @@ import hashlib
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,8 +18,8 @@ from fedflat import data as datasets
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, require_remote
 from fedflat.experiment.campaign.branch import branch_point
-from fedflat.experiment.campaign.compare import existing_run, folder_name, how_many_at_once
-from fedflat.experiment.campaign.processes import Results, side_by_side
+from fedflat.experiment.campaign.compare import existing_run, folder_name, parallel_runs
+from fedflat.experiment.campaign.processes import Results, run_in_parallel, run_in_sequence
 from fedflat.experiment.campaign.sweep_file import (
     SweepFile,
     Values,
@@ -33,18 +34,19 @@ from fedflat.experiment.run import Run
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.cleanup import Keep, remove_locked
 from fedflat.experiment.store.files import LockedError, create_folder, is_free, locked, write_whole
-from fedflat.experiment.store.run_folder import Awaited, Record, load_record
+from fedflat.experiment.store.run_folder import PlannedRun, Record, load_record
 from fedflat.models import model_spec
 
 INDEX = "sweep.json"
-LONGEST = 100
+MAX_NAME_LENGTH = 100
 """Longest folder name in characters; the end of a longer one becomes a hash."""
+HASH_LENGTH = 10
 SECONDS_BETWEEN_POLLS = 0.5
-"""Between looks at runs that other processes hold."""
+"""Pause before checking again whether other processes have finished their runs."""
 
 
 @dataclass(frozen=True)
-class SweepRun(Awaited):
+class SweepRun(PlannedRun):
     """One run of a sweep."""
 
     name: str
@@ -66,8 +68,9 @@ class SweepResult(NamedTuple):
 
     run: SweepRun
     record: Record | None
+    """None if the run failed."""
     by: Literal["here", "before", "elsewhere"]
-    """Done by this call, found finished, or done meanwhile by another process."""
+    """Whether this call, an earlier one, or meanwhile another process did the run."""
     error: UserError | None = None
 
 
@@ -76,54 +79,60 @@ def plan_sweep(file: SweepFile, out: Path) -> Sweep:
     base = _base_settings(file, out)
     varied = combinations(file)
     configs = [config_of({**base, **combination}, combination) for combination in varied]
-    first_with: dict[Config, Values] = {}
-    for combination, made in zip(varied, configs, strict=True):
-        if made in first_with:
-            raise UserError(
-                f"{describe(first_with[made])} and {describe(combination)} are the same run; list each value once"
-            )
-        first_with[made] = combination
+    combination_of: dict[Config, Values] = {}
+    for combination, run_config in zip(varied, configs, strict=True):
+        if run_config in combination_of:
+            first = describe(combination_of[run_config])
+            raise UserError(f"{first} and {describe(combination)} are the same run; list each value once")
+        combination_of[run_config] = combination
     _check_cluster(file, configs)
     runs = []
-    for name, combination, made in zip(_names(varied, base), varied, configs, strict=True):
-        filled = fill({**base, **combination})
-        shown = {setting: filled.get(setting, value) for setting, value in combination.items()}
-        runs.append(SweepRun(made, out / name, name, shown))
+    for name, combination, run_config in zip(_folder_names(varied, base), varied, configs, strict=True):
+        without_placeholders = fill({**base, **combination})
+        values = {setting: without_placeholders.get(setting, value) for setting, value in combination.items()}
+        runs.append(SweepRun(run_config, out / name, name, values))
     return Sweep(file, out, tuple(runs))
 
 
 def _check_cluster(file: SweepFile, configs: Sequence[Config]) -> None:
+    """Raise a ``UserError`` if the file's ``ray_address`` contradicts other settings."""
     if file.ray_address is None:
         return
     if file.devices:
         raise UserError(
             "devices lists GPUs of this machine, but ray_address runs the sweep on a cluster; leave one of them out"
         )
-    if any(made.engine.name == "ray" for made in configs):
+    if any(run_config.engine.name == "ray" for run_config in configs):
         raise UserError(
             "engine.name=ray spreads each run over a cluster, ray_address the whole sweep; leave one of them out"
         )
 
 
 def _base_settings(file: SweepFile, out: Path) -> Values:
-    """The settings that all runs share, by full name."""
-    given = dict(flat(file.base))
+    """The settings that all runs share, by full name; those of a branched run are inherited."""
+    settings = dict(flat(file.base))
     if not file.branch:
-        return given
+        return settings
     for name in ("init", "init_rounds"):
-        if name in given:
+        if name in settings:
             raise UserError(f"{name} and branch both choose the initial weights; leave one of them out")
     start = branch_point(file.branch)
     start.check(out)
-    return {**dict(flat(start.settings(out))), **given}
+    return dict(flat(start.settings(out))) | settings
 
 
 def config_of(values: Values, varied: Values) -> Config:
-    """The config of settings by full name; errors name the combination ``varied``."""
+    """Build the config of one run.
+
+    Args:
+        values: all its settings, by full name.
+        varied: the settings that distinguish the run, which error messages name.
+    """
     try:
-        made = config(nested(fill(values)))
-        _check_names(made.model, made.data.dataset, made.data.partition, made.data.augmentation)
-        return made
+        run_config = config(nested(fill(values)))
+        data = run_config.data
+        _check_names(run_config.model, data.dataset, data.partition, data.augmentation)
+        return run_config
     except UserError as error:
         raise UserError(f"the combination {describe(varied)} is not possible: {error}") from None
 
@@ -146,43 +155,41 @@ def describe(varied: Values) -> str:
     return ", ".join(f"{name}={value}" for name, value in varied.items()) or "without changes"
 
 
-def _names(varied: Sequence[Values], base: Values) -> list[str]:
-    """Distinct, readable folder names that do not depend on the other combinations in the file."""
-    plain = [_name(combination, base) for combination in varied]
-    lower = [name.lower() for name in plain]
-    usable = [lower.count(name.lower()) == 1 and len(name) <= LONGEST for name in plain]
-    return [
-        name if is_usable else _hashed(name, combination)
-        for name, is_usable, combination in zip(plain, usable, varied, strict=True)
-    ]
+def _folder_names(varied: Sequence[Values], base: Values) -> list[str]:
+    """Distinct folder names: readable, with a hash where names are too long or equal up to case."""
+    readable = [_folder_name(combination, base) for combination in varied]
+    counts = Counter(name.lower() for name in readable)
+    names = []
+    for name, combination in zip(readable, varied, strict=True):
+        if counts[name.lower()] > 1 or len(name) > MAX_NAME_LENGTH:
+            digest = hashlib.sha256(json.dumps(combination, sort_keys=True, default=str).encode()).hexdigest()
+            start = name[: MAX_NAME_LENGTH - HASH_LENGTH - len("--")].rstrip("-_.")
+            name = f"{start}--{digest[:HASH_LENGTH]}"
+        names.append(name)
+    return names
 
 
-def _name(varied: Values, base: Values) -> str:
-    """A combination as a folder name.
+def _folder_name(varied: Values, base: Values) -> str:
+    """A readable folder name for a combination: the algorithm, then ``setting-value`` pairs.
 
-    >>> _name({"data.partition": "dirichlet(alpha={a})", "algorithm": "fedavg", "a": 0.1, "seed": 0}, {})
+    >>> _folder_name({"data.partition": "dirichlet(alpha={a})", "algorithm": "fedavg", "a": 0.1, "seed": 0}, {})
     'fedavg--partition-dirichlet_alpha_0.1--seed-0'
     """
-    short = {full: name for name, full in SHORT_NAMES.items()}
+    short_names = {full: short for short, full in SHORT_NAMES.items()}
     filled = fill({**base, **varied})
-    # The texts of the combination already contain the values of its placeholders.
+    # Leave out placeholders of the combination's own texts, which already contain their values.
     inserted = all_placeholders(varied.values())
-    texts = {
-        name: folder_name(str(filled.get(name, value)))
-        for name, value in varied.items()
-        if name in filled or name not in inserted
-    }
+    texts = {}
+    for setting, value in varied.items():
+        if setting in filled or setting not in inserted:
+            texts[setting] = folder_name(str(filled.get(setting, value)))
     parts = [texts.pop("algorithm")] if "algorithm" in texts else []
-    last_words = [name.rpartition(".")[2] for name in texts]
-    for (name, text), last in zip(texts.items(), last_words, strict=True):
-        label = short.get(name, last if last_words.count(last) == 1 else name)
-        parts.append(f"{label}-{text}")
+    last_words = Counter(setting.rpartition(".")[2] for setting in texts)
+    for setting, text in texts.items():
+        last_word = setting.rpartition(".")[2]
+        label = last_word if last_words[last_word] == 1 else setting
+        parts.append(f"{short_names.get(setting, label)}-{text}")
     return "--".join(parts)
-
-
-def _hashed(name: str, varied: Values) -> str:
-    digest = hashlib.sha256(json.dumps(varied, sort_keys=True, default=str).encode()).hexdigest()[:10]
-    return f"{name[: LONGEST - 12].rstrip('-_.')}--{digest}"
 
 
 class AlreadyFinished(LockedError):
@@ -190,7 +197,7 @@ class AlreadyFinished(LockedError):
 
 
 class LockedRun(NamedTuple):
-    """A run for the process that locks its folder first."""
+    """A run of a sweep, done by whichever process locks its folder first."""
 
     config: Config
     folder: Path
@@ -206,11 +213,11 @@ class LockedRun(NamedTuple):
         """
         with locked(self.folder):
             existing = existing_run(self.config, self.folder)
-            finished = existing is not None and existing.status in ENDED_STATUSES
-            if not finished:
+            is_finished = existing is not None and existing.status in ENDED_STATUSES
+            if not is_finished:
                 Run(self.config, self.folder, callbacks=callbacks, resume=existing is not None).go()
             remove_locked(self.folder, self.keep.removed)
-        if finished:
+        if is_finished:
             raise AlreadyFinished(f"{self.folder} is finished")
         return load_record(self.folder)
 
@@ -219,7 +226,7 @@ def run_sweep(
     sweep: Sweep,
     callbacks: tuple[Callback, ...] = (),
     jobs: int | None = None,
-    waiting: Callable[[int], None] = lambda runs: None,
+    on_wait: Callable[[int], None] = lambda runs: None,
 ) -> Iterator[SweepResult]:
     """Do all unfinished runs of a sweep and yield results as they arrive; a run that fails does not stop the others.
 
@@ -230,55 +237,54 @@ def run_sweep(
         sweep: the planned sweep.
         callbacks: callbacks of all runs.
         jobs: runs at the same time; the file decides by default.
-        waiting: called with the number of runs held by other processes before waiting for them.
+        on_wait: called with the number of runs held by other processes before waiting for them.
     """
-    finished_before = {run.name for run in sweep.runs if _is_finished(run)}
+    finished_before = {run.name for run in sweep.runs if _is_finished(run)}  # checks all runs before any starts
     if sweep.file.branch:
         with locked(sweep.out, wait=True):
             branch_point(sweep.file.branch).write(sweep.out)
     write_index(sweep)
-    todo: list[SweepRun] = []
+    unfinished: list[SweepRun] = []
     for run in sweep.runs:
         if run.name in finished_before:
             _clean_up(run, sweep.file.keep)
             yield SweepResult(run, load_record(run.folder), "before")
         else:
-            todo.append(run)
+            unfinished.append(run)
     reported = 0
-    while todo:
-        held = []
-        with closing(_results(sweep, todo, callbacks, jobs)) as results:
-            for index, outcome in results:
+    while unfinished:
+        held_by_others = []
+        with closing(_start_runs(sweep, unfinished, callbacks, jobs)) as outcomes:
+            for index, outcome in outcomes:
                 if isinstance(outcome, LockedError) and not isinstance(outcome, AlreadyFinished):
-                    held.append(todo[index])
+                    held_by_others.append(unfinished[index])
                 else:
-                    yield _result(todo[index], outcome)
-        todo = held
-        if held and len(held) != reported:
-            reported = len(held)
-            waiting(reported)
-        while held:
+                    yield _result(unfinished[index], outcome)
+        unfinished = held_by_others
+        if unfinished and len(unfinished) != reported:
+            reported = len(unfinished)
+            on_wait(reported)
+        while unfinished:
             time.sleep(SECONDS_BETWEEN_POLLS)  # at least once: locks of other machines are not always visible here
-            if any(is_free(run.folder) for run in held):
+            if any(is_free(run.folder) for run in unfinished):
                 break
 
 
 def _is_finished(run: SweepRun) -> bool:
+    """Whether the run has ended; raises a ``UserError`` if its folder holds a run with other settings."""
     existing = existing_run(run.config, run.folder)
     return existing is not None and existing.status in ENDED_STATUSES
 
 
 def _clean_up(run: SweepRun, keep: Keep) -> None:
-    """Remove what a finished run does not keep, in case it was killed before it could."""
+    """Delete what a finished run does not keep, in case its process was killed before it could."""
     if keep.removed:
-        try:
-            with locked(run.folder):
-                remove_locked(run.folder, keep.removed)
-        except LockedError:
-            return
+        with suppress(LockedError), locked(run.folder):
+            remove_locked(run.folder, keep.removed)
 
 
 def _result(run: SweepRun, outcome: Record | UserError) -> SweepResult:
+    """The result of a run that this call has tried to do."""
     if isinstance(outcome, AlreadyFinished):
         return SweepResult(run, load_record(run.folder), "elsewhere")
     if isinstance(outcome, UserError):
@@ -286,38 +292,32 @@ def _result(run: SweepRun, outcome: Record | UserError) -> SweepResult:
     return SweepResult(run, outcome, "here")
 
 
-def _results(sweep: Sweep, todo: Sequence[SweepRun], callbacks: tuple[Callback, ...], jobs: int | None) -> Results:
+def _start_runs(sweep: Sweep, runs: Sequence[SweepRun], callbacks: tuple[Callback, ...], jobs: int | None) -> Results:
+    """Do runs on the cluster, in parallel or in sequence, as the file and ``jobs`` demand."""
     file = sweep.file
     if file.ray_address is not None:
         from fedflat.experiment.campaign.ray_sweep import run_on_cluster
 
-        tasks = [LockedRun(run.config, run.folder.absolute(), file.keep) for run in todo]
+        tasks = [LockedRun(run.config, run.folder.absolute(), file.keep) for run in runs]
         return run_on_cluster(tasks, file.ray_address, jobs or file.jobs, callbacks, sweep.out / INDEX)
-    tasks = [LockedRun(run.config, run.folder, file.keep) for run in todo]
+    tasks = [LockedRun(run.config, run.folder, file.keep) for run in runs]
     devices = tuple(map(str, file.devices))
-    processes = how_many_at_once([run.config for run in todo], callbacks, _requested_jobs(sweep, jobs), {})
+    processes = parallel_runs([run.config for run in runs], callbacks, _requested_jobs(sweep, jobs), {})
     if processes > 1 or devices:
-        return side_by_side(tasks, processes, require_remote(callbacks), devices)
-    return _in_sequence(tasks, callbacks)
+        return run_in_parallel(tasks, processes, require_remote(callbacks), devices)
+    return run_in_sequence(tasks, callbacks, stop_on_error=False)
 
 
 def _requested_jobs(sweep: Sweep, jobs: int | None) -> int | None:
+    """The number of jobs from the caller or the file, or one per listed GPU; None if nobody chose it."""
     return jobs or sweep.file.jobs or len(sweep.file.devices) or None
 
 
-def at_once(sweep: Sweep, jobs: int | None = None) -> int:
-    """Number of runs that will run at the same time; on a cluster, the most that may."""
+def runs_at_once(sweep: Sweep, jobs: int | None = None) -> int:
+    """The number of runs of a sweep that will run at the same time; on a cluster, an upper bound."""
     if sweep.file.ray_address is not None:
         return min(len(sweep.runs), jobs or sweep.file.jobs or len(sweep.runs))
-    return how_many_at_once([run.config for run in sweep.runs], (), _requested_jobs(sweep, jobs), {})
-
-
-def _in_sequence(tasks: Sequence[LockedRun], callbacks: tuple[Callback, ...]) -> Results:
-    for index, task in enumerate(tasks):
-        try:
-            yield index, task.go(callbacks)
-        except UserError as error:
-            yield index, error
+    return parallel_runs([run.config for run in sweep.runs], (), _requested_jobs(sweep, jobs), {})
 
 
 def write_index(sweep: Sweep) -> None:
@@ -331,7 +331,7 @@ def write_index(sweep: Sweep) -> None:
 
 
 def slug(source: str | Path) -> str:
-    """A file's name as a folder name.
+    """The name of a sweep file as a folder name.
 
     >>> slug("sweeps/my rates.yaml")
     'my_rates'

@@ -72,17 +72,21 @@ class SweepFile(SettingsGroup):
 
 def read_sweep(source: str | Path | Mapping[str, Any]) -> SweepFile:
     """Read and check a sweep, from a YAML file or a mapping."""
-    where, values = (
-        ("the sweep", dict(source)) if isinstance(source, Mapping) else (str(source), read_yaml(Path(source)))
-    )
+    if isinstance(source, Mapping):
+        where, values = "the sweep", dict(source)
+    else:
+        where, values = str(source), read_yaml(Path(source))
     known = [field.alias or name for name, field in SweepFile.model_fields.items()]
     for key in values:
         if key not in known:
             raise one_of("key", key, known, owner=where)
-    for key, value in values["grid"].items() if isinstance(values.get("grid"), dict) else ():
-        if not isinstance(value, list) or not value:
-            given = "no values" if value is None or isinstance(value, list) else repr(value)
-            raise UserError(f"{where}: grid gives {key} {given}; expected a list such as [1, 2]")
+    grid = values.get("grid")
+    if isinstance(grid, dict):
+        for key, value in grid.items():
+            if value is not None and not isinstance(value, list):
+                raise UserError(f"{where}: grid gives {key} {value!r}; expected a list such as [1, 2]")
+            if not value:
+                raise UserError(f"{where}: grid gives {key} no values; expected a list such as [1, 2]")
     try:
         return SweepFile.model_validate({key: value for key, value in values.items() if value is not None})
     except ValidationError as error:
@@ -90,14 +94,18 @@ def read_sweep(source: str | Path | Mapping[str, Any]) -> SweepFile:
         location = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
             section, _, key = location.rpartition(".")
-            raise one_of("key", key, _keys(first["loc"][0]), owner=f"{section} of {where}") from None
-        raise UserError(f"{where}: {location}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+            raise one_of("key", key, _valid_keys(first["loc"][0]), owner=f"{section} of {where}") from None
+        message = first["msg"]
+        raise UserError(f"{where}: {location}: {message[0].lower()}{message[1:]}") from None
 
 
-def _keys(section: Any) -> list[str]:
+def _valid_keys(section: Any) -> list[str]:
+    """The keys to suggest for an unknown key in a section of the file."""
     if section == "keep":
         return list(Keep.model_fields)
-    return [*Tune.model_fields, *SearchRange.model_fields] if section == "tune" else list(SweepFile.model_fields)
+    if section == "tune":
+        return [*Tune.model_fields, *SearchRange.model_fields]
+    return list(SweepFile.model_fields)
 
 
 def full_name(name: str) -> str:
@@ -164,25 +172,42 @@ def check_names(names: Mapping[str, str], known_placeholders: set[str]) -> None:
 
 
 def combinations(file: SweepFile) -> list[Values]:
-    """Every distinct combination of what varies, by full name, with placeholders still in place."""
+    """Every distinct combination of the varied settings, by full name, with placeholders still in place."""
     _check_variation(file)
     base = dict(flat(file.base))
-    listed_values = (value for entry in file.entries for value in entry.values())
-    known = all_placeholders([*base.values(), *itertools.chain(*file.grid.values()), *listed_values])
-    names = {**dict.fromkeys(base, "base"), **dict.fromkeys(file.grid, "grid")}
-    names |= {name: "list" for entry in file.entries for name in entry}
-    names |= {name: "exclude" for entry in file.exclude for name in entry}
-    check_names(names, known)
-    axes = [[(full_name(name), value) for value in values] for name, values in file.grid.items()]
-    entries = [{full_name(name): value for name, value in entry.items()} for entry in file.entries or [{}]]
-    products = [{**entry, **dict(chosen)} for entry in entries for chosen in itertools.product(*axes)]
-    remaining = _without_excluded([_without_unused(one, base) for one in products], base, file.exclude)
+    _check_names_of_file(file, base)
+    grid_names = [full_name(name) for name in file.grid]
+    distinct: list[Values] = []
+    for entry in file.entries or [{}]:
+        for grid_values in itertools.product(*file.grid.values()):
+            combination = _with_full_names(entry) | dict(zip(grid_names, grid_values, strict=True))
+            combination = _without_unused(combination, base)
+            if combination not in distinct:
+                distinct.append(combination)
+    remaining = _without_excluded(distinct, base, file.exclude)
     if not remaining:
         raise UserError("exclude leaves no run of the sweep; remove some of its entries")
     return remaining
 
 
+def _check_names_of_file(file: SweepFile, base: Values) -> None:
+    """Raise a ``UserError`` for a name in any section that is neither a setting nor a placeholder."""
+    texts = [*base.values(), *itertools.chain(*file.grid.values())]
+    sections = {**dict.fromkeys(base, "base"), **dict.fromkeys(file.grid, "grid")}
+    for entry in file.entries:
+        texts += entry.values()
+        sections |= dict.fromkeys(entry, "list")
+    for entry in file.exclude:
+        sections |= dict.fromkeys(entry, "exclude")
+    check_names(sections, all_placeholders(texts))
+
+
+def _with_full_names(values: Values) -> Values:
+    return {full_name(name): value for name, value in values.items()}
+
+
 def _check_variation(file: SweepFile) -> None:
+    """Raise a ``UserError`` if nothing varies, or if a value or a setting is listed twice."""
     if not file.grid and not file.entries:
         raise UserError(
             "the sweep varies nothing: grid and list are both empty; add for example grid: {seed: [0, 1, 2]}"
@@ -204,32 +229,32 @@ def _without_unused(combination: Values, base: Values) -> Values:
     return {name: value for name, value in combination.items() if name in SETTINGS or name in used}
 
 
-def _without_excluded(found: list[Values], base: Values, exclude: list[Values]) -> list[Values]:
-    remaining = [one for index, one in enumerate(found) if one not in found[:index]]
+def _without_excluded(combinations: list[Values], base: Values, exclude: list[Values]) -> list[Values]:
+    """The combinations that no rule of ``exclude`` matches; a rule that matches none raises a ``UserError``."""
     for rule in exclude:
-        by_full_name = {full_name(name): value for name, value in rule.items()}
-        left = [one for one in remaining if not _matches({**base, **one}, by_full_name)]
-        if len(left) == len(remaining):
+        remaining = [values for values in combinations if not _matches({**base, **values}, _with_full_names(rule))]
+        if len(remaining) == len(combinations):
             text = ", ".join(f"{name}={value}" for name, value in rule.items())
             raise UserError(f"exclude: no combination has {text or 'an empty rule'}; correct or remove it")
-        remaining = left
-    return remaining
+        combinations = remaining
+    return combinations
 
 
 def _matches(values: Values, rule: Values) -> bool:
-    filled = fill(values) if all_placeholders(values.values()) <= set(values) else values
-    return bool(rule) and all(
-        name in values
-        and any(
-            _comparable(name, filled[name]) == _comparable(name, value)
-            for value in (wanted if isinstance(wanted, list) else [wanted])
-        )
-        for name, wanted in rule.items()
-    )
+    """Whether settings have the value, or one of the values, that a rule lists for each of its settings."""
+    can_fill = all_placeholders(values.values()) <= set(values)
+    filled = fill(values) if can_fill else values
+    for name, listed in rule.items():
+        if name not in values:
+            return False
+        alternatives = listed if isinstance(listed, list) else [listed]
+        if _normal_form(name, filled[name]) not in [_normal_form(name, value) for value in alternatives]:
+            return False
+    return bool(rule)  # an empty rule matches nothing
 
 
-def _comparable(name: str, value: Any) -> Any:
-    """A value in a form that equal settings share: canonical algorithms, numbers as floats, anything else as text."""
+def _normal_form(name: str, value: Any) -> Any:
+    """A form that equal settings share: canonical algorithms, numbers as floats, anything else as text."""
     if name == "algorithm" and not placeholders(value):
         from fedflat.algorithms import algorithm, canonical
 
@@ -241,17 +266,23 @@ def _comparable(name: str, value: Any) -> Any:
 
 
 def fill(values: Values) -> Values:
-    """Settings with placeholders replaced by their values; values that only fill placeholders are dropped."""
-    by_name = {**values, **{short: values[full] for short, full in SHORT_NAMES.items() if full in values}}
+    """Settings with placeholders replaced by their values; values that only fill placeholders are dropped.
 
-    def filled(name: str, text: Any) -> Any:
-        for placeholder in sorted(placeholders(text)):
-            if placeholder not in by_name:
+    >>> fill({"algorithm": "fedsam(rho={rho})", "rho": 0.1})
+    {'algorithm': 'fedsam(rho=0.1)'}
+    """
+    by_short_name = {short: values[full] for short, full in SHORT_NAMES.items() if full in values}
+    replacements = {**values, **by_short_name}
+    filled: Values = {}
+    for name, value in values.items():
+        if name not in SETTINGS:
+            continue
+        for placeholder in sorted(placeholders(value)):
+            if placeholder not in replacements:
                 raise UserError(
-                    f"{name} is '{text}', but {placeholder} has no value; "
+                    f"{name} is '{value}', but {placeholder} has no value; "
                     f"add it to the grid, for example {placeholder}: [0.1, 0.2]"
                 )
-            text = text.replace(f"{{{placeholder}}}", str(by_name[placeholder]))
-        return text
-
-    return {name: filled(name, value) for name, value in values.items() if name in SETTINGS}
+            value = value.replace(f"{{{placeholder}}}", str(replacements[placeholder]))
+        filled[name] = value
+    return filled

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.reopen import primary_model
 from fedflat.experiment.callback import Callback, RunView
-from fedflat.experiment.campaign.compare import how_many_at_once
+from fedflat.experiment.campaign.compare import parallel_runs
 from fedflat.experiment.campaign.optuna_study import JOURNAL, Study
 from fedflat.experiment.campaign.processes import PATIENCE, start_process
 from fedflat.experiment.campaign.ranking import last_score
@@ -39,9 +39,10 @@ from fedflat.experiment.campaign.sweep_file import (
 from fedflat.experiment.config import Config, changes_results
 from fedflat.experiment.store.files import LockedError, create_folder, is_free, locked, write_whole
 from fedflat.experiment.store.run_folder import Record, load_record
-from fedflat.processes import ChildDied, close_children, wait_for_any
+from fedflat.processes import ChildDied, close_children, sendable, wait_for_any
 
 BEST = "best.json"
+"""The file with the best trial and its test scores."""
 
 
 class Pruned(Exception):
@@ -63,26 +64,29 @@ class Search:
         """The config of a trial with one of its seeds."""
         return config_of({**self.base, **values, "seed": seed}, values)
 
+    def example_config(self) -> Config:
+        """The config of a trial with the first value of every setting and the first seed."""
+        return self.config(extreme_values(self.space)[0], self.tune.seeds[0])
+
     def identity(self) -> Values:
         """Everything that determines what trials try and how they score, by setting.
 
         Leaves out the number of trials and where they run, so that a search can be extended and moved.
         """
-        first = self.config(next(corners(self.space)), self.tune.seeds[0])
-        settings = {
-            name: value
-            for name, value in flat(first.model_dump(mode="json"))
-            if changes_results(name) and name != "seed"
-        }
-        # The config of one trial does not show placeholders and what fills them.
-        texts = {name: value for name, value in self.base.items() if placeholders(value) or name not in SETTINGS}
-        space = {
-            f"tune.space.{name}": values if isinstance(values, list) else values.model_dump(mode="json")
-            for name, values in self.space.items()
-        }
-        options = self.tune.model_dump(mode="json", exclude={"trials", "space"})
-        fixed = {name: value for name, value in {**settings, **texts}.items() if name not in self.space}
-        return fixed | space | {f"tune.{name}": value for name, value in options.items()}
+        fixed: Values = {}
+        for name, value in flat(self.example_config().model_dump(mode="json")):
+            if changes_results(name) and name != "seed":
+                fixed[name] = value
+        for name, value in self.base.items():
+            # The config of one trial shows neither placeholders nor the values that fill them.
+            if placeholders(value) or name not in SETTINGS:
+                fixed[name] = value
+        identity = {name: value for name, value in fixed.items() if name not in self.space}
+        for name, values in self.space.items():
+            identity[f"tune.space.{name}"] = values if isinstance(values, list) else values.model_dump(mode="json")
+        for name, value in self.tune.model_dump(mode="json", exclude={"trials", "space"}).items():
+            identity[f"tune.{name}"] = value
+        return identity
 
     def folder(self, number: int) -> Path:
         """The folder of a trial."""
@@ -105,7 +109,11 @@ class Trial(NamedTuple):
 
 
 def plan_search(file: SweepFile, out: Path) -> Search:
-    """Check the search of a file, without writing anything."""
+    """Build the search that a file describes, without writing anything.
+
+    Raises:
+        UserError: the file contradicts itself or cannot be searched.
+    """
     if file.tune is None:
         raise UserError(
             "the file has no tune section; add one with a space to search, for example {lr: {low: 0.01, high: 1}}"
@@ -128,7 +136,7 @@ def plan_search(file: SweepFile, out: Path) -> Search:
     if len(set(tune.seeds)) < len(tune.seeds) or min(tune.seeds) < 0:
         raise UserError(f"tune.seeds is {tune.seeds}; expected distinct seeds of 0 or more, for example [0, 1, 2]")
     search = Search(base, space, tune, file, out)
-    for values in corners(space):
+    for values in extreme_values(space):
         config = search.config(values, tune.seeds[0])
         if config.data.validation == 0:
             raise UserError(
@@ -140,6 +148,7 @@ def plan_search(file: SweepFile, out: Path) -> Search:
 
 
 def _check_space(space: Space) -> None:
+    """Raise a ``UserError`` for a setting that cannot be searched, or values that cannot be drawn."""
     if not space:
         raise UserError("tune.space is empty; add settings to search over, e.g. {lr: {low: 0.01, high: 1, log: true}}")
     for name, values in space.items():
@@ -160,45 +169,51 @@ def _check_space(space: Space) -> None:
             raise UserError(f"tune.space: {name} is on a logarithmic scale, which needs low above 0 and no step")
 
 
-def corners(space: Space) -> Iterator[Values]:
-    """The first and the last value of every setting, with which a search is checked before it starts."""
-
-    def value(values: Any, last: bool) -> Any:
+def extreme_values(space: Space) -> tuple[Values, Values]:
+    """The first value of every setting and the last, with which a search is checked before it starts."""
+    first: Values = {}
+    last: Values = {}
+    for name, values in space.items():
         if isinstance(values, list):
-            return values[-1 if last else 0]
-        bound = values.high if last else values.low
-        return int(bound) if values.whole else bound
-
-    for last in (False, True):
-        yield {name: value(values, last) for name, values in space.items()}
+            first[name], last[name] = values[0], values[-1]
+        elif values.whole:
+            first[name], last[name] = int(values.low), int(values.high)
+        else:
+            first[name], last[name] = values.low, values.high
+    return first, last
 
 
 def run_search(
-    search: Search, callbacks: tuple[Callback, ...] = (), waiting: Callable[[int], None] = lambda trials: None
+    search: Search, callbacks: tuple[Callback, ...] = (), on_wait: Callable[[int], None] = lambda trials: None
 ) -> Iterator[Trial]:
     """Do the missing trials one after another and yield those done here; trials of killed processes are resumed.
 
     With a single process the search is reproducible, however often it is interrupted.
+
+    Args:
+        search: the search.
+        callbacks: callbacks of all runs.
+        on_wait: called with the number of trials held by other processes before waiting for them.
     """
-    study = _study(search)
-    reported = False
+    study = _open_study(search)
+    has_reported = False
     while True:
         with ExitStack() as lock:
-            number = _next_trial(search, study, lock)
+            number = _lock_next_trial(search, study, lock)
             if number is not None:
                 yield _run_trial(search, study, number, callbacks)
                 continue
-        others = study.unfinished()
-        if not others:
+        held_by_others = study.unfinished()
+        if not held_by_others:
             return
-        if not reported:
-            waiting(len(others))
-            reported = True
+        if not has_reported:
+            on_wait(len(held_by_others))
+            has_reported = True
         time.sleep(SECONDS_BETWEEN_POLLS)
 
 
-def run_search_side_by_side(
-    search: Search, jobs: int | None = None, waiting: Callable[[int], None] = lambda trials: None
+def run_search_in_parallel(
+    search: Search, jobs: int | None = None, on_wait: Callable[[int], None] = lambda trials: None
 ) -> Iterator[Trial]:
     """Do the missing trials in several processes and yield each as it finishes.
 
@@ -207,19 +222,19 @@ def run_search_side_by_side(
     Args:
         search: the search.
         jobs: trials at the same time; the file decides by default.
-        waiting: called with the number of trials held by other processes before waiting for them.
+        on_wait: called with the number of trials held by other processes before waiting for them.
     """
     requested = jobs or search.file.jobs or len(search.file.devices) or 1
-    first = search.config(next(corners(search.space)), search.tune.seeds[0])
-    at_once = how_many_at_once([first] * trials_left(search), (), requested, {})
+    at_once = parallel_runs([search.example_config()] * _trials_left(search), (), requested, {})
     if at_once > 1:
-        yield from _in_processes(search, at_once)
-    yield from run_search(search, waiting=waiting)  # everything, or what a killed process has left
+        yield from _run_in_processes(search, at_once)
+    yield from run_search(search, on_wait=on_wait)  # all trials, or those that a killed process has left
 
 
-def _in_processes(search: Search, at_once: int) -> Iterator[Trial]:
+def _run_in_processes(search: Search, at_once: int) -> Iterator[Trial]:
+    """Let ``at_once`` processes do trials and yield them; a process that dies leaves its trial unfinished."""
     devices: list[str | None] = [str(device) for device in search.file.devices] or [None]
-    children = [start_process(_serve, search, device=devices[i % len(devices)]) for i in range(at_once)]
+    children = [start_process(_serve_search, search, device=devices[i % len(devices)]) for i in range(at_once)]
     try:
         while children:
             for child in wait_for_any(children):
@@ -236,14 +251,15 @@ def _in_processes(search: Search, at_once: int) -> Iterator[Trial]:
         close_children(children, PATIENCE)
 
 
-def _serve(pipe: Connection, search: Search) -> None:
+def _serve_search(pipe: Connection, search: Search) -> None:
+    """Main function of a child: do trials until none is left, and send each to the parent."""
     try:
         for trial in run_search(search):
             pipe.send(trial)
     except (ConnectionError, KeyboardInterrupt):
         return
     except Exception as error:  # raised again in the parent
-        pipe.send(error)
+        pipe.send(sendable(error))
 
 
 def check_folder(search: Search) -> None:
@@ -252,13 +268,14 @@ def check_folder(search: Search) -> None:
         Study(search.out, search.tune).check(search.identity(), search.out)
 
 
-def trials_left(search: Search) -> int:
-    """Number of trials that have not finished."""
-    study = _study(search)
+def _trials_left(search: Search) -> int:
+    """The number of trials that have not finished, started or not."""
+    study = _open_study(search)
     return max(0, search.tune.trials - study.count()) + len(study.unfinished())
 
 
-def _study(search: Search) -> Study:
+def _open_study(search: Search) -> Study:
+    """The study in the search's folder, created if necessary; raises a ``UserError`` if it is of another search."""
     create_folder(search.out)
     study = Study(search.out, search.tune)
     with locked(search.out, wait=True):
@@ -266,8 +283,12 @@ def _study(search: Search) -> Study:
     return study
 
 
-def _next_trial(search: Search, study: Study, lock: ExitStack) -> int | None:
-    """Lock and return an abandoned or a new trial; None if there are enough."""
+def _lock_next_trial(search: Search, study: Study, lock: ExitStack) -> int | None:
+    """Lock the folder of an abandoned or a new trial until ``lock`` closes.
+
+    Returns:
+        The trial's number, or None if all trials are finished or held by other processes.
+    """
     with locked(search.out, wait=True):
         abandoned = [number for number in study.unfinished() if is_free(search.folder(number))]
         if not abandoned and study.count() >= search.tune.trials:
@@ -278,32 +299,35 @@ def _next_trial(search: Search, study: Study, lock: ExitStack) -> int | None:
 
 
 def _run_trial(search: Search, study: Study, number: int, callbacks: tuple[Callback, ...]) -> Trial:
+    """Train a trial with every seed and record its mean validation score in the study."""
     values = study.values(number, search.space)
 
-    def finished(state: str, score: float | None = None, error: str = "") -> Trial:
-        study.tell(number, score, state)
+    def finish(state: str, score: float | None = None, error: str = "") -> Trial:
+        study.record_result(number, score, state)
         return Trial(number, values, state, score, error)
 
     scores: list[float] = []
     try:
         for index, seed in enumerate(search.tune.seeds):
+            # Only the first seed can prune: the study compares trials round by round.
             pruner = (PruningCallback(study, number),) if search.tune.prune and index == 0 else ()
             folder = search.folder(number) / f"seed-{seed}"
-            record = _record(search, search.config(values, seed), folder, (*callbacks, *pruner))
+            record = _run_or_load(search, search.config(values, seed), folder, (*callbacks, *pruner))
             score = last_score(record, "validation")
             if score is None:
-                return finished("failed", error=record.reason or record.status)
+                return finish("failed", error=record.reason or record.status)
             scores.append(score)
     except Pruned:
-        return finished("pruned")
-    except LockedError:
+        return finish("pruned")
+    except LockedError:  # not a failure of the trial
         raise
     except UserError as error:
-        return finished("failed", error=str(error))
-    return finished("complete", fmean(scores))
+        return finish("failed", error=str(error))
+    return finish("complete", fmean(scores))
 
 
-def _record(search: Search, config: Config, folder: Path, callbacks: tuple[Callback, ...]) -> Record:
+def _run_or_load(search: Search, config: Config, folder: Path, callbacks: tuple[Callback, ...]) -> Record:
+    """Do a run of a trial, or load it if it is already finished."""
     try:
         return LockedRun(config, folder, search.file.keep).go(callbacks)
     except AlreadyFinished:
@@ -323,12 +347,12 @@ class PruningCallback(Callback):
             raise Pruned
 
 
-def choose(search: Search) -> dict[str, Any]:
+def evaluate_best(search: Search) -> dict[str, Any]:
     """Evaluate the best trial on the test set, write ``best.json`` and return its content.
 
     The evaluation is done once; a second call returns the same numbers.
     """
-    study = _study(search)
+    study = _open_study(search)
     best = study.best()
     if best is None:
         raise UserError(f"no trial in {search.out} finished with a score; see why with fedflat show {search.out}")
@@ -337,15 +361,15 @@ def choose(search: Search) -> dict[str, Any]:
     trial = {"trial": number, "settings": study.values(number, search.space), "validation": score, "folders": folders}
     with locked(search.out, wait=True):
         file = search.out / BEST
-        written: Values = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        chosen = {**written, "folders": folders} if _describes(written, trial) else _evaluated(trial)
-        if chosen != written:
-            write_whole(file, json.dumps(chosen, indent=1, default=str) + "\n")
-    return chosen
+        previous: Values = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        content = {**previous, "folders": folders} if _describes(previous, trial) else _with_test_scores(trial)
+        if content != previous:
+            write_whole(file, json.dumps(content, indent=1, default=str) + "\n")
+    return content
 
 
-def _evaluated(trial: Values) -> Values:
-    """A trial with the test scores of its runs."""
+def _with_test_scores(trial: Values) -> Values:
+    """The content of ``best.json``: a trial with the test scores of its runs."""
     from fedflat.experiment.analysis.evaluation import evaluate
 
     records = [load_record(Path(folder)) for folder in trial["folders"]]
@@ -361,7 +385,7 @@ def _evaluated(trial: Values) -> Values:
     }
 
 
-def _describes(written: Values, trial: Values) -> bool:
-    """Whether ``best.json`` describes this trial; its folders may have been moved."""
-    same = all(written.get(name) == trial[name] for name in ("trial", "settings", "validation"))
-    return same and len(written["test"]) == len(trial["folders"])
+def _describes(content: Values, trial: Values) -> bool:
+    """Whether the content of ``best.json`` describes this trial; its folders may have been moved."""
+    is_same = all(content.get(name) == trial[name] for name in ("trial", "settings", "validation"))
+    return is_same and len(content["test"]) == len(trial["folders"])

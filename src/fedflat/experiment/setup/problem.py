@@ -86,7 +86,10 @@ def build_problem(
         check_metric(task)
     device = device_of(config)  # first, so that a missing GPU is reported before data are loaded
     data = datasets.load(config.data.dataset, config.data.dir) if data is None else data
-    partition = _partition(config, data)
+    partition = build_partition(config, data)
+    clients, per_round = len(partition.clients), config.federation.clients_per_round
+    if per_round > clients > 1:
+        raise UserError(f"federation.clients_per_round={per_round} exceeds the partition's {clients} clients; lower it")
     network = build_network(config, data.input_shape, data.num_classes, model)
     augmentation = datasets.augmentation(config.data.augmentation)
     augmentation.check(data)
@@ -108,10 +111,10 @@ def build_problem(
     return problem, partition
 
 
-def _partition(config: Config, data: Dataset) -> Partition:
+def build_partition(config: Config, data: Dataset) -> Partition:
     """Distribute the training examples over clients."""
     settings = config.data
-    partition = datasets.make_partition(
+    return datasets.make_partition(
         settings.partition,
         data.train.targets,
         data.num_classes,
@@ -121,10 +124,6 @@ def _partition(config: Config, data: Dataset) -> Partition:
         data.train.groups,
         data.train.coarse,
     )
-    clients, per_round = len(partition.clients), config.federation.clients_per_round
-    if per_round > clients > 1:
-        raise UserError(f"federation.clients_per_round={per_round} exceeds the partition's {clients} clients; lower it")
-    return partition
 
 
 def _held_out_sets(data: Dataset, partition: Partition, limit: int | None) -> dict[str, Examples]:

@@ -21,14 +21,14 @@ from fedflat.experiment.store.run_folder import RunFolder
 
 CHECKPOINT = "checkpoint/state.safetensors"
 ROUNDS_BETWEEN, SECONDS_BETWEEN = 10, 5.0
-"""Default interval between checkpoints: this many rounds, but also at least this many seconds."""
-MOST_OF_THE_TIME = 1 / 20
+"""Default interval between checkpoints: a multiple of 10 rounds that lasts at least 5 seconds."""
+MAX_TIME_FRACTION = 1 / 20
 """Largest fraction of a run's time that default checkpoints may take."""
 
 
 @dataclass
 class ServerState:
-    """Everything the server holds between rounds."""
+    """The model and state that the server holds between rounds."""
 
     rounds: int
     """Number of completed rounds."""
@@ -47,33 +47,39 @@ class ServerState:
         }
 
     @classmethod
-    def from_checkpoint(cls, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Self:
-        """The inverse of ``tensors``; ``about`` is the checkpoint's header."""
-        model = ModelState(tensors["weights"], tensors["buffers"], under(tensors, "integers/"))
-        return cls(about["rounds"], model, nested_state(under(tensors, "server/")), Cost(**about["cost"]))
+    def from_checkpoint(cls, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Self:
+        """Restore the state from a checkpoint's tensors and header; the inverse of ``tensors``."""
+        model = ModelState(tensors["weights"], tensors["buffers"], with_prefix(tensors, "integers/"))
+        states = nested_state(with_prefix(tensors, "server/"))
+        return cls(header["rounds"], model, states, Cost(**header["cost"]))
 
 
 class CheckpointInterval:
-    """Decides when a checkpoint is due: every ``every`` rounds, or if None as often as is cheap."""
+    """Decides when a checkpoint is due.
+
+    Args:
+        every: number of rounds between checkpoints; None limits the time they take to ``MAX_TIME_FRACTION``.
+    """
 
     def __init__(self, every: int | None) -> None:
         self._every = every
-        self._ended, self._took = time.monotonic(), 0.0
+        self._last_end = time.monotonic()
+        self._last_duration = 0.0
 
     def is_due(self, rounds: int) -> bool:
         """Whether to write a checkpoint after ``rounds`` rounds."""
         if self._every is not None:
             return rounds % self._every == 0
-        pause = max(SECONDS_BETWEEN, self._took / MOST_OF_THE_TIME)
-        return rounds % ROUNDS_BETWEEN == 0 and time.monotonic() - self._ended >= pause
+        pause = max(SECONDS_BETWEEN, self._last_duration / MAX_TIME_FRACTION)
+        return rounds % ROUNDS_BETWEEN == 0 and time.monotonic() - self._last_end >= pause
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """Time the writing of a checkpoint."""
-        began = time.monotonic()
+        """Time the writing of a checkpoint within the context."""
+        start = time.monotonic()
         yield
-        self._ended = time.monotonic()
-        self._took = self._ended - began
+        self._last_end = time.monotonic()
+        self._last_duration = self._last_end - start
 
 
 def write_checkpoint(
@@ -101,7 +107,7 @@ def write_checkpoint(
     tensors = server.tensors()
     for name, average in averages.items():
         tensors |= {f"average/{name}/{key}": value for key, value in average.tensors().items()}
-    about = {
+    header = {
         "rounds": server.rounds,
         "metrics": folder.metrics_length(),
         "cost": asdict(server.cost),
@@ -110,8 +116,8 @@ def write_checkpoint(
         "settings": settings.fixed_settings(),
     }
     if frozen:
-        about["frozen"] = frozen
-    folder.write_tensors(CHECKPOINT, tensors, about)
+        header["frozen"] = frozen
+    folder.write_tensors(CHECKPOINT, tensors, header)
     for store in stores.values():
         store.commit(server.rounds)
 
@@ -119,7 +125,7 @@ def write_checkpoint(
 def last_checkpoint(
     folder: RunFolder, settings: Config, frozen: str, device: torch.device
 ) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """Read the last checkpoint, checking that it belongs to this experiment.
+    """Read the last checkpoint and check that it belongs to this experiment.
 
     Args:
         folder: the run folder.
@@ -129,31 +135,34 @@ def last_checkpoint(
 
     Returns:
         Tensors by name and the header, or None if there is no checkpoint.
+
+    Raises:
+        UserError: the settings or the frozen part of the model have changed since the run began.
     """
     if not (folder.path / CHECKPOINT).exists():
         return None
-    saved, about = folder.read_tensors(CHECKPOINT)
-    now = settings.fixed_settings()
-    differing = describe_difference(config(now), config(about.get("settings", now)))
+    tensors, header = folder.read_tensors(CHECKPOINT)
+    current = settings.fixed_settings()
+    differing = describe_difference(config(current), config(header.get("settings", current)))
     if differing:
         file = folder.path / "config.yaml"
         raise UserError(
             f"{file} was changed since the run began ({differing}); restore it, or start a new run with the new "
             f"settings (fedflat run --config {file} with another --out)"
         )
-    if about.get("frozen", "") != frozen:
+    if header.get("frozen", "") != frozen:
         raise UserError(
             f"the frozen part of the model differs from the one that the run in {folder.path} began with; "
             "restore the initial weights, or pass the same model again"
         )
-    return {name: tensor.to(device) for name, tensor in saved.items()}, about
+    return {name: tensor.to(device) for name, tensor in tensors.items()}, header
 
 
-def require_rows(folder: RunFolder, stores: Mapping[str, RowStore], about: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint whose row stores have lost rows."""
+def require_rows(folder: RunFolder, stores: Mapping[str, RowStore], header: Mapping[str, Any]) -> None:
+    """Raise a ``UserError`` if row stores have lost rows that the checkpoint with this header needs."""
     for name, store in stores.items():
-        present = store.readable(about["rounds"])
-        needed = about.get("rows", {}).get(name, present)
+        present = store.readable(header["rounds"])
+        needed = header.get("rows", {}).get(name, present)
         if present != needed:
             raise UserError(
                 f"{folder.path / 'state' / name} has lost rows: it has {present}, but the checkpoint needs {needed}; "
@@ -161,6 +170,6 @@ def require_rows(folder: RunFolder, stores: Mapping[str, RowStore], about: Mappi
             )
 
 
-def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors whose names start with ``prefix``, by the rest of their names."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -20,7 +20,7 @@ PARTS = {
     "models": ("model.safetensors", "model.*.safetensors"),
 }
 """The removable parts of a run folder, as glob patterns."""
-CLEANED = ("checkpoint", "snapshots")
+DEFAULT_PARTS = ("checkpoint", "snapshots")
 """The parts removed by default; the final models stay."""
 
 
@@ -39,10 +39,11 @@ class Keep(SettingsGroup):
 
 @dataclass(frozen=True)
 class Removable:
-    """A finished run, and the size in bytes of each of its removable parts."""
+    """The removable parts of a finished run."""
 
     run: Path
     parts: dict[str, int]
+    """Size of each part in bytes."""
 
     @property
     def bytes(self) -> int:
@@ -51,7 +52,7 @@ class Removable:
 
 
 def find_runs(paths: Iterable[Path]) -> Iterator[Path]:
-    """Every run below some folders, at any depth, sorted."""
+    """Yield every run below some folders, at any depth, sorted within each folder."""
     for path in paths:
         if not path.is_dir():
             raise UserError(f"there is no folder {path}; expected a folder of runs, for example runs")
@@ -61,16 +62,16 @@ def find_runs(paths: Iterable[Path]) -> Iterator[Path]:
         yield from runs
 
 
-def removable(run: Path, parts: Iterable[str] = CLEANED) -> Removable | None:
-    """What can be removed of a run; None if it has not ended or nothing is left to remove."""
+def removable(run: Path, parts: Iterable[str] = DEFAULT_PARTS) -> Removable | None:
+    """Which of some parts a run still has; None if it has not ended or has none of them."""
     if not RunFolder(run).is_over:
         return None
-    sizes = {part: sum(_bytes(path) for path in _paths(run, part)) for part in parts}
-    found = Removable(run, {part: size for part, size in sizes.items() if size})
-    return found if found.bytes else None
+    sizes = {part: sum(map(_size, _paths(run, part))) for part in parts}
+    non_empty = {part: size for part, size in sizes.items() if size}
+    return Removable(run, non_empty) if non_empty else None
 
 
-def remove(run: Path, parts: Iterable[str] = CLEANED) -> int:
+def remove(run: Path, parts: Iterable[str] = DEFAULT_PARTS) -> int:
     """Remove parts of a finished run; returns the number of bytes freed, or raises ``LockedError`` if it is in use."""
     with locked(run):
         return remove_locked(run, parts)
@@ -81,24 +82,30 @@ def remove_locked(run: Path, parts: Iterable[str]) -> int:
     folder = RunFolder(run)
     try:
         folder.hold()
-        found = removable(run, parts)
-        for part in found.parts if found else ():
+        existing = removable(run, parts)
+        if existing is None:
+            return 0
+        for part in existing.parts:
             for path in _paths(run, part):
-                _remove(path)
+                _delete(path)
+        return existing.bytes
     finally:
         folder.release()
-    return found.bytes if found else 0
 
 
 def _paths(run: Path, part: str) -> list[Path]:
+    """The files and folders that make up a part, without locks."""
     return [path for pattern in PARTS[part] for path in sorted(run.glob(pattern)) if path.name != LOCK_FILE]
 
 
-def _bytes(path: Path) -> int:
-    return sum(file.stat().st_size for file in (path.rglob("*") if path.is_dir() else (path,)) if file.is_file())
+def _size(path: Path) -> int:
+    """Size of a file, or of all files in a folder, in bytes."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def _remove(path: Path) -> None:
+def _delete(path: Path) -> None:
+    """Delete a file, a link or a folder."""
     with explain_os_error(path, "remove"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -1,4 +1,7 @@
-"""Client state between rounds, packed into one row per client that has participated."""
+"""Storage of vectors ("rows") by number, and of client state between rounds, packed into one row per client.
+
+Row stores also hold the past models of averages. ``ClientStateStore``, at the end, converts between state and rows.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,15 @@ from fedflat.engines.round.contract import Client, ModelState, RemoteState
 from fedflat.experiment.store.files import create_folder, explain_os_error
 
 _NUMPY: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
-_STAMP = np.dtype(np.int64)
-_ENTRY = 3 * _STAMP.itemsize
-"""Bytes of an index entry: key + 1 and the stamps of both places."""
+_INTEGER = np.dtype(np.int64)
+_ENTRY_BYTES = 3 * _INTEGER.itemsize
+"""Size of an index entry: key + 1 and the stamps of both copies."""
+UNWRITTEN = 0
+"""Stamp of a copy that holds no row."""
 
 
 class RowStore:
-    """Rows in memory, for runs without a folder."""
+    """Rows by key, in memory, for runs without a folder; also the interface of the other row stores."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -64,7 +69,16 @@ class RowStore:
 
 
 class FileRowStore(RowStore):
-    """Rows in a file, with an index of their keys and stamps."""
+    """Rows in a file, with an index of their keys and stamps.
+
+    Every row has two copies, 0 and 1, each stamped with the number of completed rounds when it was written. A write
+    overwrites the copy that the last checkpoint does not need, so that a killed run finds its rows unharmed.
+
+    Args:
+        folder: holds ``rows.bin`` and ``index.bin``; created if necessary.
+        width: scalars per row.
+        dtype: float32 or float64.
+    """
 
     def __init__(self, folder: Path, width: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -74,43 +88,49 @@ class FileRowStore(RowStore):
         self._committed = 0
 
     def _open(self, folder: Path, width: int, dtype: torch.dtype, flags: int) -> None:
+        """Open both files and read the index: the position and the stamps of every row, by key."""
         self._dtype = _NUMPY[dtype]
-        self._bytes = width * self._dtype.itemsize
+        self._row_bytes = width * self._dtype.itemsize
         with explain_os_error(folder):
             self._data = os.open(folder / "rows.bin", flags, 0o644)
             self._index = os.open(folder / "index.bin", flags, 0o644)
         raw = os.pread(self._index, os.fstat(self._index).st_size, 0)
-        entries = np.frombuffer(raw[: len(raw) // _ENTRY * _ENTRY], _STAMP).reshape(-1, 3).tolist()
-        self._place = {key - 1: place for place, (key, _, _) in enumerate(entries)}
+        complete = len(raw) // _ENTRY_BYTES * _ENTRY_BYTES  # a killed run may have left part of an entry
+        entries = np.frombuffer(raw[:complete], _INTEGER).reshape(-1, 3).tolist()
+        self._position = {key - 1: position for position, (key, _, _) in enumerate(entries)}
         self._stamps = {key - 1: [first, second] for key, first, second in entries}
 
     def __contains__(self, key: int) -> bool:
-        return key in self._place
+        return key in self._position
 
     @property
     def count(self) -> int:
-        return len(self._place)
+        return len(self._position)
 
     def readable(self, rounds: int) -> int:
         size = os.fstat(self._data).st_size
-        stamped = ((key, [_until(rounds, stamp) for stamp in stamps]) for key, stamps in self._stamps.items())
-        return sum(any(stamps) and self._offset(key, _newest(stamps)) + self._bytes <= size for key, stamps in stamped)
+        count = 0
+        for key, stamps in self._stamps.items():
+            past_stamps = _as_of(rounds, stamps)
+            if any(past_stamps) and self._offset(key, _newest_copy(past_stamps)) + self._row_bytes <= size:
+                count += 1
+        return count
 
     def __getitem__(self, key: int) -> Tensor:
-        raw = os.pread(self._data, self._bytes, self._offset(key, _newest(self._stamps[key])))
+        raw = os.pread(self._data, self._row_bytes, self._offset(key, _newest_copy(self._stamps[key])))
         return torch.from_numpy(np.frombuffer(raw, self._dtype).copy())
 
     def __setitem__(self, key: int, row: Tensor) -> None:
-        if key not in self._place:
-            self._place[key] = len(self._place)
-            self._stamps[key] = [0, 0]
+        if key not in self._position:
+            self._position[key] = len(self._position)
+            self._stamps[key] = [UNWRITTEN, UNWRITTEN]
         stamps = self._stamps[key]
-        needed = max((stamp, place) for place, stamp in enumerate(stamps) if stamp <= self._committed or not stamp)
-        place = 1 - needed[1] if needed[0] else 0
+        committed = _as_of(self._committed, stamps)
+        copy = 1 - _newest_copy(committed) if any(committed) else 0
         data = row.detach().cpu().numpy().astype(self._dtype, copy=False).tobytes()
         with explain_os_error(self._folder):
-            _write(self._data, data, self._offset(key, place))
-            stamps[place] = self.now
+            _write(self._data, data, self._offset(key, copy))
+            stamps[copy] = self.now
             self._write_index(key)
 
     def commit(self, rounds: int) -> None:
@@ -118,22 +138,22 @@ class FileRowStore(RowStore):
 
     def rewind(self, rounds: int) -> None:
         for key, stamps in list(self._stamps.items()):
-            self._stamps[key] = [_until(rounds, stamp) for stamp in stamps]
-            if self._stamps[key] == [0, 0]:
-                del self._stamps[key], self._place[key]
+            self._stamps[key] = _as_of(rounds, stamps)
+            if not any(self._stamps[key]):
+                del self._stamps[key], self._position[key]
             elif self._stamps[key] != stamps:
                 self._write_index(key)
-        # Places are assigned in order, so the discarded ones are the last.
-        os.ftruncate(self._index, len(self._place) * _ENTRY)
-        os.ftruncate(self._data, min(os.fstat(self._data).st_size, len(self._place) * 2 * self._bytes))
+        # Positions are assigned in order, so the discarded ones are the last.
+        os.ftruncate(self._index, len(self._position) * _ENTRY_BYTES)
+        os.ftruncate(self._data, min(os.fstat(self._data).st_size, len(self._position) * 2 * self._row_bytes))
         self.commit(rounds)
 
-    def _offset(self, key: int, place: int) -> int:
-        return (2 * self._place[key] + place) * self._bytes
+    def _offset(self, key: int, copy: int) -> int:
+        return (2 * self._position[key] + copy) * self._row_bytes
 
     def _write_index(self, key: int) -> None:
-        entry = np.array([key + 1, *self._stamps[key]], _STAMP)
-        _write(self._index, entry.tobytes(), self._place[key] * _ENTRY)
+        entry = np.array([key + 1, *self._stamps[key]], _INTEGER)
+        _write(self._index, entry.tobytes(), self._position[key] * _ENTRY_BYTES)
 
     def close(self) -> None:
         os.close(self._data)
@@ -146,8 +166,8 @@ class PastRowStore(FileRowStore):
     def __init__(self, folder: Path, width: int, dtype: torch.dtype, rounds: int) -> None:
         RowStore.__init__(self)
         self._open(folder, width, dtype, os.O_RDONLY)
-        self._stamps = {key: [_until(rounds, stamp) for stamp in stamps] for key, stamps in self._stamps.items()}
-        self._place = {key: place for key, place in self._place.items() if any(self._stamps[key])}
+        self._stamps = {key: _as_of(rounds, stamps) for key, stamps in self._stamps.items()}
+        self._position = {key: position for key, position in self._position.items() if any(self._stamps[key])}
 
     def __setitem__(self, key: int, row: Tensor) -> None:
         raise TypeError("the rows of a past checkpoint are read-only")
@@ -164,7 +184,7 @@ class CachedRowStore(RowStore):
     def __init__(self, file: FileRowStore, limit: int) -> None:
         super().__init__()
         self._file, self._limit = file, limit
-        self._unwritten: dict[int, None] = {}
+        self._unwritten: dict[int, None] = {}  # used as an ordered set of keys
 
     def __contains__(self, key: int) -> bool:
         return key in self._rows or key in self._file
@@ -211,18 +231,19 @@ def cache_size(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).total_memory // 4 if device.type == "cuda" else 2 * 10**9
 
 
-def _until(rounds: int, stamp: int) -> int:
-    """The stamp, or 0 if it is later than ``rounds``."""
-    return stamp if stamp <= rounds else 0
+def _as_of(rounds: int, stamps: list[int]) -> list[int]:
+    """The stamps after ``rounds`` rounds: later ones count as unwritten."""
+    return [stamp if stamp <= rounds else UNWRITTEN for stamp in stamps]
 
 
-def _newest(stamps: list[int]) -> int:
-    """The place that was written last."""
+def _newest_copy(stamps: list[int]) -> int:
+    """The copy that was written last, 0 or 1."""
     first, second = stamps
     return int(second > first)
 
 
 def _write(descriptor: int, data: bytes, offset: int) -> None:
+    """Write all bytes at an offset; a single ``pwrite`` may write only some of them."""
     view = memoryview(data)
     while view:
         written = os.pwrite(descriptor, view, offset)
@@ -230,7 +251,8 @@ def _write(descriptor: int, data: bytes, offset: int) -> None:
 
 
 STATISTICS = "statistics"
-MOST_REMOTE = 2**16
+"""Name of the part of a client's row that holds its BatchNorm statistics."""
+MAX_REMOTE_STATES = 2**16
 """Largest number of states left on workers; beyond it, the oldest are fetched."""
 
 
@@ -239,7 +261,7 @@ class ClientStateStore:
 
     Args:
         algorithm: declares the fields of the state.
-        first: the model before the first round, from which initial states are made.
+        first: the model before the first round, from which initial states are derived.
         own_statistics: whether clients keep their BatchNorm statistics (SiLoBN).
         rows: opens the row store for a given row width.
     """
@@ -261,6 +283,7 @@ class ClientStateStore:
         return self._remote[number] if number in self._remote else self._read(number)
 
     def _read(self, number: int) -> tuple[States, Tensor | None]:
+        """Split a client's row into its state and statistics."""
         if number not in self._rows:
             return self._initial
         row = self._rows[number].to(self._device)
@@ -285,9 +308,10 @@ class ClientStateStore:
             return
         self._remote[client.number] = client.state, client.statistics
         client.state.store_with(partial(self._write, client))
-        while len(self._remote) > MOST_REMOTE:
+        while len(self._remote) > MAX_REMOTE_STATES:
             oldest = next(iter(self._remote))
-            self._remote.pop(oldest)[0].fetch()
+            state, _ = self._remote.pop(oldest)
+            state.fetch()
 
     def settle(self) -> None:
         """Fetch all remote states, before a checkpoint relies on them."""
@@ -295,7 +319,7 @@ class ClientStateStore:
             state.fetch()
 
     def _write(self, client: Client, state: Mapping[str, State]) -> Callable[[], States]:
-        """Store a state; returns a function that reads it again."""
+        """Concatenate a client's state and statistics into its row; returns a function that reads the state again."""
         pieces = {name: value.reshape(-1) for name, value in flat_state(state).items()}
         if client.statistics is not None:
             pieces[STATISTICS] = client.statistics

@@ -29,15 +29,16 @@ INSTALL = "pip install 'fedflat[onnx]'"
 
 
 def format_of(path: Path, wanted: str | None = None) -> Format:
-    """The format to export in: ``wanted``, or else the one of the file's extension.
+    """The format to export in: ``wanted`` if given, otherwise the one of the file's extension.
 
     >>> format_of(Path("model.pt")), format_of(Path("weights"), "onnx")
     ('torch', 'onnx')
     """
     if wanted is not None:
-        if wanted not in FORMATS:
-            raise one_of("format", wanted, FORMATS)
-        return next(known for known in FORMATS if known == wanted)
+        for format in FORMATS:
+            if format == wanted:
+                return format
+        raise one_of("format", wanted, FORMATS)
     if path.suffix not in ENDINGS:
         raise UserError(
             f"cannot tell the format of {path.name}; use an extension out of {', '.join(ENDINGS)}, or pass a format"
@@ -46,7 +47,14 @@ def format_of(path: Path, wanted: str | None = None) -> Format:
 
 
 def write_state(path: Path, tensors: Mapping[str, Tensor], format: Format, about: Mapping[str, Any]) -> None:
-    """Write a state dict, for ``torch.load(path, weights_only=True)`` or ``safetensors.torch.load_file(path)``."""
+    """Write a state dict, for ``torch.load(path, weights_only=True)`` or ``safetensors.torch.load_file(path)``.
+
+    Args:
+        path: the file; its folder is created if necessary.
+        tensors: the state dict.
+        format: ``torch`` or ``safetensors``.
+        about: description of the model for the header of a safetensors file; torch files have none.
+    """
     copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     if format == "safetensors":
         content = save(copies, {"format": "pt", "fedflat": json.dumps(about)})
@@ -62,14 +70,20 @@ def write_onnx(path: Path, network: nn.Module, data: Dataset, about: Mapping[str
     """Write a model as an ONNX graph from ``inputs`` to ``outputs``, for any batch size; adapters are merged first.
 
     The graph expects normalised images, ``(pixel / 255 - mean) / std``; mean and std are in its metadata.
+
+    Args:
+        path: the file; its folder is created if necessary.
+        network: the model.
+        data: the dataset it was trained on.
+        about: description of the model for the metadata.
     """
     missing = [package for package in ("onnx", "onnxscript") if importlib.util.find_spec(package) is None]
     if missing:
         raise UserError(f"ONNX export needs {' and '.join(missing)}; install with: {INSTALL}")
     network = merge_adapters(network).to("cpu", torch.float32).eval()
-    inputs = _example(data)
+    inputs = _example_batch(data)
     try:
-        with _quiet():
+        with _exporter_silenced():
             program = torch.onnx.export(
                 network,
                 (inputs,),
@@ -96,15 +110,16 @@ def write_onnx(path: Path, network: nn.Module, data: Dataset, about: Mapping[str
     write_whole(path, proto.SerializeToString())
 
 
-def _example(data: Dataset) -> Tensor:
+def _example_batch(data: Dataset) -> Tensor:
     """A batch of two normalised examples; a single one would fix the batch size."""
-    raw = data.test.inputs[:1].expand(2, *data.input_shape)
-    mean, std = (torch.tensor(values, dtype=torch.float32) for values in (data.mean, data.std))
-    return normalise(torch.as_tensor(raw), mean, std, torch.float32).contiguous()
+    inputs = data.test.inputs[:1].expand(2, *data.input_shape)
+    mean = torch.tensor(data.mean, dtype=torch.float32)
+    std = torch.tensor(data.std, dtype=torch.float32)
+    return normalise(torch.as_tensor(inputs), mean, std, torch.float32).contiguous()
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _exporter_silenced() -> Iterator[None]:
     """Silence the exporter's warnings about other packages and deprecations."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level

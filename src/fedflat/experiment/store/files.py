@@ -1,4 +1,4 @@
-"""Atomic file writes: a file is either complete or absent."""
+"""Files and folders: atomic writes, locks, and readable errors of the operating system."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ _ADVICE = {
     "No space left on device": "free some space",
     "File too large": "raise the limit on file sizes (ulimit -f)",
 }
+"""What to do about an error of the operating system, by its text."""
 
 
 @contextmanager
@@ -37,7 +38,10 @@ def create_folder(path: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes | str) -> None:
-    """Write a file atomically: to a temporary file first, which replaces ``path`` once it is on disk."""
+    """Write a file atomically: to a temporary file first, which replaces ``path`` once it is on disk.
+
+    A killed process thus leaves either the old file or the new one, never half of it.
+    """
     temporary = path.with_name(path.name + ".part")
     with explain_os_error(path):
         try:
@@ -70,7 +74,8 @@ class Lock:
     """
 
     def __init__(self, folder: Path, subject: Path | None = None) -> None:
-        self._given, self._folder, self._subject = folder, folder.absolute(), subject or folder
+        self._given, self._subject = folder, subject or folder
+        self._folder = folder.absolute()  # the process may change its working directory
         self._lock: FileLock | None = None
 
     def acquire(self, wait: bool = False) -> None:
@@ -93,6 +98,7 @@ class Lock:
             self._lock = None
 
     def _in_use(self) -> str:
+        """The message for a folder that is already locked."""
         if self._folder.resolve() in _HELD_HERE:
             return (
                 f"this process is already working on {self._subject}, in an open fedflat.rounds or another thread; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -17,45 +18,52 @@ from fedflat.experiment.store.run_folder import RunFolder
 
 OWN = "own"
 """Key in ``partition.json`` for the fingerprints of user-supplied objects."""
-MOST_BYTES, SAMPLED = 2**26, 1000
-"""Larger inputs are fingerprinted by this many examples."""
+MAX_HASHED_BYTES, SAMPLED_EXAMPLES = 2**26, 1000
+"""Inputs larger than 64 MiB are fingerprinted by 1000 of their examples."""
 ARGUMENTS = {"data": "dataset"}
-"""The argument of ``fedflat.resume`` for an object, where it is called something else."""
+"""Arguments of ``fedflat.resume`` that differ from the object's name."""
 
 
-def provenance(partition: Partition, data: Dataset, own: Mapping[str, Any]) -> dict[str, Any]:
+def provenance(partition: Partition, data: Dataset, user_objects: Mapping[str, Any]) -> dict[str, Any]:
     """The content of ``partition.json``: the partition's description and the user-supplied objects' fingerprints."""
-    return {**partition.describe(data.train.targets.cpu(), data.num_classes), OWN: fingerprints(own)}
+    return {**partition.describe(data.train.targets.cpu(), data.num_classes), OWN: fingerprints(user_objects)}
 
 
-def fingerprints(own: Mapping[str, Any]) -> dict[str, str]:
+def fingerprints(user_objects: Mapping[str, Any]) -> dict[str, str]:
     """Fingerprints of the user-supplied ``data``, ``model`` and ``task``, the same in every process."""
-    kinds: dict[str, Callable[[Any], str]] = {"data": _data, "model": _model, "task": fingerprint}
-    return {name: kinds[name](value) for name, value in own.items() if value is not None}
+    functions: dict[str, Callable[[Any], str]] = {
+        "data": _dataset_fingerprint,
+        "model": _model_fingerprint,
+        "task": fingerprint,
+    }
+    return {name: functions[name](value) for name, value in user_objects.items() if value is not None}
 
 
-def require_same_inputs(folder: RunFolder, now: Mapping[str, str], partition: str | None = None) -> None:
-    """Refuse to use a run that began with other inputs.
+def require_same_inputs(folder: RunFolder, current: Mapping[str, str], partition: str | None = None) -> None:
+    """Raise a ``UserError`` if a run began with other inputs.
 
     Args:
         folder: the run's folder.
-        now: fingerprints of the objects supplied now.
+        current: fingerprints of the user-supplied objects.
         partition: hash of the partition, if the run is to be resumed.
     """
-    begun = folder.partition()
-    before = begun.get(OWN, now)
-    for name in (*before, *now):
-        if before.get(name) != now.get(name):
+    recorded = folder.partition()
+    previous = recorded.get(OWN, current)
+    for name in (*previous, *current):
+        if previous.get(name) != current.get(name):
             raise UserError(
-                f"the run in {folder.path} began with {_named(name, before)}, but this is {_named(name, now)}; "
+                f"the run in {folder.path} began with {_describe(name, previous)}, "
+                f"but this is {_describe(name, current)}; "
                 f"pass the same {ARGUMENTS.get(name, name)}= again, or choose another folder"
             )
-    if partition is not None and folder.is_of_sites:
+    if partition is None:
+        return
+    if folder.has_real_sites:
         raise UserError(
             f"the clients of the run in {folder.path} are real sites, which hold its data and state; "
-            f"continue with {folder.goes_on}"
+            f"continue with {folder.resume_command}"
         )
-    if partition is not None and begun.get("hash", partition) != partition:
+    if recorded.get("hash", partition) != partition:
         raise UserError(
             f"the clients of the run in {folder.path} began with other examples: the data have changed since; "
             f"restore them, {folder.remedy}"
@@ -73,10 +81,9 @@ def fingerprint(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"Tensor({_digest([repr(value.dtype).encode(), repr(tuple(value.shape)).encode(), _bytes(value)])})"
     if isinstance(value, nn.Module):
-        return _model(value)
+        return _model_fingerprint(value)
     if isinstance(value, partial):
-        positional = dict(zip(map(str, range(len(value.args))), value.args, strict=True))
-        return _call(fingerprint(value.func), {**positional, **value.keywords})
+        return _call(fingerprint(value.func), {**dict(enumerate(value.args)), **value.keywords})
     if isinstance(value, list | tuple | set | frozenset):
         return f"[{', '.join(map(fingerprint, value))}]"
     if isinstance(value, dict):
@@ -89,27 +96,34 @@ def fingerprint(value: Any) -> str:
 
 
 def _call(name: str, arguments: Mapping[Any, Any]) -> str:
+    """``name(key=fingerprint, ...)``."""
     return f"{name}({', '.join(f'{key}={fingerprint(value)}' for key, value in arguments.items())})"
 
 
-def _named(name: str, prints: Mapping[str, str]) -> str:
-    return f"{name} {prints[name]}" if name in prints else f"no user-supplied {name}"
+def _describe(name: str, object_fingerprints: Mapping[str, str]) -> str:
+    """One user-supplied object for messages, by its name and fingerprint."""
+    if name not in object_fingerprints:
+        return f"no user-supplied {name}"
+    return f"{name} {object_fingerprints[name]}"
 
 
-def _data(data: Dataset) -> str:
-    return f"{data.name} {_digest(piece for examples in (data.train, data.test) for piece in _pieces(examples))}"
+def _dataset_fingerprint(data: Dataset) -> str:
+    return f"{data.name} {_digest(itertools.chain(_content(data.train), _content(data.test)))}"
 
 
-def _model(model: nn.Module) -> str:
+def _model_fingerprint(model: nn.Module) -> str:
     """Fingerprint of the architecture: layers and shapes, but not weights, which differ between instances."""
     layers = [f"{name} {type(layer).__name__}" for name, layer in model.named_modules()]
     shapes = [f"{name} {tuple(parameter.shape)}" for name, parameter in model.named_parameters()]
     return f"{type(model).__name__} {_digest(line.encode() for line in layers + shapes)}"
 
 
-def _pieces(examples: Examples) -> Iterator[bytes]:
-    large = examples.inputs.numel() * examples.inputs.element_size() > MOST_BYTES
-    positions = torch.linspace(0, len(examples) - 1, SAMPLED).long() if large else torch.arange(len(examples))
+def _content(examples: Examples) -> Iterator[bytes]:
+    """The bytes that identify a split: its size, and the tensors of all examples or of an even sample."""
+    if examples.inputs.nbytes > MAX_HASHED_BYTES:
+        positions = torch.linspace(0, len(examples) - 1, SAMPLED_EXAMPLES).long()
+    else:
+        positions = torch.arange(len(examples))
     yield str(len(examples)).encode()
     for name, tensor in examples.take(positions).tensors().items():
         yield f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode()
@@ -121,6 +135,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def _digest(pieces: Iterable[bytes]) -> str:
+    """The first 12 hexadecimal digits of a SHA-256 hash."""
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)

@@ -1,4 +1,4 @@
-"""The folder of a run: config, status, metrics, checkpoint, models and partition."""
+"""The folder of a run: config, status, metrics, checkpoint, models and partition; and a run as plain data."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from fedflat.experiment.store.client_states import FileRowStore
 from fedflat.experiment.store.files import LOCK_FILE, Lock, create_folder, explain_os_error, write_whole
 
 _DESCRIPTION = ("partition.json", "status.json", "config.yaml")
-BEGINNINGS = {*_DESCRIPTION, *(f"{name}.part" for name in _DESCRIPTION), "checkpoint", "state", LOCK_FILE}
-"""What a run that was killed before it had a config may leave behind; its folder can be reused."""
+LEFTOVERS = {*_DESCRIPTION, *(f"{name}.part" for name in _DESCRIPTION), "checkpoint", "state", LOCK_FILE}
+"""Files that a run killed before it had a config may leave behind; a folder with only these can be reused."""
 SITES = "experiment.json"
 """File in the folder of a run over real sites: the name under which they store their state."""
 
 
 class RunFolder:
-    """The folder of one run. All files are written atomically, except logs, whose incomplete last line is cut off."""
+    """The folder of one run. All files are written atomically, except logs, whose incomplete last line is ignored."""
 
     def __init__(self, path: Path) -> None:
-        self._given, self._place = path, _absolute(path)
+        self._given, self._absolute = path, _absolute(path)
         self._lock: Lock | None = None
 
     @property
     def path(self) -> Path:
         """The path as given, or the absolute path once the process has changed its working directory."""
-        return self._given if _absolute(self._given) == self._place else self._place
+        return self._given if _absolute(self._given) == self._absolute else self._absolute
 
     @property
     def exists(self) -> bool:
@@ -53,18 +53,18 @@ class RunFolder:
         return self.exists and self.status()["status"] in ENDED_STATUSES
 
     @property
-    def is_of_sites(self) -> bool:
+    def has_real_sites(self) -> bool:
         """Whether the run's clients are real sites, which hold their data and state."""
         return (self.path / SITES).exists()
 
     @property
-    def goes_on(self) -> str:
+    def resume_command(self) -> str:
         """The command that continues the run, for messages."""
-        return "the same flwr run as before" if self.is_of_sites else f"fedflat resume {self.path}"
+        return "the same flwr run as before" if self.has_real_sites else f"fedflat resume {self.path}"
 
     @property
     def remedy(self) -> str:
-        """The advice for a run that has lost files, to end a message."""
+        """Advice for the end of an error message about lost or damaged files."""
         return f"or start again (fedflat run --config {self.path / 'config.yaml'} with another --out)"
 
     def create(self, config: Config, partition: Mapping[str, Any], metric: str) -> None:
@@ -91,10 +91,12 @@ class RunFolder:
             raise
 
     def _require_new(self) -> None:
+        """Raise a ``UserError`` if the folder contains a run or anything else that a new run would overwrite."""
         # List the folder before looking for a config: a run that begins meanwhile writes its config first.
-        is_free = not self.path.exists() or (
-            self.path.is_dir() and {path.name for path in self.path.iterdir()} <= BEGINNINGS
-        )
+        if self.path.is_dir():
+            is_free = {path.name for path in self.path.iterdir()} <= LEFTOVERS
+        else:
+            is_free = not self.path.exists()
         if self.exists:
             raise UserError(
                 f"{self.path} already contains a run; continue it (fedflat resume {self.path}) or choose another --out"
@@ -125,33 +127,34 @@ class RunFolder:
 
     def status(self) -> dict[str, Any]:
         """The content of status.json: ``status``, the primary ``metric`` and, at the end, ``rounds`` and ``reason``."""
-        status = self._json(self.path / "status.json")
+        status = self._read_json("status.json")
         if not isinstance(status.get("status"), str):
             raise UserError(f"{self.path / 'status.json'} is damaged: it has no status; restore it, {self.remedy}")
         return status
 
     def partition(self) -> dict[str, Any]:
         """The description of the partition."""
-        return self._json(self.path / "partition.json")
+        return self._read_json("partition.json")
 
     def metrics(self) -> list[dict[str, Any]]:
         """The evaluations; a last line that a kill cut off is ignored."""
-        return self._lines("metrics.jsonl", {"round": int, "test": dict})
+        return self._read_lines("metrics.jsonl", {"round": int, "test": dict})
 
     def timing(self) -> list[dict[str, Any]]:
         """Seconds and memory at every evaluation; a round repeated after a kill appears twice."""
-        return self._lines("timing.jsonl", {"round": int, "seconds": int | float})
+        return self._read_lines("timing.jsonl", {"round": int, "seconds": int | float})
 
     def seconds(self) -> float:
-        """Duration of the run so far."""
+        """Duration of the run up to its last evaluation."""
         lines = self.timing()
         return float(lines[-1]["seconds"]) if lines else 0.0
 
     def flatness_seconds(self) -> float:
-        """Time spent on in-run measurements."""
+        """Seconds spent on flatness measurements during the run."""
         return sum(float(line.get("flatness", 0.0)) for line in self.timing())
 
-    def _lines(self, name: str, needed: Mapping[str, type | UnionType]) -> list[dict[str, Any]]:
+    def _read_lines(self, name: str, required: Mapping[str, type | UnionType]) -> list[dict[str, Any]]:
+        """The complete lines of a log; ``required`` are the keys of every line, with the types of their values."""
         path = self.path / name
         try:
             complete = path.read_text().rpartition("\n")[0] if path.exists() else ""
@@ -159,13 +162,16 @@ class RunFolder:
         except ValueError:
             raise UserError(f"{path} is damaged: a line is not JSON; restore it, {self.remedy}") from None
         for number, line in enumerate(lines, 1):
-            if not (isinstance(line, dict) and all(isinstance(line.get(key), kind) for key, kind in needed.items())):
+            values = line if isinstance(line, dict) else {}
+            if not all(isinstance(values.get(key), kind) for key, kind in required.items()):
                 raise UserError(
-                    f"{path} is damaged: line {number} has no {' and '.join(needed)}; restore it, {self.remedy}"
+                    f"{path} is damaged: line {number} has no {' and '.join(required)}; restore it, {self.remedy}"
                 )
         return lines
 
-    def _json(self, path: Path) -> dict[str, Any]:
+    def _read_json(self, name: str) -> dict[str, Any]:
+        """The content of a JSON file that must hold an object."""
+        path = self.path / name
         try:
             value = json.loads(path.read_text())
         except (OSError, ValueError):
@@ -184,8 +190,8 @@ class RunFolder:
         with explain_os_error(path), path.open("a") as file:
             file.write(json.dumps(record) + "\n")
 
-    def cut_metrics(self, length: int) -> None:
-        """Truncate the metrics to their length in bytes at a checkpoint."""
+    def truncate_metrics(self, length: int) -> None:
+        """Cut metrics.jsonl to its length in bytes at a checkpoint; lines after it will be written again."""
         path, present = self.path / "metrics.jsonl", self.metrics_length()
         if present < length:
             raise UserError(
@@ -210,9 +216,12 @@ class RunFolder:
         contiguous = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
         write_whole(self.path / name, save(contiguous, {"fedflat": json.dumps(about)}))
 
-    def rounds_of(self, file: str) -> int | None:
-        """The number of rounds after which a tensor file was written; None if it does not exist."""
-        return int(self.read_tensors(file)[1]["rounds"]) if (self.path / file).exists() else None
+    def rounds_in_file(self, name: str) -> int | None:
+        """The number of completed rounds when a tensor file was written; None if there is no such file."""
+        if not (self.path / name).exists():
+            return None
+        _, header = self.read_tensors(name)
+        return int(header["rounds"])
 
     def read_tensors(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The tensors and header that ``write_tensors`` wrote."""
@@ -241,7 +250,7 @@ def _absolute(path: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Awaited:
+class PlannedRun:
     """An experiment with the folder that it has or will have."""
 
     config: Config
@@ -257,13 +266,14 @@ class Awaited:
         """Rounds that remain, according to its last evaluation."""
         if self.done:
             return 0
-        there = RunFolder(self.folder)
-        evaluated = there.metrics() if there.exists else []
-        return self.config.training.rounds - int(evaluated[-1]["round"] if evaluated else self.config.init_rounds)
+        folder = RunFolder(self.folder)
+        history = folder.metrics() if folder.exists else []
+        rounds_done = int(history[-1]["round"]) if history else self.config.init_rounds
+        return self.config.training.rounds - rounds_done
 
 
 STATISTICS_FILE = "statistics.safetensors"
-"""BatchNorm statistics that clients kept, by client number."""
+"""File with the BatchNorm statistics that clients kept, by client number."""
 SNAPSHOTS = "models"
 """Folder of the models saved during training (``evaluation.save_every``)."""
 
@@ -301,15 +311,16 @@ def load_record(path: Path) -> Record:
     folder = RunFolder(path)
     config = folder.config()
     status, history = folder.status(), folder.metrics()
+    evaluated_rounds = history[-1]["round"] if history else config.init_rounds
     return Record(
         config,
         history,
         status["status"],
         status.get("reason", ""),
         folder.seconds(),
-        {},
-        folder,
-        rounds=status.get("rounds", history[-1]["round"] if history else config.init_rounds),
+        models={},
+        folder=folder,
+        rounds=status.get("rounds", evaluated_rounds),
         metric=status.get("metric", Record.metric),
     )
 
@@ -318,7 +329,8 @@ def client_statistics(record: Record) -> dict[int, Tensor]:
     """The BatchNorm statistics that clients kept, by client number, from memory or from the run folder."""
     if record.statistics or record.folder is None or not (record.folder.path / STATISTICS_FILE).exists():
         return record.statistics
-    return {int(number): statistics for number, statistics in record.folder.read_tensors(STATISTICS_FILE)[0].items()}
+    tensors, _ = record.folder.read_tensors(STATISTICS_FILE)
+    return {int(number): statistics for number, statistics in tensors.items()}
 
 
 def model_file(name: str) -> str:
@@ -342,8 +354,8 @@ def snapshot_file(name: str, rounds: int) -> str:
 
 def saved_rounds(run: Path, name: str = "server") -> list[int]:
     """The rounds after which a run saved a model, in ascending order."""
-    suffix = re.escape(model_file(name).removeprefix("model"))
-    matches = (re.fullmatch(rf"round-(\d+){suffix}", path.name) for path in (run / SNAPSHOTS).glob("round-*"))
+    file_name = re.compile(r"round-(\d+)" + re.escape(model_file(name).removeprefix("model")))
+    matches = (file_name.fullmatch(path.name) for path in (run / SNAPSHOTS).glob("round-*"))
     return sorted(int(match[1]) for match in matches if match)
 
 
