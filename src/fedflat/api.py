@@ -65,8 +65,7 @@ def run(
         >>> result.status, len(result.history)
         ('finished', 3)
     """
-    run = _prepare_run(algorithm, base, out, dataset, model, task, callbacks, settings)
-    return Result(run.go())
+    return Result(_prepare_run(algorithm, base, out, dataset, model, task, callbacks, settings).go())
 
 
 class Rounds(Iterator[Round]):

@@ -1,4 +1,4 @@
-"""Evaluation in one call, on models and data whose figures are known beforehand."""
+"""Evaluation of models and data with known metrics."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fedflat.experiment.config import config
 from fedflat.experiment.setup.problem import build_problem
 
 WRITERS = {"ada": [0] * 8, "bob": [0] * 4 + [1] * 4, "cy": [1] * 4 + [2] * 4, "dee": [2] * 2 + [0] * 6}
-RIGHT = {"ada": 1.0, "bob": 0.5, "cy": 0.0, "dee": 0.75}
-"""What a model that always says 0 gets right of each."""
+ACCURACY = {"ada": 1.0, "bob": 0.5, "cy": 0.0, "dee": 0.75}
+"""Accuracy of a model that always predicts 0, by writer."""
 STILL = {
     "lr": 1e-12,
     "rounds": 1,
@@ -71,7 +71,7 @@ def test_the_test_set_and_its_classes(result):
     assert found["classes"]["each"]["1"]["loss"] == pytest.approx(wrong)
 
 
-def test_batches_do_not_matter(result):
+def test_metrics_do_not_depend_on_the_batch_size(result):
     small = fedflat.run("fedavg", dataset=writers(), model=always_zero(), evaluation__batch_size=2, **STILL)
     one, other = (r.evaluate(on=("test", "classes", "clients", "domains")).frame() for r in (result, small))
     assert one[["on", "name", "figure"]].equals(other[["on", "name", "figure"]])
@@ -80,8 +80,8 @@ def test_batches_do_not_matter(result):
 
 def test_training_clients_by_name(result):
     found = result.evaluate(on=["clients"])["clients"]
-    assert {name: scores["accuracy"] for name, scores in found["each"].items()} == RIGHT
-    values = list(RIGHT.values())
+    assert {name: scores["accuracy"] for name, scores in found["each"].items()} == ACCURACY
+    values = list(ACCURACY.values())
     assert found["mean"] == pytest.approx(np.mean(values)) and found["std"] == pytest.approx(np.std(values))
     assert found["worst_tenth"] == 0 and found["count"] == found["of"] == 4
 
@@ -100,8 +100,8 @@ def test_the_participation_gap():
     )
     found = result.evaluate(on=["unseen", "clients"])
     unseen, seen = (set(found[part]["each"]) for part in ("unseen", "clients"))
-    assert len(unseen) == 2 and seen | unseen == set(RIGHT) and not seen & unseen
-    gap = np.mean([RIGHT[name] for name in seen]) - np.mean([RIGHT[name] for name in unseen])
+    assert len(unseen) == 2 and seen | unseen == set(ACCURACY) and not seen & unseen
+    gap = np.mean([ACCURACY[name] for name in seen]) - np.mean([ACCURACY[name] for name in unseen])
     assert found["unseen"]["participation_gap"] == pytest.approx(gap)
     assert result.evaluate(on=["unseen"])["unseen"] == found["unseen"]
 
@@ -151,7 +151,7 @@ def test_corruptions_are_averaged_over_severities(result):
     )
 
 
-def test_corruptions_of_a_published_data_set(monkeypatch, tmp_path):
+def test_corruptions_of_a_published_dataset(monkeypatch, tmp_path):
     """Corruptions are found by dataset name; missing files name the download command."""
     labels = torch.arange(20) % 10
     images = Examples(torch.zeros(20, 3, 32, 32, dtype=torch.uint8), labels)
@@ -166,7 +166,7 @@ def test_corruptions_of_a_published_data_set(monkeypatch, tmp_path):
     assert result.evaluate(on=["corruptions"])["corruptions"]["count"] == 1
 
 
-def test_fine_tuning_helps_those_of_another_class():
+def test_fine_tuning_helps_clients_of_another_class():
     """Clients of one class each: those of class 0 are right before and after, the others after only."""
     labels = np.repeat([0, 1, 2, 1], 10)
     inputs = torch.zeros(len(labels), 2)
@@ -182,7 +182,7 @@ def test_fine_tuning_helps_those_of_another_class():
     assert torch.equal(weights, result.record.models["server"].weights), "the run's own model stays as it was"
 
 
-def test_who_fine_tunes_is_drawn_by_the_seed():
+def test_the_seed_selects_the_clients_that_fine_tune():
     tuning = FineTuning(clients=3)
     sizes = [5, 1, 9, 2, 8, 7, 1, 4]
     chosen = tuning.choose_clients(sizes, seed=0)
@@ -202,7 +202,7 @@ def test_fine_tuning_of_unseen_clients():
     assert set(found["fine-tuned-unseen"]["each"]) == set(found["unseen"]["each"])
 
 
-def test_what_there_is_not_is_said(result):
+def test_missing_parts_have_a_reason(result):
     found = result.evaluate()
     assert list(found.parts) == ["test", "classes", "clients", "domains", "fine-tuned"]
     reasons = {
@@ -220,7 +220,7 @@ def test_what_there_is_not_is_said(result):
         result.evaluate("wima")
 
 
-def test_plain_values_and_a_frame(result):
+def test_document_and_frame(result):
     found = result.evaluate()
     assert json.loads(json.dumps(found.document(), allow_nan=False))["on"]["clients"]["each"]["bob"]["accuracy"] == 0.5
     frame = found.frame()
@@ -229,7 +229,7 @@ def test_plain_values_and_a_frame(result):
     assert set(frame["on"]) == set(found.parts)
 
 
-def test_a_model_from_its_folder_is_the_model_in_memory(tmp_path):
+def test_a_loaded_model_equals_the_model_in_memory(tmp_path):
     more = STILL | {
         "lr": 0.1,
         "local_steps": 3,
@@ -244,7 +244,7 @@ def test_a_model_from_its_folder_is_the_model_in_memory(tmp_path):
     assert result.evaluate(on="test")["test"]["accuracy"] == pytest.approx(last["accuracy"])
 
 
-def test_what_was_the_users_own_is_asked_for_again(tmp_path):
+def test_user_supplied_objects_must_be_passed_again(tmp_path):
     class Upside(Classification):
         """Another metric than accuracy."""
 
@@ -265,8 +265,8 @@ def test_what_was_the_users_own_is_asked_for_again(tmp_path):
     assert here.evaluate()["clients"]["each"]["cy"]["errors"] == 1
 
 
-def test_each_character_has_its_class():
-    """A model that always says b, on texts of a and b."""
+def test_classes_of_characters():
+    """A model that always predicts b, on texts of a and b."""
     rows = torch.tensor([[0, 1, 0, 1], [1, 1, 1, 1]])
     data = Dataset("text", Examples(rows, rows), Examples(rows, rows), ("a", "b"), kind="text")
 
@@ -290,13 +290,13 @@ def test_each_character_has_its_class():
     }
 
 
-def test_more_clients_than_can_be_looked_at():
+def test_a_virtual_partition_is_evaluated_on_its_first_clients():
     more = STILL | {"partition": "virtual(clients=100000,size=2)", "model": "mlp(hidden=2)"}
     found = fedflat.run("fedavg", **more).evaluate(on=["clients"])["clients"]
     assert (found["count"], found["of"]) == (1000, 100_000)
 
 
-def test_models_that_normalise_by_their_batch():
+def test_models_that_normalise_by_batch():
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))
     more = STILL | {"partition": "iid", "clients": 5, "training__statistics": "own"}
     found = fedflat.run("fedavg", model=model, **more).evaluate(on=("test", "classes", "clients"))
@@ -309,18 +309,18 @@ def test_models_that_normalise_by_their_batch():
     "wrong",
     [{"clients": 0}, {"epochs": 0}, {"share": 0.0}, {"share": 1.0}, {"lr": -1.0}, {"lr": math.nan}, {"batch_size": 0}],
 )
-def test_fine_tuning_that_cannot_be(wrong):
+def test_invalid_fine_tuning_settings(wrong):
     with pytest.raises(fedflat.UserError, match=f"fine-tuning .*{next(iter(wrong))}"):
         FineTuning(**wrong)
 
 
-def test_the_parts_are_all_there():
+def test_every_part_has_a_method():
     assert set(PARTS) == {
         "test", "classes", "longtail", "clients", "unseen", "domains", "corruptions", "fine-tuned", "fine-tuned-unseen",
     }  # fmt: skip
 
 
-def test_a_run_may_look_at_a_sample_of_the_test_set():
+def test_a_run_may_be_evaluated_on_a_sample_of_the_test_set():
     made = config({"evaluation": {"examples": 50}, "engine": {"device": "cpu"}})
     one, other = (build_problem(made.model_copy(update={"seed": seed}))[0].held_out["test"] for seed in (0, 1))
     assert len(one) == 50 and torch.equal(one.inputs, other.inputs), "the same sample for every seed"
@@ -336,7 +336,7 @@ def test_a_run_may_look_at_a_sample_of_the_test_set():
     )
 
 
-def test_nothing_is_written_by_an_evaluation(tmp_path):
+def test_an_evaluation_writes_nothing(tmp_path):
     result = fedflat.run("fedavg", out=tmp_path / "run", **(STILL | {"partition": "iid"}))
     before = {path: path.stat().st_mtime_ns for path in Path(tmp_path).rglob("*")}
     result.evaluate()

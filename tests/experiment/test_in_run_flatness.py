@@ -1,4 +1,4 @@
-"""Looks at flatness while a run trains: what they say, and that they change nothing."""
+"""In-run flatness measurements: their values, and that they do not affect training."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def restless(dropped: float = 0.0) -> nn.Module:
         ("scaffold", {"model": restless(), "training__statistics": "own", "data__augmentation": "mixup"}),
     ],
 )
-def test_training_is_the_same_to_the_bit(text: str, more: dict) -> None:
+def test_measurements_leave_training_bit_identical(text: str, more: dict) -> None:
     more = {**more, "rounds": 3}
     without, beside = (
         run(text, **more),
@@ -66,7 +66,7 @@ def test_training_is_the_same_to_the_bit(text: str, more: dict) -> None:
         assert torch.equal(model.buffers, beside.record.models[name].buffers)
 
 
-def test_everything_asked_for_is_there() -> None:
+def test_all_requested_measurements_are_present() -> None:
     found = looks(run(flatness="every=2,what=all", flatness__examples=50, flatness__clients=3))
     assert list(found) == [0, 2, 4]
     assert "cohort" not in found[0]
@@ -89,7 +89,7 @@ def test_everything_asked_for_is_there() -> None:
     assert json.loads(json.dumps(last)) == last
 
 
-def test_the_last_round_is_looked_at_whatever_the_interval() -> None:
+def test_the_last_round_is_always_measured() -> None:
     assert list(looks(run(flatness="every=3,what=drift"))) == [0, 3, 4]
     assert not looks(run())
 
@@ -135,8 +135,8 @@ def test_a_resumed_run_ends_with_the_same_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["fedavg", "scaffold"])
-def test_a_run_that_diverges_says_so_and_nothing_else(text: str) -> None:
-    """Looks at weights that are no longer finite have no figures; the run ends as it would without them."""
+def test_a_diverging_run_ends_as_without_measurements(text: str) -> None:
+    """Measurements of weights that are not finite are empty; the run ends as it would without them."""
     settings = {"lr": 1e25, "model": "mlp(hidden=8,layers=2)", "local_steps": 4}
     without, beside = (
         run(text, **settings),
@@ -146,7 +146,7 @@ def test_a_run_that_diverges_says_so_and_nothing_else(text: str) -> None:
     assert without.record.reason == beside.record.reason
 
 
-def test_the_text_of_the_short_form() -> None:
+def test_the_short_form_is_parsed() -> None:
     assert parse_flatness("50") == {"every": 50}
     assert parse_flatness("every=5, what=drift+gap ,examples=100") == {
         "every": 5,
@@ -171,7 +171,7 @@ def test_the_text_of_the_short_form() -> None:
         ({"flatness": "every=5", "evaluation": {"every": 2}}, "use flatness.every=6"),
     ],
 )
-def test_bad_input_in_a_sentence(values: dict, words: str) -> None:
+def test_invalid_input_raises_a_clear_error(values: dict, words: str) -> None:
     with pytest.raises(UserError) as found:
         config(values)
     assert words in str(found.value)

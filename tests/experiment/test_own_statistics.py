@@ -49,7 +49,7 @@ def own() -> tuple[Record, RunModel]:
     return run(**OWN)
 
 
-def test_the_server_is_looked_at_with_the_statistics_of_the_training_set(own: tuple[Record, RunModel]) -> None:
+def test_the_server_is_measured_with_statistics_of_the_training_set(own: tuple[Record, RunModel]) -> None:
     _, found = own
     problem, state = found.problem, found.state
     train = problem.data.train.take(torch.from_numpy(found.training_positions))
@@ -72,7 +72,7 @@ def test_the_server_is_looked_at_with_the_statistics_of_the_training_set(own: tu
     assert abs(float(wrong) - float(expected)) > 0.05, "zeros and ones would be another model"
 
 
-def test_the_estimate_is_the_mean_and_the_variance_of_what_a_layer_sees(own: tuple[Record, RunModel]) -> None:
+def test_estimated_statistics_are_mean_and_variance_of_the_layer_inputs(own: tuple[Record, RunModel]) -> None:
     _, found = own
     problem = found.problem
     statistics = problem.buffers.views(with_statistics(problem, found.state, np.arange(300)).buffers)
@@ -88,9 +88,7 @@ def test_the_estimate_is_the_mean_and_the_variance_of_what_a_layer_sees(own: tup
     assert torch.allclose(variance, seen.var((0, 2, 3)), rtol=1e-4)
 
 
-def test_a_model_for_use_elsewhere_has_the_statistics_of_the_training_set(
-    own: tuple[Record, RunModel], tmp_path: Path
-) -> None:
+def test_an_exported_model_has_statistics_of_the_training_set(own: tuple[Record, RunModel], tmp_path: Path) -> None:
     record, found = own
     result = Result(record)
     problem = found.problem
@@ -101,7 +99,7 @@ def test_a_model_for_use_elsewhere_has_the_statistics_of_the_training_set(
     assert float(result.state_dict()["1.running_mean"].abs().max()) == 0, "what the server has itself"
 
 
-def test_a_round_gives_a_module_with_the_statistics_of_the_training_set() -> None:
+def test_a_module_of_a_round_has_statistics_of_the_training_set() -> None:
     settings = {
         "clients": 4,
         "clients_per_round": 2,
@@ -119,7 +117,7 @@ def test_a_round_gives_a_module_with_the_statistics_of_the_training_set() -> Non
     assert all(torch.equal(only.model.state_dict()[name], statistics) for name, statistics in expected.items())
 
 
-def test_a_client_is_looked_at_with_what_it_kept(own: tuple[Record, RunModel]) -> None:
+def test_a_client_is_measured_with_its_own_statistics(own: tuple[Record, RunModel]) -> None:
     record, found = own
     kept = client_statistics(record)
     (taken_part, *_), away = sorted(kept), sorted(set(range(4)) - kept.keys())
@@ -135,7 +133,7 @@ def test_a_client_is_looked_at_with_what_it_kept(own: tuple[Record, RunModel]) -
         assert float(found.objective(client=client).loss()) == float(found.objective(client=client, state=still).loss())
 
 
-def test_looks_while_a_run_trains_agree_with_looks_afterwards() -> None:
+def test_in_run_and_post_hoc_measurements_agree() -> None:
     record, found = run(
         **OWN, rounds=1, flatness__every=1, flatness__what="lambda_max,sharpness", flatness__examples=60
     )
@@ -149,6 +147,6 @@ def test_looks_while_a_run_trains_agree_with_looks_afterwards() -> None:
     assert seen["sharpness"] == pytest.approx(float(risen - loss), rel=1e-3)
 
 
-def test_models_with_statistics_of_their_own_are_left_alone() -> None:
+def test_models_with_averaged_statistics_are_unchanged() -> None:
     _, found = run()
     assert with_statistics(found.problem, found.state, found.training_positions) is found.state

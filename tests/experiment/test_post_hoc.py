@@ -1,4 +1,4 @@
-"""A run looked at afterwards: which models are there, and that its figures are those of the run."""
+"""Post-hoc measurements: which models are available, and that the values equal those logged during the run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_models_are_there_at_the_start_on_the_way_and_at_the_end(folder: Path) -> None:
+def test_models_are_available_at_the_start_at_saved_rounds_and_at_the_end(folder: Path) -> None:
     result = fedflat.load(folder)
     look = result.post_hoc()
     assert look.model_rounds() == [0, 2, 4]
@@ -51,7 +51,7 @@ def test_models_are_there_at_the_start_on_the_way_and_at_the_end(folder: Path) -
     assert torch.equal(look.model(0).weights, look.initial.weights)
 
 
-def test_figures_afterwards_are_those_that_were_logged(folder: Path) -> None:
+def test_post_hoc_measurements_equal_the_logged_ones(folder: Path) -> None:
     look = fedflat.load(folder).post_hoc(clients=3)
     logged = {record["round"]: record["flatness"] for record in look.record.history}
     for name, looks in look.gaps().items():
@@ -66,7 +66,7 @@ def test_figures_afterwards_are_those_that_were_logged(folder: Path) -> None:
     assert [one["round"] for one in look.logged_constants()] == [1, 3]
 
 
-def test_the_gap_is_that_of_an_evaluation(folder: Path) -> None:
+def test_the_gap_equals_that_of_an_evaluation(folder: Path) -> None:
     result = fedflat.load(folder)
     found = result.post_hoc().gaps()["server"][-1]
     evaluated = result.evaluate(on=("test", "clients"))
@@ -75,7 +75,7 @@ def test_the_gap_is_that_of_an_evaluation(folder: Path) -> None:
     assert found["gap"] == pytest.approx(evaluated["test"]["loss"] - train, abs=2e-6)
 
 
-def test_theory_takes_the_largest_along_the_run(folder: Path) -> None:
+def test_theory_uses_the_largest_constants_of_the_run(folder: Path) -> None:
     look = fedflat.load(folder).post_hoc(clients=3)
     seen = [*look.constants(), *look.logged_constants()]
     found = look.theory(seen)
@@ -84,7 +84,7 @@ def test_theory_takes_the_largest_along_the_run(folder: Path) -> None:
     assert found.setting.steps == 2
 
 
-def test_a_run_that_started_from_given_weights_starts_from_them_again(folder: Path, tmp_path: Path) -> None:
+def test_a_run_with_initial_weights_is_reopened_with_them(folder: Path, tmp_path: Path) -> None:
     settings = {**SETTINGS, "rounds": 2}
     first = fedflat.run("scaffold", out=tmp_path / "b", init=folder / "model.safetensors", **settings)
     look = post_hoc(load_record(tmp_path / "b"))
@@ -96,7 +96,7 @@ def test_a_run_that_started_from_given_weights_starts_from_them_again(folder: Pa
     assert torch.equal(replay.moment.model.weights, first.record.models["server"].weights)
 
 
-def test_a_run_in_memory_with_a_model_of_ones_own() -> None:
+def test_a_run_in_memory_with_a_user_supplied_model() -> None:
     own = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     result = fedflat.run("fedsam", **{**SETTINGS, "model": own})
     look = result.post_hoc(clients=2)
@@ -106,7 +106,7 @@ def test_a_run_in_memory_with_a_model_of_ones_own() -> None:
     assert not why
 
 
-def test_a_model_of_ones_own_is_asked_for_again(tmp_path: Path) -> None:
+def test_a_user_supplied_model_must_be_passed_again(tmp_path: Path) -> None:
     own = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     fedflat.run("fedavg", out=tmp_path / "a", **{**SETTINGS, "model": own, "rounds": 1})
     with pytest.raises(UserError, match=r"custom:Sequential.*post_hoc\(network="):
@@ -114,6 +114,6 @@ def test_a_model_of_ones_own_is_asked_for_again(tmp_path: Path) -> None:
     assert fedflat.load(tmp_path / "a").post_hoc(network=own).model_rounds() == [0, 1]
 
 
-def test_an_average_that_does_not_exist(folder: Path) -> None:
+def test_an_unknown_average_is_rejected(folder: Path) -> None:
     with pytest.raises(UserError, match="'swa'"):
         fedflat.load(folder).post_hoc().accuracies("swa")

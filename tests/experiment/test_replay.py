@@ -1,4 +1,4 @@
-"""Rounds of a run trained again: to the bit, and without a trace in its folder."""
+"""Replayed rounds are bit-identical and leave the run folder unchanged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("text", ["scaffold", "fedwmsam", "fedadam", "feddyn+sam", "fedavg"])
-def test_the_next_round_from_a_checkpoint_is_the_one_that_a_longer_run_takes(tmp_path: Path, text: str) -> None:
+def test_a_replay_from_a_checkpoint_equals_the_next_round_of_a_longer_run(tmp_path: Path, text: str) -> None:
     run(tmp_path / "short", text, 3)
     longer = run(tmp_path / "long", text, 5)
     before = contents(tmp_path / "short")
@@ -51,7 +51,7 @@ def test_the_next_round_from_a_checkpoint_is_the_one_that_a_longer_run_takes(tmp
     assert contents(tmp_path / "short") == before
 
 
-def test_no_round_is_trained_again_with_clients_whose_rows_are_lost(tmp_path: Path) -> None:
+def test_rounds_are_not_replayed_without_the_client_rows(tmp_path: Path) -> None:
     run(tmp_path / "a", "scaffold")
     look = post_hoc(load_record(tmp_path / "a"))
     shutil.rmtree(tmp_path / "a" / "state" / "clients")
@@ -59,7 +59,7 @@ def test_no_round_is_trained_again_with_clients_whose_rows_are_lost(tmp_path: Pa
         look.moments()
 
 
-def test_training_again_changes_nothing_until_it_is_taken(tmp_path: Path) -> None:
+def test_training_changes_nothing_without_advancing(tmp_path: Path) -> None:
     run(tmp_path / "a", "scaffold")
     look = post_hoc(load_record(tmp_path / "a"))
     replay = Replay(look.config, look.problem, look.partition, look.moments()[0][-1], workers=1)
@@ -69,7 +69,7 @@ def test_training_again_changes_nothing_until_it_is_taken(tmp_path: Path) -> Non
     assert replay.moment.rounds == 3
 
 
-def test_every_kept_model_can_be_taken_up_where_an_algorithm_keeps_nothing(tmp_path: Path) -> None:
+def test_stateless_algorithms_are_replayed_from_every_saved_model(tmp_path: Path) -> None:
     run(tmp_path / "a", "fedsam", 4, save_every=2, flatness="every=1,what=drift")
     look = post_hoc(load_record(tmp_path / "a"))
     again, why = look.clients(curvature=False)
@@ -82,7 +82,7 @@ def test_every_kept_model_can_be_taken_up_where_an_algorithm_keeps_nothing(tmp_p
         assert one["disagreement"] == logged[one["round"]]["disagreement"]
 
 
-def test_vectors_that_were_not_kept_are_said_not_guessed(tmp_path: Path) -> None:
+def test_missing_state_is_reported(tmp_path: Path) -> None:
     run(tmp_path / "a", "scaffold", 4, save_every=2)
     again, why = post_hoc(load_record(tmp_path / "a")).clients(curvature=False)
     assert [one["round"] for one in again] == [1, 5]
@@ -91,7 +91,7 @@ def test_vectors_that_were_not_kept_are_said_not_guessed(tmp_path: Path) -> None
     )
 
 
-def test_rows_written_after_a_checkpoint_are_not_seen(tmp_path: Path) -> None:
+def test_rows_written_after_a_checkpoint_are_ignored(tmp_path: Path) -> None:
     """A run that stops between checkpoints has client vectors of later rounds in its files; the checkpoint's are what
     counts.
     """
@@ -118,7 +118,7 @@ def test_rows_written_after_a_checkpoint_are_not_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("statistics", ["averaged", "own"])
-def test_local_models_have_the_statistics_that_they_ended_with(statistics: str) -> None:
+def test_local_models_have_their_final_statistics(statistics: str) -> None:
     """The mean of the clients' BatchNorm statistics is the server's next, unless they keep them to themselves."""
     torch.manual_seed(0)
     own = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 10))
@@ -135,7 +135,7 @@ def test_local_models_have_the_statistics_that_they_ended_with(statistics: str) 
     assert torch.allclose(weights, replay.z + outcome.returned.displacement, atol=1e-6)
 
 
-def test_models_taken_one_by_one_are_those_taken_together(tmp_path: Path) -> None:
+def test_clients_replayed_alone_equal_clients_replayed_together(tmp_path: Path) -> None:
     run(tmp_path / "a", "fedspeed", 2)
     look = post_hoc(load_record(tmp_path / "a"))
     replay = Replay(look.config, look.problem, look.partition, look.moments()[0][-1], workers=1)
@@ -147,7 +147,7 @@ def test_models_taken_one_by_one_are_those_taken_together(tmp_path: Path) -> Non
         assert torch.equal(model.weights, same.weights)
 
 
-def test_what_each_algorithm_needs() -> None:
+def test_missing_state_of_each_algorithm() -> None:
     from fedflat.experiment.config import config
 
     needs = {
@@ -165,7 +165,7 @@ def test_what_each_algorithm_needs() -> None:
     assert missing_state(algorithm("fedavg"), kept) == "its clients' BatchNorm statistics"
 
 
-def test_bad_input_in_a_sentence(tmp_path: Path) -> None:
+def test_invalid_input_raises_a_clear_error(tmp_path: Path) -> None:
     run(tmp_path / "a", "fedavg", 1)
     look = post_hoc(load_record(tmp_path / "a"))
     with pytest.raises(UserError, match=r"client 12; .*12 clients"):

@@ -26,7 +26,7 @@ def test_a_run_starts_where_another_ended(tmp_path):
     )
 
 
-def test_weights_of_torch_alone(tmp_path):
+def test_a_state_dict_saved_by_torch(tmp_path):
     """A state dictionary that fedflat did not write, with BatchNorm's statistics and its counter."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))
     model(torch.randn(32, 64))
@@ -66,14 +66,14 @@ def test_weights_of_another_architecture(tmp_path, change, sentence):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_sentence_names_the_file_and_both_models(tmp_path):
+def test_the_error_names_the_file_and_both_models(tmp_path):
     fedflat.run("fedavg", out=tmp_path / "first", **SMALL)
     saved = tmp_path / "first" / "model.safetensors"
     with pytest.raises(fedflat.UserError, match=rf"{saved} .* \(mlp\): 1\.weight .*64x64.*3x64.* mlp\(hidden=3\)"):
         fedflat.run("fedavg", init=saved, model="mlp(hidden=3)", **SMALL)
 
 
-def test_files_that_hold_no_weights(tmp_path):
+def test_files_without_weights_are_rejected(tmp_path):
     (tmp_path / "broken").write_bytes(b"nonsense")
     for path, sentence in (
         (tmp_path, "is a folder"),
@@ -84,7 +84,7 @@ def test_files_that_hold_no_weights(tmp_path):
             load_weights(nn.Linear(1, 1), "mine", path)
 
 
-def test_auxiliary_heads_are_as_fresh_as_the_main_one():
+def test_fresh_head_includes_auxiliary_heads():
     other, network = (fedflat.models.build("bisenetv2(width=0.1)", (3, 32, 32), classes) for classes in (5, 3))
     with pytest.raises(fedflat.UserError, match="init_head=fresh"):
         load_tensors(network, "bisenetv2", other.state_dict(), "a file")
@@ -94,7 +94,7 @@ def test_auxiliary_heads_are_as_fresh_as_the_main_one():
     assert torch.equal(network.auxiliary[3][0][0].weight, other.auxiliary[3][0][0].weight)
 
 
-def test_a_pooler_of_the_models_own_is_read_beside_a_fresh_head():
+def test_a_pooler_of_the_model_is_loaded_with_a_fresh_head():
     def network() -> nn.Module:
         return nn.Sequential(OrderedDict(pooler=nn.Linear(2, 2), head=nn.Linear(2, 3)))
 
@@ -107,13 +107,13 @@ def test_a_pooler_of_the_models_own_is_read_beside_a_fresh_head():
     )
 
 
-def test_tensors_without_names_are_no_state_dict(tmp_path):
+def test_unnamed_tensors_are_not_a_state_dict(tmp_path):
     torch.save({0: torch.zeros(2)}, tmp_path / "numbers.pt")
     with pytest.raises(fedflat.UserError, match="no state_dict"):
         load_weights(nn.Linear(1, 1), "mine", tmp_path / "numbers.pt")
 
 
-def test_frozen_and_tied_parameters_need_not_be_there():
+def test_frozen_and_tied_parameters_may_be_missing():
     frozen = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     frozen[0].requires_grad_(False)
     tensors = {name: torch.ones_like(value) for name, value in frozen[1].named_parameters(prefix="1")}
@@ -145,7 +145,7 @@ def test_frozen_and_tied_parameters_need_not_be_there():
         ),
     ],
 )
-def test_a_model_of_the_wrong_size_is_refused_before_anything_is_written(tmp_path, model, sentence):
+def test_a_model_of_the_wrong_size_is_rejected_before_anything_is_written(tmp_path, model, sentence):
     with pytest.raises(fedflat.UserError, match=sentence):
         fedflat.run("fedavg", model=model, out=tmp_path / "run", **SMALL)
     assert not (tmp_path / "run").exists()

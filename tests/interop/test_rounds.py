@@ -33,7 +33,7 @@ def clients(count: int = 4) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("text", ["fedmoswa+wima(window=2)", "fedwmsam", "scaffold"])
-def test_the_loop_ends_where_run_does(text: str) -> None:
+def test_the_loop_gives_the_same_result_as_run(text: str) -> None:
     whole = fedflat.run(text, **SMALL)
     loop = fedflat.rounds(text, **SMALL)
     numbers = [round.number for round in loop]
@@ -42,7 +42,7 @@ def test_the_loop_ends_where_run_does(text: str) -> None:
         assert torch.equal(loop.result().record.models[name].weights, state.weights)
 
 
-def test_it_is_the_plain_loop_that_one_would_write() -> None:
+def test_it_equals_a_plain_training_loop() -> None:
     """One step of FedAvg on whole batches is gradient descent on the mean over clients, weighted by their examples."""
     own, data = module(), clients()
     (round,) = fedflat.rounds("fedavg", own, data, rounds=1, local_steps=1, batch_size=1000, lr=0.3, workers=1)
@@ -58,7 +58,7 @@ def test_it_is_the_plain_loop_that_one_would_write() -> None:
     )
 
 
-def test_a_loss_of_ones_own_is_what_is_trained_and_scored() -> None:
+def test_a_custom_loss_is_trained_and_evaluated() -> None:
     def gentle(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return 0.5 * nn.functional.cross_entropy(output, target)
 
@@ -73,7 +73,7 @@ def test_a_loss_of_ones_own_is_what_is_trained_and_scored() -> None:
     )
 
 
-def test_what_a_round_shows() -> None:
+def test_attributes_of_a_round() -> None:
     data = clients(6)
     loop = fedflat.rounds(
         "fedmoswa+ema", module(), data[:-1], data[-1], rounds=3, clients_per_round=2, local_steps=2, workers=1
@@ -120,7 +120,7 @@ def test_leaving_the_loop_pauses_a_run_that_can_be_resumed(tmp_path: Path) -> No
     )
 
 
-def test_a_loop_that_is_still_open_holds_its_folder_until_it_is_closed(tmp_path: Path) -> None:
+def test_an_open_loop_locks_its_folder_until_it_is_closed(tmp_path: Path) -> None:
     loop = fedflat.rounds("fedavg", out=tmp_path / "run", **SMALL)
     next(loop)
     for _ in range(2):
@@ -132,7 +132,7 @@ def test_a_loop_that_is_still_open_holds_its_folder_until_it_is_closed(tmp_path:
     assert fedflat.resume(tmp_path / "run").status == "finished"
 
 
-def test_a_loop_that_was_closed_is_not_silently_empty() -> None:
+def test_a_closed_loop_is_not_silently_empty() -> None:
     loop = fedflat.rounds("fedavg", **SMALL)
     next(loop)
     assert loop.result().status == "paused"
@@ -150,13 +150,13 @@ def test_a_script_may_end_within_a_loop(tmp_path: Path) -> None:
     assert fedflat.load(tmp_path / "run").record.reason == "left after round 1"
 
 
-def test_another_loop_goes_on() -> None:
+def test_a_second_loop_continues() -> None:
     loop = fedflat.rounds("fedavg", **SMALL)
     assert next(loop).number == 1
     assert [round.number for round in loop] == [2, 3, 4] and loop.result().status == "finished"
 
 
-def test_a_loop_that_is_left_at_its_last_round_has_finished() -> None:
+def test_a_loop_left_at_its_last_round_has_finished() -> None:
     loop = fedflat.rounds("fedavg", **SMALL)
     for round in loop:
         if round.number == 4:
@@ -180,7 +180,7 @@ def test_two_loops_side_by_side_do_not_disturb_each_other(workers: int) -> None:
         assert torch.equal(pairs[-1][number].server.model.weights, alone)
 
 
-def test_callbacks_are_told() -> None:
+def test_callbacks_are_called() -> None:
     told: list[str] = []
 
     class Listening(fedflat.Callback):
@@ -208,7 +208,7 @@ def test_clients_keep_their_examples() -> None:
     assert torch.equal(made.test.inputs, data[0][0])
 
 
-def test_a_split_that_is_asked_for_divides_the_examples_of_clients() -> None:
+def test_an_explicit_partition_redistributes_the_examples() -> None:
     unseen = fedflat.rounds(
         "fedavg",
         module(),
@@ -226,7 +226,7 @@ def test_a_split_that_is_asked_for_divides_the_examples_of_clients() -> None:
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_model_between_two_evaluations_is_known_by_its_own_round(kept: bool, tmp_path: Path) -> None:
+def test_a_model_between_two_evaluations_has_its_own_round(kept: bool, tmp_path: Path) -> None:
     loop = fedflat.rounds("fedavg", eval_every=4, out=tmp_path / "run" if kept else None, **SMALL)
     next(loop), next(loop)
     result = loop.result()
@@ -252,12 +252,12 @@ def test_a_model_between_two_evaluations_is_known_by_its_own_round(kept: bool, t
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_mistakes_are_told_in_a_sentence(arguments: dict[str, object], message: str) -> None:
+def test_invalid_input_raises_a_clear_error(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         fedflat.rounds("fedavg", module(), **arguments)
 
 
-def test_a_round_that_was_not_evaluated_says_so() -> None:
+def test_metrics_of_a_round_without_evaluation_raise() -> None:
     loop = fedflat.rounds("fedavg", eval_every=2, **SMALL)
     first = next(loop)
     with pytest.raises(UserError, match="round 1 was not evaluated"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from functools import lru_cache
 from operator import attrgetter
@@ -359,24 +358,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{path} contains no settings; expected a YAML mapping such as 'algorithm: fedavg'")
     return values
-
-
-def assign(values: dict[str, Any], setting: str) -> None:
-    """Set ``a.b=value`` in nested values; the value is parsed as YAML, or stored as text if it is not YAML."""
-    key, equals, text = setting.partition("=")
-    if not equals or not re.fullmatch(r"\w+(\.\w+)*", key):
-        raise UserError(f"cannot read --set '{setting}'; expected key=value, for example training.lr=0.05")
-    *groups, last = key.split(".")
-    for group in groups:
-        values = values.setdefault(group, {})
-        if not isinstance(values, dict):
-            raise UserError(f"--set '{setting}': {group} is a single value, not a group of settings")
-    try:
-        values[last] = yaml.safe_load(text)
-    except yaml.YAMLError:
-        values[last] = text
-    if isinstance(values[last], str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", values[last]):
-        values[last] = float(values[last])  # YAML 1.1 reads 1e-3 as a string
 
 
 def _user_error(error: ValidationError) -> UserError:

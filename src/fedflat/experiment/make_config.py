@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import yaml
 from torch import nn
 
 from fedflat.data import Dataset
 from fedflat.engines.problem.task import Task
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.config import Config, assign, config, read_yaml
+from fedflat.experiment.config import Config, config, read_yaml
 from fedflat.experiment.quantities import parse_flatness
 from fedflat.experiment.setting_names import SHORT_NAMES, unknown_setting
 
@@ -60,7 +61,7 @@ def as_algorithms(algorithms: Any) -> list[str]:
 
 def as_path(argument: str, value: Any, example: str = "runs/first") -> Path:
     """The path passed as ``argument``; ``example`` illustrates a valid path in the error message."""
-    if not isinstance(value, str | PathLike) or value == "":
+    if not isinstance(value, str | os.PathLike) or value == "":
         raise UserError(f"{argument} is {value!r}; expected a path, such as {example!r}")
     return Path(value)
 
@@ -115,18 +116,39 @@ def make_config(
     return config(values)
 
 
-def _set(values: dict[str, Any], full_name: str, value: Any) -> None:
-    """Set ``values["a"]["b"]`` for the full name ``a.b``; a group of settings is merged into the existing one."""
-    *groups, last = full_name.split(".")
+def assign(values: dict[str, Any], setting: str) -> None:
+    """Set ``a.b=value`` in nested values; the value is parsed as YAML, or stored as text if it is not YAML."""
+    key, equals, text = setting.partition("=")
+    if not equals or not re.fullmatch(r"\w+(\.\w+)*", key):
+        raise UserError(f"cannot read --set '{setting}'; expected key=value, for example training.lr=0.05")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = text
+    if isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", value):
+        value = float(value)  # YAML 1.1 reads 1e-3 as a string
+    group, name = _group_of(values, key)
+    group[name] = value
+
+
+def _group_of(values: dict[str, Any], full_name: str) -> tuple[dict[str, Any], str]:
+    """The group that contains a setting, and the setting's name in that group; missing groups are added."""
+    *groups, name = full_name.split(".")
     for group in groups:
         values = values.setdefault(group, {})
         if not isinstance(values, dict):
-            raise UserError(f"{group} is {values!r}, but it is a group of settings; set those instead")
-    if last == "flatness" and isinstance(value, str):
+            raise UserError(f"{full_name}: {group} is {values!r}, but it is a group of settings; set those instead")
+    return values, name
+
+
+def _set(values: dict[str, Any], full_name: str, value: Any) -> None:
+    """Set ``values["a"]["b"]`` for the full name ``a.b``; a group of settings is merged into the existing one."""
+    group, name = _group_of(values, full_name)
+    if name == "flatness" and isinstance(value, str):
         value = parse_flatness(value)
-    if isinstance(value, dict) and isinstance(values.get(last), dict):
-        value = {**values[last], **value}
-    values[last] = value
+    if isinstance(value, dict) and isinstance(group.get(name), dict):
+        value = {**group[name], **value}
+    group[name] = value
 
 
 def _check_once(full_name: str, assignment: str, assigned: dict[str, str]) -> None:

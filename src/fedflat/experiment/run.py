@@ -200,6 +200,7 @@ class Run:
         return Verdict("finished") if is_last else None
 
     def _pause(self, reason: str) -> Verdict:
+        """Write a checkpoint, from which the run can be resumed."""
         self._checkpoint()
         return Verdict("paused", reason)
 
@@ -207,7 +208,7 @@ class Run:
         """Train the next cohort, aggregate its updates and update server state, client state and averages."""
         server, round_index = self.server, self.rounds
         for store in self._stores.values():
-            store.now = round_index + 1
+            store.now = round_index + 1  # stamps the rows that are written in this round
         flat_model = _flat(server.model)
         for average in self.averages.values():
             average.before(round_index, flat_model)
@@ -218,9 +219,9 @@ class Run:
         weights, states = self.algorithm.aggregate(outcome.returned, outcome.means, server.states)
         for client in outcome.clients:
             self._clients.write(client)
-        cost = Cost(**{key: value + getattr(outcome.cost, key) for key, value in asdict(server.cost).items()})
+        total_cost = Cost(**{key: value + getattr(outcome.cost, key) for key, value in asdict(server.cost).items()})
         model = ModelState(weights, outcome.buffers, outcome.integers)
-        self.server = ServerState(round_index + 1, model, states, cost)
+        self.server = ServerState(round_index + 1, model, states, total_cost)
         if self.rounds < self.config.training.rounds:
             upcoming = [(number, self.partition.clients[number]) for number in self.cohort(self.rounds)]
             self.engine.prepare(self.training, self.rounds, upcoming)
@@ -304,8 +305,8 @@ class Run:
         checkpoint = last_checkpoint(folder, self.config, self._frozen, self.problem.device) if folder else None
         if folder and self._resume and self._has_local_data:
             require_same_inputs(folder, fingerprints(self._user_objects), self.partition.digest())
-        own_statistics, open_rows = self.training.own_statistics, partial(self._open_rows, "clients")
-        self._clients = ClientStateStore(self.algorithm, self.server.model, own_statistics, open_rows)
+        open_rows = partial(self._open_rows, "clients")
+        self._clients = ClientStateStore(self.algorithm, self.server.model, self.training.own_statistics, open_rows)
         self.averages = self._begin_averages()
         if folder and checkpoint:
             self._restore(folder, *checkpoint)

@@ -35,7 +35,7 @@ def branch(
     from fedflat.experiment.campaign.branch import branch_point
     from fedflat.experiment.campaign.sweep import plan_sweep
     from fedflat.experiment.campaign.sweep_file import read_sweep
-    from fedflat.experiment.config import assign
+    from fedflat.experiment.make_config import assign
 
     start = branch_point(origin)
     base: dict[str, Any] = {}

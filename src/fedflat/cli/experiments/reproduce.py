@@ -134,7 +134,8 @@ def _confirm_if_long(plan: ReproductionPlan, work: RemainingWork, yes: bool) -> 
 
 def _scale(small: bool, rounds: int | None, data_dir: Path | None, assignments: Sequence[str]) -> ReproductionScale:
     """Return how the runs deviate from the paper: substitutes, rounds and changed settings."""
-    from fedflat.experiment.config import assign, config
+    from fedflat.experiment.config import config
+    from fedflat.experiment.make_config import assign
     from fedflat.papers.plan import ReproductionScale
 
     def change(original: Config) -> Config:

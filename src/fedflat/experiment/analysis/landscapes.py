@@ -55,11 +55,11 @@ def landscapes(
     Args:
         models: models of runs on the same dataset.
         dimensions: 1 for a line, 2 for a plane.
-        radius: largest coordinate along each direction.
+        radius: half-width in filter norms; at 1, every filter has moved by its own norm.
         points: grid points per dimension.
         examples: training and test examples to evaluate on; default: all.
         seed: seed of directions and examples.
-        one_dimensional: treatment of biases and normalisation weights.
+        one_dimensional: directions of biases and normalisation weights: ``zero``, or ``scaled`` like filters.
         names: name of each model; default: its reference.
         progress: called with (points evaluated, total).
 

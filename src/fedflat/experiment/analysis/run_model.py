@@ -204,7 +204,7 @@ class RunModel:
         state: ModelState | None = None,
     ) -> Objective:
         """The loss on any examples of the model's input shape."""
-        if batch is None:
+        if not batch:
             batch = INPUT_VALUES[self.problem.device.type] // math.prod(self.problem.data.input_shape)
             batch = max(1, min(MAX_BATCH, batch))
         return objective_on(self.problem, state or self._state_with_statistics, examples, positions, batch, self.tf32)
