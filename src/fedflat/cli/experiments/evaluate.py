@@ -67,11 +67,7 @@ def evaluate(
     fetch_if_missing(record.config, as_json)
     with status_line(as_json) as show_status:
         evaluation = evaluate(
-            record,
-            model,
-            parts,
-            fine_tuning=fine_tuning,
-            progress=lambda part: show_status(f"evaluating on {part}"),
+            record, model, parts, fine_tuning=fine_tuning, progress=lambda part: show_status(f"evaluating on {part}")
         )
     if not evaluation.parts:
         reasons = [f"{part} is not available: {reason}" for part, reason in evaluation.missing.items()]

@@ -139,6 +139,7 @@ def _scale(small: bool, rounds: int | None, data_dir: Path | None, assignments: 
     from fedflat.papers.plan import ReproductionScale
 
     def change(original: Config) -> Config:
+        """Apply the --set assignments to the config of a run."""
         if not assignments:
             return original
         values: dict[str, Any] = original.model_dump(mode="json")

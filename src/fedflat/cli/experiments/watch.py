@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedflat.cli.shared.flags import JSON
+from fedflat.cli.shared.one_run import STATUS_STYLE
 from fedflat.cli.shared.screen import print_json, screen, shown_bytes, shown_metric, shown_seconds, table, with_unit
 from fedflat.errors import UserError
 
@@ -19,14 +20,6 @@ if TYPE_CHECKING:
 
 SILENT_AFTER = 120.0
 """Seconds without output after which a running run counts as silent, unless ten evaluation intervals are longer."""
-STATUS_STYLE = {
-    "finished": "green",
-    "stopped": "green",
-    "paused": "yellow",
-    "running": "cyan",
-    "silent": "yellow",
-    "diverged": "bold red",
-}
 
 
 @dataclass(frozen=True)

@@ -235,6 +235,7 @@ def _occasional_lines() -> Progress:
     start = last_line = time.monotonic()
 
     def progress(done: int, total: int) -> None:
+        """Print the finished points and the remaining time, unless a line was printed recently."""
         nonlocal last_line
         now = time.monotonic()
         if now - last_line >= SECONDS_BETWEEN_LINES and done < total:
@@ -302,6 +303,7 @@ def _caption(grid: Landscape) -> str:
 
 
 def _document(grid: Landscape) -> dict[str, Any]:
+    """Return the landscape around a model as JSON-compatible values, without the grid itself."""
     return {
         "at_model": {name: _finite(value) for name, value in grid.marks[0].values.items()},
         "not_finite": {name: grid.not_finite(name) for name in grid.values},

@@ -63,6 +63,7 @@ def sharpness(
         raise UserError("--kind is empty; expected sam, asam or average, separated by commas")
     measures = [(name, radius) for name in kinds for radius in rho or [DEFAULT_RHO.get(name, 0.05)]]
     count = flags.number_of_subsets(subsets, examples)
+    options: dict[str, Any] = {"steps": steps, "eta": eta, "scope": scope, "directions": directions, "seed": seed}
     silent, start = quiet or as_json, time.monotonic()
     results: Results = {}
     with status_line(silent) as progress:
@@ -73,17 +74,7 @@ def sharpness(
             for measure, radius in measures:
                 progress(f"{name}: {measure} within {radius:g}")
                 results[name][measure, radius] = [
-                    sharpness_of(
-                        objective,
-                        measure,
-                        rho=radius,
-                        steps=steps,
-                        eta=eta,
-                        scope=scope,
-                        directions=directions,
-                        seed=seed,
-                    )
-                    for objective in objectives
+                    sharpness_of(objective, measure, rho=radius, **options) for objective in objectives
                 ]
     data = flags.data_name(on, client)
     document: dict[str, Any] = {"on": data, "seed": seed, "ascent_steps": steps, "eta": eta, "scope": scope}

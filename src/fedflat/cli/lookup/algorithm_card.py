@@ -83,11 +83,7 @@ def _slots(described: Algorithm, base: str) -> Content:
     """Return the slots with their parts and equations; a slot as in plain FedAvg has no part."""
     filled = slot_texts(described)
     return [
-        {
-            "slot": slot,
-            "part": spec_text(spec) if slot == "average" else filled.get(slot),
-            "equations": equations(spec),
-        }
+        {"slot": slot, "part": spec_text(spec) if slot == "average" else filled.get(slot), "equations": equations(spec)}
         for slot, spec in specs_of(described)
     ]
 
@@ -153,6 +149,7 @@ FULL_GRADIENT = {
 
 
 def _cost(described: Algorithm, base: str) -> Content:
+    """Return communication and computation per client."""
     cost = cost_of(described)
     return {
         "values down per client and round": cost["down"],
@@ -172,6 +169,7 @@ def _released(described: Algorithm, base: str) -> Content:
 
 
 def _origin(described: Algorithm, base: str) -> Content:
+    """Return title and paper of the named algorithm; empty for a user-defined one."""
     if base not in CARDS:
         return {}
     card = CARDS[base]

@@ -77,11 +77,7 @@ def _parts() -> list[dict[str, Any]]:
     from fedflat.cli.lookup.algorithm_card import equations
 
     return [
-        {
-            "part": name,
-            "slot": "average" if slot == "averages" else slot,
-            "summary": equations(spec).split("\n")[0],
-        }
+        {"part": name, "slot": "average" if slot == "averages" else slot, "summary": equations(spec).split("\n")[0]}
         for name, (slot, spec) in parts().items()
     ]
 

@@ -127,8 +127,10 @@ def describe(
     if partition is not None:
         train, classes = dataset.train, dataset.num_classes
         number = None if fixes_clients(partition) else clients
-        made = make_partition(partition, train.targets, classes, number, seed, groups=train.groups, coarse=train.coarse)
-        partition_description = made.describe(train.targets, classes)
+        partitioned = make_partition(
+            partition, train.targets, classes, number, seed, groups=train.groups, coarse=train.coarse
+        )
+        partition_description = partitioned.describe(train.targets, classes)
     if as_json:
         print_json(description if partition is None else description | {"partition": partition_description})
         return

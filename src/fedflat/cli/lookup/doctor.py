@@ -127,13 +127,13 @@ def _datasets(folder: Path | None) -> dict[str, Any]:
 def _extras() -> dict[str, dict[str, str | None]]:
     """Return the installed version of every optional package, by extra; None if it is not installed."""
 
-    def version(package: str) -> str | None:
+    def installed_version(package: str) -> str | None:
         try:
             return metadata.version(package)
         except metadata.PackageNotFoundError:
             return None
 
-    return {name: {package: version(package) for package in packages} for name, packages in EXTRAS.items()}
+    return {name: {package: installed_version(package) for package in packages} for name, packages in EXTRAS.items()}
 
 
 def _self_test() -> Iterator[dict[str, Any]]:

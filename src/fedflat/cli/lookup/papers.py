@@ -82,7 +82,7 @@ def _print_paper(paper: Paper) -> None:
 
 
 def _print_protocol(name: str, protocol: Protocol) -> None:
-    """Print what a paper states about its experiments, and what is assumed."""
+    """Print the settings that a paper states for its experiments, and assumed ones."""
     console = screen()
     console.print(f"Protocol {name}", style="bold")
     console.print(f"{protocol.says}.", highlight=False)

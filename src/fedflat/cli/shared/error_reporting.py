@@ -53,6 +53,7 @@ def _one_line_warnings() -> Iterator[None]:
     original = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], filename: str, *details: Any) -> None:
+        """Replace ``warnings.showwarning``; the details are line number, file and source line."""
         if issubclass(category, UserWarning) and Path(filename).is_relative_to(PACKAGE):
             print(f"fedflat: {message}", file=sys.stderr)
         else:

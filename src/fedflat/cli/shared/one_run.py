@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 COSTS = ("backward_passes", "samples", "bytes_down", "bytes_up")
 STATUS_STYLE = {
     "finished": "green",
-    "stopped": "yellow",
+    "stopped": "green",
     "paused": "yellow",
-    "running": "yellow",
+    "running": "cyan",
+    "silent": "yellow",
     "diverged": "bold red",
 }
+"""Colours of a run's status; ``silent`` is a run that was probably killed."""
 
 
 def run_document(record: Record) -> dict[str, Any]:
