@@ -1,4 +1,4 @@
-"""The command line, called in this process; a finished run and a finished comparison that several tests look at."""
+"""The command line, called in this process, and a finished run and comparison that several tests share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SMALL = ("--rounds", "3", "--local-steps", "2", "--workers", "1", "--device", "c
 
 
 def call(*arguments: object) -> Result:
-    """``fedflat`` with these arguments; whatever is no planned exit is raised."""
+    """Call ``fedflat`` with these arguments; unexpected exceptions are raised."""
     result = CliRunner().invoke(app, [str(a) for a in arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

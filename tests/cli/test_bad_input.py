@@ -1,4 +1,4 @@
-"""Whatever a user does wrong is one sentence on stderr and exit code 2."""
+"""User errors print one line on stderr and exit with code 2."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ USAGE = {
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), WRONG.values(), ids=WRONG)
-def test_a_mistake_is_one_sentence(fedflat, arguments, sentence):
+def test_user_errors_are_one_line(fedflat, arguments, sentence):
     told(fedflat(*arguments), sentence)
     assert not list(Path().rglob("config.yaml"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_without_a_gpu_nobody_waits_for_data_to_hear_of_it(fedflat):
+def test_a_missing_gpu_is_reported_before_the_download(fedflat):
     result = fedflat("run", "--dataset", "cifar10", "--device", "cuda", "--set", "data.dir=nowhere")
     told(result, "engine.device=cuda")
 
@@ -133,7 +133,7 @@ def test_a_run_without_its_status(fedflat, small):
         ("timing.jsonl", "{}\n", "timing.jsonl is damaged: line 1"),
     ],
 )
-def test_files_of_a_run_that_were_edited(fedflat, finished, file, text, sentence):
+def test_edited_run_files_are_reported(fedflat, finished, file, text, sentence):
     shutil.copytree(finished, "r")
     Path("r", file).write_text(text)
     for command in ("show", "report"):
@@ -162,7 +162,7 @@ def test_a_folder_that_may_not_be_read(fedflat, small):
 
 
 def told(result, sentence: str) -> None:
-    """The mistake was told, in one line on stderr, and nothing else was said."""
+    """Whether the error is one line on stderr, without other output."""
     assert result.exit_code == 2, result.output
     assert sentence in result.stderr
     assert result.stderr.startswith("fedflat: ") and result.stderr.count("\n") == 1
@@ -170,7 +170,7 @@ def told(result, sentence: str) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_what_is_only_worth_a_word_is_one_sentence_too(fedflat):
+def test_warnings_are_one_line(fedflat):
     result = fedflat(
         "run",
         "fedavg",

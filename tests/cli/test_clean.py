@@ -1,4 +1,4 @@
-"""fedflat clean: what goes, what stays, and that nothing goes without being asked for."""
+"""fedflat clean: removed and kept files; without --yes nothing is removed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEPT = {"config.yaml", "status.json", "partition.json", "metrics.jsonl", "timing
 
 @pytest.fixture
 def runs(finished: Path, tmp_path: Path) -> Path:
-    """One run that is over, with models kept on the way, and one that is not."""
+    """A finished run with saved models, and an unfinished one."""
     shutil.copytree(finished, tmp_path / "runs" / "over")
     (tmp_path / "runs" / "over" / "models").mkdir()
     shutil.copy(finished / "model.safetensors", tmp_path / "runs" / "over" / "models" / "round-000001.safetensors")
@@ -29,7 +29,7 @@ def files(run: Path) -> dict[str, bytes]:
     return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("[!.]*") if path.is_file()}
 
 
-def test_it_only_shows_what_could_go(fedflat, runs):
+def test_without_yes_files_are_only_listed(fedflat, runs):
     before = files(runs)
     result = fedflat("clean", runs)
     assert result.exit_code == 0 and files(runs) == before
@@ -45,7 +45,7 @@ def test_it_only_shows_what_could_go(fedflat, runs):
     assert document["removed"] == 0
 
 
-def test_with_yes_it_goes_and_all_else_stays(fedflat, runs):
+def test_yes_removes_only_listed_files(fedflat, runs):
     before = files(runs)
     result = fedflat("clean", runs, "--yes")
     assert result.exit_code == 0 and "removed" in result.stdout
@@ -60,14 +60,14 @@ def test_with_yes_it_goes_and_all_else_stays(fedflat, runs):
     assert "already finished" in fedflat("resume", runs / "over").stdout
 
 
-def test_models_on_the_way_may_stay(fedflat, runs):
+def test_keep_snapshots_keeps_saved_models(fedflat, runs):
     assert fedflat("clean", runs, "--yes", "--keep-snapshots").exit_code == 0
     assert (runs / "over/models/round-000001.safetensors").exists() and not list(
         (runs / "over/checkpoint").glob("[!.]*")
     )
 
 
-def test_a_run_that_a_process_works_on_is_left(fedflat, runs):
+def test_a_locked_run_is_skipped(fedflat, runs):
     before = files(runs)
     with FileLock(runs / "over" / "checkpoint" / LOCK_FILE):
         result = fedflat("clean", runs, "--yes")
@@ -77,6 +77,6 @@ def test_a_run_that_a_process_works_on_is_left(fedflat, runs):
 @pytest.mark.parametrize(
     ("folder", "words"), [("nowhere", "there is no folder nowhere"), (".", "there are no runs in .")]
 )
-def test_mistakes_are_one_sentence(fedflat, tmp_path, folder, words):
+def test_user_errors_are_one_line(fedflat, tmp_path, folder, words):
     result = fedflat("clean", folder)
     assert result.exit_code == 2 and words in result.stderr and len(result.stderr.splitlines()) == 1

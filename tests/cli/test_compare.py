@@ -1,4 +1,4 @@
-"""compare, and show of many runs: the table, the targets, the verdict, and that nothing is run twice."""
+"""compare, and show of many runs: table, targets, verdict; finished runs are not repeated."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_json_has_rows_targets_and_runs(fedflat, compared, small):
     assert Path("here.svg").read_text().startswith("<?xml")
 
 
-def test_the_default_folder_is_found_again(fedflat, small):
+def test_a_repeated_command_uses_the_same_folder(fedflat, small):
     flags = ("compare", "fedavg", *small, "--seeds", "1", "--json")
     first = json.loads(fedflat(*flags).stdout)
     assert first["folder"].startswith("runs/compare-digits-")
@@ -105,13 +105,13 @@ def test_a_diverged_run_does_not_stop_the_rest(fedflat, small):
     assert "fedavg is best" in result.stdout
 
 
-def test_show_of_a_folder_compares_what_is_below(fedflat, compared):
+def test_show_compares_all_runs_below_a_folder(fedflat, compared):
     shown = fedflat("show", compared.parent, "--target", "0.05")
     assert shown.exit_code == 0 and "fedsam" in shown.stdout and "(2/2)" in shown.stdout
     assert len(json.loads(fedflat("show", compared, "--json").stdout)["runs"]) == 4
 
 
-def test_show_leaves_out_what_it_cannot_read(fedflat, compared):
+def test_show_skips_unreadable_runs(fedflat, compared):
     broken = Path("all/broken")
     broken.mkdir(parents=True)
     (broken / "config.yaml").write_text("format: 99\n")
@@ -132,32 +132,32 @@ def test_bad_seeds(text):
         read_seeds(text)
 
 
-def test_a_lead_beyond_both_spreads():
+def test_a_lead_that_exceeds_seed_variation():
     says = verdict(several(fedavg=[0.70, 0.72], fedsam=[0.80, 0.82]))
     assert says.startswith("fedsam is best") and "10.00 points" in says and "fedavg" in says
     assert "exceeds" in says and "(1.41 + 1.41)" in says
 
 
-def test_a_lead_within_the_spreads():
+def test_a_lead_within_seed_variation():
     says = verdict(several(fedavg=[0.60, 0.80], fedsam=[0.65, 0.85]))
     assert "5.00 points" in says and "within" in says and "(14.14 + 14.14)" in says
 
 
-def test_the_first_is_compared_with_the_second():
+def test_the_first_row_is_compared_with_the_second_best():
     assert "fedavg is best" in (says := verdict(several(fedavg=[0.9, 0.9], fedsam=[0.5, 0.5], fedcm=[0.8, 0.8])))
     assert "10.00 points" in says and "fedcm" in says and "fedsam" not in says
 
 
-def test_one_seed_has_no_spread():
+def test_one_seed_has_no_variation():
     assert "use --seeds 3" in verdict(several(fedavg=[0.7], fedsam=[0.8]))
 
 
-def test_one_algorithm_has_no_rival():
+def test_a_single_algorithm_has_no_baseline():
     says = verdict(several(fedavg=[0.7, 0.8]))
     assert "fedavg is best" in says and "points" not in says and "diverged" not in says
 
 
-def test_what_diverged_is_not_best():
+def test_diverged_rows_are_not_best():
     assert "fedsam is best" in (says := verdict(several(fedavg=[None, None], fedsam=[0.5, 0.5], fedcm=[0.4, 0.4])))
     assert "fedavg diverged" in says
     assert "1 of 2 seeds" in verdict(several(fedavg=[0.9, None], fedsam=[0.5, 0.5]))
@@ -165,7 +165,7 @@ def test_what_diverged_is_not_best():
     assert "Every run diverged" in verdict(several(fedavg=[None], fedsam=[None]))
 
 
-def test_runs_with_different_settings_are_told_apart(capsys):
+def test_differing_settings_are_shown(capsys):
     comparison = Comparison([record("fedavg", 0, 0.5), record("fedavg", 0, 0.6, model="lenet5")])
     print_comparison(comparison)
     shown = capsys.readouterr().out
@@ -173,7 +173,7 @@ def test_runs_with_different_settings_are_told_apart(capsys):
 
 
 def with_average(text: str, seed: int, begins: int) -> Record:
-    """A run of three rounds whose average is there from some round on."""
+    """A run of three rounds whose average exists from round ``begins`` on."""
     found = record(text, seed, 0.5)
     name = text.partition("+")[2]
     history = [
@@ -196,7 +196,7 @@ def test_means_over_different_evaluations_have_no_best(capsys):
     assert "is best" in verdict(Comparison(with_average("fedavg+swa", seed, begins=1) for seed in (0, 1)))
 
 
-def test_the_server_s_model_of_runs_with_other_averages_has_one_row():
+def test_server_models_of_runs_with_different_averages_share_a_row():
     runs = [record("fedavg", 0, 0.5), with_average("fedavg+swa", 0, begins=9), with_average("fedavg+ema", 0, begins=1)]
     assert [row.label for row in Comparison(runs).rows()] == ["fedavg", "fedavg+ema"]
     assert len(Comparison([record("fedavg", 0, 0.5), record("fedavg", 0, 0.6, model="lenet5")]).rows()) == 2

@@ -37,5 +37,5 @@ def test_all_names_are_offered():
         ("fedflat run --init-h", ["--init-head"]),
     ],
 )
-def test_what_a_shell_is_told(words, expected):
+def test_completions_in_a_shell(words, expected):
     assert completed(words) == expected

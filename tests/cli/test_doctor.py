@@ -1,4 +1,4 @@
-"""The doctor: what it finds, and what it says when something is broken."""
+"""fedflat doctor: the report, and failed checks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_healthy_machine(tmp_path: Path) -> None:
     assert "cifar10" in result.output
 
 
-def test_as_json_without_trying() -> None:
+def test_json_without_self_test() -> None:
     result = CliRunner().invoke(app, ["doctor", "--no-self-test", "--json"])
     found = json.loads(result.output)
     assert set(found) == {"environment", "data", "extras", "self-test"}
@@ -29,7 +29,7 @@ def test_as_json_without_trying() -> None:
     assert {"python", "torch", "GPUs"} <= set(found["environment"])
 
 
-def test_what_is_broken_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_checks_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(folder: Path) -> str:
         raise RuntimeError("no room\non the disk")
 

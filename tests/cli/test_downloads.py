@@ -1,4 +1,4 @@
-"""Downloads: what is shown of them, and that a run fetches what it lacks."""
+"""Download progress, and the download of missing datasets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fedflat.cli.shared.downloads import Downloads, fetch_if_missing
 from fedflat.experiment.config import Config
 
 
-def test_one_line_per_file_in_a_pipe(capsys):
+def test_one_line_per_file_when_piped(capsys):
     with Downloads() as downloads:
         for done in (10, 20):
             downloads.progress("a.gz", done, 2000)
@@ -28,7 +28,7 @@ def test_silence(capsys):
         assert downloads.progress is None
 
 
-def test_an_experiment_fetches_what_it_lacks(tmp_path, monkeypatch):
+def test_a_run_downloads_a_missing_dataset(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr("fedflat.data.fetch", lambda *arguments: asked.append(arguments[:2]))
     fetch_if_missing(Config(data={"dataset": "cifar10", "dir": tmp_path}), silent=True)

@@ -21,7 +21,7 @@ def held_out(tmp_path_factory):
     return folder
 
 
-def test_every_part_has_its_lines(fedflat, held_out):
+def test_every_part_is_shown(fedflat, held_out):
     result = fedflat("evaluate", held_out)
     assert result.exit_code == 0 and result.stderr == ""
     lines = (
@@ -77,7 +77,7 @@ def test_mistakes(fedflat, held_out, arguments, sentence):
     told(fedflat("evaluate", held_out, *arguments), sentence)
 
 
-def test_what_is_no_run(fedflat):
+def test_a_folder_without_a_run(fedflat):
     told(fedflat("evaluate", "nothing"), "there is no run in nothing")
 
 
@@ -87,7 +87,7 @@ def test_a_run_without_its_model(fedflat, small):
     told(fedflat("evaluate", "r"), "model.safetensors is missing")
 
 
-def test_the_flag_for_weights_to_start_from(fedflat, small):
+def test_initial_weights(fedflat, small):
     fedflat("run", *small, "--quiet", "--out", "first")
     result = fedflat("run", *small, "--init", "first/model.safetensors", "--out", "second", "--json")
     assert json.loads(result.stdout)["config"]["init"] == str(Path("first/model.safetensors").absolute())
@@ -99,7 +99,7 @@ def test_the_flag_for_weights_to_start_from(fedflat, small):
     assert not Path("runs").exists()
 
 
-def test_a_data_set_with_parameters_has_a_plain_folder(fedflat, small):
+def test_a_dataset_with_parameters_has_a_plain_folder_name(fedflat, small):
     import numpy as np
 
     labels = np.arange(60) % 3
@@ -117,7 +117,7 @@ def test_a_data_set_with_parameters_has_a_plain_folder(fedflat, small):
 
 
 def told(result, sentence: str) -> None:
-    """The mistake was told, in one line on stderr, and nothing else was said."""
+    """Whether the error is one line on stderr, without other output."""
     assert result.exit_code == 2, result.output
     assert sentence in result.stderr
     assert result.stderr.startswith("fedflat: ") and result.stderr.count("\n") == 1

@@ -1,4 +1,4 @@
-"""fedflat flatness spectrum and sharpness: tables, documents, pictures and mistakes."""
+"""fedflat flatness spectrum and sharpness: tables, JSON, figures and user errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FEW = ("--eigenvalues", "6", "--device", "cpu")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small run that kept its models on the way."""
+    """A small run with saved models."""
     from .conftest import SMALL, call
 
     folder = tmp_path_factory.mktemp("kept") / "run"

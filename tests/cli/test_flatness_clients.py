@@ -20,7 +20,7 @@ LITTLE = ("--examples", "40", "--clients", "2")
 
 @pytest.fixture(scope="module")
 def looked_at(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that kept models on the way, logged its cohorts, and has clients that never trained."""
+    """A run with saved models, logged cohorts and clients that never train."""
     folder = tmp_path_factory.mktemp("looked-at") / "run"
     partition = "dirichlet(alpha=0.1)+held-out"
     result = call(
@@ -48,7 +48,7 @@ def with_variates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def drawn(path: Path) -> bool:
-    """Whether a picture shows something: several shades, in grey too."""
+    """Whether a figure has several shades, also in grey."""
     return len(np.unique(np.asarray(Image.open(path).convert("L")))) > 20
 
 
@@ -88,7 +88,7 @@ def test_clients_as_tables(with_variates: Path) -> None:
     assert lines[2:4] == ["5", "1"]
 
 
-def test_averages_are_looked_at_too(looked_at: Path) -> None:
+def test_averages_can_be_measured(looked_at: Path) -> None:
     found = document("flatness", "bounds", looked_at, "--model", "wima", *LITTLE)
     assert [one["round"] for one in found["rounds"]] == [2, 4]
     seen = document("flatness", "clients", looked_at, "--model", "wima", "--no-curvature", *LITTLE)["models"]
@@ -103,7 +103,7 @@ def class_sizes() -> np.ndarray:
     return np.bincount(np.asarray(load("digits").test.targets))
 
 
-def test_the_gap_of_every_kept_model(looked_at: Path) -> None:
+def test_the_gap_of_every_saved_model(looked_at: Path) -> None:
     found = document("flatness", "gap", looked_at)["models"]
     assert {name: [one["round"] for one in looks] for name, looks in found.items()} == {
         "server": [0, 2, 4],
@@ -120,7 +120,7 @@ def test_the_gap_of_every_kept_model(looked_at: Path) -> None:
     assert f"{last['gap']:.3g}" in shown
 
 
-def test_bounds_say_what_they_rest_on(looked_at: Path) -> None:
+def test_bounds_state_their_premises(looked_at: Path) -> None:
     found = document("flatness", "bounds", looked_at, *LITTLE)
     seen = [one["constants"] for one in found["rounds"]]
     assert found["constants"] == {name: max(one[name] for one in seen) for name in seen[0]}
@@ -160,7 +160,7 @@ def test_stability(tmp_path: Path) -> None:
     assert f"{np.mean(found['rounds'][-1]['distance']):.3g}" in again
 
 
-def test_logs_beside_one_another(looked_at: Path, with_variates: Path, tmp_path: Path) -> None:
+def test_logs_of_several_runs(looked_at: Path, with_variates: Path, tmp_path: Path) -> None:
     little = ("--flatness", "every=4,what=all", "--set", "flatness.examples=20", "--set", "flatness.clients=2")
     call("run", "fedcm", *TINY, *little, "--seed", 1, "--out", tmp_path / "cm")
     found = document("flatness", "log", looked_at, tmp_path / "cm", "--out", tmp_path)["runs"]
@@ -189,7 +189,7 @@ def test_logs_beside_one_another(looked_at: Path, with_variates: Path, tmp_path:
     assert refused.exit_code == 2 and str(with_variates) in refused.stderr and "--flatness every=N" in refused.stderr
 
 
-def test_a_run_says_what_looking_cost(looked_at: Path, with_variates: Path) -> None:
+def test_a_run_reports_the_time_of_flatness_measurements(looked_at: Path, with_variates: Path) -> None:
     assert "for flatness" in call("show", looked_at).stdout
     assert "for flatness" not in call("show", with_variates).stdout
     assert document("show", looked_at)["flatness_seconds"] > 0
@@ -206,7 +206,7 @@ def test_a_run_says_what_looking_cost(looked_at: Path, with_variates: Path) -> N
         (("stability", "fedavgg"), "'fedavgg'"),
     ],
 )
-def test_mistakes_are_told_in_a_sentence(looked_at: Path, tmp_path: Path, monkeypatch, arguments, sentence) -> None:
+def test_user_errors_are_one_line(looked_at: Path, tmp_path: Path, monkeypatch, arguments, sentence) -> None:
     monkeypatch.chdir(tmp_path)
     result = call("flatness", *(str(one).format(run=looked_at) for one in arguments))
     assert result.exit_code != 0
@@ -215,7 +215,7 @@ def test_mistakes_are_told_in_a_sentence(looked_at: Path, tmp_path: Path, monkey
     assert "Traceback" not in result.stderr
 
 
-def test_a_run_that_kept_nothing(tmp_path: Path) -> None:
+def test_a_run_without_saved_models(tmp_path: Path) -> None:
     call("run", "fedavg", *TINY, "--out", tmp_path / "a")
     for part in ("checkpoint/state.safetensors", "model.safetensors"):
         (tmp_path / "a" / part).unlink()

@@ -1,4 +1,4 @@
-"""fedflat flatness landscape, plane and path: files, tables, JSON, and mistakes in one sentence."""
+"""fedflat flatness landscape, plane and path: files, tables, JSON and user errors."""
 
 from __future__ import annotations
 
@@ -73,9 +73,7 @@ def test_a_path_and_its_barrier_as_json(fedflat: Fedflat, finished: Path, tmp_pa
         (("path", "RUN", "RUN:server", "--statistics", "mean"), "expected one of estimated, interpolated"),
     ],
 )
-def test_mistakes_are_told_in_one_sentence(
-    fedflat: Fedflat, finished: Path, arguments: tuple[str, ...], sentence: str
-) -> None:
+def test_user_errors_are_one_line(fedflat: Fedflat, finished: Path, arguments: tuple[str, ...], sentence: str) -> None:
     words = [str(word).replace("RUN", str(finished)) for word in arguments]
     result = fedflat("flatness", *words, *FAST)
     assert result.exit_code == 2
@@ -84,7 +82,7 @@ def test_mistakes_are_told_in_one_sentence(
     assert result.stderr.count("\n") == 1
 
 
-def test_names_are_as_short_as_tells_models_apart(finished: Path, compared: Path) -> None:
+def test_short_names_are_distinct(finished: Path, compared: Path) -> None:
     def names(*texts: object) -> list[str]:
         return short_names([open_model_or_client(str(text), device="cpu") for text in texts])
 
@@ -95,9 +93,7 @@ def test_names_are_as_short_as_tells_models_apart(finished: Path, compared: Path
     assert names(finished, one, f"{one}:client2") == ["fedmoswa+wima", "fedavg", "fedavg client2"]
 
 
-def test_in_a_pipe_a_line_now_and_then_says_how_long_it_takes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_lines_when_piped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     clock = iter([0.0, 2.0, 10.0, 11.0, 40.0])
     monkeypatch.setattr(flatness_landscape.time, "monotonic", lambda: next(clock))
     with flatness_landscape._progress(silent=False) as progress:

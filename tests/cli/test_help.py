@@ -67,7 +67,7 @@ def every(command: object) -> Iterator[object]:
         yield from every(inside)
 
 
-def test_every_argument_and_flag_says_what_it_is():
+def test_every_argument_and_flag_has_help():
     silent = [
         f"{command.name} {one.name}"
         for command in every(typer.main.get_command(app))

@@ -1,4 +1,4 @@
-"""algorithms, models, settings, data: what can be looked up."""
+"""The lookup commands: algorithms, models, settings, data."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_composition_is_described_in_its_shortest_form(fedflat):
     ]
 
 
-def test_the_released_variant_is_told(fedflat):
+def test_the_released_variant_is_described(fedflat):
     changes = json.loads(fedflat("algorithms", "fedmoswa", "--json").stdout)["released"]
     assert {"parameter": "gamma", "paper": "0.2", "released": "0.1"} in changes
     shown = fedflat("algorithms", "fedmoswa").stdout
@@ -103,7 +103,7 @@ def test_settings_are_those_of_the_config(fedflat):
     assert "training.clip_mode" in fedflat("settings").stdout
 
 
-def test_data_is_listed_with_splits_and_augmentations(fedflat):
+def test_datasets_are_listed_with_partitions_and_augmentations(fedflat):
     document = json.loads(fedflat("data", "list", "--json").stdout)
     assert [line["name"] for line in document["data"]] == list(names())
     assert [line["name"] for line in document["partitions"]] == list(PARTITIONERS)
@@ -146,7 +146,7 @@ def test_data_is_described(fedflat):
     assert "1 on average" not in fedflat("data", "describe", "digits", "--partition", "centralised").stdout
 
 
-def test_what_is_built_in_is_complete(fedflat):
+def test_built_in_datasets_are_complete(fedflat):
     assert "digits is complete" in fedflat("data", "get", "digits").stdout
     assert json.loads(fedflat("data", "get", "digits", "--json").stdout)["name"] == "digits"
     assert "no files" in fedflat("data", "verify", "digits").stdout

@@ -1,4 +1,4 @@
-"""fedflat as a process of its own: pipes, interruptions, limits."""
+"""fedflat in a separate process: pipes, interruptions, limits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_version_and_help_need_no_torch():
     assert fedflat("--version").stdout.startswith("fedflat 0.")
 
 
-def test_threads_that_wait_leave_the_cores_to_others():
+def test_waiting_threads_do_not_spin():
     script = (
         "import sys, os; sys.argv = ['fedflat', '--version']\nfrom fedflat.cli import main\n"
         "try: main()\nfinally: print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
@@ -69,14 +69,14 @@ def test_piped_output_has_no_control_characters(tmp_path, small):
     assert "finished" in result.stderr and "wima" in result.stdout
 
 
-def test_a_mistake_leaves_no_traceback(tmp_path):
+def test_user_errors_have_no_traceback(tmp_path):
     result = fedflat("run", "fedsma", cwd=tmp_path)
     assert result.returncode == 2 and result.stdout == ""
     assert result.stderr.startswith("fedflat: ") and "'fedsma'" in result.stderr and result.stderr.count("\n") == 1
 
 
 @pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="no such limit here")
-def test_a_limit_on_file_sizes_is_told_and_leaves_nothing_half_written(tmp_path, small, request):
+def test_a_file_size_limit_is_reported_and_leaves_no_partial_file(tmp_path, small, request):
     limit = 16_000
     result = fedflat(
         "run",
@@ -126,7 +126,7 @@ def endless_run(folder: Path, workers: int, *quiet: str) -> Iterator[subprocess.
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_an_interruption_says_how_to_go_on(tmp_path):
+def test_an_interruption_says_how_to_continue(tmp_path):
     with endless_run(tmp_path, 1) as process:
         metrics = tmp_path / "run" / "metrics.jsonl"
         patience = time.monotonic() + 60
@@ -144,14 +144,14 @@ def test_an_interruption_says_how_to_go_on(tmp_path):
         assert "Traceback" not in told
 
 
-def test_ctrl_c_while_workers_start_is_told_in_one_line(tmp_path):
-    """It goes to the workers too, which are in the middle of importing torch."""
+def test_ctrl_c_while_workers_start_prints_one_line(tmp_path):
+    """The signal also reaches the workers, which are importing torch."""
     with endless_run(tmp_path, 2, "--quiet") as process:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         patience = time.monotonic() + 60
         while (
             time.monotonic() < patience and process.poll() is None and len(children.read_text().split()) < 3
-        ):  # two, and who tidies up
+        ):  # two workers and the resource tracker
             time.sleep(0.01)
         time.sleep(0.2)
         os.killpg(process.pid, signal.SIGINT)
@@ -161,7 +161,7 @@ def test_ctrl_c_while_workers_start_is_told_in_one_line(tmp_path):
         assert line.startswith("fedflat: interrupted") and line.endswith("fedflat resume run")
 
 
-def test_a_full_output_is_told():
+def test_a_full_output_device_is_reported():
     with Path("/dev/full").open("w") as full:
         result = subprocess.run(
             [*FEDFLAT, "settings"], check=False, stdout=full, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
@@ -172,7 +172,7 @@ def test_a_full_output_is_told():
 
 
 @pytest.mark.parametrize("arguments", [("settings", "--json"), ("settings",)])
-def test_a_reader_that_leaves_is_no_mistake(arguments):
+def test_a_closed_pipe_is_not_an_error(arguments):
     process = subprocess.Popen([*FEDFLAT, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT)
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
@@ -181,7 +181,7 @@ def test_a_reader_that_leaves_is_no_mistake(arguments):
     process.wait(timeout=60)
 
 
-def test_a_screen_without_unicode():
+def test_a_terminal_without_unicode():
     result = subprocess.run(
         [*FEDFLAT, "settings"],
         check=False,

@@ -1,4 +1,4 @@
-"""Progress: lines in a pipe, bars on a terminal, silence when asked."""
+"""Progress: lines when piped, bars on a terminal, nothing if silent."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def go_through(shown: Progress, rounds: int) -> None:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that is moved on by hand, or by ``step`` at every look."""
+    """A clock that advances by hand, or by ``step`` at every call."""
     state = SimpleNamespace(now=0.0, step=0.0)
 
     def look() -> float:
@@ -64,12 +64,12 @@ def test_a_line_at_about_every_tenth_of_the_rounds(capsys, clock):
     assert lines[-1] == "fedavg, seed 0: finished after 100 rounds, accuracy 50.00 %, train loss 0.25, 3.0 s"
 
 
-def test_figures_are_those_of_the_round_or_say_of_which_they_are(capsys, clock):
+def test_metrics_of_an_earlier_round_name_it(capsys, clock):
     clock.step = 2.0
     lines = Lines()
     lines.began(run_at(0, 4, every=2))
     lines.round_done(run_at(1, 4, evaluated=0, every=2))
-    lines.round_done(run_at(2, 4, evaluated=0, every=2))  # its evaluation comes next
+    lines.round_done(run_at(2, 4, evaluated=0, every=2))  # evaluated next
     lines.evaluated(run_at(2, 4, every=2))
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 2
@@ -77,7 +77,7 @@ def test_figures_are_those_of_the_round_or_say_of_which_they_are(capsys, clock):
     assert "round 2/4, accuracy 50.00 %, train loss 0.25, about" in told[1]
 
 
-def test_at_most_one_line_in_a_second(capsys, clock):
+def test_at_most_one_line_per_second(capsys, clock):
     clock.step = 0.02
     go_through(Lines(), 100)
     assert len(capsys.readouterr().err.splitlines()) == 2
@@ -91,7 +91,7 @@ def test_runs_are_numbered_in_a_comparison(capsys, clock):
     assert told[0].startswith("[1/2] fedavg, seed 0: finished after 1 round,") and told[1].startswith("[2/2] ")
 
 
-def test_bars_show_rounds_and_figures(capsys, monkeypatch):
+def test_bars_show_rounds_and_metrics(capsys, monkeypatch):
     monkeypatch.setattr(
         progress_module, "screen", lambda stderr: Console(stderr=stderr, force_terminal=True, width=160)
     )
@@ -105,7 +105,7 @@ def test_bars_show_rounds_and_figures(capsys, monkeypatch):
     assert "all runs" in told and "1/2 runs" in told and "1/3 rounds" in told and "accuracy 50.00 %" in told
 
 
-def test_what_suits_where_stderr_goes(monkeypatch):
+def test_the_display_depends_on_stderr(monkeypatch):
     assert type(progress(silent=True)) is Progress
     assert type(progress(silent=False)) is Lines
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
@@ -118,5 +118,5 @@ def test_silence(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_figures_before_the_average_exists():
+def test_metrics_before_the_average_exists():
     assert latest_metrics(run_at(0, loss=None, primary="wima")) == "accuracy 50.00 %"

@@ -1,4 +1,4 @@
-"""fedflat report on real runs: what it writes, and what it refuses."""
+"""fedflat report on real runs: files and user errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_every_file_is_written(fedflat, compared, tmp_path):
     assert "3+ (0/2)" in (out / "results.md").read_text()
 
 
-def test_the_settings_it_writes_repeat_it(fedflat, compared, tmp_path):
+def test_the_written_settings_repeat_the_run(fedflat, compared, tmp_path):
     assert fedflat("report", compared, "--no-figures").exit_code == 0
     again = (
         "fedavg",
@@ -55,7 +55,7 @@ def test_json(fedflat, compared):
     assert found["files"]["page"] == "report/report.html"
 
 
-def test_a_half_copied_run_is_named(fedflat, compared, tmp_path):
+def test_an_incomplete_run_is_reported(fedflat, compared, tmp_path):
     shutil.copytree(compared, tmp_path / "copy")
     (tmp_path / "copy" / "fedsam" / "seed-1" / "status.json").unlink()
     result = fedflat("report", "copy", "--no-figures")
@@ -67,7 +67,7 @@ def test_a_half_copied_run_is_named(fedflat, compared, tmp_path):
     assert "status.json is missing or damaged" in refused.stderr
 
 
-def test_different_splits_are_refused_unless_apart(fedflat, compared, small, tmp_path):
+def test_different_partitions_are_refused_unless_apart(fedflat, compared, small, tmp_path):
     assert fedflat("run", "fedavg", *small, "--partition", "iid", "--quiet", "--out", "iid").exit_code == 0
     refused = fedflat("report", compared, "iid")
     assert refused.exit_code != 0

@@ -12,7 +12,7 @@ import fedflat as library
 from fedflat.errors import UserError
 
 
-def test_a_run_leaves_its_figures_its_folder_and_its_curve(fedflat, small):
+def test_a_run_prints_metrics_and_writes_its_folder_and_curve(fedflat, small):
     result = fedflat("run", "fedavg", *small)
     folder = Path("runs/fedavg-digits-seed0")
     assert result.exit_code == 0
@@ -29,7 +29,7 @@ def test_a_run_leaves_its_figures_its_folder_and_its_curve(fedflat, small):
     assert "finished after 3 rounds" in result.stderr
 
 
-def test_a_mean_over_fewer_evaluations_says_so(fedflat, small):
+def test_a_mean_over_fewer_evaluations_states_their_number(fedflat, small):
     shown = fedflat("run", "fedavg+swa", *small).stdout
     assert "mean of last 100 rounds  " in shown and "(n=3)" in shown and "(n=1)" in shown
 
@@ -71,7 +71,7 @@ def test_flags_win_over_the_file_and_set_over_flags(fedflat):
     assert (made["algorithm"], made["training"]["rounds"], made["training"]["batch_size"]) == ("fedsam", 6, 30)
 
 
-def test_show_tells_settings_and_split_of_a_run(fedflat, finished):
+def test_show_prints_settings_and_partition(fedflat, finished):
     shown = fedflat("show", finished)
     assert shown.exit_code == 0
     for word in (
@@ -94,7 +94,7 @@ def test_resume_of_a_finished_run_says_so(fedflat, finished):
     assert json.loads(fedflat("resume", finished, "--json").stdout)["status"] == "finished"
 
 
-def test_resume_comes_to_the_end_of_the_whole_run(fedflat, small):
+def test_a_resumed_run_equals_an_uninterrupted_one(fedflat, small):
     fedflat("run", "fedmo", *small, "--quiet", "--out", "whole")
     stopped = fedflat("run", "fedmo", *small, "--set", "stop.seconds=0.000001", "--json", "--out", "parts")
     assert json.loads(stopped.stdout)["status"] == "paused"
@@ -104,7 +104,7 @@ def test_resume_comes_to_the_end_of_the_whole_run(fedflat, small):
     assert Path("parts/metrics.jsonl").read_text() == Path("whole/metrics.jsonl").read_text()
 
 
-def test_a_run_is_resumed_where_else_it_is_wanted_but_as_what_it_is(fedflat, small):
+def test_resume_may_change_only_execution_settings(fedflat, small):
     fedflat("run", "fedmo", *small, "--set", "stop.seconds=0.000001", "--quiet", "--out", "r")
     absent = fedflat("resume", "r", "--device", "cuda")
     assert absent.exit_code != 0 and "engine.device=cuda" in absent.stderr
@@ -114,7 +114,7 @@ def test_a_run_is_resumed_where_else_it_is_wanted_but_as_what_it_is(fedflat, sma
     assert library.resume("r", engine="loop", workers=1).status in ("paused", "finished")
 
 
-def test_a_run_that_is_not_over_is_shown_with_how_to_go_on(fedflat, small):
+def test_an_unfinished_run_is_shown_with_the_resume_command(fedflat, small):
     fedflat("run", *small, "--quiet", "--out", "r")
     Path("r/status.json").write_text('{"status": "running"}')
     assert "fedflat resume r" in fedflat("show", "r").stdout
@@ -152,7 +152,7 @@ def test_flags_carry_the_help_of_the_config(fedflat, flag):
 
 
 @pytest.mark.parametrize("word", ["on", "off", "auto"])
-def test_words_that_yaml_takes_for_truth_values_are_meant_as_they_stand(fedflat, word):
+def test_yaml_booleans_are_read_as_words(fedflat, word):
     told = yaml.safe_load(
         fedflat("run", "--set", f"engine.compile={word}", "--set", "training.rounds=7", "--dry-run").stdout
     )

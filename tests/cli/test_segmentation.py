@@ -86,7 +86,7 @@ def test_iou_per_class_and_domain(silo: Path) -> None:
     )
 
 
-def test_what_a_data_set_of_masks_holds(idda: Path) -> None:
+def test_a_segmentation_dataset_is_described(idda: Path) -> None:
     shown = call("data", "describe", "idda(size=32,unseen=none)", "--data-dir", idda, "--partition", "natural").stdout
     assert (
         "24 for training, 6 for testing" in shown and "3x32x48 (segmentation)" in shown and "natural clients" in shown

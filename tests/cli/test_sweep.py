@@ -1,4 +1,4 @@
-"""fedflat sweep, branch and tune: the plan, the table, JSON, and mistakes in one sentence."""
+"""fedflat sweep, branch and tune: the plan, the table, JSON and user errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ tune: {trials: 3, space: {lr: {low: 0.01, high: 1, log: true}}}
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The file of a sweep, and the folder in which it is done."""
+    """The file of a sweep and its output folder."""
     folder = tmp_path_factory.mktemp("swept")
     (folder / "mine.yaml").write_text(SWEEP)
     arguments = ["sweep", str(folder / "mine.yaml"), "--out", str(folder / "out"), "--quiet"]
@@ -63,7 +63,7 @@ def test_the_table_ranks_by_validation_and_says_so(fedflat, swept):
     assert not list(out.glob("*/checkpoint/*.safetensors"))
 
 
-def test_by_the_test_set_where_there_is_no_validation(fedflat):
+def test_ranking_by_the_test_set_without_validation(fedflat):
     Path("mine.yaml").write_text(SWEEP.replace(",\n  data.validation: 0.1", "").replace("rounds: 2", "rounds: 1"))
     result = fedflat("sweep", "mine.yaml", "--no-probe")
     assert "test set" in result.stdout and "validation " not in result.stdout.split("\n")[2]
@@ -100,7 +100,7 @@ def test_json(fedflat, swept):
         ("grid: {seed: [0", "YAML"),
     ],
 )
-def test_mistakes_are_one_sentence(fedflat, text, words):
+def test_user_errors_are_one_line(fedflat, text, words):
     Path("mine.yaml").write_text(text)
     result = fedflat("sweep", "mine.yaml")
     assert (

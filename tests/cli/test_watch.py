@@ -1,4 +1,4 @@
-"""fedflat watch: finished runs, running ones, those that were killed, and one that goes on while it is watched."""
+"""fedflat watch: finished, running, killed and progressing runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedflat.cli.experiments.watch import read_run
 
 @pytest.fixture
 def running(finished, tmp_path):
-    """A run that says it is running, two of its three rounds done."""
+    """A run with status running after two of three rounds."""
     folder = tmp_path / "running"
     shutil.copytree(finished, folder)
     (folder / "status.json").write_text(json.dumps({"status": "running"}))
@@ -26,14 +26,14 @@ def running(finished, tmp_path):
     return folder
 
 
-def test_one_look(fedflat, finished):
+def test_once(fedflat, finished):
     shown = fedflat("watch", finished, "--once").stdout
     assert "finished" in shown
     assert "3 of 3" in shown
     assert "1 of 1 runs" in shown
 
 
-def test_time_left_is_told_by_the_pace(running):
+def test_remaining_time_follows_from_the_pace(running):
     sight = read_run(running)
     assert (sight.status, sight.rounds, sight.of) == ("running", 2, 3)
     assert sight.left == pytest.approx(4.0)
@@ -44,12 +44,12 @@ def test_a_killed_run_is_silent(fedflat, running):
     old = time.time() - 3600
     for path in running.iterdir():
         os.utime(path, (old, old))
-    shown = fedflat("watch", running).stdout  # ends by itself: nothing more will come
+    shown = fedflat("watch", running).stdout  # ends by itself, because a silent run counts as ended
     assert "silent" in shown
     assert f"fedflat resume {running}" in shown
 
 
-def test_it_ends_when_the_run_does(fedflat, running, finished, monkeypatch):
+def test_watching_ends_with_the_run(fedflat, running, finished, monkeypatch):
     waited = []
 
     def finish(seconds: float) -> None:
@@ -57,21 +57,21 @@ def test_it_ends_when_the_run_does(fedflat, running, finished, monkeypatch):
         shutil.copy(finished / "metrics.jsonl", running / "metrics.jsonl")
         shutil.copy(finished / "status.json", running / "status.json")
 
-    monkeypatch.setattr("fedflat.cli.experiments.watch.time.sleep", finish)  # between two looks
+    monkeypatch.setattr("fedflat.cli.experiments.watch.time.sleep", finish)  # between two polls
     shown = fedflat("watch", running, "--interval", "0.2").stdout
     assert waited == [0.2]
     assert shown.index("2 of 3") < shown.index("3 of 3")
     assert "1 of 1 runs" in shown
 
 
-def test_json_of_all_runs_below(fedflat, compared):
+def test_json_of_all_runs_below_a_folder(fedflat, compared):
     found = json.loads(fedflat("watch", compared, "--json").stdout)
     assert {(one["algorithm"], one["seed"], one["status"]) for one in found} == {
         (name, seed, "finished") for name in ("fedavg", "fedsam") for seed in (0, 1)
     }
 
 
-def test_nothing_yet_and_nowhere(fedflat, tmp_path):
+def test_empty_and_missing_folders(fedflat, tmp_path):
     assert "no run has begun yet" in fedflat("watch", tmp_path, "--once").stdout
     result = fedflat("watch", tmp_path / "nowhere")
     assert result.exit_code != 0
@@ -81,7 +81,7 @@ def test_nothing_yet_and_nowhere(fedflat, tmp_path):
 @pytest.mark.parametrize(
     ("file", "content"), [("status.json", "half a"), ("status.json", "{}"), ("timing.jsonl", '{"seconds": 3}\n')]
 )
-def test_a_run_that_is_damaged_is_named_and_the_others_are_shown(fedflat, running, tmp_path, file, content):
+def test_a_damaged_run_is_reported_and_others_are_shown(fedflat, running, tmp_path, file, content):
     shutil.copytree(running, tmp_path / "whole")
     (running / file).write_text(content)
     look = fedflat("watch", tmp_path, "--once")
