@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from fedflat.engines.ray.cluster import LOCAL
+from fedflat.engines.ray.cluster import LOCAL_CLUSTER_VARIABLES
 
 from .nodes import Nodes, nodes
 
-for name, value in LOCAL.items():  # before Ray is imported
+for name, value in LOCAL_CLUSTER_VARIABLES.items():  # before Ray is imported
     os.environ.setdefault(name, value)
 
 

@@ -15,8 +15,15 @@ import pytest
 
 import fedflat
 from fedflat.engines.ray import cluster as ray_cluster
-from fedflat.engines.ray.cluster import check_address, connect, device_for, gpus_each, ray_module, workers_for
-from fedflat.engines.ray.worker import check_facts, facts
+from fedflat.engines.ray.cluster import (
+    check_address,
+    choose_device,
+    choose_workers,
+    connect,
+    gpus_per_worker,
+    ray_module,
+)
+from fedflat.engines.ray.worker import check_facts, problem_facts
 from fedflat.errors import UserError
 from fedflat.experiment.setup.problem import build_problem
 
@@ -84,11 +91,11 @@ def test_a_cluster_without_what_is_asked_for(ray: Any) -> None:
     connected = connect(None, 2)
     assert connected is ray
     with pytest.raises(UserError, match="no node of the Ray cluster has a GPU"):
-        device_for(ray, "cuda")
-    assert device_for(ray, "auto") == "cpu"
-    assert workers_for(ray, None, "cpu") == 4
+        choose_device(ray, "cuda")
+    assert choose_device(ray, "auto") == "cpu"
+    assert choose_workers(ray, None, "cpu") == 4
     with pytest.raises(UserError, match=r"engine\.workers=64.* 4 cores"):
-        workers_for(ray, 64, "cpu")
+        choose_workers(ray, 64, "cpu")
     with pytest.raises(UserError, match="bf16"):
         engine_of(small(engine__precision="bf16"), 2)
 
@@ -143,7 +150,7 @@ def other_fedflat(folder: Path, version: str | None) -> Path:
 
 
 def test_a_node_with_other_data() -> None:
-    known = facts(build_problem(small())[0])
+    known = problem_facts(build_problem(small())[0])
     check_facts(known, known)
     with pytest.raises(UserError, match=r"training examples.*\(\d+ instead of 3\)"):
         check_facts(known, {**known, "training examples": 3})
@@ -153,7 +160,7 @@ def test_an_error_in_a_worker_is_raised_in_the_driver(ray: Any) -> None:
     engine = engine_of(small(), 2)
     with pytest.raises(KeyError, match="no such set"):
         engine.pool.map("evaluate", [([tuple(model_arrays(engine))], [(0, "no such set", None)])], engine._source)
-    assert engine.pool.lost == 0 or engine.pool.processes
+    assert engine.pool.lost == 0 or engine.pool.process_ids
 
 
 def model_arrays(engine: Any) -> Any:
@@ -166,10 +173,10 @@ def model_arrays(engine: Any) -> Any:
 )
 def test_more_workers_than_gpus_share_them(wanted: int | None, workers: int, each: float) -> None:
     two: Any = SimpleNamespace(cluster_resources=lambda: {"CPU": 8.0, "GPU": 2.0})
-    assert workers_for(two, wanted, device_for(two, "auto")) == workers
-    assert gpus_each(two, workers) == each
+    assert choose_workers(two, wanted, choose_device(two, "auto")) == workers
+    assert gpus_per_worker(two, workers) == each
     with pytest.raises(UserError, match=r"engine\.workers=9.* 8 cores"):
-        workers_for(two, 9, "cuda")
+        choose_workers(two, 9, "cuda")
 
 
 def test_a_process_that_is_connected_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from fedflat.engines.ray.engine import RayEngine
 from fedflat.engines.ray.messages import ProblemSource, WorkerSetup
 from fedflat.engines.ray.scheduling import ClientCosts
 from fedflat.engines.ray.state_directory import StateDirectory
-from fedflat.engines.ray.worker import Worker, facts
+from fedflat.engines.ray.worker import Worker, problem_facts
 from fedflat.engines.ray.worker_pool import WorkerHandle, WorkItem
 from fedflat.experiment.setup.problem import build_problem
 
@@ -34,9 +34,10 @@ class OneWorker(RayEngine):
         self.engine = LaneEngine(build_problem(config)[0], lanes=3)
         self.worker = Worker()
         self.worker._setup = WorkerSetup(self.engine.problem, self.engine)
-        self._source = ProblemSource("here", [], facts(self.problem))
+        self._source = ProblemSource("here", [], problem_facts(self.problem))
         self._training, self._stamp, self.states = None, 0, StateDirectory(lambda: self)  # type: ignore[arg-type, return-value]
-        self.present = [WorkerHandle(SimpleNamespace(give=SimpleNamespace(remote=self.worker.give)), None)]
+        actor = SimpleNamespace(copy_states=SimpleNamespace(remote=self.worker.copy_states))
+        self.started_workers = [WorkerHandle(actor, None)]
         self.sizes: list[int] = []
 
     @property
@@ -55,7 +56,7 @@ class OneWorker(RayEngine):
 
     def run(self, items: list[WorkItem], source: ProblemSource, meanwhile: Any = None) -> None:
         for item in items:
-            item.worker = self.present[0]
+            item.worker = self.started_workers[0]
             broadcast, *others = item.arguments(item.worker, False)
             self.sizes.append(len(others[1 if item.call == "train" else 0]))
             item.result = pickle.loads(pickle.dumps(getattr(self.worker, item.call)(broadcast, *others)))

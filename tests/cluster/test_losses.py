@@ -25,7 +25,7 @@ def test_a_worker_killed_in_the_middle_of_a_round(ray: Any) -> None:
     config = small(**LONGER)
     expected = walk(config, rounds=3)
     engine = engine_of(config, 2)
-    before = engine.pool.processes
+    before = engine.pool.process_ids
     lost = engine.pool.lost
     killer = threading.Thread(target=_kill_while_training, args=(before[0],))
     killer.start()
@@ -34,13 +34,13 @@ def test_a_worker_killed_in_the_middle_of_a_round(ray: Any) -> None:
     assert same(result, expected)
     assert engine.pool.lost == lost + 1
     engine.pool.wait_for_all()
-    assert len(engine.pool.processes) == 2 and before[0] not in engine.pool.processes
+    assert len(engine.pool.process_ids) == 2 and before[0] not in engine.pool.process_ids
 
 
 def test_workers_killed_between_rounds_all_at_once(ray: Any) -> None:
     config = small(algorithm="mime")
     engine = engine_of(config, 2)
-    for process in engine.pool.processes:
+    for process in engine.pool.process_ids:
         os.kill(process, signal.SIGKILL)
     assert same(walk(config, engine), walk(config))
 
@@ -77,7 +77,7 @@ config, address, out = sys.argv[1:]
 
 class PrintRound(fedflat.Callback):
     def round_done(self, run):
-        print(run.server.rounds, len(run.engine.pool.present), flush=True)
+        print(run.server.rounds, len(run.engine.pool.started_workers), flush=True)
 
 fedflat.run(base=config, engine="ray", ray_address=address, workers=2, out=out, callbacks=[PrintRound()])
 print("lost", worker_pool._pool.lost, flush=True)

@@ -30,7 +30,7 @@ class MemoryLog(fedflat.Callback):
     def round_done(self, run: Any) -> None:
         if run.server.rounds % EVERY == 0:
             self.driver.append(own_bytes("self"))
-            self.workers.append(sum(map(own_bytes, run.engine.pool.processes)))
+            self.workers.append(sum(map(own_bytes, run.engine.pool.process_ids)))
             self.store.append(
                 self.ray.cluster_resources()["object_store_memory"]
                 - self.ray.available_resources()["object_store_memory"]

@@ -32,7 +32,7 @@ def test_every_algorithm_on_two_and_on_four_workers(ray: Any) -> None:
     expected = {text: walk(small(algorithm=text), rounds=3) for text in TEXTS}
     for workers in (2, 4):
         engine = engine_of(small(), workers)
-        assert len(set(engine.pool.processes)) == workers
+        assert len(set(engine.pool.process_ids)) == workers
         different = [text for text in TEXTS if not same(walk(small(algorithm=text), engine, 3), expected[text])]
         assert different == []
 

@@ -15,7 +15,7 @@ import torch
 import fedflat
 from fedflat.algorithms.algorithm import nested_state
 from fedflat.engines.ray.scheduling import ClientCosts
-from fedflat.engines.ray.state_directory import INITIAL_PER_BYTE
+from fedflat.engines.ray.state_directory import INITIAL_SECONDS_PER_BYTE
 from fedflat.engines.ray.worker import CacheMiss, StateCache
 from fedflat.engines.ray.worker_pool import WorkerHandle
 from fedflat.engines.round.contract import RemoteState
@@ -43,7 +43,7 @@ class TrafficLog(fedflat.Callback):
 
 def never_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep workers from taking over work of others, as they do on a busy machine."""
-    monkeypatch.setattr("fedflat.engines.ray.state_directory.INITIAL_PER_BYTE", 1.0)
+    monkeypatch.setattr("fedflat.engines.ray.state_directory.INITIAL_SECONDS_PER_BYTE", 1.0)
 
 
 @pytest.mark.parametrize("algorithm", ["scaffold", "fedmoswa", "fedsmoo"])
@@ -69,7 +69,7 @@ class KilledAfterThree(TrafficLog):
         super().round_done(run)
         if run.server.rounds == 3:
             run.engine.states.fetch_all()
-            os.kill(run.engine.pool.processes[0], signal.SIGKILL)
+            os.kill(run.engine.pool.process_ids[0], signal.SIGKILL)
 
 
 def same_files(tmp_path: Path, *names: str) -> bool:
@@ -98,12 +98,11 @@ def test_a_state_is_handed_over_by_the_worker_that_has_it(ray: Any) -> None:
     for replay in both:
         replay.advance()
     homes = {number: worker for number, (worker, _) in engine.states._homes.items()}
-    there = max(
-        ([number for number, home in homes.items() if home is worker] for worker in engine.pool.present), key=len
-    )
+    workers = engine.pool.started_workers
+    there = max(([number for number, home in homes.items() if home is worker] for worker in workers), key=len)
     before = replace(engine.states.traffic)
     engine.costs = expensive_clients()
-    engine.states._per_byte = INITIAL_PER_BYTE
+    engine.states._seconds_per_byte = INITIAL_SECONDS_PER_BYTE
     ours, theirs = (replay.train(replay.clients(there)) for replay in both)
     moved, handed_over = (
         engine.states.traffic.states - before.states,
@@ -118,7 +117,7 @@ def test_a_state_is_handed_over_by_the_worker_that_has_it(ray: Any) -> None:
 def expensive_clients() -> ClientCosts:
     """Costs with which moving a state takes no time compared to training."""
     costs = ClientCosts()
-    costs.measured([0], [1], 1.0)
+    costs.record([0], [1], 1.0)
     return costs
 
 
@@ -131,7 +130,7 @@ def test_a_worker_is_killed_before_its_states_are_copied(
     engine: Any = run.engine
     killed: list[int] = []
     again: list[str] = []
-    trained, run_now = engine.states.trained, engine.pool.run_now
+    trained, run_now = engine.states.record_trained, engine.pool.run_now
 
     def killed_and_trained(worker: WorkerHandle, *others: Any) -> list[RemoteState]:
         if run.server.rounds == 3 and not killed:
@@ -141,7 +140,7 @@ def test_a_worker_is_killed_before_its_states_are_copied(
         states: list[RemoteState] = trained(worker, *others)
         return states
 
-    monkeypatch.setattr(engine.states, "trained", killed_and_trained)
+    monkeypatch.setattr(engine.states, "record_trained", killed_and_trained)
     monkeypatch.setattr(engine.pool, "run_now", lambda item, source: (again.append(item.call), run_now(item, source)))
     run.go()
     assert len(killed) == 1 and again
@@ -165,12 +164,12 @@ def test_states_that_workers_evicted_are_sent_again(ray: Any, monkeypatch: pytes
     config = small(algorithm="scaffold", **EVERYONE)
     engine = engine_of(config, 2)
     once = walk(config, engine, 2)
-    for worker in engine.pool.present:
-        worker.opened = ""  # rebuild the problem, with an empty cache
+    for worker in engine.pool.started_workers:
+        worker.problem = ""  # rebuild the problem, with an empty cache
     before = engine.states.traffic.states
     assert same(walk(config, engine, 2), once) and same(once, walk(config, rounds=2))
     engine.states.fetch_all()
-    monkeypatch.setattr(engine.states, "_has", lambda worker, client: isinstance(client.state, RemoteState))
+    monkeypatch.setattr(engine.states, "_has_state", lambda worker, client: isinstance(client.state, RemoteState))
     assert same(walk(config, engine, 2), once)
     assert engine.states.traffic.states >= before
 

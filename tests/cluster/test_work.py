@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedflat.engines.ray import scheduling
-from fedflat.engines.ray.scheduling import ClientCosts, blocks_of, pieces_of, shares_of
+from fedflat.engines.ray.scheduling import ClientCosts, aggregation_blocks, assign_shares, split_share
 from fedflat.engines.round.plan import Plan
 
 SECONDS = st.lists(st.floats(0.001, 10), min_size=1, max_size=60)
@@ -15,7 +15,7 @@ SECONDS = st.lists(st.floats(0.001, 10), min_size=1, max_size=60)
 @given(SECONDS, st.integers(1, 8))
 def test_shares_hold_every_client_once_and_are_even(costs: list[float], workers: int) -> None:
     """No share exceeds a fair one by more than one client."""
-    shares = shares_of(costs, [[0.0] * workers] * len(costs))
+    shares = assign_shares(costs, [[0.0] * workers] * len(costs))
     assert sorted(row for share in shares for row in share) == list(range(len(costs)))
     assert max(sum(costs[row] for row in share) for share in shares) <= sum(costs) / workers + max(costs) + 1e-6
 
@@ -25,9 +25,9 @@ def test_state_is_moved_only_where_the_round_ends_earlier(
     costs: list[float], workers: int, price: float, random: object
 ) -> None:
     homes = [random.randrange(workers) for _ in costs]  # type: ignore[attr-defined]
-    moving = [[0.0 if worker == home else price for worker in range(workers)] for home in homes]
-    shares = shares_of(costs, moving)
-    ends = [sum(costs[row] + moving[row][worker] for row in share) for worker, share in enumerate(shares)]
+    transfers = [[0.0 if worker == home else price for worker in range(workers)] for home in homes]
+    shares = assign_shares(costs, transfers)
+    ends = [sum(costs[row] + transfers[row][worker] for row in share) for worker, share in enumerate(shares)]
     at_home = [
         sum(cost for cost, home in zip(costs, homes, strict=True) if home == worker) for worker in range(workers)
     ]
@@ -39,32 +39,33 @@ def test_state_is_moved_only_where_the_round_ends_earlier(
 @given(SECONDS, st.integers(1, 8))
 def test_pieces_are_the_share_in_its_order(costs: list[float], pieces: int) -> None:
     share = sorted(range(len(costs)), key=lambda row: -costs[row])
-    result = pieces_of(share, costs, pieces)
+    result = split_share(share, costs, pieces)
     assert [row for piece in result for row in piece] == share
     assert len(result) <= (1 if pieces == 1 else 2 + (pieces >= 3) + (pieces >= 5))
 
 
 def test_the_first_piece_is_half_of_the_share_and_the_last_an_eighth() -> None:
-    assert [len(piece) for piece in pieces_of(range(32), [1.0] * 32)] == [16, 8, 4, 4]
-    assert [len(piece) for piece in pieces_of(range(100), [1e-5] * 100)] == [100]
+    assert [len(piece) for piece in split_share(range(32), [1.0] * 32)] == [16, 8, 4, 4]
+    assert [len(piece) for piece in split_share(range(100), [1e-5] * 100)] == [100]
 
 
 @given(st.integers(1, 60))
 def test_blocks_are_those_of_the_aggregation(count: int) -> None:
-    assert blocks_of(count) == [list(range(i, min(i + 8, count))) for i in range(0, count, 8)]
+    assert aggregation_blocks(count) == [list(range(i, min(i + 8, count))) for i in range(0, count, 8)]
 
 
 def test_costs_are_by_samples_unless_a_client_differs() -> None:
     costs = ClientCosts()
-    assert not costs.known and costs.expected(7, 30) == 30
-    costs.measured([1, 2], [10, 30], 4.0)
-    assert costs.known and costs.expected(1, 10) == 1.0 and costs.expected(9, 50) == 5.0
+    assert not costs.is_measured and costs.expected_seconds(7, 30) == 30
+    costs.record([1, 2], [10, 30], 4.0)
+    assert costs.is_measured and costs.expected_seconds(1, 10) == 1.0 and costs.expected_seconds(9, 50) == 5.0
     for _ in range(20):
-        costs.measured([2], [10], 1.05)  # noise
-        costs.measured([3], [10], 4.0)
-        costs.measured([4], [10], 1.0)
-    assert costs.expected(2, 10) == costs.expected(9, 10) or costs.expected(2, 10) < costs.expected(3, 10) / 3
-    assert 3.5 < costs.expected(3, 10) < 4.5
+        costs.record([2], [10], 1.05)  # noise
+        costs.record([3], [10], 4.0)
+        costs.record([4], [10], 1.0)
+    second, third, unknown = (costs.expected_seconds(client, 10) for client in (2, 3, 9))
+    assert second == unknown or second < third / 3
+    assert 3.5 < costs.expected_seconds(3, 10) < 4.5
 
 
 @given(st.integers(1, 20), st.integers(1, 30), st.integers(1, 3), st.one_of(st.none(), st.integers(1, 12)))
@@ -76,6 +77,6 @@ def test_samples_of_a_round_are_those_of_its_batches(batch: int, size: int, epoc
 
 def test_costs_of_millions_of_clients_stay_small() -> None:
     costs = ClientCosts()
-    for client in range(scheduling.REMEMBERED + 10):
-        costs.measured([client], [1], 1.0)
-    assert len(costs._ratios) == scheduling.REMEMBERED and 0 not in costs._ratios
+    for client in range(scheduling.MAX_REMEMBERED_CLIENTS + 10):
+        costs.record([client], [1], 1.0)
+    assert len(costs._ratios) == scheduling.MAX_REMEMBERED_CLIENTS and 0 not in costs._ratios

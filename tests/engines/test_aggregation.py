@@ -9,7 +9,7 @@ import torch
 
 from fedflat.algorithms import algorithm
 from fedflat.algorithms.named import NAMED
-from fedflat.engines.round.contract import Aggregation, uniform
+from fedflat.engines.round.contract import Aggregation, uniform_weights
 from fedflat.errors import UserError
 from fedflat.experiment.config import config
 from fedflat.experiment.run import Run
@@ -32,9 +32,9 @@ REFUSED = {
 
 
 def test_median_and_trimmed_mean_act_on_coordinates() -> None:
-    even, four = uniform(4), [7, 1, 1, 1]
+    even, four = uniform_weights(4), [7, 1, 1, 1]
     assert Aggregation(centre="median").combine(ROWS, even).tolist() == [2.5, 0.5]
-    assert Aggregation(centre="median").combine(ROWS[:3], uniform(3)).tolist() == [2.0, 0.0]
+    assert Aggregation(centre="median").combine(ROWS[:3], uniform_weights(3)).tolist() == [2.0, 0.0]
     assert Aggregation(centre="trimmed", trim=0.25).combine(ROWS, even).tolist() == [2.5, 0.5]
     assert Aggregation(centre="trimmed", trim=0.2).combine(ROWS, even).tolist() == ROWS.mean(0).tolist()
     for centre in ("median", "trimmed"):
@@ -46,16 +46,16 @@ def test_median_and_trimmed_mean_act_on_coordinates() -> None:
 
 def test_clipping_shortens_only_rows_above_the_median_norm() -> None:
     rows = torch.tensor([[3.0, 4.0], [0.0, 1.0], [300.0, 400.0]])  # of norms 5, 1 and 500
-    clipped = Aggregation(centre="clipped").combine(rows, uniform(3))
+    clipped = Aggregation(centre="clipped").combine(rows, uniform_weights(3))
     assert torch.allclose(clipped, torch.tensor([[3.0, 4.0], [0.0, 1.0], [3.0, 4.0]]).mean(0))
     doubled = Aggregation(centre="clipped", longest=2.0).combine(rows, [0.5, 0.25, 0.25])
     assert torch.allclose(doubled, 0.5 * rows[0] + 0.25 * rows[1] + 0.25 * rows[2] / 50)
-    assert Aggregation(centre="clipped").combine(torch.zeros(3, 2), uniform(3)).tolist() == [0.0, 0.0]
+    assert Aggregation(centre="clipped").combine(torch.zeros(3, 2), uniform_weights(3)).tolist() == [0.0, 0.0]
 
 
 def test_a_median_of_more_numbers_than_torch_quantile_supports() -> None:
     rows = torch.arange(3.0)[:, None].expand(3, 6_000_000)
-    assert Aggregation(centre="median").combine(rows, uniform(3)).unique().tolist() == [1.0]
+    assert Aggregation(centre="median").combine(rows, uniform_weights(3)).unique().tolist() == [1.0]
 
 
 @pytest.mark.parametrize("text", NAMED)

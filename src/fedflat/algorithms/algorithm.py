@@ -65,6 +65,7 @@ class Descent:
 
 
 def _clipped(v: Tensor, norm: float) -> Tensor:
+    """``v`` scaled to l2 norm ``norm`` if it is longer."""
     scale: Tensor = norm / (v.norm() + 1e-12)
     return v * scale.clamp(max=1)
 
@@ -111,7 +112,11 @@ class Algorithm:
     def conflict(self) -> str | None:
         """Why the slots cannot be combined, or None if they can."""
         slots: dict[str, Slot] = {name: getattr(self, name) for name in SLOTS}
-        return next(filter(None, (slot.conflict(slots) for slot in slots.values())), None)
+        for slot in slots.values():
+            reason = slot.conflict(slots)
+            if reason is not None:
+                return reason
+        return None
 
     def slots(self) -> Iterator[tuple[str, Slot]]:
         """The slots that may keep state, by name."""
@@ -147,19 +152,24 @@ class Algorithm:
 
     def floats_down(self, size: int) -> int:
         """Numbers sent to each client per round, for a model of ``size`` parameters."""
-        sent = sum(f.scalars(size) for fields in self.server_fields().values() for f in fields if f.sent)
-        return size + sent + (size if self.drift.full_gradient == "common" else 0)
+        sent = sum(field.scalars(size) for field in flat_fields(self.server_fields()).values() if field.sent)
+        return size + sent + self._gradient_floats(size)
 
     def floats_up(self, size: int) -> int:
         """Numbers sent by each client per round, for a model of ``size`` parameters."""
-        sent = sum(f.scalars(size) for fields in self.message_fields().values() for f in fields)
-        return size + sent + (size if self.drift.full_gradient == "common" else 0)
+        sent = sum(field.scalars(size) for field in flat_fields(self.message_fields()).values())
+        return size + sent + self._gradient_floats(size)
+
+    def _gradient_floats(self, size: int) -> int:
+        """Numbers sent in each direction for the cohort's common gradient."""
+        return size if self.drift.full_gradient == "common" else 0
 
     @property
     def backward_passes(self) -> int:
         """Backward passes per local step, without the full-batch gradient that some drifts need once per round."""
-        ascent = self.perturbation.ascent_passes if self.perturbation.uses_drift else 0
-        return 1 + self.perturbation.ascent_passes + self.drift.extra_passes * (1 + ascent)
+        ascent_passes = self.perturbation.ascent_passes
+        drift_corrections = 1 + (ascent_passes if self.perturbation.uses_drift else 0)
+        return 1 + ascent_passes + self.drift.extra_passes * drift_corrections
 
     def broadcast(self, x: Tensor, server: States) -> Tensor:
         """The model z from which clients start, shape (P,)."""
@@ -193,7 +203,7 @@ class Algorithm:
             common_gradient: the cohort's mean of these gradients, shape (P,), if the drift requests it.
         """
         zero = torch.zeros((), dtype=z.dtype, device=z.device)
-        context = LocalContext(
+        drift = LocalContext(
             y=z.clone(),
             z=z,
             server=server["drift"],
@@ -210,32 +220,51 @@ class Algorithm:
             own_gradient=own_gradient,
             common_gradient=common_gradient,
         )
-        drift = context._replace(local=self.drift.begin(context))
-        context = context._replace(server=server["perturbation"], client=client["perturbation"], drift=drift.local)
-        perturbation = context._replace(local=self.perturbation.begin(context))
-        return LocalState(drift, perturbation, torch.zeros_like(z) if descent.momentum else None)
+        drift = drift._replace(local=self.drift.begin(drift))
+        perturbation = drift._replace(
+            server=server["perturbation"], client=client["perturbation"], local={}, drift=drift.local
+        )
+        perturbation = perturbation._replace(local=self.perturbation.begin(perturbation))
+        velocity = torch.zeros_like(z) if descent.momentum else None
+        return LocalState(drift, perturbation, velocity)
 
     def step(self, local: LocalState, gradient: Gradient, schedule: Schedule, descent: Descent) -> LocalState:
-        """One local step: perturb, take the gradient, correct it, descend."""
-        drift, context, velocity = local
-        offset, changed = self.perturbation.offset(context, self._ascent_gradient(drift, gradient))
-        context = context._replace(offset=offset, local=context.local | changed)
-        g = self.perturbation.blend(gradient(context.perturbed(context.y)), context)
+        """Take one local step: perturb, take the gradient, correct it, descend.
+
+            e_k = offset(y_k)
+            g = g(y_k + e_k)
+            d_k = direction(clip(g))
+            y_{k+1} = y_k - eta_k (clip(d_k) + weight_decay y_k)
+
+        Args:
+            local: the client's state before the step.
+            gradient: gradient of the current batch at any point, one backward pass per call.
+            schedule: learning-rate settings of the run.
+            descent: settings of local SGD.
+        """
+        drift, perturbation, velocity = local
+        offset, changed = self.perturbation.offset(perturbation, self._ascent_gradient(drift, gradient))
+        perturbation = perturbation._replace(offset=offset, local=perturbation.local | changed)
+        g = self.perturbation.blend(gradient(perturbation.perturbed(perturbation.y)), perturbation)
         d = self.drift.direction(descent.clip_gradient(g), drift._replace(offset=offset), gradient)
-        lr = self.lr_schedule(schedule, context.round, context.step, context.steps)
-        y, velocity = descent.move(context.y, d, lr, velocity)
-        step, lr_sum = context.step + 1, context.lr_sum + lr
+        lr = self.lr_schedule(schedule, drift.round, drift.step, drift.steps)
+        y, velocity = descent.move(drift.y, d, lr, velocity)
+        step, lr_sum = drift.step + 1, drift.lr_sum + lr
         return LocalState(
             drift._replace(y=y, step=step, lr_sum=lr_sum),
-            context._replace(y=y, step=step, lr_sum=lr_sum, offset=None),
+            perturbation._replace(y=y, step=step, lr_sum=lr_sum, offset=None),
             velocity,
         )
 
     def _ascent_gradient(self, drift: LocalContext, gradient: Gradient) -> Gradient:
-        """The gradient from which the perturbation computes its offset."""
+        """The gradient from which the perturbation computes its offset, drift-corrected if it asks for that."""
         if not self.perturbation.uses_drift:
             return gradient
-        return lambda point: self.drift.direction(gradient(point), drift._replace(y=point), gradient)
+
+        def corrected(point: Tensor) -> Tensor:
+            return self.drift.direction(gradient(point), drift._replace(y=point), gradient)
+
+        return corrected
 
     def finish(self, local: LocalState) -> tuple[States, Message]:
         """The client's new state and its message, after the last local step."""
@@ -257,20 +286,20 @@ class Algorithm:
             means: averaged messages by slot.
             server: server state by slot.
         """
-        target, drift = self.drift.aggregate(cohort._replace(mean=means["drift"]), server["drift"])
-        x, optimiser = self.server.step(cohort.x, target - cohort.x, server["server"])
-        messages = cohort._replace(mean=means["perturbation"])
-        perturbation = self.perturbation.aggregate(messages, server["perturbation"], x)
+        target, new_drift = self.drift.aggregate(cohort._replace(mean=means["drift"]), server["drift"])
+        x, new_optimiser = self.server.step(cohort.x, target - cohort.x, server["server"])
+        perturbation_means = cohort._replace(mean=means["perturbation"])
+        new_perturbation = self.perturbation.aggregate(perturbation_means, server["perturbation"], x)
         return x, {
-            "drift": server["drift"] | drift,
-            "perturbation": server["perturbation"] | perturbation,
-            "server": server["server"] | optimiser,
+            "drift": server["drift"] | new_drift,
+            "perturbation": server["perturbation"] | new_perturbation,
+            "server": server["server"] | new_optimiser,
         }
 
 
 def flat_fields(fields: dict[str, Fields]) -> dict[str, Field]:
     """Fields by full name, ``slot.field``."""
-    return {f"{slot}.{field.name}": field for slot, some in fields.items() for field in some}
+    return {f"{slot}.{field.name}": field for slot, slot_fields in fields.items() for field in slot_fields}
 
 
 def flat_state(states: Mapping[str, State]) -> State:

@@ -41,13 +41,16 @@ _BUILT_IN = {name for registry in (NAMED, *PART_REGISTRIES.values()) for name in
 
 def parts() -> dict[str, tuple[str, type[Any]]]:
     """All parts by name: slot and class."""
-    return {name: (slot, spec) for slot, registry in PART_REGISTRIES.items() for name, spec in registry.items()}
+    return {name: (slot, part) for slot, registry in PART_REGISTRIES.items() for name, part in registry.items()}
 
 
 def part_name(spec: object) -> str | None:
     """The registered name of a slot's value or an average, or None if its class is not registered."""
-    names = (registry.name_of(type(spec)) for registry in PART_REGISTRIES.values())
-    return next(filter(None, names), None)
+    for registry in PART_REGISTRIES.values():
+        name = registry.name_of(type(spec))
+        if name is not None:
+            return name
+    return None
 
 
 def register(name: str, component: Algorithm | type[Any]) -> None:
@@ -62,31 +65,39 @@ def register(name: str, component: Algorithm | type[Any]) -> None:
     Raises:
         UserError: the name is malformed or taken, or the component is of no known kind.
     """
-    registry: Registry[Any]
-    others: list[Registry[Any]]
-    if isinstance(component, type) and issubclass(component, ModelSpec):
-        registry, others = MODELS, []
-    elif isinstance(component, Algorithm):
-        registry, others = NAMED, [*PART_REGISTRIES.values()]
-    else:
-        slots = (slot for slot, base in _BASES.items() if isinstance(component, type) and issubclass(component, base))
-        slot = next(slots, None)
-        if slot is None:
-            bases = ", ".join([base.__name__ for base in _BASES.values()] + ["ModelSpec"])
-            raise UserError(
-                f"cannot register {component!r} as '{name}'; expected an Algorithm or a subclass of one of {bases}"
-            )
-        registry, others = PART_REGISTRIES[slot], [NAMED]
-    taken = next((other.kind for other in others if isinstance(name, str) and other.spelling(name)), None)
-    if taken is not None:
-        raise UserError(f"'{name}' already names a built-in or registered {taken}; choose another name")
+    registry = _registry_for(name, component)
+    # A text must not be ambiguous: algorithms and parts share their names. (Parts check each other's names themselves.)
+    others: list[Registry[Any]] = []
+    if registry is NAMED:
+        others = list(PART_REGISTRIES.values())
+    elif registry is not MODELS:
+        others = [NAMED]
+    for other in others:
+        if isinstance(name, str) and other.spelling(name):
+            raise UserError(f"'{name}' already names a built-in or registered {other.kind}; choose another name")
     registry.register(name, cast("Any", component))
+
+
+def _registry_for(name: str, component: object) -> Registry[Any]:
+    """The registry that a component belongs to; raises ``UserError`` for anything that cannot be registered."""
+    if isinstance(component, Algorithm):
+        return NAMED
+    if isinstance(component, type):
+        if issubclass(component, ModelSpec):
+            return MODELS
+        for slot, base in _BASES.items():
+            if issubclass(component, base):
+                return PART_REGISTRIES[slot]
+    bases = ", ".join([base.__name__ for base in _BASES.values()] + ["ModelSpec"])
+    raise UserError(f"cannot register {component!r} as '{name}'; expected an Algorithm or a subclass of one of {bases}")
 
 
 def registered() -> dict[str, Algorithm | type[Any]]:
     """The components that are not built in, by name."""
-    registries = (NAMED, *PART_REGISTRIES.values())
-    return {name: part for registry in registries for name, part in registry.items() if name not in _BUILT_IN}
+    components = dict(NAMED)
+    for registry in PART_REGISTRIES.values():
+        components |= registry
+    return {name: component for name, component in components.items() if name not in _BUILT_IN}
 
 
 @cache
@@ -129,14 +140,15 @@ def algorithm(text: str) -> Algorithm:
     >>> algorithm("scaffold+sam(rho=0.1)") == algorithm("FedGAMMA")
     True
     """
-    base, *added = parse(text)
-    if any(NAMED.spelling(call.name) is None and _slot_of(call.name) is None for call in (base, *added)):
+    calls = parse(text)
+    if any(NAMED.spelling(call.name) is None and _slot_of(call.name) is None for call in calls):
         load_installed()
-    built = _named(base)
-    filled: set[str] = set()
-    for part in added:
-        built = _with_part(built, part, text, filled)
-    if reason := built.conflict():
+    built = _named(calls[0])
+    filled_slots: set[str] = set()
+    for part in calls[1:]:
+        built = _with_part(built, part, text, filled_slots)
+    reason = built.conflict()
+    if reason is not None:
         raise UserError(f"'{text}' is not a valid combination: {reason}")
     return built
 
@@ -149,10 +161,10 @@ def canonical(algorithm: Algorithm) -> str:
     >>> canonical(Algorithm(Scaffold(), Sam(rho=0.2)))
     'fedgamma(rho=0.2)'
     """
-    texts = [_as(name, algorithm, released) for name in NAMED for released in (False, True)]
+    texts = [_text_based_on(name, algorithm, released) for name in NAMED for released in (False, True)]
     if not any(texts):
-        values = [*(getattr(algorithm, slot) for slot in SLOTS), *algorithm.averages]
-        unnamed = [type(value).__name__ for value in values if not _is_default(value) and part_name(value) is None]
+        specs = [*(getattr(algorithm, slot) for slot in SLOTS), *algorithm.averages]
+        unnamed = [type(spec).__name__ for spec in specs if not _is_default(spec) and part_name(spec) is None]
         raise UserError(
             f"this algorithm has no name because {', '.join(unnamed)} is not registered; "
             "register it with fedflat.register('my-algorithm', algorithm)"
@@ -160,8 +172,9 @@ def canonical(algorithm: Algorithm) -> str:
     return min(filter(None, texts), key=len)
 
 
-def _is_default(value: object) -> bool:
-    return value in (getattr(Algorithm(), slot) for slot in SLOTS)
+def _is_default(spec: object) -> bool:
+    """Whether a slot's value is one of FedAvg's."""
+    return spec in [getattr(Algorithm(), slot) for slot in SLOTS]
 
 
 def _slot_of(name: str) -> str | None:
@@ -178,29 +191,39 @@ def _named(call: Call) -> Algorithm:
         _reject_setting(call.name)
         raise NAMED.unknown(call.name)
     built = NAMED[name]
-    # A positional value sets the first parameter of the slots that characterise the algorithm.
-    own = [getattr(built, slot) for slot in SLOTS if not _is_default(getattr(built, slot))]
-    values = with_names(call.values, [field.name for spec in own for field in parameters(spec)], name)
+    specs = {slot: getattr(built, slot) for slot in SLOTS}
+    parameters_by_slot = {slot: [field.name for field in parameters(spec)] for slot, spec in specs.items()}
+    # A positional value sets the first parameter of the slots in which the algorithm differs from FedAvg.
+    positional: list[str] = []
+    for slot, spec in specs.items():
+        if not _is_default(spec):
+            positional += parameters_by_slot[slot]
+    values = with_names(call.values, positional, name)
     variant = values.pop("variant", "paper")
     if variant == "released" and name in RELEASED:
         values = RELEASED[name] | values
     elif variant != "paper":
         released = ", ".join(RELEASED)
         raise UserError(f"{name} has no variant '{variant}'; expected paper, or released (available for {released})")
-    known = {field.name for slot in SLOTS for field in parameters(getattr(built, slot))}
-    for key in values:
-        if key not in known:
-            raise one_of("parameter", key, [*known, "variant"], f"fedflat algorithms {name}", owner=name)
-    for slot in SLOTS:
-        spec = getattr(built, slot)
-        names = {field.name for field in parameters(spec)}
-        mine = {key: value for key, value in values.items() if key in names}
-        built = replace(built, **{slot: revise(spec, mine, name)})
+    known = {parameter for names in parameters_by_slot.values() for parameter in names}
+    for parameter in values:
+        if parameter not in known:
+            raise one_of("parameter", parameter, [*known, "variant"], f"fedflat algorithms {name}", owner=name)
+    for slot, spec in specs.items():
+        slot_values = {key: value for key, value in values.items() if key in parameters_by_slot[slot]}
+        built = replace(built, **{slot: revise(spec, slot_values, name)})
     return built
 
 
-def _with_part(built: Algorithm, call: Call, text: str, filled: set[str]) -> Algorithm:
-    """``built`` with one more part; ``filled`` collects the slots that the text has set."""
+def _with_part(built: Algorithm, call: Call, text: str, filled_slots: set[str]) -> Algorithm:
+    """Add a part to an algorithm.
+
+    Args:
+        built: the algorithm so far.
+        call: name and parameters of the part.
+        text: the whole text, for error messages.
+        filled_slots: the slots that the text has set; this part's slot is added.
+    """
     slot = _slot_of(call.name)
     if slot is None:
         if NAMED.spelling(call.name):
@@ -215,15 +238,16 @@ def _with_part(built: Algorithm, call: Call, text: str, filled: set[str]) -> Alg
             raise UserError(f"'{text}' adds {call.name} twice with the same parameters; remove one of them")
         return replace(built, averages=(*built.averages, spec))
     present = getattr(built, slot)
-    if slot in filled or present != getattr(Algorithm(), slot):
+    if slot in filled_slots or present != getattr(Algorithm(), slot):
         raise UserError(
             f"'{text}' sets the {SLOT_NAMES[slot]} twice: it is already {_part_text(present)}; remove {call.name}"
         )
-    filled.add(slot)
+    filled_slots.add(slot)
     return replace(built, **{slot: spec})
 
 
 def _reject_setting(name: str) -> None:
+    """Raise ``UserError`` if a name is that of a method which fedflat configures as a setting."""
     if name.lower() in SETTINGS:
         raise UserError(
             f"'{name}' is a setting that works with every algorithm, not an algorithm; use {SETTINGS[name.lower()]}"
@@ -234,8 +258,17 @@ def _part_text(spec: Any) -> str:
     return show(part_name(spec) or type(spec).__name__, changed(spec))
 
 
-def _as(name: str, target: Algorithm, released: bool) -> str | None:
-    """``target`` as the named algorithm with changes, or None if the named algorithm has parts that it lacks."""
+def _text_based_on(name: str, target: Algorithm, released: bool) -> str | None:
+    """The text for ``target`` that starts with a named algorithm, e.g. ``fedgamma(rho=0.2)+wima``.
+
+    Args:
+        name: the named algorithm.
+        target: the algorithm to write.
+        released: whether to start from ``variant=released``.
+
+    Returns:
+        The text; None if the named algorithm has parts that ``target`` lacks, or has no released variant.
+    """
     if released and name not in RELEASED:
         return None
     values: dict[str, Value] = {"variant": "released"} if released else {}

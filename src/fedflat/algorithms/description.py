@@ -1,4 +1,4 @@
-"""What a slot's docstring says, in pieces: title, source, equations, remarks."""
+"""The docstring of a slot, split into title, source, equations and remarks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from typing import NamedTuple
 
 _SOURCE = re.compile(r"\s*\(([^()]*(?:\b(?:19|20)\d\d\b|\beqs?\. |\bC\d)[^()]*)\)$")
+"""Parentheses at the end of a title that contain a year, an equation number, or a component such as C2."""
 
 
 class Description(NamedTuple):
@@ -33,14 +34,19 @@ def describe(spec: object) -> Description:
 remarks='')
     """
     text = inspect.getdoc(spec if isinstance(spec, type) else type(spec)) or ""
-    first, *rest = [block for block in re.split(r"\n\s*\n", text) if not block.lstrip().startswith(">>>")] or [""]
-    title = " ".join(first.split()).removesuffix(".")
+    paragraphs = [block for block in re.split(r"\n\s*\n", text) if not block.lstrip().startswith(">>>")]
+    title = " ".join(paragraphs[0].split()).removesuffix(".") if paragraphs else ""
     source = _SOURCE.search(title)
-    blocks = [block for block in rest if block.startswith("    ")]
-    remarks = " ".join(" ".join(block.split()) for block in rest if block not in blocks)
+    equations: list[str] = []
+    remarks: list[str] = []
+    for paragraph in paragraphs[1:]:
+        if paragraph.startswith("    "):
+            equations += [line.strip() for line in paragraph.splitlines()]
+        else:
+            remarks += paragraph.split()
     return Description(
         title[: source.start()] if source else title,
         source[1] if source else "",
-        tuple(line.strip() for block in blocks for line in block.splitlines()),
-        remarks.replace("``", "`"),
+        tuple(equations),
+        " ".join(remarks).replace("``", "`"),
     )

@@ -69,8 +69,8 @@ class Linear(LrSchedule):
     early_decay: bool = param(False, "apply the decay in round 0 already, as in the published code")
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
-        first = schedule.lr * schedule.decay ** (round + int(self.early_decay))
-        return first * (1 - (1 - self.final_lr) * step / steps)
+        eta_t = schedule.lr * schedule.decay ** (round + int(self.early_decay))
+        return eta_t * (1 - (1 - self.final_lr) * step / steps)
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ class Cyclic(LrSchedule):
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
         q = (round % self.length + 1) / self.length
-        cyclic = (1 - q) * schedule.lr + q * self.low
-        cycling = (round >= rounds_before(self.start, schedule.rounds)) & (self.length > 1)
-        return torch.where(cycling, cyclic, torch.full_like(cyclic, schedule.lr)) * schedule.decay**round
+        cyclic_lr = (1 - q) * schedule.lr + q * self.low
+        has_begun = (round >= rounds_before(self.start, schedule.rounds)) & (self.length > 1)
+        return torch.where(has_begun, cyclic_lr, torch.full_like(cyclic_lr, schedule.lr)) * schedule.decay**round
 
     @property
     def cycle(self) -> int:
@@ -121,10 +121,10 @@ class Poly(LrSchedule):
     span: Literal["run", "round"] = param("run", "decay over the whole run, or anew in every round")
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
-        done = step / steps
+        progress = step / steps
         if self.span == "run":
-            done = (round + done) / schedule.rounds
-        return schedule.lr * schedule.decay**round * (1 - done).clamp(min=0) ** self.power
+            progress = (round + progress) / schedule.rounds
+        return schedule.lr * schedule.decay**round * (1 - progress).clamp(min=0) ** self.power
 
 
 LR_SCHEDULES: Registry[type[LrSchedule]] = Registry(

@@ -108,9 +108,12 @@ class Adaptive(Sgd, ABC):
 
     def step(self, x: Tensor, q: Tensor, state: State) -> tuple[Tensor, State]:
         m = self.beta1 * state["m"] + (1 - self.beta1) * q
-        v = self.second_moment(state["v"], (q if self.second_moment_of == "displacement" else m) ** 2)
+        squared = q**2 if self.second_moment_of == "displacement" else m**2
+        v = self.second_moment(state["v"], squared)
         t = state["t"] + 1
-        m_hat, v_hat = (m / (1 - self.beta1**t), self.corrected(v, t)) if self.bias_correction else (m, v)
+        m_hat, v_hat = m, v
+        if self.bias_correction:
+            m_hat, v_hat = m / (1 - self.beta1**t), self.corrected(v, t)
         return x + self.server_lr * m_hat / (v_hat.sqrt() + self.tau), {"m": m, "v": v, "t": t}
 
 

@@ -41,7 +41,11 @@ class EmaState(AverageState):
         self.mean: Tensor | None = None
 
     def after(self, round: int, x: Tensor) -> None:
-        self.mean = x.double() if self.mean is None else self.decay * self.mean + (1 - self.decay) * x.double()
+        """w <- decay w + (1 - decay) x; the first model starts the average."""
+        if self.mean is None:
+            self.mean = x.double()
+        else:
+            self.mean = self.decay * self.mean + (1 - self.decay) * x.double()
 
     def model(self, x: Tensor) -> Tensor | None:
         return None if self.mean is None else self.mean.to(x.dtype)

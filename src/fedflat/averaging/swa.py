@@ -54,11 +54,18 @@ class Swa(Average):
         )
 
     def _state(self, info: RunInfo) -> SwaState:
-        return SwaState(self, max(rounds_before(self.start, info.rounds), info.first), self.every or info.cycle)
+        start = max(rounds_before(self.start, info.rounds), info.first)
+        return SwaState(self, start, self.every or info.cycle)
 
 
 class SwaState(AverageState):
-    """The mean in double precision and the number of captured models."""
+    """The mean in double precision and the number of captured models.
+
+    Args:
+        spec: the average's parameters.
+        start: round before which averaging begins.
+        cycle: rounds between captures (c).
+    """
 
     def __init__(self, spec: Swa, start: int, cycle: int) -> None:
         self.spec, self.start, self.cycle = spec, start, cycle
@@ -70,6 +77,7 @@ class SwaState(AverageState):
             self.mean = x.double()
 
     def after(self, round: int, x: Tensor) -> None:
+        """w <- (n w + x) / (n + 1) in the rounds that are captured."""
         if self.mean is None or not self.captures(round):
             return
         n = self.captured if self.spec.weighting == "mean" else round / self.cycle
@@ -80,8 +88,8 @@ class SwaState(AverageState):
         """Whether the model after ``round`` enters the mean."""
         if self.spec.capture_phase == "cycle_end":
             return round >= self.start and (round + 1) % self.cycle == 0
-        first = self.start if self.spec.weighting == "literal" else self.start + 1
-        return round >= first and (round - self.start) % self.cycle == 0
+        first_capture = self.start if self.spec.weighting == "literal" else self.start + 1
+        return round >= first_capture and (round - self.start) % self.cycle == 0
 
     def model(self, x: Tensor) -> Tensor | None:
         return None if self.mean is None else self.mean.to(x.dtype)

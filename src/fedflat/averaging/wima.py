@@ -47,9 +47,11 @@ class WimaState(AverageState):
         # Double precision keeps rounding errors of removed models out of the sum.
         self.sum = torch.zeros_like(x, dtype=torch.float64)
         self.rounds = 0
-        self.averaged = {"all": None, "classifier": info.classifier, "features": ~info.classifier}[spec.part]
+        # Mask of the averaged entries; None averages all.
+        self.mask = {"all": None, "classifier": info.classifier, "features": ~info.classifier}[spec.part]
 
     def after(self, round: int, x: Tensor) -> None:
+        """Add a model to the window, in place of the one from W rounds ago."""
         position = self.rounds % self.window
         self.sum += x
         if self.rounds >= self.window:
@@ -58,10 +60,11 @@ class WimaState(AverageState):
         self.rounds += 1
 
     def model(self, x: Tensor) -> Tensor | None:
+        """The mean of the window in the averaged entries, the server model ``x`` in the others."""
         if not self.rounds:
             return None
         mean = (self.sum / min(self.rounds, self.window)).to(x.dtype)
-        return mean if self.averaged is None else torch.where(self.averaged, mean, x)
+        return mean if self.mask is None else torch.where(self.mask, mean, x)
 
     def tensors(self) -> dict[str, Tensor]:
         return {"sum": self.sum, "rounds": torch.tensor(self.rounds)}

@@ -43,6 +43,7 @@ class AdaBest(Drift):
         return g - ctx.client["h"]
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
+        """h_i <- h_i / (t - last_i) - mu D_i, and last_i <- t."""
         t = ctx.round + 1
         h = ctx.client["h"] / (t - ctx.client["last"]) - self.mu * ctx.displacement
         return {"h": h, "last": t.to(h.dtype)}, {}

@@ -36,11 +36,11 @@ class Dyn(Drift):
     all_mean: bool = param(False, "also evaluate the mean of all clients' latest models (one more vector)")
 
     def on_server(self) -> Fields:
-        everyone = (vector("everyone", start="model", sent=False),) if self.all_mean else ()
-        return (vector("a", sent=False), vector("active", start="model", sent=False), *everyone)
+        fields = (vector("a", sent=False), vector("active", start="model", sent=False))
+        return (*fields, vector("everyone", start="model", sent=False)) if self.all_mean else fields
 
     def on_client(self) -> Fields:
-        return (vector("a"), *((vector("last", start="model"),) if self.all_mean else ()))
+        return (vector("a"), vector("last", start="model")) if self.all_mean else (vector("a"),)
 
     def sends(self) -> Fields:
         return (vector("change"),) if self.all_mean else ()
@@ -49,18 +49,21 @@ class Dyn(Drift):
         return g + self.alpha * (ctx.displacement + ctx.client["a"])
 
     def displacement(self, ctx: LocalContext) -> Tensor:
+        # With dual_scope=active, D_i plus the new dual a_i + D_i: the mean of both is all that the server needs.
         return ctx.displacement if self.dual_scope == "all" else ctx.client["a"] + 2 * ctx.displacement
 
     def local_displacement(self, uploaded: Tensor, client: State) -> Tensor:
         return uploaded if self.dual_scope == "all" else (uploaded - client["a"]) / 2
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
+        """a_i <- a_i + D_i; for the mean of all clients' models, also send how far this client's model has changed."""
         state = {"a": ctx.client["a"] + ctx.displacement}
         if not self.all_mean:
             return state, {}
         return state | {"last": ctx.y}, {"change": ctx.y - ctx.client["last"]}
 
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
+        """target = mean_S y_K + a, where the server's a is the mean of all clients' a_i."""
         target = means.z + means.displacement
         state = {"active": target}
         if self.all_mean:
@@ -82,5 +85,9 @@ class Dyn(Drift):
         )
 
     def evaluated(self, server: State) -> State:
-        models = {"active mean": server["active"]} if self.dual_scope == "all" else {}
-        return models | {"all mean": server["everyone"]} if self.all_mean else models
+        models = {}
+        if self.dual_scope == "all":
+            models["active mean"] = server["active"]
+        if self.all_mean:
+            models["all mean"] = server["everyone"]
+        return models

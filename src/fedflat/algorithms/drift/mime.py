@@ -27,14 +27,17 @@ class FrozenMomentum(Drift):
     )
 
     @property
-    def _gain(self) -> float:
+    def _gradient_weight(self) -> float:
+        """Weight of q_k and G next to beta m."""
         return 1.0 if self.form == "fedjax" else 1 - self.beta
 
     def on_server(self) -> Fields:
         return (vector("m", momentum="ascent"),) if self.beta else ()
 
     def _with_momentum(self, q: Tensor, ctx: LocalContext) -> Tensor:
-        return self._gain * q + self.beta * ctx.server["m"] if self.beta else self._gain * q
+        """d_k = q_k + beta m."""
+        d = self._gradient_weight * q
+        return d + self.beta * ctx.server["m"] if self.beta else d
 
     def _target(self, means: CohortMeans, server: State, gradient: Tensor | None) -> tuple[Tensor, State]:
         """The target model, and the momentum updated with the cohort's full-batch gradient G."""
@@ -42,7 +45,7 @@ class FrozenMomentum(Drift):
         if not self.beta:
             return target, {}
         assert gradient is not None
-        return target, {"m": self._gain * gradient + self.beta * server["m"]}
+        return target, {"m": self._gradient_weight * gradient + self.beta * server["m"]}
 
 
 @dataclass(frozen=True)

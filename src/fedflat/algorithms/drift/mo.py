@@ -64,14 +64,19 @@ class Mo(Drift):
         return g + ctx.local["correction"]
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
+        """The control variate c_i+ by option I (the full-batch gradient) or II; sends c_i+ - m."""
         c = ctx.own_gradient
         if c is None:
             c = ctx.client["c"] - ctx.server["m"] + (ctx.z - ctx.y) / self._normaliser(ctx)
         return {"c": c}, {"dm": c - ctx.server["m"]}
 
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
-        gamma = self.gamma if means.round or self.gamma_first_round is None else self.gamma_first_round
+        """m <- m + gamma mean_S (c_i+ - m)."""
+        gamma = self.gamma
+        if means.round == 0 and self.gamma_first_round is not None:
+            gamma = self.gamma_first_round
         return means.z + means.displacement, {"m": server["m"] + gamma * means.mean["dm"]}
 
     def _normaliser(self, ctx: LocalContext) -> Tensor:
+        """H, by which a displacement is divided."""
         return ctx.lr_sum if self.normaliser == "sum" else ctx.steps * (ctx.first_lr + ctx.final_lr) / 2

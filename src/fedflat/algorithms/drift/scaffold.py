@@ -55,6 +55,7 @@ class Scaffold(Drift):
         return g + ctx.local["correction"]
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
+        """The control variate c_i+ by option I (the full-batch gradient) or II; sends c_i+ - c_i."""
         c = ctx.own_gradient
         if c is None:
             c = ctx.client["c"] - ctx.server["c"] + ctx.mean_direction

@@ -55,6 +55,10 @@ class Wmsam(Drift):
         return (vector("dc"), scalar("signal")) if self.personal else (scalar("signal"),)
 
     def begin(self, ctx: LocalContext) -> State:
+        """The part of d_k that stays constant within the round, alpha r_i + (1 - alpha) Delta.
+
+        ``personal momentum`` is Delta_i = Delta + alpha / (1 - alpha) r_i, which the perturbation ``guided`` follows.
+        """
         alpha, momentum = ctx.server["alpha"], ctx.server["momentum"]
         r = ctx.server["c"] - ctx.client["c"] if self.personal else torch.zeros_like(momentum)
         return {"constant": alpha * r + (1 - alpha) * momentum, "personal momentum": momentum + alpha / (1 - alpha) * r}
@@ -63,6 +67,7 @@ class Wmsam(Drift):
         return ctx.server["alpha"] * g + ctx.local["constant"]
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
+        """The new control variate c_i+ as in SCAFFOLD; sends c_i+ - c_i and sim_i."""
         signal = self._signal(ctx.displacement, ctx.server["momentum"])
         if not self.personal:
             return {}, {"signal": signal}
@@ -70,6 +75,7 @@ class Wmsam(Drift):
         return {"c": c}, {"dc": c - ctx.client["c"], "signal": signal}
 
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
+        """Update alpha, Delta and c; the model moves by the mean displacement."""
         alpha = (1 - self.lam) * server["alpha"] + self.lam * means.mean["signal"].clamp(*SIGNAL_RANGE)
         state = {"momentum": means.direction, "alpha": alpha}
         if self.personal:
@@ -82,6 +88,7 @@ class Wmsam(Drift):
         return "the server's control variate must equal the mean of the clients' control variates"
 
     def _signal(self, displacement: Tensor, momentum: Tensor) -> Tensor:
+        """sim_i, from the cosine of D_i and Delta; 0 if either vector is 0."""
         norms = displacement.norm() * momentum.norm()
         cosine = (displacement @ momentum) / norms.clamp(min=torch.finfo(norms.dtype).tiny)
         signal = 1 + cosine if self.alpha_signal == "disagreement" else -cosine

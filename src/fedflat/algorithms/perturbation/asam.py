@@ -46,10 +46,12 @@ class Asam(Perturbation):
         return self.perturb_from == "total"
 
     def begin(self, ctx: LocalContext) -> State:
+        """``scaled`` marks the entries of parameters that T scales, shape (P,)."""
         return {"scaled": ctx.layout.indicator(lambda name: self.scope == "all" or "weight" in name, ctx.z)}
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
+        """e = rho T unit(T g(y_k)); none if rho is 0."""
         if self.rho == 0:
             return None, {}
-        scale = torch.where(ctx.local["scaled"], ctx.y.abs() + self.eta, 1.0)
-        return self.rho * scale * unit(scale * gradient(ctx.y)), {}
+        T = torch.where(ctx.local["scaled"], ctx.y.abs() + self.eta, 1.0)
+        return self.rho * T * unit(T * gradient(ctx.y)), {}

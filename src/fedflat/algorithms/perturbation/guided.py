@@ -37,11 +37,12 @@ class Guided(Perturbation):
     )
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
+        """e_k = rho unit((z + k Delta_i) - y_k); none if rho is 0."""
         if self.rho == 0:
             return None, {}
-        ahead = ctx.z + ctx.step * ctx.drift["personal momentum"] - ctx.y
-        shape = unit(ahead) if self.indexing == "vector" else scalar_shift(ahead, ctx.layout)
-        return self.perturb_sign * self.rho * shape, {}
+        direction = ctx.z + ctx.step * ctx.drift["personal momentum"] - ctx.y
+        direction = unit(direction) if self.indexing == "vector" else scalar_shift(direction, ctx.layout)
+        return self.perturb_sign * self.rho * direction, {}
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
         drift = slots["drift"]

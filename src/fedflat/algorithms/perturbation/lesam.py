@@ -54,15 +54,24 @@ class Lesam(Perturbation):
         return (vector("last"), scalar("seen")) if self.direction == "client" else ()
 
     def begin(self, ctx: LocalContext) -> State:
-        back = ctx.client["seen"] * (ctx.client["last"] - ctx.z) if self.direction == "client" else -ctx.server["step"]
-        return {"offset": self.rho * (unit(back) if self.indexing == "vector" else scalar_shift(back, ctx.layout))}
+        """e = rho unit(w_old - z), which is 0 in a client's first round, when ``seen`` is 0."""
+        if self.direction == "client":
+            direction = ctx.client["seen"] * (ctx.client["last"] - ctx.z)
+        else:
+            direction = -ctx.server["step"]
+        direction = unit(direction) if self.indexing == "vector" else scalar_shift(direction, ctx.layout)
+        return {"offset": self.rho * direction}
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
-        return (None if self.rho == 0 else ctx.local["offset"]), {}
+        if self.rho == 0:
+            return None, {}
+        return ctx.local["offset"], {}
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        state = {"last": ctx.z, "seen": ctx.lr_sum.new_ones(())} if self.direction == "client" else {}
-        return state, {}
+        """Keep z as w_old of the client's next round."""
+        if self.direction == "global":
+            return {}, {}
+        return {"last": ctx.z, "seen": ctx.lr_sum.new_ones(())}, {}
 
     def aggregate(self, means: CohortMeans, server: State, x: Tensor) -> State:
         return {"step": x - means.x} if self.direction == "global" else {}

@@ -18,9 +18,8 @@ def scalar_shift(direction: Tensor, layout: Layout) -> Tensor:
     >>> scalar_shift(torch.tensor([3.0, -1.0, 5.0]), layout)
     tensor([ 0.7500,  0.7500, -0.2500])
     """
-    needed, coordinates = len(layout.names), []
-    for tensor in layout.views(direction).values():
-        coordinates.append(tensor.reshape(-1)[:needed])
-        needed -= coordinates[-1].numel()
-    v = torch.cat(coordinates)
+    tensors = len(layout.names)
+    # In the order of each tensor's shape, which may differ from the order in the flat vector (channels last).
+    flat = torch.cat([tensor.reshape(-1)[:tensors] for tensor in layout.views(direction).values()])
+    v = flat[:tensors]
     return layout.per_tensor(v / (v.abs().sum() + 1e-12))

@@ -45,13 +45,18 @@ class Sam(Perturbation):
         return {} if self.share == 1 else {"ascent": torch.zeros_like(ctx.z)}
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
+        """e = rho unit(g(y_k)), none if rho is 0; keeps g(y_k) for ``blend``."""
         if self.rho == 0:
             return None, {}
         g = gradient(ctx.y)
-        return self.rho * (unit(g) if self.normalise else g), {} if self.share == 1 else {"ascent": g}
+        offset = self.rho * (unit(g) if self.normalise else g)
+        return offset, {} if self.share == 1 else {"ascent": g}
 
     def blend(self, g: Tensor, ctx: LocalContext) -> Tensor:
-        return g if self.share == 1 or self.rho == 0 else (1 - self.share) * ctx.local["ascent"] + self.share * g
+        """(1 - share) g(y_k) + share g(y_k + e)."""
+        if self.share == 1 or self.rho == 0:
+            return g
+        return (1 - self.share) * ctx.local["ascent"] + self.share * g
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
         if self.share == 1 or self.perturb_from == "data":

@@ -53,14 +53,17 @@ class Smoo(Perturbation):
         return {"mu": ctx.client["mu"], "sh": torch.zeros_like(ctx.z)}
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
+        """sh = rho unit(g(y_k) - mu_i - s), none if rho is 0; mu_i <- mu_i + sh - s."""
         if self.rho == 0:
             return None, {}
         sh = self.rho * unit(gradient(ctx.y) - ctx.local["mu"] - ctx.server["s"])
         return sh, {"mu": ctx.local["mu"] + sh - ctx.server["s"], "sh": sh}
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
+        """Keep the dual mu_i; send mu_i - sh for the server's s, or mu_i alone."""
         mu = ctx.local["mu"]
-        return {"mu": mu}, {"s": mu - ctx.local["sh"] if self.s_source == "paper" else mu}
+        sent = mu - ctx.local["sh"] if self.s_source == "paper" else mu
+        return {"mu": mu}, {"s": sent}
 
     def aggregate(self, means: CohortMeans, server: State, x: Tensor) -> State:
         return {"s": self.rho * unit(means.mean["s"])}

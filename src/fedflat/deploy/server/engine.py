@@ -35,7 +35,7 @@ from fedflat.deploy.trust.privacy import CLIPPING_NORM, draw_noise
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.cohort import ClientReport, CohortBuffers, reduce_rows
-from fedflat.engines.round.contract import Client, ModelState, Outcome, Training, by_samples, weighted_sum
+from fedflat.engines.round.contract import Client, ModelState, Outcome, Training, weighted_sum, weights_by_samples
 
 log = logging.getLogger("flwr")
 
@@ -225,7 +225,7 @@ class _RoundAttempt:
         samples = int(sum(update.numbers["samples"] for update in accepted))
         self._extra_cost = backward_passes, samples
         rows = torch.stack([torch.from_numpy(update.arrays[GRADIENT]) for update in accepted]).to(self.z)
-        return weighted_sum(rows, by_samples([self._examples[update.client] for update in accepted]))
+        return weighted_sum(rows, weights_by_samples([self._examples[update.client] for update in accepted]))
 
     def _reduce(self, updates: list[Update], common_gradient: Tensor | None) -> Outcome:
         """Average accepted updates with the code that reduces a simulated cohort."""

@@ -16,7 +16,7 @@ from fedflat.deploy.site.client_memory import ClientMemory
 from fedflat.deploy.trust.identity import Identity, identity_of
 from fedflat.engines.cpu.engine import LoopEngine, one_thread
 from fedflat.engines.problem.task import Task
-from fedflat.engines.round.client import common_gradient, train_client
+from fedflat.engines.round.client import seeded_full_gradient, train_client
 from fedflat.engines.round.cohort import CohortBuffers
 from fedflat.engines.round.contract import ModelState, Training
 from fedflat.errors import UserError
@@ -73,7 +73,7 @@ class Site:
         """Return the gradient of all its data at the received model [parameters], and the numbers to send with it."""
         with one_thread():
             cohort = self._cohort_of_one(received, {})
-            gradient, passes, samples = common_gradient(
+            gradient, passes, samples = seeded_full_gradient(
                 self.problem, self.training, cohort, round, self.client, self.indices, 0
             )
         return gradient, {"backward_passes": passes, "samples": samples, "examples": len(self.indices)}
@@ -109,7 +109,7 @@ class Site:
                 sent[BUFFERS] = cohort.buffers[0]
             sent |= {INTEGERS + name: value for name, value in report.integers.items()}
         numbers = {
-            "rates": float(report.rates),
+            "rates": float(report.lr_sum),
             "loss": float(report.loss),
             "steps": report.steps,
             "backward_passes": report.backward_passes,

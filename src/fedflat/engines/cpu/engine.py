@@ -15,8 +15,8 @@ from fedflat.data import Examples
 from fedflat.engines.cpu.worker_pool import ProcessPool, explain_full_shared_memory, process_pool
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.totals import evaluation_plan, evaluation_result
-from fedflat.engines.round.client import common_gradient, train_client
-from fedflat.engines.round.cohort import Arrays, ClientReport, CohortBuffers, CohortEngine
+from fedflat.engines.round.client import seeded_full_gradient, train_client
+from fedflat.engines.round.cohort import Arrays, ClientReport, CohortBuffers, CohortEngine, to_arrays, to_tensors
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
 from fedflat.processes import available_cores, can_travel
 
@@ -32,20 +32,22 @@ class LoopEngine(CohortEngine):
 
     def __init__(self, problem: Problem, workers: int | None = None) -> None:
         super().__init__(problem)
-        wanted = available_cores() if workers is None else workers
-        self.workers = wanted if wanted > 1 and problem.device.type == "cpu" and can_travel(problem) else 1
+        self.workers = max(1, available_cores() if workers is None else workers)
+        if self.workers > 1 and (problem.device.type != "cpu" or not can_travel(problem)):
+            self.workers = 1
         self._allocated_for: Training | None = None
         self._shared: dict[str, Any] = {"problem": problem}
         self._pool: ProcessPool | None = None
-        self._turn = object()
-        self._checked: Training | None = None
+        self._token = object()  # identifies this engine to the pool, which would keep the engine itself alive
+        self._checked_training: Training | None = None
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
         """Train a cohort for one round and average what it sends, in cohort order."""
         with one_thread(), explain_full_shared_memory():
-            if training is not self._checked:
-                self._checked = training
-                self.workers = self.workers if self.workers == 1 or can_travel(training) else 1
+            if training is not self._checked_training:
+                self._checked_training = training
+                if self.workers > 1 and not can_travel(training):
+                    self.workers = 1
             return super().train(training, round, model, server, cohort)
 
     def allocate(self, training: Training, rows: int, like: Tensor) -> CohortBuffers:
@@ -68,14 +70,13 @@ class LoopEngine(CohortEngine):
     def train_rows(
         self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client], integers: dict[str, Tensor]
     ) -> list[ClientReport]:
-        """Train clients whose rows are filled, and write their results there."""
-        sent = _arrays(integers)
-        tasks = [(training, round, row, client.number, client.indices, sent) for row, client in enumerate(cohort)]
-        reports = self._map(_train, tasks)
-        return [report._replace(integers=_tensors(arrays, self.problem.device)) for report, arrays in reports]
-
-    def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
-        """Does nothing: workers draw their batches themselves."""
+        """Train the clients whose inputs are in ``buffers``; client i of the cohort writes its results into row i."""
+        arrays = to_arrays(integers)
+        tasks = [(training, round, row, client.number, client.indices, arrays) for row, client in enumerate(cohort)]
+        results = self._map(_train, tasks)
+        return [
+            report._replace(integers=to_tensors(new_integers, self.problem.device)) for report, new_integers in results
+        ]
 
     def evaluate(
         self, models: dict[str, ModelState], examples: dict[str, Examples]
@@ -92,19 +93,21 @@ class LoopEngine(CohortEngine):
         return evaluation_result(self.problem.task, plan, sums, list(models), examples)
 
     def _share(self, name: str, value: object) -> None:
+        """Make a value available to ``_map``; workers that hold another engine's values get it in the next ``_map``."""
         self._shared[name] = value
-        if self.workers > 1 and self._pool is not None and self._pool.turn is self._turn:
+        if self.workers > 1 and self._pool is not None and self._pool.owner is self._token:
             self._pool.share(name, value)
 
-    def _map(self, call: Any, tasks: list[tuple[Any, ...]]) -> list[Any]:
+    def _map(self, function: Any, tasks: list[tuple[Any, ...]]) -> list[Any]:
+        """``function(shared, *task)`` for every task, in this process or spread over the workers."""
         if self.workers == 1:
-            return [call(self._shared, *task) for task in tasks]
+            return [function(self._shared, *task) for task in tasks]
         pool = process_pool(self.workers)
-        if pool is not self._pool or pool.turn is not self._turn:
-            self._pool, pool.turn = pool, self._turn
+        if pool is not self._pool or pool.owner is not self._token:
+            self._pool, pool.owner = pool, self._token
             for name, value in self._shared.items():
                 pool.share(name, value)
-        return pool.map(call, tasks)
+        return pool.map(function, tasks)
 
 
 def _train(
@@ -116,39 +119,35 @@ def _train(
     indices: np.ndarray,
     integers: Arrays,
 ) -> tuple[ClientReport, Arrays]:
+    """Train one client in a worker; returns its report, and its integer buffers separately.
+
+    Both without tensors, because a tensor in a pipe would take its own piece of shared memory.
+    """
     problem: Problem = shared["problem"]
-    tensors = _tensors(integers, problem.device)
+    tensors = to_tensors(integers, problem.device)
     report = train_client(problem, training, shared["cohort"], round, row, client, indices, tensors)
-    # Numbers and arrays, because a tensor in a pipe would take its own piece of shared memory.
-    return report._replace(rates=float(report.rates), loss=float(report.loss), integers={}), _arrays(report.integers)
+    return report.with_numbers()._replace(integers={}), to_arrays(report.integers)
 
 
 def _full_gradient(
     shared: dict[str, Any], training: Training, round: int, row: int, client: int, indices: np.ndarray
 ) -> tuple[int, int]:
+    """Compute one client's full gradient at z in a worker; returns backward passes and samples."""
     cohort: CohortBuffers = shared["cohort"]
-    gradient, passes, samples = common_gradient(shared["problem"], training, cohort, round, client, indices, row)
+    gradient, passes, samples = seeded_full_gradient(shared["problem"], training, cohort, round, client, indices, row)
     cohort.gradient[row].copy_(gradient)
     return passes, samples
 
 
 def _evaluate(shared: dict[str, Any], model: int, name: str, positions: Tensor) -> Arrays:
+    """The task's sums over one batch: the examples at ``positions`` of the set ``name``, for the model at an index."""
     problem: Problem = shared["problem"]
     models, integers = shared["models"]
     weights, buffers = torch.split(models[model], [problem.layout.size, problem.buffers.size])
     examples: Examples = shared["examples"][name]
     named_buffers = {**problem.buffers.views(buffers), **integers[model]}
     sums = problem.metric_sums(weights, named_buffers, examples.take(positions))
-    # Arrays, because a tensor in a pipe would take its own piece of shared memory.
-    return {name: value.double().cpu().numpy() for name, value in sums.items()}
-
-
-def _arrays(tensors: dict[str, Tensor]) -> Arrays:
-    return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
-
-
-def _tensors(arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+    return to_arrays({name: value.double() for name, value in sums.items()})
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -25,15 +26,15 @@ class ProcessPool:
     """Worker processes that hold shared values by name and call functions with them.
 
     Attributes:
-        turn: identifies the engine whose values the workers hold; engines take turns when runs alternate.
+        owner: token of the engine whose values the workers hold; several engines may use the pool in turn.
     """
 
     def __init__(self, workers: int) -> None:
         self.children = [ChildProcess(_serve) for _ in range(workers)]
-        self.turn: object = None
+        self.owner: object = None
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether every worker is running."""
         return bool(self.children) and all(child.is_alive for child in self.children)
 
@@ -42,19 +43,19 @@ class ProcessPool:
         for child in self.children:
             child.send(("share", name, value))
 
-    def map(self, call: Callable[..., Any], tasks: Iterable[tuple[Any, ...]]) -> list[Any]:
-        """``call(shared, *task)`` for every task, spread over the workers; results are in the order of the tasks.
+    def map(self, function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]]) -> list[Any]:
+        """``function(shared, *task)`` for every task, spread over the workers; results are in the order of the tasks.
 
-        Any exception, Ctrl-C included, stops the workers, because the next caller would receive their stale answers.
+        Any exception, Ctrl-C included, stops the workers, because the next caller would receive their stale results.
         """
-        waiting = list(enumerate(tasks))[::-1]
+        waiting = deque(enumerate(tasks))
         results: list[Any] = [None] * len(waiting)
-        busy: dict[ChildProcess, int] = {}
+        busy: dict[ChildProcess, int] = {}  # the index of each child's task
 
         def start_next(child: ChildProcess) -> None:
             if waiting:
-                busy[child], task = waiting.pop()
-                child.send(("call", call, task))
+                busy[child], task = waiting.popleft()
+                child.send(("call", function, task))
 
         try:
             for child in self.children:
@@ -88,7 +89,7 @@ _pool: ProcessPool | None = None
 def process_pool(workers: int) -> ProcessPool:
     """The pool of this process, restarted only if its size changes or a worker died: starting workers takes seconds."""
     global _pool  # noqa: PLW0603
-    if _pool is None or len(_pool.children) != workers or not _pool.alive:
+    if _pool is None or len(_pool.children) != workers or not _pool.is_alive:
         if _pool is not None:
             _pool.close()
         _pool = ProcessPool(workers)
@@ -96,6 +97,7 @@ def process_pool(workers: int) -> ProcessPool:
 
 
 def _close_pool() -> None:
+    """Stop the workers of this process; a second Ctrl-C kills them at once."""
     if _pool is not None:
         try:
             _pool.close()
@@ -123,22 +125,24 @@ def explain_full_shared_memory() -> Iterator[None]:
 
 
 def _serve(pipe: Connection) -> None:
-    """Main loop of a worker: store shared values, call functions with them."""
+    """Run a worker: store the values that the parent shares, call functions with them, return (failed, result)."""
     keep_memory()
     shared: dict[str, Any] = {}
     while True:
         try:
             try:
-                kind, name_or_call, value = receive_from_parent(pipe)
+                message = receive_from_parent(pipe)
             except UserError as error:  # raised in the parent in place of the next result
                 pipe.send((True, error))
                 continue
-            if kind == "share":
-                shared[name_or_call] = value
+            if message[0] == "share":
+                _, name, value = message
+                shared[name] = value
                 continue
+            _, function, task = message
             try:
-                pipe.send((False, name_or_call(shared, *value)))
-            except Exception as error:  # raised again in the process that asked
+                pipe.send((False, function(shared, *task)))
+            except Exception as error:  # raised again by the parent
                 pipe.send((True, sendable(error)))
         except (EOFError, KeyboardInterrupt, ConnectionError, FileNotFoundError):  # the parent is gone
             return

@@ -20,7 +20,7 @@ from fedflat.engines.gpu.lane import ClientBatches, DoesNotFit, Lane
 from fedflat.engines.gpu.step import Advance, in_place
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.totals import Totals
-from fedflat.engines.round.client import common_gradient
+from fedflat.engines.round.client import seeded_full_gradient
 from fedflat.engines.round.cohort import ClientReport, CohortBuffers, CohortEngine
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
 from fedflat.engines.round.plan import seed_torch
@@ -45,7 +45,7 @@ class LaneEngine(CohortEngine):
         self, problem: Problem, lanes: int = MOST_LANES, step: Callable[[Problem, Training], Advance] = in_place
     ) -> None:
         super().__init__(problem)
-        self.most, self.step = lanes, step
+        self.max_lanes, self.step = lanes, step
         self.lanes: list[Lane] = []
         self._prepared: dict[tuple[int, int], ClientBatches] = {}
         self._batches_at_once = BATCHES_AT_ONCE if problem.device.type == "cuda" else 1
@@ -59,11 +59,11 @@ class LaneEngine(CohortEngine):
         """Memory for a cohort of ``rows`` clients, and the lanes that work on it."""
         if self.buffers is None or self.buffers.rows < rows or self.lanes[0].training is not training:
             problem = self.problem
-            known = self.lanes and self.lanes[0].training is training
-            advance = self.lanes[0].advance if known else self.step(problem, training)  # reuse a compiled step
+            is_same_training = bool(self.lanes) and self.lanes[0].training is training
+            advance = self.lanes[0].advance if is_same_training else self.step(problem, training)  # keep compiled steps
             sizes = problem.layout.size, problem.buffers.size
             self.buffers = CohortBuffers.new(training.algorithm, *sizes, rows, like)
-            self.lanes = [Lane(problem, training, self.buffers, advance) for _ in range(min(rows, self.most))]
+            self.lanes = [Lane(problem, training, self.buffers, advance) for _ in range(min(rows, self.max_lanes))]
         return self.buffers
 
     def full_gradients(
@@ -72,7 +72,7 @@ class LaneEngine(CohortEngine):
         """Write each client's full gradient at z into ``buffers.gradient``; returns backward passes and samples."""
         passes = samples = 0
         for row, client in enumerate(cohort):
-            gradient, client_passes, client_samples = common_gradient(
+            gradient, client_passes, client_samples = seeded_full_gradient(
                 self.problem, training, buffers, round, client.number, client.indices, row
             )
             buffers.gradient[row].copy_(gradient)
@@ -82,29 +82,35 @@ class LaneEngine(CohortEngine):
     def train_rows(
         self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client], integers: dict[str, Tensor]
     ) -> list[ClientReport]:
-        """Train clients whose rows are filled, and write their results there."""
-        self._synchronise(to_lanes=True)
+        """Train the clients whose inputs are in ``buffers``; client i of the cohort writes its results into row i."""
+        self._lanes_wait_for_main_stream()
+        numbered = list(enumerate(cohort))
         reports: list[ClientReport] = []
         while len(reports) < len(cohort):
-            reports += self._side_by_side(training, round, list(enumerate(cohort))[len(reports) :], integers)
-        self._synchronise(to_lanes=False)
+            reports += self._train_concurrently(training, round, numbered[len(reports) :], integers)
+        self._main_stream_waits_for_lanes()
         return reports
 
-    def _side_by_side(
+    def _train_concurrently(
         self, training: Training, round: int, clients: list[tuple[int, Client]], integers: dict[str, Tensor]
     ) -> list[ClientReport]:
-        """Train the first clients, one per lane; returns no report if other lanes took the first's memory."""
+        """Train the first of the clients, given as (row, client), one per lane.
+
+        Returns:
+            The reports of the clients that were trained: fewer than there are lanes if not all of them fit, and none if
+            other lanes had taken the first client's memory.
+        """
         lanes: list[Lane] = []
         for lane, (row, client) in zip(list(self.lanes), clients, strict=False):
             try:
                 with lane.on_stream():
                     lane.load(round, row, client, self._batches(training, round, client), integers)
             except DoesNotFit as shortage:
-                self._use_fewer(lane, training, shortage)
+                self._reduce_lanes(lane, training, shortage)
                 break
             lanes.append(lane)
         seed_torch(training.seed, "dropout", round, clients[0][1].number)  # after captures, which draw too
-        for k in range(max((lane.steps_to_go for lane in lanes), default=0)):
+        for k in range(max((lane.step_count for lane in lanes), default=0)):
             for lane in lanes:
                 with lane.on_stream():
                     lane.step(k)
@@ -114,7 +120,7 @@ class LaneEngine(CohortEngine):
                 reports.append(lane.unload())
         return reports
 
-    def _use_fewer(self, lane: Lane, training: Training, shortage: DoesNotFit) -> None:
+    def _reduce_lanes(self, lane: Lane, training: Training, shortage: DoesNotFit) -> None:
         """Keep only the lanes before one that does not fit, or that one alone if it is the first."""
         fitting = self.lanes.index(lane)
         if len(self.lanes) == 1:
@@ -129,6 +135,7 @@ class LaneEngine(CohortEngine):
         torch.cuda.empty_cache()
 
     def _batches(self, training: Training, round: int, client: Client) -> ClientBatches:
+        """A client's batches, prepared by ``prepare`` or drawn now."""
         prepared = self._prepared.pop((round, client.number), None)
         return prepared or ClientBatches(self.problem, training, round, client.number, client.indices)
 
@@ -138,33 +145,38 @@ class LaneEngine(CohortEngine):
             (round, number): ClientBatches(self.problem, training, round, number, indices) for number, indices in cohort
         }
 
-    def _synchronise(self, to_lanes: bool) -> None:
-        """Make the lanes wait for work queued on the main stream, or the main stream for the lanes."""
+    def _lanes_wait_for_main_stream(self) -> None:
         for lane in self.lanes:
             if lane.stream is not None:
-                main = torch.cuda.current_stream()
-                lane.stream.wait_stream(main) if to_lanes else main.wait_stream(lane.stream)
+                lane.stream.wait_stream(torch.cuda.current_stream())
+
+    def _main_stream_waits_for_lanes(self) -> None:
+        for lane in self.lanes:
+            if lane.stream is not None:
+                torch.cuda.current_stream().wait_stream(lane.stream)
 
     def evaluate(
         self, models: dict[str, ModelState], examples: dict[str, Any]
     ) -> dict[str, dict[str, dict[str, float]]]:
         """Metrics of every model on every set of examples: model -> set -> metric -> value."""
         return {
-            model: {name: self._metrics(state, some) for name, some in examples.items()}
+            model: {name: self._metrics(state, examples_of_set) for name, examples_of_set in examples.items()}
             for model, state in models.items()
         }
 
     def _metrics(self, model: ModelState, examples: Any) -> dict[str, float]:
+        """A model's metrics on a set of examples; falls back to single batches if several together do not fit."""
         try:
-            return self._metrics_at_once(model, examples)
+            return self._computed_metrics(model, examples)
         except torch.OutOfMemoryError:
             if self._batches_at_once == 1:
                 raise
         self._batches_at_once = 1
         torch.cuda.empty_cache()
-        return self._metrics_at_once(model, examples)
+        return self._computed_metrics(model, examples)
 
-    def _metrics_at_once(self, model: ModelState, examples: Any) -> dict[str, float]:
+    def _computed_metrics(self, model: ModelState, examples: Any) -> dict[str, float]:
+        """A model's metrics on a set of examples, ``_batches_at_once`` evaluation batches per forward pass."""
         problem, totals = self.problem, Totals(self.problem.task)
         buffers = {**problem.buffers.views(model.buffers), **model.integers}
         for positions in problem.evaluation_batches(len(examples), at_once=self._batches_at_once):

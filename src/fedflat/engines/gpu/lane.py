@@ -22,6 +22,7 @@ from fedflat.engines.round.contract import Client, Training
 from fedflat.engines.round.plan import generator
 
 WARM_UPS = 2
+"""Uncaptured calls before a capture, in which libraries allocate memory and select kernels."""
 SELDOM = 8
 """Capture the step of a smaller batch after this many uses: capturing takes as long as tens of steps."""
 HEADROOM = 2
@@ -42,7 +43,8 @@ class ClientBatches:
         batches = training.plan.batches(training.seed, round, client, len(indices))
         self.sizes = [len(batch) for batch in batches]
         padded = np.zeros((len(batches), training.plan.batch_size), np.int64)
-        padded[np.arange(training.plan.batch_size) < np.array(self.sizes)[:, None]] = indices[np.concatenate(batches)]
+        for row, batch in zip(padded, batches, strict=True):
+            row[: len(batch)] = indices[batch]
         rng = generator(training.seed, "augment", round, client)
         draws = problem.augmentation.draw(rng, len(batches), training.plan.batch_size, problem.data.input_shape)
         self.tensors = {"indices": torch.from_numpy(padded), **draws}
@@ -54,7 +56,7 @@ class DoesNotFit(Exception):
     """A lane needs more memory than the device has free.
 
     Args:
-        needed: bytes needed; None if the allocation failed before that was known.
+        needed: bytes needed; None if unknown because an allocation failed.
         free: bytes free.
     """
 
@@ -116,8 +118,9 @@ class Lane:
         self.batches: dict[str, Tensor] = {}
         self.local: LocalState | None = None
         self.finished: tuple[States, Message] | None = None
-        self.passes = 0
-        self._row, self._sizes, self._before = 0, [0], (0, 0)
+        self.passes = 0  # backward passes per step
+        self._row, self._sizes = 0, [0]  # of the loaded client: its row, and the size of each batch
+        self._gradient_cost = (0, 0)  # backward passes and samples of its full gradient
 
     def on_stream(self) -> AbstractContextManager[Any]:
         """A context in which all work is queued on this lane's stream."""
@@ -126,7 +129,7 @@ class Lane:
     def load(self, round: int, row: int, client: Client, batches: ClientBatches, integers: dict[str, Tensor]) -> None:
         """Bring a client to its first step, without waiting for the device."""
         training, cohort = self.training, self.cohort
-        self._row, self._sizes, self._before = row, batches.sizes, (0, 0)
+        self._row, self._sizes, self._gradient_cost = row, batches.sizes, (0, 0)
         self._load_batches(batches)
         for name, rows in cohort.client.items():
             self.client[name].copy_(rows[row])
@@ -134,7 +137,7 @@ class Lane:
             gradient, passes, samples = full_gradient(
                 self.problem, training, cohort, round, client.number, client.indices, row
             )
-            self._before = (passes, samples)
+            self._gradient_cost = (passes, samples)
             self.own_gradient.copy_(gradient)
         self._load_buffers(row, integers)
         self.round.fill_(round)
@@ -142,14 +145,14 @@ class Lane:
         self._begin = self._begin or self._captured(self._begin_client)
         self._begin()
         self._uses.update(batches.sizes)
-        for size in sorted(self._worth_capturing() - set(self._graphs)):
+        for size in sorted(self._sizes_to_capture() - set(self._graphs)):
             self._graphs[size] = self._captured(partial(self._step, size))
             self._begin()  # warming up the step has moved the client
             self._load_buffers(row, integers)
 
     @property
-    def steps_to_go(self) -> int:
-        """Steps of the loaded client."""
+    def step_count(self) -> int:
+        """Number of local steps K of the loaded client."""
         return len(self._sizes)
 
     def step(self, k: int) -> None:
@@ -162,7 +165,8 @@ class Lane:
         else:
             self._step(size)
 
-    def _worth_capturing(self) -> set[int]:
+    def _sizes_to_capture(self) -> set[int]:
+        """Batch sizes whose step is worth capturing: that of full batches, and those used often."""
         full = self.training.plan.batch_size
         return {size for size, uses in self._uses.items() if size == full or uses > SELDOM}
 
@@ -175,10 +179,15 @@ class Lane:
         state, message = self.finished
         self.cohort.write(self._row, state, message)
         self.cohort.buffers[self._row].copy_(self.statistics)
-        steps, (passes, samples) = len(self._sizes), self._before
-        passes, samples = passes + self.passes * steps, samples + self.passes * sum(self._sizes)
-        integers = {name: value.clone() for name, value in self.integers.items()}
-        return ClientReport(message.lr_sum.clone(), self.loss.clone(), steps, passes, samples, integers)
+        gradient_passes, gradient_samples = self._gradient_cost
+        return ClientReport(
+            lr_sum=message.lr_sum.clone(),
+            loss=self.loss.clone(),
+            steps=self.step_count,
+            backward_passes=gradient_passes + self.passes * self.step_count,
+            samples=gradient_samples + self.passes * sum(self._sizes),
+            integers={name: value.clone() for name, value in self.integers.items()},
+        )
 
     def _load_batches(self, batches: ClientBatches) -> None:
         """Copy a client's batches to where the captured step reads them.
@@ -197,6 +206,7 @@ class Lane:
             self.batches[name][:steps].copy_(tensor, non_blocking=True)
 
     def _load_buffers(self, row: int, integers: dict[str, Tensor]) -> None:
+        """Copy a client's BatchNorm statistics and integer buffers to where the captured step reads them."""
         self.statistics.copy_(self.cohort.buffers[row])
         if not self.integers:
             self.integers = {name: value.clone() for name, value in integers.items()}
@@ -204,6 +214,7 @@ class Lane:
             self.integers[name].copy_(value)
 
     def _begin_client(self) -> None:
+        """Set the static tensors of ``local`` to the client's state before its first step."""
         training, cohort = self.training, self.cohort
         common = cohort.common_gradient if training.algorithm.drift.full_gradient == "common" else None
         fresh = training.algorithm.begin(
@@ -225,9 +236,10 @@ class Lane:
         self.loss.zero_()
 
     def _step(self, size: int) -> None:
+        """Take step k with a batch of ``size`` examples, and copy the new values into the static tensors."""
         assert self.local is not None
         draws = {name: tensor.index_select(0, self.k)[0] for name, tensor in self.batches.items()}
-        positions = draws.pop("indices")[:size]
+        positions = draws.pop("indices")[:size]  # without the padding
         with cudnn_benchmark(size == self.training.plan.batch_size):
             result = self.advance(self.local, positions, draws, self.statistics, self.integers)
         pairs = [*zip(result.client, changing(self.local), strict=True), (result.statistics, self.statistics)]
@@ -243,6 +255,7 @@ class Lane:
         self.finished = self.training.algorithm.finish(self.local)
 
     def _warm_up(self, work: Callable[[], None]) -> None:
+        """Call ``work`` as often as a capture requires, each time for step 0."""
         for _ in range(WARM_UPS):
             work()
             self.k.zero_()
@@ -266,12 +279,12 @@ class Lane:
 
 
 def without_overlap(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-    """Pairs of new and old tensors, with new ones cloned that lie in an old one's memory.
+    """Clone new tensors that share memory with an old one, so that all (new, old) pairs can be copied in any order.
 
-    A step may keep the previous iterate, for example, which the copy of the new iterate would overwrite.
+    A step may store the previous iterate, for example, which the copy of the new iterate would overwrite.
     """
-    written = {old.untyped_storage().data_ptr() for _, old in pairs}
-    return [(new.clone() if new.untyped_storage().data_ptr() in written else new, old) for new, old in pairs]
+    overwritten = {old.untyped_storage().data_ptr() for _, old in pairs}
+    return [(new.clone() if new.untyped_storage().data_ptr() in overwritten else new, old) for new, old in pairs]
 
 
 def _with_static_tensors(local: LocalState) -> LocalState:
@@ -283,20 +296,22 @@ def _with_static_tensors(local: LocalState) -> LocalState:
     per_round = ("y", "local", "drift", "step", "lr_sum", "first_lr", "final_lr")
 
     def clone(path: Any, leaf: Any) -> Any:
+        # A path is (slot, field of LocalContext, name), or just ("velocity",).
         if not isinstance(leaf, Tensor) or (len(path) > 1 and path[1].name not in per_round):
             return leaf
         # LocalContext.drift refers to the same tensors as LocalContext.local of the drift.
-        inside = tuple(path[2:]) if path[1:] and path[1].name in ("local", "drift") else tuple(path[1:])
-        return copies.setdefault((inside, id(leaf)), leaf.clone())
+        is_slot_state = len(path) > 1 and path[1].name in ("local", "drift")
+        name = tuple(path[2:]) if is_slot_state else tuple(path[1:])
+        return copies.setdefault((name, id(leaf)), leaf.clone())
 
     copy: LocalState = pytree.tree_map_with_path(clone, local)
     return copy
 
 
 def _copy_changed(source: LocalState, target: LocalState) -> None:
-    """Copy the tensors that differ from one client to another, each target once."""
-    done = set()
+    """Copy the tensors of ``source`` into those of ``target``, each target once; shared tensors need no copy."""
+    copied = set()
     for new, old in zip(pytree.tree_leaves(source), pytree.tree_leaves(target), strict=True):
-        if isinstance(new, Tensor) and new is not old and id(old) not in done:
+        if isinstance(new, Tensor) and new is not old and id(old) not in copied:
             old.copy_(new)
-            done.add(id(old))
+            copied.add(id(old))

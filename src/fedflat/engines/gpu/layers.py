@@ -1,7 +1,7 @@
 """Replacements for torch layers that compile to faster GPU code; results are equal up to the order of summation.
 
-Images are channels last. torch's GroupNorm makes them contiguous on a GPU, so that the next convolution, and the
-gradient before it, copies them back. And convolutions of three channels do not fill matrix units.
+Images are channels last. On a GPU, torch's GroupNorm makes them contiguous, and the next convolution copies them back.
+Convolutions of three channels do not fill the GPU's matrix units.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 FEW_CHANNELS = 4
+"""Input channels up to which a convolution may be replaced."""
 LEAST_PATCH, MOST_PATCHES = 64, 2**25
 """Bounds for turning a convolution into a matrix product: numbers in one patch, and in all patches of a batch."""
 MULTIPLE = 8
@@ -23,11 +24,12 @@ def with_gpu_layers(model: nn.Module) -> nn.Module:
     """A copy of a model that shares its tensors and uses the layers below; the model itself if nothing is replaced."""
     if not any(_replacement(module) for module in model.modules()):
         return model
-    changed = copy.deepcopy(model, {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]})
-    for module in changed.modules():
+    shared_tensors = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
+    fast_model = copy.deepcopy(model, memo=shared_tensors)
+    for module in fast_model.modules():
         # Change the class in place: a module may be used in several places and under several names.
         module.__class__ = _replacement(module) or module.__class__
-    return changed
+    return fast_model
 
 
 class ChannelsLastGroupNorm(nn.GroupNorm):
@@ -36,7 +38,7 @@ class ChannelsLastGroupNorm(nn.GroupNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Normalise images [n, channels, height, width], or any other input; statistics are at least float32.
 
-        With a scale and a shift per example and channel, all gradients come from two sums over pixels, in one pass.
+        Written as a scale and a shift per example and channel, so that one pass over the pixels gives all gradients.
         """
         if input.ndim != 4:
             return super().forward(input)
@@ -60,22 +62,24 @@ class PatchConvolution(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolve images [n, channels, height, width]; the result is channels last."""
-        outputs, _, tall, wide = self.weight.shape
-        above, beside = (int(side) for side in self.padding)
-        pixels = F.pad(input, (beside, beside, above, above)).permute(0, 2, 3, 1)
-        patches = pixels.unfold(1, tall, self.stride[0]).unfold(2, wide, self.stride[1]).permute(0, 1, 2, 4, 5, 3)
+        outputs, _, kernel_height, kernel_width = self.weight.shape
+        rows, columns = (int(padding) for padding in self.padding)
+        pixels = F.pad(input, (columns, columns, rows, rows)).permute(0, 2, 3, 1)
+        windows = pixels.unfold(1, kernel_height, self.stride[0]).unfold(2, kernel_width, self.stride[1])
+        patches = windows.permute(0, 1, 2, 4, 5, 3)  # [n, height, width, kernel_height, kernel_width, channels]
         examples, height, width = patches.shape[:3]
         # With fewer patches than weights, the gradients would be larger than the patches.
         if patches.numel() > MOST_PATCHES or height * width < self.weight[0].numel():
             return super().forward(input)
-        rows = _padded(patches.reshape(examples, height * width, -1))
-        kernel = _padded(self.weight.permute(0, 2, 3, 1).reshape(outputs, -1))
-        product = torch.bmm(rows, kernel.T.expand(examples, -1, -1))
+        matrix = _pad_to_multiple(patches.reshape(examples, height * width, -1))
+        kernel = _pad_to_multiple(self.weight.permute(0, 2, 3, 1).reshape(outputs, -1))
+        product = torch.bmm(matrix, kernel.T.expand(examples, -1, -1))
         convolved = product.view(examples, height, width, outputs).permute(0, 3, 1, 2)
         return convolved if self.bias is None else convolved + self.bias[:, None, None]
 
 
-def _padded(rows: Tensor) -> Tensor:
+def _pad_to_multiple(rows: Tensor) -> Tensor:
+    """Append zeros to each row until its length is a multiple of ``MULTIPLE``."""
     return F.pad(rows, (0, -rows.shape[-1] % MULTIPLE))
 
 
@@ -83,10 +87,11 @@ def _replacement(layer: nn.Module) -> type[nn.Module] | None:
     """The class that replaces a layer's, if any."""
     if type(layer) is nn.GroupNorm and layer.weight is not None and layer.bias is not None:
         return ChannelsLastGroupNorm
-    return PatchConvolution if type(layer) is nn.Conv2d and _has_few_channels(layer) else None
+    return PatchConvolution if type(layer) is nn.Conv2d and _suits_patches(layer) else None
 
 
-def _has_few_channels(layer: nn.Conv2d) -> bool:
+def _suits_patches(layer: nn.Conv2d) -> bool:
+    """Whether a convolution is plain, has few input channels, and has patches large enough for a matrix product."""
     zero_padded = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     plain = layer.dilation == (1, 1) and layer.groups == 1 and zero_padded
     return plain and layer.in_channels <= FEW_CHANNELS and layer.weight[0].numel() >= LEAST_PATCH

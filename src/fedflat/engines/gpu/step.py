@@ -1,4 +1,4 @@
-"""One local step on a GPU, eager or compiled: what a lane captures."""
+"""One local step on a GPU, eager or compiled, to be captured by a lane."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from fedflat.engines.problem.problem import PassResult, Problem
 from fedflat.engines.round.client import StepGradient
 from fedflat.engines.round.contract import Training
 
-CLOSE, SAME = 0.5, 0.05
-"""Relative distance allowed between a compiled and an eager step, and between two eager ones; rounding is smaller."""
+CLOSE = 0.5
+"""Largest difference between a compiled and an eager step, relative to the step; rounding errors are smaller."""
+SAME = 0.05
+"""Largest difference between two eager steps that are not random, and between two losses."""
 
 
 class StepResult(NamedTuple):
@@ -50,8 +52,8 @@ def in_place(problem: Problem, training: Training) -> Advance:
         gradient = StepGradient(
             problem, problem.batch(positions, draws), {**problem.buffers.views(statistics), **integers}
         )
-        moved = training.algorithm.step(local, gradient, training.schedule, training.descent)
-        return StepResult(changing(moved), statistics, integers, gradient.loss, gradient.passes)
+        new_local = training.algorithm.step(local, gradient, training.schedule, training.descent)
+        return StepResult(changing(new_local), statistics, integers, gradient.loss, gradient.passes)
 
     return advance
 
@@ -59,8 +61,14 @@ def in_place(problem: Problem, training: Training) -> Advance:
 def compiled(problem: Problem, training: Training, backend: str = "inductor", strict: bool = False) -> Advance:
     """The step as a pure function, compiled as one graph: fewer and larger kernels, after tens of seconds of compiling.
 
-    torch's ``combo_kernels`` stay off: they gave wrong bf16 results on a GPU (docs/benchmarks.md). Unless ``strict``,
-    the step falls back to eager mode, with a warning, if compiling fails or the compiled result differs.
+    torch's ``combo_kernels`` stay off: they gave wrong bf16 results on a GPU (docs/benchmarks.md).
+
+    Args:
+        problem: model, task and data.
+        training: how clients train.
+        backend: backend of ``torch.compile``.
+        strict: whether errors of the compiler are raised. Otherwise, if compiling fails or the first result differs
+            from the eager one, the step continues in eager mode with a warning.
     """
     problem.set_training_mode()
     model = with_gpu_layers(problem.model)
@@ -75,36 +83,36 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor", st
             passes.append(problem.functional_pass(point, statistics, integers, batch, model))
             return passes[-1].gradient
 
-        moved = training.algorithm.step(local, gradient, training.schedule, training.descent)
+        new_local = training.algorithm.step(local, gradient, training.schedule, training.descent)
         first = passes[0]  # only the first pass updates statistics
-        return StepResult(changing(moved), first.statistics, first.integers, first.loss, len(passes))
+        return StepResult(changing(new_local), first.statistics, first.integers, first.loss, len(passes))
 
     torch.compiler.reset()  # code of earlier runs counts against torch's recompilation limit
     fast: Advance = torch.compile(advance, dynamic=False, fullgraph=True, backend=backend)
     eager = in_place(problem, training)
-    usable: bool | None = None
+    is_usable: bool | None = None  # unknown before the first step
 
-    def attempt(
+    def step_with_fallback(
         local: LocalState, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
     ) -> StepResult:
-        nonlocal usable
-        step = (local, positions, draws, statistics, integers)
-        if usable is False or len(positions) < training.plan.batch_size:  # other sizes would be compiled anew
-            return eager(*step)
+        nonlocal is_usable
+        arguments = (local, positions, draws, statistics, integers)
+        if is_usable is False or len(positions) < training.plan.batch_size:  # other sizes would be compiled anew
+            return eager(*arguments)
         try:
-            result = fast(*step)
+            result = fast(*arguments)
         except torch.OutOfMemoryError:
             raise  # tells the lane that it does not fit
         except Exception as error:  # compilers fail in many ways; the eager step re-raises errors of the user's code
-            usable, reason = False, f"could not be compiled ({type(error).__name__})"
+            is_usable, reason = False, f"could not be compiled ({type(error).__name__})"
         else:
-            usable = trusted(result, *step) if usable is None else usable
+            is_usable = agrees_with_eager(result, *arguments) if is_usable is None else is_usable
             reason = "computes another result when compiled"
-        if not usable:
+        if not is_usable:
             warnings.warn(f"the local step {reason}; continuing without compilation", stacklevel=2)
-        return result if usable else eager(*step)
+        return result if is_usable else eager(*arguments)
 
-    def trusted(
+    def agrees_with_eager(
         result: StepResult,
         local: LocalState,
         positions: Tensor,
@@ -112,36 +120,47 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor", st
         statistics: Tensor,
         integers: dict[str, Tensor],
     ) -> bool:
-        def expected() -> StepResult:
-            return eager(
-                local, positions, draws, statistics.clone(), {name: value.clone() for name, value in integers.items()}
-            )
+        """Whether a compiled result agrees with the eager step, or cannot be compared because the step is random."""
+
+        def eager_result() -> StepResult:
+            new_integers = {name: value.clone() for name, value in integers.items()}
+            return eager(local, positions, draws, statistics.clone(), new_integers)
 
         try:
-            once = expected()
-            if agree(result, once, local, statistics):
+            expected = eager_result()
+            if agree(result, expected, local, statistics):
                 return True
-            return not agree(expected(), once, local, statistics, SAME)  # a random step cannot be compared
+            return not agree(eager_result(), expected, local, statistics, SAME)  # true for a random step
         except torch.OutOfMemoryError:
             return True  # a compiled step takes less memory
         finally:
             if positions.is_cuda:
-                torch.cuda.reset_peak_memory_stats()  # by which a lane measures the memory of a step
+                torch.cuda.reset_peak_memory_stats()  # a lane measures a step's memory by the peak
 
-    return fast if strict else attempt
+    return fast if strict else step_with_fallback
 
 
 def agree(
-    result: StepResult, expected: StepResult, local: LocalState, statistics: Tensor, share: float = CLOSE
+    result: StepResult, expected: StepResult, local: LocalState, statistics: Tensor, tolerance: float = CLOSE
 ) -> bool:
-    """Whether two steps from the same point agree in loss, counters, and the moves of iterate and statistics."""
-    moves = [
+    """Whether two steps from the same point agree in loss, counters, and the moves of iterate and statistics.
+
+    Args:
+        result: the first step; its first tensor is the new iterate.
+        expected: the second step.
+        local: the client before the steps.
+        statistics: BatchNorm statistics before the steps [buffers].
+        tolerance: largest difference, relative to how far the second step moved.
+    """
+    for new, other, start in (
         (result.client[0], expected.client[0], local.drift.y),
         (result.statistics, expected.statistics, statistics),
-    ]
-    close = all(bool((new - other).norm() <= share * (other - start).norm()) for new, other, start in moves)
-    counted = all(bool((expected.integers[name] == value).all()) for name, value in result.integers.items())
-    return close and counted and bool(torch.isclose(result.loss, expected.loss, rtol=SAME, atol=SAME))
+    ):
+        if not bool((new - other).norm() <= tolerance * (other - start).norm()):
+            return False
+    if not all(bool((expected.integers[name] == value).all()) for name, value in result.integers.items()):
+        return False
+    return bool(torch.isclose(result.loss, expected.loss, rtol=SAME, atol=SAME))
 
 
 def changing(local: LocalState) -> list[Tensor]:

@@ -11,18 +11,18 @@ from typing import Any, Literal
 from fedflat.errors import UserError
 from fedflat.processes import available_cores
 
-OLDEST = (2, 40)
+OLDEST_VERSION = (2, 40)
 """Oldest supported version of Ray."""
-PATIENCE = 5.0
-"""Seconds after which an address that does not answer is given up."""
+CONNECT_TIMEOUT = 5.0
+"""Seconds to wait for an address to answer."""
 INSTALL = 'pip install "fedflat[ray]"'
-SILENCE = {
+QUIET_VARIABLES = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's future default, set to silence its warning
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # the first error is reported; the other workers repeat it
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # Ray reports lost nodes on stdout, which is for results
 }
 """Environment variables that Ray reads when it is imported."""
-LOCAL = {
+LOCAL_CLUSTER_VARIABLES = {
     "RAY_worker_niceness": "0",  # Ray would otherwise give workers the lowest priority
     "RAY_max_direct_call_object_size": "4000000",  # bytes of an answer that may bypass the object store
     "RAY_enable_metrics_collection": "0",
@@ -36,14 +36,18 @@ Device = Literal["cpu", "cuda"]
 
 
 def ray_module(purpose: str = "engine.name=ray") -> Any:
-    """The Ray module; raises ``UserError`` if it is missing or too old. ``purpose`` names what needs it."""
-    _set_defaults(SILENCE)
+    """Import Ray; raises ``UserError`` if it is missing or too old.
+
+    Args:
+        purpose: the setting or command that needs Ray, for the error message.
+    """
+    _set_defaults(QUIET_VARIABLES)
     try:
         ray = importlib.import_module("ray")
     except ImportError:
         raise UserError(f"{purpose} needs Ray, which is not installed; install it with: {INSTALL}") from None
-    if version_of(ray.__version__) < OLDEST:
-        oldest = ".".join(map(str, OLDEST))
+    if parse_version(ray.__version__) < OLDEST_VERSION:
+        oldest = ".".join(map(str, OLDEST_VERSION))
         raise UserError(
             f"Ray {ray.__version__} is too old; expected {oldest} or newer; update it with: {INSTALL} --upgrade"
         )
@@ -55,29 +59,29 @@ def _set_defaults(variables: dict[str, str]) -> None:
         os.environ.setdefault(name, value)
 
 
-def version_of(text: str) -> tuple[int, ...]:
+def parse_version(text: str) -> tuple[int, ...]:
     """Major and minor version.
 
-    >>> version_of("2.40.1rc0"), version_of("3.0.0.dev0")
+    >>> parse_version("2.40.1rc0"), parse_version("3.0.0.dev0")
     ((2, 40), (3, 0))
     """
     return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in text.split(".")[:2])
 
 
 def connect(address: str | None, workers: int | None, purpose: str = "engine.name=ray") -> Any:
-    """The Ray module, connected to a cluster.
+    """Connect to a Ray cluster, or start one, and return the Ray module.
 
     Args:
         address: HOST:PORT of a cluster or ``auto``; None starts one on this machine for the lifetime of this process.
         workers: workers that a new cluster must have cores for.
-        purpose: what needs Ray, for error messages.
+        purpose: the setting or command that needs Ray, for error messages.
     """
     if address is None:
-        _set_defaults(LOCAL)
+        _set_defaults(LOCAL_CLUSTER_VARIABLES)
     ray = ray_module(purpose)
     if ray.is_initialized():
         current = str(ray.get_runtime_context().gcs_address)
-        if address not in (None, "auto") and not same_place(str(address), current):
+        if address not in (None, "auto") and not is_same_cluster(str(address), current):
             raise UserError(
                 f"this process is already connected to the Ray cluster at {current}; "
                 f"start a new process for ray_address={address}"
@@ -93,28 +97,29 @@ def connect(address: str | None, workers: int | None, purpose: str = "engine.nam
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
         if address is None:
             raise UserError(f"Ray cannot be started on this machine: {first_line(error)}") from None
-        raise rejected(address, error) from None
+        raise _rejected(address, error) from None
     return ray
 
 
-def same_place(one: str, other: str) -> bool:
-    """Whether two addresses belong to one cluster, as far as host names and loopback tell.
+def is_same_cluster(address: str, other_address: str) -> bool:
+    """Whether two addresses HOST:PORT belong to one cluster: same port, and same host or one of them loopback.
 
-    >>> same_place("127.0.0.1:6379", "10.0.0.1:6379"), same_place("10.0.0.2:6379", "10.0.0.1:6379")
+    >>> is_same_cluster("127.0.0.1:6379", "10.0.0.1:6379"), is_same_cluster("10.0.0.2:6379", "10.0.0.1:6379")
     (True, False)
-    >>> same_place("10.0.0.1:1", "10.0.0.1:2")
+    >>> is_same_cluster("10.0.0.1:1", "10.0.0.1:2")
     False
     """
-    (host, _, port), (other_host, _, other_port) = one.rpartition(":"), other.rpartition(":")
+    host, _, port = address.rpartition(":")
+    other_host, _, other_port = other_address.rpartition(":")
     try:
-        numbers = {socket.gethostbyname(host), socket.gethostbyname(other_host)}
+        ip, other_ip = socket.gethostbyname(host), socket.gethostbyname(other_host)
     except OSError:
         return False
-    return port == other_port and (len(numbers) == 1 or any(number.startswith("127.") for number in numbers))
+    return port == other_port and (ip == other_ip or ip.startswith("127.") or other_ip.startswith("127."))
 
 
 def check_address(address: str) -> None:
-    """Reject an address where nothing listens at once; Ray would take a minute."""
+    """Raise ``UserError`` at once if nothing listens at an address; Ray would take a minute to notice."""
     if address == "auto":
         return
     if "://" in address:
@@ -126,12 +131,12 @@ def check_address(address: str) -> None:
     if not host or not port.isdigit():
         raise UserError(f"ray_address={address} is invalid; expected HOST:PORT, for example 10.0.0.1:6379, or auto")
     try:
-        socket.create_connection((host, int(port)), timeout=PATIENCE).close()
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT).close()
     except (OSError, OverflowError) as error:
-        raise unreachable(address, error) from None
+        raise _unreachable(address, error) from None
 
 
-def unreachable(address: str, error: Exception) -> UserError:
+def _unreachable(address: str, error: Exception) -> UserError:
     """The error for an address where no cluster answers."""
     if address == "auto":
         return UserError("ray_address=auto finds no Ray cluster on this machine; start one with: ray start --head")
@@ -141,10 +146,10 @@ def unreachable(address: str, error: Exception) -> UserError:
     )
 
 
-def rejected(address: str, error: Exception) -> UserError:
+def _rejected(address: str, error: Exception) -> UserError:
     """The error for an address where something listens that does not accept this process."""
     if address == "auto":
-        return unreachable(address, error)
+        return _unreachable(address, error)
     return UserError(
         f"the server at {address} rejects the connection ({first_line(error)}); if it is a Ray cluster that requires a "
         "token, set RAY_AUTH_MODE=token and put its token into ~/.ray, otherwise correct ray_address"
@@ -156,29 +161,29 @@ def first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
 
 
-def device_for(ray: Any, wanted: str) -> Device:
-    """Where workers train: on GPUs if the cluster has some, unless ``wanted`` is ``cpu``."""
+def choose_device(ray: Any, requested: str) -> Device:
+    """The device that workers train on: GPUs if the cluster has some, unless ``requested`` is ``cpu``."""
     gpus = ray.cluster_resources().get("GPU", 0)
-    if wanted == "cuda" and gpus < 1:
+    if requested == "cuda" and gpus < 1:
         raise UserError(
             "engine.device=cuda, but no node of the Ray cluster has a GPU; use engine.device=cpu or add such a node"
         )
-    return "cuda" if wanted != "cpu" and gpus >= 1 else "cpu"
+    return "cuda" if requested != "cpu" and gpus >= 1 else "cpu"
 
 
-def workers_for(ray: Any, wanted: int | None, device: Device) -> int:
+def choose_workers(ray: Any, requested: int | None, device: Device) -> int:
     """Number of workers: by default one per GPU or core. Several may share a GPU, but not a core."""
     resources = ray.cluster_resources()
     cores = int(resources.get("CPU", 0))
-    if wanted is None:
+    if requested is None:
         return max(1, int(resources.get("GPU", 0)) if device == "cuda" else cores)
-    if wanted > cores:
+    if requested > cores:
         raise UserError(
-            f"engine.workers={wanted} is more than the {cores} cores of the Ray cluster; lower it or add nodes"
+            f"engine.workers={requested} is more than the {cores} cores of the Ray cluster; lower it or add nodes"
         )
-    return wanted
+    return requested
 
 
-def gpus_each(ray: Any, workers: int) -> float:
+def gpus_per_worker(ray: Any, workers: int) -> float:
     """Share of a GPU for each worker: a whole one unless there are more workers than GPUs."""
     return 1 / math.ceil(max(1.0, workers / int(ray.cluster_resources()["GPU"])))

@@ -1,11 +1,11 @@
 """The Ray engine: a cohort is spread over worker processes, each with one core or GPU and a loop or lanes engine.
 
-The driver holds the server's model. What all clients of a round read goes into Ray's object store once. A worker trains
-the clients it is sent, keeps their state, and returns their rows. If the cohort has enough blocks of the aggregation to
-keep all workers busy, it returns sums over blocks instead. Sums are taken in cohort order over fixed blocks, so results
-do not depend on the number of workers, on who trained whom, or on lost workers. Workers with a GPU always return sums
-of what they trained, because sending rows would take longer than training; these sums are equal to others only up to
-rounding.
+The driver holds the server's model. The data that all clients of a round read go into Ray's object store once. A worker
+trains the clients it is sent, keeps their state, and returns their rows. If the cohort has enough blocks of the
+aggregation to keep all workers busy, it returns sums over blocks instead. Sums are taken in cohort order over fixed
+blocks, so results do not depend on the number of workers, on which worker trained which client, or on lost workers.
+Workers with a GPU always return the sum over the clients they trained, because sending rows would take longer than
+training; such sums agree with the others only up to rounding.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from fedflat.engines.cpu.engine import LoopEngine, one_thread
 from fedflat.engines.gpu.engine import MOST_LANES
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.totals import evaluation_plan, evaluation_result
-from fedflat.engines.ray.cluster import Device, connect, device_for, gpus_each, workers_for
-from fedflat.engines.ray.messages import FRESH, Broadcast, ProblemSource, WorkerSetup
+from fedflat.engines.ray.cluster import Device, choose_device, choose_workers, connect, gpus_per_worker
+from fedflat.engines.ray.messages import INITIAL_STAMP, Broadcast, ProblemSource, WorkerSetup
 from fedflat.engines.ray.results import (
     CohortResults,
     RoundContext,
@@ -35,11 +35,11 @@ from fedflat.engines.ray.results import (
     most_common_state,
     outcome_from_sums,
 )
-from fedflat.engines.ray.scheduling import LEAST, PIECES, ClientCosts, blocks_of, pieces_of, shares_of
+from fedflat.engines.ray.scheduling import ClientCosts, aggregation_blocks, assign_shares, split_share
 from fedflat.engines.ray.state_directory import StateDirectory
-from fedflat.engines.ray.worker import facts
+from fedflat.engines.ray.worker import problem_facts
 from fedflat.engines.ray.worker_pool import WorkerHandle, WorkerPool, WorkItem, worker_pool
-from fedflat.engines.round.cohort import Arrays, CohortBuffers, CohortWeights, reduce_rows, state_to_arrays
+from fedflat.engines.round.cohort import Arrays, CohortBuffers, CohortWeights, reduce_rows, state_to_arrays, to_arrays
 from fedflat.engines.round.contract import (
     BLOCK,
     Client,
@@ -47,8 +47,8 @@ from fedflat.engines.round.contract import (
     Outcome,
     RemoteState,
     Training,
-    by_samples,
     weighted_sum,
+    weights_by_samples,
 )
 
 BLOCKS_PER_WORKER = 4
@@ -67,7 +67,7 @@ class RayEngine:
         shows_rows: whether every client's row must reach the driver, for in-run measurements.
 
     Attributes:
-        sums_shares: whether a worker sums whatever it was given, not only whole blocks; equal only up to rounding.
+        sums_shares: whether a worker sums over all clients it trained, not over whole blocks; equal up to rounding.
         costs: measured cost of clients.
         slowest: seconds that the slowest worker trained in the last round.
         buffers: rows of the last cohort, if they reached the driver.
@@ -87,20 +87,20 @@ class RayEngine:
         self.problem = problem
         self.shows_rows = shows_rows
         self.ray = connect(address, workers)
-        self.device = device_for(self.ray, device)
-        self.workers = workers_for(self.ray, workers, self.device)
-        self.gpus = gpus_each(self.ray, self.workers) if self.device == "cuda" else 0.0
+        self.device = choose_device(self.ray, device)
+        self.workers = choose_workers(self.ray, workers, self.device)
+        self.gpus = gpus_per_worker(self.ray, self.workers) if self.device == "cuda" else 0.0
         self.sums_shares = self.device == "cuda"
         self.costs = ClientCosts()
         self.slowest = 0.0
         self.buffers: CohortBuffers | None = None
-        self._source = ProblemSource(uuid.uuid4().hex, [self.ray.put(build(self.device))], facts(problem))
+        self._source = ProblemSource(uuid.uuid4().hex, [self.ray.put(build(self.device))], problem_facts(problem))
         self._training: tuple[Training, str] | None = None
-        self._stamp = FRESH
+        self._stamp = INITIAL_STAMP
         self.states = StateDirectory(lambda: self.pool)
         pool = self.pool
         pool.wait_for_all()
-        pool.open(self._source)
+        pool.build_problem(self._source)
 
     @property
     def pool(self) -> WorkerPool:
@@ -111,14 +111,15 @@ class RayEngine:
         """Train a cohort for one round and average what it sends, in cohort order."""
         with one_thread():
             z = training.algorithm.broadcast(model.weights, server)
-            fresh = most_common_state(cohort)
-            broadcast = self._broadcast(training, round, z, server, model, cohort, fresh)
-            context = RoundContext(training, cohort, broadcast, self.ray.put(broadcast), None, fresh)
+            initial_state = most_common_state(cohort)
+            broadcast = self._broadcast(training, round, z, server, model, cohort, initial_state)
+            context = RoundContext(training, cohort, broadcast, self.ray.put(broadcast), None, initial_state)
             common, extra_cost = self._common_gradient(context, z)
             if common is not None:
                 context = context._replace(gradient_ref=self.ray.put(common.numpy()))
             results = self._train_clients(context, model, z, common, extra_cost)
-            return self._from_rows(results) if results.parts[0].rows else outcome_from_sums(results)
+            has_rows = bool(results.items[0].result.rows)
+            return self._outcome_from_rows(results) if has_rows else outcome_from_sums(results)
 
     def _broadcast(
         self,
@@ -128,38 +129,40 @@ class RayEngine:
         server: States,
         model: ModelState,
         cohort: list[Client],
-        fresh: Any,
+        initial_state: Any,
     ) -> Broadcast:
+        """The data that every client of a round reads, as arrays; a new training gets a new key."""
         if self._training is None or self._training[0] is not training:
             self._training, self.buffers = (training, uuid.uuid4().hex), None
+        _, key = self._training
         self._stamp += 1
         received = {name for name, field in flat_fields(training.algorithm.server_fields()).items() if field.sent}
         return Broadcast(
-            key=self._training[1],
+            key=key,
             training=training,
             round=round,
             z=z.numpy(),
-            server={name: value.numpy() for name, value in flat_state(server).items() if name in received},
+            server=to_arrays({name: value for name, value in flat_state(server).items() if name in received}),
             buffers=model.buffers.numpy(),
-            integers={name: value.numpy() for name, value in model.integers.items()},
+            integers=to_arrays(model.integers),
             count=len(cohort),
             stamp=self._stamp,
-            fresh={} if fresh is None else state_to_arrays(fresh),
+            initial_state={} if initial_state is None else state_to_arrays(initial_state),
         )
 
     def _common_gradient(self, context: RoundContext, z: Tensor) -> tuple[Tensor | None, tuple[int, int]]:
         """The cohort's gradient at z [parameters], if the algorithm has one, with its backward passes and samples."""
         if context.training.algorithm.drift.full_gradient != "common":
             return None, (0, 0)
-        units, items = self._work_items("gradients", context, None)
+        items = self._work_items("full_gradients", context, None)
         self.pool.run(items, self._source)
         rows = torch.empty(len(context.cohort), len(z), dtype=z.dtype)
         passes = samples = 0
-        for unit, item in zip(units, items, strict=True):
-            gradients, unit_passes, unit_samples = item.result
-            rows.numpy()[unit] = gradients
-            passes, samples = passes + unit_passes, samples + unit_samples
-        weights = by_samples([len(client.indices) for client in context.cohort])
+        for item in items:
+            gradients, item_passes, item_samples = item.result
+            rows.numpy()[item.rows] = gradients
+            passes, samples = passes + item_passes, samples + item_samples
+        weights = weights_by_samples([len(client.indices) for client in context.cohort])
         return weighted_sum(rows, weights), (passes, samples)
 
     def _train_clients(
@@ -170,101 +173,124 @@ class RayEngine:
         common: Tensor | None,
         extra_cost: tuple[int, int],
     ) -> CohortResults:
+        """Train the cohort on the workers; its new states stay there until they are fetched."""
         training, cohort = context.training, context.cohort
         weights = None
-        if self._takes_sums(training, len(cohort)):
+        if self._workers_return_sums(training, len(cohort)):
             weights = CohortWeights.of(training.aggregation, [len(client.indices) for client in cohort])
-        units, items = self._work_items("train", context, weights)
-        self.pool.run(items, self._source, self.states.fetch_all)
+        items = self._work_items("train", context, weights)
+        self.pool.run(items, self._source, meanwhile=self.states.fetch_all)
         self.states.fetch_all()
-        self._measure(context, units, items)
+        self._record_costs(context, items)
         states: list[Any] = [nested_state({})] * len(cohort)
         if flat_fields(training.algorithm.client_fields()):
-            by_worker: dict[WorkerHandle, list[int]] = {}
-            for unit, item in zip(units, items, strict=True):
+            rows_by_worker: dict[WorkerHandle, list[int]] = {}
+            for item in items:
                 assert item.worker is not None
-                by_worker.setdefault(item.worker, []).extend(unit)
-            remote = [self._remote_states(worker, context, rows) for worker, rows in by_worker.items()]
-            states = in_cohort_order(list(by_worker.values()), remote)
-        parts = [item.result for item in items]
-        return CohortResults(context, model, z, common, units, parts, states, extra_cost)
+                rows_by_worker.setdefault(item.worker, []).extend(item.rows)
+            states = in_cohort_order(
+                (rows, self._remote_states(worker, context, rows)) for worker, rows in rows_by_worker.items()
+            )
+        return CohortResults(context, model, z, common, items, states, extra_cost)
 
-    def _measure(self, context: RoundContext, units: list[list[int]], items: list[WorkItem]) -> None:
-        samples = _samples(context)
+    def _record_costs(self, context: RoundContext, items: list[WorkItem]) -> None:
+        """Record how long clients took, and the time of the slowest worker."""
+        samples = _planned_samples(context)
         seconds: Counter[WorkerHandle | None] = Counter()
-        for unit, item in zip(units, items, strict=True):
-            numbers = [context.cohort[row].number for row in unit]
-            self.costs.measured(numbers, [samples[row] for row in unit], item.result.seconds)
+        for item in items:
+            numbers = [context.cohort[row].number for row in item.rows]
+            self.costs.record(numbers, [samples[row] for row in item.rows], item.result.seconds)
             seconds[item.worker] += item.result.seconds
         self.slowest = max(seconds.values())
 
-    def _work_items(
-        self, call: str, context: RoundContext, weights: CohortWeights | None
-    ) -> tuple[list[list[int]], list[WorkItem]]:
-        """Split the cohort into units, each with a work item for the worker that has its states or has time."""
+    def _work_items(self, call: str, context: RoundContext, weights: CohortWeights | None) -> list[WorkItem]:
+        """Divide the cohort into work items, each planned for a worker.
+
+        Args:
+            call: the worker's method, ``train`` or ``full_gradients``.
+            context: training, cohort and broadcast of the round.
+            weights: weights of the cohort if workers return sums.
+        """
+        cohort = context.cohort
         costs = [
-            self.costs.expected(client.number, samples)
-            for client, samples in zip(context.cohort, _samples(context), strict=True)
+            self.costs.expected_seconds(client.number, samples)
+            for client, samples in zip(cohort, _planned_samples(context), strict=True)
         ]
         by_block = weights is not None and not self.sums_shares
-        groups = blocks_of(len(costs)) if by_block else [[row] for row in range(len(costs))]
-        loads = [sum(costs[row] for row in group) for group in groups]
-        workers: list[WorkerHandle | None] = [*self.pool.present] or [None] * self.workers
-        size = 0 if call == "gradients" else self._state_bytes(context.training)
-        moving = [
-            [sum(self.states.moving(context.cohort[row], worker, size) for row in group) for worker in workers]
+        # The cohort in groups of rows that stay together: blocks, or single clients.
+        groups = aggregation_blocks(len(cohort)) if by_block else [[row] for row in range(len(cohort))]
+        group_costs = [sum(costs[row] for row in group) for group in groups]
+        workers: list[WorkerHandle | None] = [*self.pool.started_workers] or [None] * self.workers
+        state_bytes = 0 if call == "full_gradients" else self._state_bytes(context.training)
+        transfers = [
+            [sum(self.states.transfer_seconds(cohort[row], worker, state_bytes) for row in group) for worker in workers]
             for group in groups
         ]
-        units: list[list[int]] = []
         items = []
-        for worker, share in zip(workers, shares_of(loads, moving), strict=True):
-            for piece in self._pieces(share, loads, by_block):
-                units.append(sorted(row for index in piece for row in groups[index]))
-                arguments = self._arguments(call, context, units[-1], weights, worker, size)
-                seconds, away = sum(loads[index] for index in piece), sum(max(moving[index]) for index in piece)
-                items.append(WorkItem(call, arguments, worker, seconds, away))
-        return units, items
+        for worker, share in zip(workers, assign_shares(group_costs, transfers), strict=True):
+            for piece in self._split_share(share, group_costs, by_block):
+                rows = sorted(row for group in piece for row in groups[group])
+                items.append(
+                    WorkItem(
+                        call,
+                        self._arguments(call, context, rows, weights, worker, state_bytes),
+                        rows,
+                        home=worker,
+                        seconds=sum(group_costs[group] for group in piece),
+                        transfer_seconds=sum(max(transfers[group]) for group in piece),
+                    )
+                )
+        return items
 
-    def _pieces(self, share: list[int], loads: list[float], by_block: bool) -> list[list[int]]:
+    def _split_share(self, share: list[int], group_costs: list[float], by_block: bool) -> list[list[int]]:
+        """Split a worker's share of the groups into the pieces that it trains at once."""
         if by_block:
-            return [[index] for index in share]
+            return [[group] for group in share]
         if self.sums_shares:  # a worker with a GPU trains a piece side by side
             count = ceil(len(share) / MOST_LANES)
             return [list(map(int, piece)) for piece in np.array_split(share, count)] if share else []
-        # Before costs are measured, every client is worth a message.
-        return pieces_of(share, loads, PIECES, LEAST if self.costs.known else 0.0)
+        if not self.costs.is_measured:  # without knowing its cost, every client may be worth a message
+            return split_share(share, group_costs, min_seconds=0.0)
+        return split_share(share, group_costs)
 
     def _arguments(
         self,
         call: str,
         context: RoundContext,
-        unit: list[int],
+        rows: list[int],
         weights: CohortWeights | None,
         home: WorkerHandle | None,
-        size: int,
+        state_bytes: int,
     ) -> Callable[[WorkerHandle, bool], tuple[Any, ...]]:
-        """Arguments of a call for the clients of a unit; asks other workers for their states before these start."""
-        clients = [context.cohort[row] for row in unit]
-        unit_weights = None if weights is None else weights.subset(unit)
+        """The function that computes the arguments of a work item for the worker that runs it (``WorkItem.arguments``).
+
+        The home worker receives missing states directly from other workers, which are asked for them now.
+        """
+        clients = [context.cohort[row] for row in rows]
+        client_weights = None if weights is None else weights.subset(rows)
         broadcast = context.broadcast
-        coming, transfers = self.states.hand_over(clients, home, broadcast, size) if size else (set(), [])
+        transferred: set[int] = set()
+        transfers: list[Any] = []
+        if state_bytes:
+            transferred, transfers = self.states.request_transfers(clients, home, broadcast, state_bytes)
 
         def arguments(worker: WorkerHandle, with_state: bool) -> tuple[Any, ...]:
-            as_planned = worker is home and not with_state
-            dispatched = [
-                self.states.dispatch(
-                    client, worker, broadcast, context.fresh, with_state, as_planned and client.number in coming
+            uses_transfers = worker is home and not with_state
+            dispatched = []
+            for client in clients:
+                is_transferred = uses_transfers and client.number in transferred
+                dispatched.append(
+                    self.states.dispatch(client, worker, broadcast, context.initial_state, with_state, is_transferred)
                 )
-                for client in clients
-            ]
-            if call == "gradients":
+            if call == "full_gradients":
                 return context.broadcast_ref, dispatched
-            sent = transfers if as_planned else ()
-            return context.broadcast_ref, context.gradient_ref, dispatched, unit_weights, False, *sent
+            received = transfers if uses_transfers else []
+            return context.broadcast_ref, context.gradient_ref, dispatched, client_weights, False, *received
 
         return arguments
 
     def _state_bytes(self, training: Training) -> int:
+        """Bytes of one client's state."""
         fields = flat_fields(training.algorithm.client_fields()).values()
         numbers = sum(field.scalars(self.problem.layout.size) for field in fields)
         return numbers * torch.finfo(self.problem.dtype).bits // 8
@@ -284,25 +310,27 @@ class RayEngine:
             assert item.worker is not None
             return item.worker, item.result.state
 
-        return self.states.trained(worker, context.broadcast, clients, retrain)
+        return self.states.record_trained(worker, context.broadcast, clients, retrain)
 
-    def _takes_sums(self, training: Training, count: int) -> bool:
-        enough = self.sums_shares or count >= BLOCK * BLOCKS_PER_WORKER * self.workers
-        return enough and not self.shows_rows and not training.aggregation.needs_rows
+    def _workers_return_sums(self, training: Training, count: int) -> bool:
+        """Whether workers return sums over a cohort of ``count`` clients, not every client's row."""
+        has_enough_blocks = self.sums_shares or count >= BLOCK * BLOCKS_PER_WORKER * self.workers
+        return has_enough_blocks and not self.shows_rows and not training.aggregation.needs_rows
 
-    def _from_rows(self, results: CohortResults) -> Outcome:
+    def _outcome_from_rows(self, results: CohortResults) -> Outcome:
         """The outcome from every client's rows."""
         training, cohort = results.context.training, results.context.cohort
         if self.buffers is None or self.buffers.rows < len(cohort):
             sizes = self.problem.layout.size, self.problem.buffers.size
             self.buffers = CohortBuffers.new(training.algorithm, *sizes, len(cohort), results.z)
         buffers = self.buffers
-        for unit, part in zip(results.units, results.parts, strict=True):
+        for item in results.items:
             # Through numpy, which copies from the object store only once.
-            buffers.displacement.numpy()[unit] = part.rows["displacement"]
-            buffers.buffers.numpy()[unit] = part.rows["buffers"]
-            for name, rows in buffers.sent.items():
-                rows.numpy()[unit] = part.rows[f"sent/{name}"]
+            rows = item.result.rows
+            buffers.displacement.numpy()[item.rows] = rows["displacement"]
+            buffers.buffers.numpy()[item.rows] = rows["buffers"]
+            for name, sent in buffers.sent.items():
+                sent.numpy()[item.rows] = rows[f"sent/{name}"]
         if results.common_gradient is not None:
             buffers.common_gradient.copy_(results.common_gradient)
         return reduce_rows(
@@ -328,20 +356,20 @@ class RayEngine:
         if examples is not problem.held_out:
             return LoopEngine(problem, 1).evaluate(models, examples)
         plan = evaluation_plan(problem, len(models), examples)
-        tasks = [(batch.model, batch.examples, batch.positions.numpy()) for batch in plan]
-        stride = self.workers * 2
-        parts = [tasks[start::stride] for start in range(min(len(tasks), stride))]
+        batches = [(batch.model, batch.examples, batch.positions.numpy()) for batch in plan]
+        calls = min(len(batches), 2 * self.workers)  # two per worker, so that fast workers can do more
         arrays = [
-            (m.weights.numpy(), m.buffers.numpy(), {name: value.numpy() for name, value in m.integers.items()})
-            for m in models.values()
+            (model.weights.numpy(), model.buffers.numpy(), to_arrays(model.integers)) for model in models.values()
         ]
         models_ref = self.ray.put(arrays)
-        answers = self.pool.map("evaluate", [(models_ref, part) for part in parts], self._source)
-        sums: list[Any] = [None] * len(tasks)
-        for start, answer in enumerate(answers):
-            sums[start::stride] = [{name: np.array(value) for name, value in batch.items()} for batch in answer]
+        # Call i evaluates the batches i, i + calls, i + 2 calls, ...
+        answers = self.pool.map("evaluate", [(models_ref, batches[i::calls]) for i in range(calls)], self._source)
+        sums: list[Any] = [None] * len(batches)
+        for i, answer in enumerate(answers):
+            sums[i::calls] = [{name: np.array(value) for name, value in batch_sums.items()} for batch_sums in answer]
         return evaluation_result(problem.task, plan, sums, list(models), examples)
 
 
-def _samples(context: RoundContext) -> list[int]:
+def _planned_samples(context: RoundContext) -> list[int]:
+    """Examples that each client of the cohort sees if it completes all its steps."""
     return [context.training.plan.samples(len(client.indices)) for client in context.cohort]

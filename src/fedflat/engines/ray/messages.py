@@ -13,8 +13,8 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.cohort import Arrays, ClientReport
 from fedflat.engines.round.contract import Training
 
-FRESH = 0
-"""Stamp of the state that clients start with."""
+INITIAL_STAMP = 0
+"""Stamp of the state of clients that have not participated yet; each round adds 1."""
 
 
 class WorkerSetup(NamedTuple):
@@ -25,7 +25,7 @@ class WorkerSetup(NamedTuple):
 
 
 class WorkerInfo(NamedTuple):
-    """What a worker says about itself: fedflat's version, host name, process id and Ray's actor id."""
+    """Identity of a worker: fedflat's version, host name, process id and Ray's actor id."""
 
     version: str
     node: str
@@ -53,7 +53,7 @@ class Broadcast:
     """What every client of a round reads; sent once per round and node.
 
     Attributes:
-        key: name of ``training``, because lanes are set up for one training object.
+        key: unique name of ``training``; the lanes engine reuses its captured steps as long as it stays the same.
         training: how clients train.
         round: number of the round.
         z: the model that clients start from [parameters].
@@ -62,7 +62,7 @@ class Broadcast:
         integers: integer buffers by name.
         count: clients in the whole cohort.
         stamp: stamp of the states that clients end the round with.
-        fresh: the state that clients start with when they first take part.
+        initial_state: the state of clients that participate for the first time.
     """
 
     key: str
@@ -74,7 +74,7 @@ class Broadcast:
     integers: Arrays
     count: int
     stamp: int
-    fresh: Arrays
+    initial_state: Arrays
 
 
 class DispatchedClient(NamedTuple):
@@ -120,6 +120,6 @@ class TrainedClients:
     seconds: float
 
 
-def size_of(arrays: Arrays) -> int:
+def bytes_of(arrays: Arrays) -> int:
     """Bytes in some arrays."""
     return sum(array.nbytes for array in arrays.values())

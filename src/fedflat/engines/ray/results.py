@@ -1,17 +1,17 @@
-"""From what the workers returned to the outcome of a round."""
+"""The outcome of a round from the results of the workers."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedflat.algorithms.slot import State
-from fedflat.engines.ray.messages import Broadcast, TrainedClients
+from fedflat.engines.ray.messages import Broadcast
+from fedflat.engines.ray.worker_pool import WorkItem
 from fedflat.engines.round.cohort import ClientReport, build_outcome
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training, sum_of_blocks
 
@@ -25,7 +25,7 @@ class RoundContext(NamedTuple):
         broadcast: what every client reads.
         broadcast_ref: reference to it in the object store.
         gradient_ref: reference to the cohort's common gradient, if the algorithm has one.
-        fresh: the state object that clients start with, if several of the cohort have it.
+        initial_state: the state object of first-time participants, if the cohort has several of them.
     """
 
     training: Training
@@ -33,18 +33,18 @@ class RoundContext(NamedTuple):
     broadcast: Broadcast
     broadcast_ref: Any
     gradient_ref: Any
-    fresh: object
+    initial_state: object
 
 
 class CohortResults(NamedTuple):
-    """What the workers returned for a round.
+    """Results of the workers for a round.
 
     Attributes:
+        context: training, cohort and broadcast of the round.
         model: the server's model before the round.
         z: the model that clients started from [parameters].
         common_gradient: the cohort's gradient at z [parameters], if the algorithm has one.
-        units: positions in the cohort that each work item trained.
-        parts: what each work item returned.
+        items: the work items; each has a ``TrainedClients`` as its result.
         states: each client's new state, in cohort order.
         extra_cost: backward passes and samples of the common gradient.
     """
@@ -53,32 +53,28 @@ class CohortResults(NamedTuple):
     model: ModelState
     z: Tensor
     common_gradient: Tensor | None
-    units: list[list[int]]
-    parts: list[TrainedClients]
+    items: list[WorkItem]
     states: list[Mapping[str, State]]
     extra_cost: tuple[int, int]
 
     @property
     def reports(self) -> list[ClientReport]:
         """The clients' reports, in cohort order."""
-        return in_cohort_order(self.units, [part.reports for part in self.parts])
+        return in_cohort_order((item.rows, item.result.reports) for item in self.items)
 
 
 def outcome_from_sums(results: CohortResults) -> Outcome:
     """The outcome from sums over blocks, added in cohort order."""
     training, cohort = results.context.training, results.context.cohort
-    blocks = [part for _, part in sorted(zip(results.units, results.parts, strict=True), key=lambda pair: pair[0][0])]
-    sums = {
-        name: sum_of_blocks([torch.from_numpy(np.array(block.sums[name])) for block in blocks])
-        for name in blocks[0].sums
-    }
+    blocks = [item.result.sums for item in sorted(results.items, key=lambda item: item.rows[0])]
+    sums = {name: sum_of_blocks([torch.tensor(block[name]) for block in blocks]) for name in blocks[0]}
     statistics: list[Tensor | None] = [None] * len(cohort)
     if training.own_statistics:
-        rows = [[] if part.statistics is None else list(part.statistics) for part in results.parts]
-        statistics = [torch.from_numpy(np.array(row)) for row in in_cohort_order(results.units, rows)]
+        arrays = in_cohort_order((item.rows, item.result.statistics) for item in results.items)
+        statistics = [torch.tensor(array) for array in arrays]
     clients = [
-        client._replace(state=state, statistics=own)
-        for client, state, own in zip(cohort, results.states, statistics, strict=True)
+        client._replace(state=state, statistics=client_statistics)
+        for client, state, client_statistics in zip(cohort, results.states, statistics, strict=True)
     ]
     return build_outcome(
         training,
@@ -95,17 +91,19 @@ def outcome_from_sums(results: CohortResults) -> Outcome:
 
 
 def most_common_state(cohort: list[Client]) -> Mapping[str, State] | None:
-    """The state object that several clients share: the state of clients that take part for the first time."""
-    counts = Counter(id(client.state) for client in cohort)
-    same, count = counts.most_common(1)[0]
-    return next(client.state for client in cohort if id(client.state) == same) if count > 1 else None
+    """The state object that several clients share, which is that of clients that participate for the first time."""
+    by_id = {id(client.state): client.state for client in cohort}
+    most_common_id, count = Counter(id(client.state) for client in cohort).most_common(1)[0]
+    return by_id[most_common_id] if count > 1 else None
 
 
-def in_cohort_order(units: list[list[int]], values: Sequence[Sequence[Any]]) -> list[Any]:
-    """The values of all units, by their positions in the cohort."""
-    by_row = {
-        row: value
-        for unit, unit_values in zip(units, values, strict=True)
-        for row, value in zip(unit, unit_values, strict=True)
-    }
-    return [by_row[row] for row in range(len(by_row))]
+def in_cohort_order(values_of_rows: Iterable[tuple[Sequence[int], Sequence[Any]]]) -> list[Any]:
+    """Sort values by their row in the cohort.
+
+    >>> in_cohort_order([([2, 0], ["c", "a"]), ([1], ["b"])])
+    ['a', 'b', 'c']
+    """
+    by_row: dict[int, Any] = {}
+    for rows, values in values_of_rows:
+        by_row.update(zip(rows, values, strict=True))
+    return [by_row[row] for row in sorted(by_row)]

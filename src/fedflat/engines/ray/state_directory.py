@@ -1,8 +1,7 @@
-"""Where clients' states are stored: with the worker that trained the client last, and a copy in the driver.
+"""Where clients' states are stored: on the worker that trained the client last, its home, and as a copy in the driver.
 
-Copies are fetched while workers train the next round. If a worker is lost before its copies were fetched, the clients'
-round is trained again from their previous states, which the driver has, and the round's broadcast, which is kept until
-then.
+Copies are fetched while workers train the next round. If a worker is lost before its copies were fetched, its clients
+repeat the round from their previous states, which the driver has, and the round's broadcast, which is kept until then.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedflat.engines.ray.messages import FRESH, Broadcast, DispatchedClient, size_of
-from fedflat.engines.ray.scheduling import REMEMBERED
+from fedflat.engines.ray.messages import INITIAL_STAMP, Broadcast, DispatchedClient, bytes_of
+from fedflat.engines.ray.scheduling import MAX_REMEMBERED_CLIENTS
 from fedflat.engines.ray.worker_pool import WorkerHandle, WorkerPool
 from fedflat.engines.round.cohort import Arrays, state_from_arrays, state_to_arrays
 from fedflat.engines.round.contract import Client, RemoteState
 
-INITIAL_PER_BYTE = 1e-9
+INITIAL_SECONDS_PER_BYTE = 1e-9
 """Assumed seconds to move a byte, before any was moved."""
 
 
@@ -58,77 +57,103 @@ class PendingStates:
 
 
 class StateDirectory:
-    """Knows which worker has which client's state."""
+    """Records which worker has which client's state.
+
+    Args:
+        pool: returns the workers.
+    """
 
     def __init__(self, pool: Callable[[], WorkerPool]) -> None:
         self._pool = pool
-        self._homes: OrderedDict[int, tuple[WorkerHandle, int]] = OrderedDict()
+        self._homes: OrderedDict[int, tuple[WorkerHandle, int]] = OrderedDict()  # by client: worker and stamp
         self._pending: list[PendingStates] = []
-        self._per_byte = INITIAL_PER_BYTE
+        self._seconds_per_byte = INITIAL_SECONDS_PER_BYTE
         self.traffic = Traffic()
 
-    def moving(self, client: Client, worker: WorkerHandle | None, size: int) -> float:
+    def transfer_seconds(self, client: Client, worker: WorkerHandle | None, size: int) -> float:
         """Seconds to bring a client's state of ``size`` bytes to a worker."""
-        return 0.0 if not size or self._has(worker, client) else size * self._per_byte
+        return 0.0 if not size or self._has_state(worker, client) else size * self._seconds_per_byte
 
-    def hand_over(
+    def request_transfers(
         self, clients: Sequence[Client], worker: WorkerHandle | None, broadcast: Broadcast, size: int
     ) -> tuple[set[int], list[Any]]:
-        """Ask other workers for the states that they have of some clients.
+        """Request the states of some clients from the other workers that have them, to be sent to ``worker``.
+
+        Args:
+            clients: the clients that ``worker`` will train.
+            worker: the worker that needs the states.
+            broadcast: the round's broadcast.
+            size: bytes of one state.
 
         Returns:
-            The numbers of these clients, and references to their states.
+            The numbers of the clients whose states were requested, and references to their ``StateTransfer``.
         """
         requests: dict[WorkerHandle, list[tuple[int, int]]] = {}
+        transferred: set[int] = set()
         for client in clients:
             home, stamp = self._homes.get(client.number, (None, 0))
-            if home is not None and home is not worker and home in self._pool().workers and self._has(home, client):
+            if home is None or home is worker or home not in self._pool().workers:
+                continue
+            if self._has_state(home, client):
                 requests.setdefault(home, []).append((client.number, stamp))
-        coming = {number for request in requests.values() for number, _ in request}
-        self.traffic.states += len(coming)
-        self.traffic.moved += len(coming) * size
-        self.traffic.handed_over += len(coming)
-        return coming, [home.actor.hand_over.remote(broadcast.key, request) for home, request in requests.items()]
+                transferred.add(client.number)
+        self.traffic.states += len(transferred)
+        self.traffic.moved += len(transferred) * size
+        self.traffic.handed_over += len(transferred)
+        refs = [home.actor.transfer_states.remote(broadcast.key, request) for home, request in requests.items()]
+        return transferred, refs
 
     def dispatch(
         self,
         client: Client,
         worker: WorkerHandle,
         broadcast: Broadcast,
-        fresh: object,
+        initial_state: object,
         with_state: bool,
-        coming: bool = False,
+        is_transferred: bool = False,
     ) -> DispatchedClient:
-        """A client to send to a worker, with its state unless the worker has it or gets it elsewhere.
+        """The message that assigns a client to a worker, with its state unless the worker has it or receives it.
 
         Args:
             client: the client.
-            worker: who trains it.
+            worker: the worker that trains it.
             broadcast: what every client of the round reads.
-            fresh: the state object that the broadcast contains as ``fresh``.
+            initial_state: the state object that is also in the broadcast.
             with_state: whether to send the state in any case.
-            coming: whether another worker sends it.
+            is_transferred: whether another worker sends the state.
         """
         statistics = None if client.statistics is None else client.statistics.detach().cpu().numpy()
-        if client.state is fresh and not with_state:
-            return DispatchedClient(client.number, client.indices, FRESH, None, statistics)
-        if isinstance(client.state, RemoteState) and not with_state and (coming or self._has(worker, client)):
-            return DispatchedClient(client.number, client.indices, client.state.stamp, None, statistics)
+        if not with_state:
+            if client.state is initial_state:
+                return DispatchedClient(client.number, client.indices, INITIAL_STAMP, None, statistics)
+            is_at_worker = is_transferred or self._has_state(worker, client)
+            if isinstance(client.state, RemoteState) and is_at_worker:
+                return DispatchedClient(client.number, client.indices, client.state.stamp, None, statistics)
         state = state_to_arrays(client.state)
         self.traffic.states += bool(state)
-        self.traffic.moved += size_of(state)
+        self.traffic.moved += bytes_of(state)
         return DispatchedClient(client.number, client.indices, broadcast.stamp, state, statistics)
 
-    def trained(
+    def record_trained(
         self,
         worker: WorkerHandle,
         broadcast: Broadcast,
         clients: Sequence[Client],
         retrain: Callable[[], tuple[WorkerHandle, Arrays]],
     ) -> list[RemoteState]:
-        """Record that a worker has trained clients; requests copies of their new states and returns these."""
+        """Record that a worker has trained clients, and request copies of their new states.
+
+        Args:
+            worker: the worker.
+            broadcast: what every client of the round read.
+            clients: the clients with their previous states.
+            retrain: trains the clients again if the worker is lost; returns the new worker and the states as rows.
+
+        Returns:
+            The new states, in the order of the clients.
+        """
         numbers = [client.number for client in clients]
-        ref = worker.actor.give.remote(broadcast.key, numbers, broadcast.stamp)
+        ref = worker.actor.copy_states.remote(broadcast.key, numbers, broadcast.stamp)
         pending = PendingStates(list(clients), ref, retrain)
         pending.states = [RemoteState(broadcast.stamp, lambda: self._fetch(pending)) for _ in clients]
         self._pending.append(pending)
@@ -141,27 +166,30 @@ class StateDirectory:
             self._fetch(self._pending[0])
 
     def _fetch(self, pending: PendingStates) -> None:
+        """Deliver pending states, from their worker or by training the clients again."""
         start = time.perf_counter()
         pool = self._pool()
         try:
             arrays = pool.get(pending.ref)
-            per_byte = (time.perf_counter() - start) / max(1, size_of(arrays))
-            self._per_byte = 0.9 * self._per_byte + 0.1 * per_byte
+            per_byte = (time.perf_counter() - start) / max(1, bytes_of(arrays))
+            self._seconds_per_byte = 0.9 * self._seconds_per_byte + 0.1 * per_byte
         except pool.state_losses:
             worker, arrays = pending.retrain()
             self._set_home(worker, [client.number for client in pending.clients], pending.states[0].stamp)
         self._pending.remove(pending)
-        self.traffic.copied += size_of(arrays)
+        self.traffic.copied += bytes_of(arrays)
         for row, state in enumerate(pending.states):
             state.deliver(state_from_arrays({name: rows[row] for name, rows in arrays.items()}))
 
     def _set_home(self, worker: WorkerHandle, numbers: Sequence[int], stamp: int) -> None:
+        """Record that a worker has the states of some clients; forget those that participated longest ago."""
         for number in numbers:
             self._homes[number] = worker, stamp
             self._homes.move_to_end(number)
-        while len(self._homes) > REMEMBERED:
+        while len(self._homes) > MAX_REMEMBERED_CLIENTS:
             self._homes.popitem(last=False)
 
-    def _has(self, worker: WorkerHandle | None, client: Client) -> bool:
+    def _has_state(self, worker: WorkerHandle | None, client: Client) -> bool:
+        """Whether a worker has a client's current state."""
         home = self._homes.get(client.number)
         return isinstance(client.state, RemoteState) and home is not None and home == (worker, client.state.stamp)

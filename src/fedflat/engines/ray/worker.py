@@ -20,7 +20,7 @@ from fedflat.engines.cpu.engine import LoopEngine, one_thread
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.ray.messages import (
-    FRESH,
+    INITIAL_STAMP,
     Broadcast,
     DispatchedClient,
     ProblemSource,
@@ -28,14 +28,15 @@ from fedflat.engines.ray.messages import (
     TrainedClients,
     WorkerInfo,
     WorkerSetup,
-    size_of,
+    bytes_of,
 )
 from fedflat.engines.round.cohort import (
     Arrays,
-    ClientReport,
     CohortBuffers,
     CohortWeights,
     state_from_arrays,
+    to_arrays,
+    to_tensors,
     weighted_rows,
 )
 from fedflat.engines.round.contract import Client, Training, block_sum
@@ -43,7 +44,7 @@ from fedflat.errors import UserError
 from fedflat.processes import keep_memory
 
 CACHE_BYTES = 2**30
-"""Client states that a worker keeps from before the last round."""
+"""Bytes of client states that a worker keeps; those of the last round are kept even if they take more."""
 
 
 class CacheMiss(Exception):
@@ -51,37 +52,51 @@ class CacheMiss(Exception):
 
 
 class StateCache:
-    """The states of the clients that a worker trained last, up to a number of bytes; the last round's always fit."""
+    """The states of the clients that a worker trained last.
+
+    Args:
+        limit: bytes to keep; states of the last round are kept even if they take more.
+    """
 
     def __init__(self, limit: int = CACHE_BYTES) -> None:
         self._limit, self._bytes = limit, 0
+        # By training and client: stamp and state.
         self._entries: OrderedDict[tuple[str, int], tuple[int, Arrays]] = OrderedDict()
 
     def put(self, training: str, client: int, stamp: int, state: Arrays) -> None:
-        """Keep a client's state and evict the oldest ones."""
+        """Add a client's state and evict the oldest ones.
+
+        Args:
+            training: key of the training.
+            client: the client's number.
+            stamp: number of the state; higher in every round.
+            state: flat arrays by name.
+        """
         self._drop((training, client))
         self._entries[training, client] = stamp, state
-        self._bytes += size_of(state)
+        self._bytes += bytes_of(state)
         while self._bytes > self._limit:
             oldest = next(iter(self._entries))
-            if self._entries[oldest][0] == stamp:
+            oldest_stamp, _ = self._entries[oldest]
+            if oldest_stamp == stamp:
                 return
             self._drop(oldest)
 
     def get(self, training: str, client: int, stamp: int) -> Arrays:
         """A client's state with a given stamp; raises ``CacheMiss``."""
-        entry = self._entries.get((training, client))
-        if entry is None or entry[0] != stamp:
+        cached_stamp, state = self._entries.get((training, client), (None, {}))
+        if cached_stamp != stamp:
             raise CacheMiss
-        return entry[1]
+        return state
 
     def _drop(self, key: tuple[str, int]) -> None:
         if key in self._entries:
-            self._bytes -= size_of(self._entries.pop(key)[1])
+            _, state = self._entries.pop(key)
+            self._bytes -= bytes_of(state)
 
 
 class Worker:
-    """A Ray actor. Everything it keeps is available elsewhere or can be recomputed, so any other can replace it."""
+    """A Ray actor. Its state is also available elsewhere or can be recomputed, so any other worker can replace it."""
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
@@ -89,18 +104,18 @@ class Worker:
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # such arrays are only read
         self._setup: WorkerSetup | None = None
         self._build_error: Exception | None = None
-        self._training: tuple[str, Training] | None = None
+        self._training: tuple[str, Training] | None = None  # with its key
         self._cache = StateCache()
 
-    def hello(self) -> WorkerInfo:
+    def identify(self) -> WorkerInfo:
         """Identify this worker."""
         import ray
 
         actor = str(ray.get_runtime_context().get_actor_id())
-        return WorkerInfo(own_version(), socket.gethostname(), os.getpid(), actor)
+        return WorkerInfo(fedflat_version(), socket.gethostname(), os.getpid(), actor)
 
-    def open(self, source: ProblemSource) -> None:
-        """Build the problem; an error is raised again by every later call that needs the problem."""
+    def build_problem(self, source: ProblemSource) -> None:
+        """Build the problem and its engine; an error is raised again by every later call that needs the problem."""
         import ray
 
         # Release the old problem first, so that two are never in memory at once.
@@ -108,7 +123,7 @@ class Worker:
         try:
             build: Callable[[], WorkerSetup] = ray.get(source.build[0])
             setup = build()
-            check_facts(facts(setup.problem), source.facts)
+            check_facts(problem_facts(setup.problem), source.facts)
             self._setup = setup
         except Exception as error:
             self._build_error = error
@@ -131,115 +146,128 @@ class Worker:
             clients: the clients to train.
             weights: if given, return weighted sums of the clients' rows instead of the rows.
             return_state: whether to return the new states as well.
-            transfers: states that other workers had.
+            transfers: states that other workers sent.
         """
         start = time.perf_counter()
-        for number, stamp, state in (entry for transfer in transfers for entry in transfer):
-            self._cache.put(broadcast.key, number, stamp, {name: np.array(array) for name, array in state.items()})
-        setup = self._opened()
-        training = self._training_of(setup, broadcast)
+        for transfer in transfers:
+            for number, stamp, state in transfer:
+                copy = {name: np.array(array) for name, array in state.items()}
+                self._cache.put(broadcast.key, number, stamp, copy)
+        setup = self._built_setup()
+        training = self._current_training(setup, broadcast)
+        count = len(clients)
         with one_thread():
-            buffers, cohort = self._filled(setup, broadcast, clients)
+            buffers, cohort = self._filled_buffers(setup, broadcast, clients)
             if common_gradient is not None:
-                buffers.common_gradient.copy_(_view(common_gradient))
-            integers = _tensors(broadcast.integers, setup.problem.device)
+                buffers.common_gradient.copy_(_read_only_tensor(common_gradient))
+            integers = to_tensors(broadcast.integers, setup.problem.device)
             reports = setup.engine.train_rows(training, broadcast.round, buffers, cohort, integers)
-            here = len(clients)
-            sums = {} if weights is None else _sums(training, buffers, weights, reports, broadcast.count)
-            rows = {} if weights is not None else _rows(buffers, here)
-            statistics = _array(buffers.buffers[:here]) if training.own_statistics else None
+            rows: Arrays = {}
+            sums: Arrays = {}
+            if weights is None:
+                rows = _rows(buffers, count)
+            else:
+                weighted = weighted_rows(training, buffers, weights, reports, broadcast.count)
+                sums = to_arrays({name: block_sum(*part) for name, part in weighted.items()})
+            statistics = _array(buffers.buffers[:count]) if training.own_statistics else None
             states = {
-                name: value[:here].detach().to("cpu", copy=True).numpy() for name, value in buffers.client.items()
+                name: field_rows[:count].detach().to("cpu", copy=True).numpy()
+                for name, field_rows in buffers.client.items()
             }
-            reports = [_on_cpu(report) for report in reports]
+            reports = [
+                report.with_numbers()._replace(integers={name: value.cpu() for name, value in report.integers.items()})
+                for report in reports
+            ]
         if states:
             for row, client in enumerate(clients):
-                state = {name: value[row].copy() for name, value in states.items()}
+                state = {name: field_rows[row].copy() for name, field_rows in states.items()}
                 self._cache.put(broadcast.key, client.number, broadcast.stamp, state)
         seconds = time.perf_counter() - start
         return TrainedClients(reports, states if return_state else {}, statistics, rows, sums, seconds)
 
-    def give(self, training: str, clients: list[int], stamp: int) -> Arrays:
-        """The states of some clients after a round, one row per client."""
+    def copy_states(self, training: str, clients: list[int], stamp: int) -> Arrays:
+        """The states of some clients after a round, one row per client, for the driver."""
         states = [self._cache.get(training, client, stamp) for client in clients]
         return {name: np.stack([state[name] for state in states]) for name in states[0]}
 
-    def hand_over(self, training: str, clients: list[tuple[int, int]]) -> StateTransfer:
+    def transfer_states(self, training: str, clients: list[tuple[int, int]]) -> StateTransfer:
         """The states of some clients, given with their stamps, for another worker."""
         return [(client, stamp, self._cache.get(training, client, stamp)) for client, stamp in clients]
 
-    def gradients(self, broadcast: Broadcast, clients: list[DispatchedClient]) -> tuple[np.ndarray, int, int]:
+    def full_gradients(self, broadcast: Broadcast, clients: list[DispatchedClient]) -> tuple[np.ndarray, int, int]:
         """Full gradients of some clients at z [clients, parameters], with backward passes and samples."""
-        setup = self._opened()
+        setup = self._built_setup()
         with one_thread():
-            buffers, cohort = self._filled(setup, broadcast, clients)
-            training = self._training_of(setup, broadcast)
+            buffers, cohort = self._filled_buffers(setup, broadcast, clients)
+            training = self._current_training(setup, broadcast)
             passes, samples = setup.engine.full_gradients(training, broadcast.round, buffers, cohort)
             return _array(buffers.gradient[: len(clients)]), passes, samples
 
     def evaluate(
         self, models: list[tuple[np.ndarray, np.ndarray, Arrays]], tasks: list[tuple[int, str, np.ndarray]]
     ) -> list[Arrays]:
-        """The task's sums over some batches, each given as (index of the model, held-out set, positions)."""
-        problem = self._opened().problem
+        """The task's sums over some batches.
+
+        Args:
+            models: for each model its weights [parameters], buffers [buffers] and integer buffers by name.
+            tasks: for each batch the index of the model, the name of the held-out set, and the positions [batch].
+        """
+        problem = self._built_setup().problem
+        device = problem.device
         results = []
-        loaded: dict[int, tuple[Tensor, dict[str, Tensor]]] = {}
+        loaded: dict[int, tuple[Tensor, dict[str, Tensor]]] = {}  # by model: weights, and buffers by name
         with one_thread():
-            for index, name, positions in tasks:
-                if index not in loaded:
-                    weights, buffers, integers = models[index]
-                    vector, statistics = _tensor(weights).to(problem.device), _tensor(buffers).to(problem.device)
-                    named = {**problem.buffers.views(statistics), **_tensors(integers, problem.device)}
-                    loaded[index] = vector, named
-                vector, named = loaded[index]
-                part = problem.held_out[name].take(torch.from_numpy(positions.copy()).to(problem.device))
-                sums = problem.metric_sums(vector, named, part)
-                results.append({name: value.double().cpu().numpy() for name, value in sums.items()})
+            for model, set_name, positions in tasks:
+                if model not in loaded:
+                    weights, statistics, integers = models[model]
+                    views = problem.buffers.views(torch.tensor(statistics, device=device))
+                    loaded[model] = torch.tensor(weights, device=device), views | to_tensors(integers, device)
+                examples = problem.held_out[set_name].take(torch.tensor(positions, device=device))
+                sums = problem.metric_sums(*loaded[model], examples)
+                results.append(to_arrays({name: value.double() for name, value in sums.items()}))
         return results
 
-    def _opened(self) -> WorkerSetup:
+    def _built_setup(self) -> WorkerSetup:
+        """The problem and its engine; raises the error with which building it failed."""
         if self._build_error is not None:
             raise self._build_error
         assert self._setup is not None
         return self._setup
 
-    def _training_of(self, setup: WorkerSetup, broadcast: Broadcast) -> Training:
-        """The same training object in every round of a run."""
+    def _current_training(self, setup: WorkerSetup, broadcast: Broadcast) -> Training:
+        """The broadcast's training: the same object in every round of a run, so that engines can reuse their memory."""
         if self._training is None or self._training[0] != broadcast.key:
             self._training = broadcast.key, broadcast.training
             setup.engine.buffers = None
         return self._training[1]
 
-    def _filled(
+    def _filled_buffers(
         self, setup: WorkerSetup, broadcast: Broadcast, clients: list[DispatchedClient]
     ) -> tuple[CohortBuffers, list[Client]]:
-        """Cohort buffers with what the clients read, copied so that memory layout is the same as without Ray."""
-        cohort = [
-            Client(
-                client.number,
-                client.indices,
-                state_from_arrays(self._state(broadcast, client), copy=False),
-                None if client.statistics is None else _view(client.statistics),
-            )
-            for client in clients
-        ]
+        """Cohort buffers that hold everything the clients read, and the clients in the order of their rows."""
+        cohort = []
+        for client in clients:
+            state = state_from_arrays(self._state_of(client, broadcast), copy=False)
+            statistics = None if client.statistics is None else _read_only_tensor(client.statistics)
+            cohort.append(Client(client.number, client.indices, state, statistics))
         setup.problem.set_training_mode()
-        z = _view(broadcast.z).to(setup.problem.device)
+        z = _read_only_tensor(broadcast.z).to(setup.problem.device)
         rows = _rows_to_allocate(setup.engine, len(clients), broadcast.count)
-        buffers = setup.engine.allocate(self._training_of(setup, broadcast), rows, z)
-        server = nested_state({name: _view(array) for name, array in broadcast.server.items()})
-        buffers.receive(z, server, _view(broadcast.buffers), cohort)
+        buffers = setup.engine.allocate(self._current_training(setup, broadcast), rows, z)
+        server = nested_state({name: _read_only_tensor(array) for name, array in broadcast.server.items()})
+        buffers.receive(z, server, _read_only_tensor(broadcast.buffers), cohort)
         return buffers, cohort
 
-    def _state(self, broadcast: Broadcast, client: DispatchedClient) -> Arrays:
+    def _state_of(self, client: DispatchedClient, broadcast: Broadcast) -> Arrays:
+        """The state that a client starts the round with, from the message, the broadcast or the cache."""
         if client.state is not None:
             return client.state
-        if client.stamp == FRESH:
-            return broadcast.fresh
+        if client.stamp == INITIAL_STAMP:
+            return broadcast.initial_state
         return self._cache.get(broadcast.key, client.number, client.stamp)
 
 
-def own_version() -> str:
+def fedflat_version() -> str:
     """The version of fedflat in this process, read from the loaded package, which engines must not import."""
     return str(sys.modules["fedflat"].__version__)
 
@@ -249,7 +277,7 @@ def version_mismatch(node: str, theirs: str, ours: str) -> str:
     return f"node {node} of the Ray cluster has fedflat {theirs}, not {ours}; install the same version on every node"
 
 
-def facts(problem: Problem) -> dict[str, Any]:
+def problem_facts(problem: Problem) -> dict[str, Any]:
     """Properties that two processes must agree on to train the same experiment."""
     return {
         "training examples": len(problem.data.train),
@@ -261,53 +289,37 @@ def facts(problem: Problem) -> dict[str, Any]:
 
 
 def check_facts(actual: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Reject a node whose data or weights differ from the driver's."""
+    """Raise ``UserError`` if the data or weights of this node differ from the driver's."""
     for name, value in expected.items():
         if actual[name] != value:
             raise UserError(
-                f"node {socket.gethostname()} of the Ray cluster has other {name} than the process that runs the "
-                f"experiment ({actual[name]} instead of {value}); put the same data and weights on every node"
+                f"node {socket.gethostname()} of the Ray cluster has different {name} from the process that runs "
+                f"the experiment ({actual[name]} instead of {value}); put the same data and weights on every node"
             )
 
 
 def _rows_to_allocate(engine: LoopEngine | LaneEngine, clients: int, cohort: int) -> int:
-    """Rows for some clients, rounded up for lanes: growing means new captures, and shares vary between rounds."""
-    return clients if isinstance(engine, LoopEngine) else min(cohort, 1 << (clients - 1).bit_length())
+    """Rows to allocate for some clients of a cohort.
 
-
-def _sums(
-    training: Training, buffers: CohortBuffers, weights: CohortWeights, reports: list[ClientReport], count: int
-) -> Arrays:
-    parts = weighted_rows(training, buffers, weights, reports, count)
-    return {name: _array(block_sum(*part)) for name, part in parts.items()}
+    For lanes, the next power of two: more rows mean new captures, and the number of clients varies between rounds.
+    """
+    if isinstance(engine, LoopEngine):
+        return clients
+    power_of_two = 1 << (clients - 1).bit_length()
+    return min(cohort, power_of_two)
 
 
 def _rows(buffers: CohortBuffers, count: int) -> Arrays:
-    sent = {f"sent/{name}": _array(rows[:count]) for name, rows in buffers.sent.items()}
-    return {"displacement": _array(buffers.displacement[:count]), "buffers": _array(buffers.buffers[:count]), **sent}
-
-
-def _on_cpu(report: ClientReport) -> ClientReport:
-    return report._replace(
-        rates=float(report.rates),
-        loss=float(report.loss),
-        integers={name: value.cpu() for name, value in report.integers.items()},
-    )
+    """The first ``count`` rows of everything that clients send, by name."""
+    sent = {f"sent/{name}": rows for name, rows in buffers.sent.items()}
+    all_rows = {"displacement": buffers.displacement, "buffers": buffers.buffers, **sent}
+    return to_arrays({name: rows[:count] for name, rows in all_rows.items()})
 
 
 def _array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().cpu().numpy()
 
 
-def _tensor(array: np.ndarray) -> Tensor:
-    """A copy as a tensor, because arrays in the object store are read-only."""
-    return torch.from_numpy(np.array(array))
-
-
-def _tensors(arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
-    return {name: _tensor(array).to(device) for name, array in arrays.items()}
-
-
-def _view(array: np.ndarray) -> Tensor:
-    """A tensor in the object store's memory, to read from once."""
+def _read_only_tensor(array: np.ndarray) -> Tensor:
+    """A tensor in the object store's memory, which must not be written to."""
     return torch.from_numpy(np.asarray(array))

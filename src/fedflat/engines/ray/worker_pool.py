@@ -1,4 +1,4 @@
-"""The workers of a Ray cluster: each does its own share, helps others when done, and replaces lost workers."""
+"""The workers of a Ray cluster: the pool distributes work items, balances the load and replaces lost workers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 from fedflat.engines.ray.cluster import Device, first_line
 from fedflat.engines.ray.messages import ProblemSource, WorkerInfo
-from fedflat.engines.ray.worker import CacheMiss, Worker, own_version, version_mismatch
+from fedflat.engines.ray.worker import CacheMiss, Worker, fedflat_version, version_mismatch
 from fedflat.errors import UserError
 
 MOST_LOSSES = 2
-"""How often the same work may lose its worker before the work itself is blamed."""
+"""How often the worker of the same item may be lost before the run stops with an error."""
 START_TIMEOUT = 120.0
 """Seconds in which at least one worker must start if none is left."""
 EXTRA_TIMEOUT = 30.0
@@ -27,17 +27,17 @@ class WorkerHandle:
 
     Attributes:
         actor: Ray's actor.
-        greeting: reference to its first answer.
-        busy: its running work, by Ray reference.
-        info: its first answer; None while it starts.
-        opened: key of the problem that it was last told to build.
+        info_ref: Ray's reference to ``info``.
+        busy: its running items, by Ray reference.
+        info: its identity; None while it starts.
+        problem: key of the problem that it was last told to build.
     """
 
     actor: Any
-    greeting: Any
+    info_ref: Any
     busy: dict[Any, WorkItem] = field(default_factory=dict)
     info: WorkerInfo | None = None
-    opened: str = ""
+    problem: str = ""
 
 
 @dataclass(eq=False)
@@ -46,23 +46,25 @@ class WorkItem:
 
     Attributes:
         call: name of the worker's method.
-        arguments: its arguments, for a given worker; the flag asks for complete states, after a cache miss.
-        home: the worker with the clients' states, if any.
+        arguments: (worker, ``with_state``) -> arguments of the method.
+        rows: rows of the cohort that the item trains.
+        home: the worker that the item is planned for, if any.
         seconds: expected duration.
-        moving: extra seconds on a worker without the clients' states.
-        with_state: whether to send complete states.
-        started: when it was started.
-        worker: who did it.
+        transfer_seconds: extra seconds on a worker without the clients' states.
+        with_state: whether to send the clients' complete states, because a worker did not have them.
+        start_time: when it was started, as ``time.monotonic()``.
+        worker: the worker that was last given the item.
         result: what the call returned.
     """
 
     call: str
     arguments: Callable[[WorkerHandle, bool], tuple[Any, ...]]
+    rows: list[int] = field(default_factory=list)
     home: WorkerHandle | None = None
     seconds: float = 0.0
-    moving: float = 0.0
+    transfer_seconds: float = 0.0
     with_state: bool = False
-    started: float = 0.0
+    start_time: float = 0.0
     worker: WorkerHandle | None = None
     result: Any = None
 
@@ -75,6 +77,11 @@ class WorkerPool:
         count: workers to start.
         device: where they train.
         gpus: share of a GPU for each.
+
+    Attributes:
+        lost: workers lost so far.
+        losses: errors that mean a lost worker.
+        state_losses: errors that mean a lost state.
     """
 
     def __init__(self, ray: Any, count: int, device: Device, gpus: float = 1.0) -> None:
@@ -82,7 +89,6 @@ class WorkerPool:
         self.job: str = ray.get_runtime_context().get_job_id()
         self.workers: list[WorkerHandle] = []
         self.lost = 0
-        """Workers lost so far."""
         self._failed_starts = 0
         errors = ray.exceptions
         self.losses: tuple[type[Exception], ...] = (
@@ -92,40 +98,38 @@ class WorkerPool:
             errors.NodeDiedError,
             errors.OutOfMemoryError,
         )
-        """Errors that mean a lost worker."""
         self.state_losses: tuple[type[Exception], ...] = (*self.losses, CacheMiss)
-        """Errors that mean a lost state."""
-        needs = {"num_cpus": 1, "num_gpus": gpus if device == "cuda" else 0}
-        self._remote = ray.remote(**needs, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD")(Worker)
-        self._start_missing()
+        resources = {"num_cpus": 1, "num_gpus": gpus if device == "cuda" else 0}
+        self._remote = ray.remote(**resources, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD")(Worker)
+        self._start_missing_workers()
 
     @property
-    def present(self) -> list[WorkerHandle]:
+    def started_workers(self) -> list[WorkerHandle]:
         """The workers that have started."""
         return [worker for worker in self.workers if worker.info is not None]
 
     @property
-    def processes(self) -> list[int]:
-        """Their process ids."""
+    def process_ids(self) -> list[int]:
+        """Process ids of the workers that have started."""
         return [worker.info.process for worker in self.workers if worker.info is not None]
 
     def wait_for_all(self) -> None:
-        """Wait until all workers have started, or no more do because others use the cluster."""
-        self._start_missing()
+        """Wait until all workers have started, or until no more start because others use the cluster."""
+        self._start_missing_workers()
         while any(worker.info is None for worker in self.workers):
-            before = len(self.processes), self._failed_starts
-            self._wait([], EXTRA_TIMEOUT if self.processes else START_TIMEOUT)
-            if self.processes and (len(self.processes), self._failed_starts) == before:
+            before = len(self.process_ids), self._failed_starts
+            self._wait([], EXTRA_TIMEOUT if self.process_ids else START_TIMEOUT)
+            if self.process_ids and (len(self.process_ids), self._failed_starts) == before:
                 return
 
-    def open(self, source: ProblemSource) -> None:
-        """Make every present worker build a problem, and wait for it."""
-        requests = [(worker, self._request_open(worker, source)) for worker in self.present]
+    def build_problem(self, source: ProblemSource) -> None:
+        """Make every started worker build a problem, and wait for it."""
+        requests = [(worker, self._request_problem(worker, source)) for worker in self.started_workers]
         for worker, ref in requests:
             try:
                 self.get(ref)
             except self.losses:
-                self._dismiss(worker)
+                self._remove(worker)
 
     def map(self, call: str, tasks: Sequence[tuple[Any, ...]], source: ProblemSource | None = None) -> list[Any]:
         """``call(*task)`` for every task, each on a free worker; results are in the order of the tasks."""
@@ -139,61 +143,72 @@ class WorkerPool:
         source: ProblemSource | None = None,
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
-        """Do all items.
+        """Run all items, again if their worker is lost.
 
         Args:
-            items: the work; results are stored in them.
+            items: the items; their results are stored in them.
             source: the problem that workers need for it.
             meanwhile: called once while the workers are busy.
         """
         waiting = list(items)
-        running: dict[Any, WorkItem] = {}
+        running: dict[Any, WorkItem] = {}  # by Ray reference
         losses: Counter[WorkItem] = Counter()
         try:
             while waiting or running:
-                self._start_missing()
+                self._start_missing_workers()
                 self._assign(waiting, running, source)
                 if meanwhile is not None and running:
                     meanwhile()
                     meanwhile = None
                 for ref in self._wait(list(running)):
                     item = running.pop(ref)
-                    worker = item.worker
-                    assert worker is not None
-                    worker.busy.pop(ref, None)
-                    try:
-                        item.result = self.get(ref)
-                    except CacheMiss:
-                        item.with_state = True
+                    if not self._collect(item, ref, losses):
                         waiting.insert(0, item)
-                    except self.losses as loss:
-                        waiting.insert(0, item)
-                        if _is_of_another(loss, worker):
-                            item.with_state = True
-                            continue
-                        self._dismiss(worker)
-                        losses[item] += 1
-                        if losses[item] > MOST_LOSSES:
-                            raise self._too_many_losses(loss) from None
         finally:
             for ref, item in running.items():
                 if item.worker is not None:
                     item.worker.busy.pop(ref, None)
 
+    def _collect(self, item: WorkItem, ref: Any, losses: Counter[WorkItem]) -> bool:
+        """Store the result of an item that has ended; returns False if the item must run again.
+
+        Args:
+            item: the item.
+            ref: Ray's reference to its result.
+            losses: how often the worker of each item was lost; raises ``UserError`` if it was too often.
+        """
+        worker = item.worker
+        assert worker is not None
+        worker.busy.pop(ref, None)
+        try:
+            item.result = self.get(ref)
+            return True
+        except CacheMiss:
+            item.with_state = True
+        except self.losses as loss:
+            if _is_loss_of_other_worker(loss, worker):
+                item.with_state = True  # the lost worker should have sent the states
+            else:
+                self._remove(worker)
+                losses[item] += 1
+                if losses[item] > MOST_LOSSES:
+                    raise self._too_many_losses(loss) from None
+        return False
+
     def run_now(self, item: WorkItem, source: ProblemSource) -> None:
-        """Do one item on the least busy worker, while other work may be running."""
+        """Run one item on the least busy worker, while other items may be running."""
         for _ in range(MOST_LOSSES + 1):
-            self._start_missing()
-            while not self.present:
+            self._start_missing_workers()
+            while not self.started_workers:
                 self._wait([])
-            worker = min(self.present, key=lambda worker: len(worker.busy))
+            worker = min(self.started_workers, key=lambda worker: len(worker.busy))
             try:
                 item.result = self.get(self._start(item, worker, source))
                 return
             except self.losses as error:
-                self._dismiss(worker)
-                loss = error
-        raise self._too_many_losses(loss)
+                self._remove(worker)
+                last_loss = error
+        raise self._too_many_losses(last_loss)
 
     def close(self) -> None:
         """Stop the workers."""
@@ -208,60 +223,79 @@ class WorkerPool:
         except self.ray.exceptions.RayTaskError as error:
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
 
-    def _start_missing(self) -> None:
+    def _start_missing_workers(self) -> None:
+        """Start workers until there are ``count``, without waiting for them."""
         while len(self.workers) < self.count:
             actor = self._remote.remote()
-            self.workers.append(WorkerHandle(actor, actor.hello.remote()))
+            self.workers.append(WorkerHandle(actor, actor.identify.remote()))
 
     def _assign(self, waiting: list[WorkItem], running: dict[Any, WorkItem], source: ProblemSource | None) -> None:
         """Give every worker its next item, and one more in advance if it has many, so that it never waits."""
-        for depth in (1, 2):
-            for worker in self.present:
-                item = None if len(worker.busy) >= depth else self._next(worker, waiting, ahead=depth > 1)
+        for queue_length in (1, 2):
+            for worker in self.started_workers:
+                if len(worker.busy) >= queue_length:
+                    continue
+                item = self._next_item(worker, waiting, in_advance=queue_length > 1)
                 if item is None:
                     continue
                 waiting.remove(item)
                 ref = self._start(item, worker, source)
                 worker.busy[ref] = running[ref] = item
 
-    def _next(self, worker: WorkerHandle, waiting: list[WorkItem], ahead: bool) -> WorkItem | None:
-        """A worker's next item: its own, then unassigned ones, then the slowest worker's last if moving it pays off."""
-        own = [item for item in waiting if item.home is worker]
-        if own:
-            return None if ahead and len(own) == 1 else own[0]
-        free = [item for item in waiting if item.home not in self.workers]
-        if free:
-            return None if ahead and len(free) <= self.count else free[0]
-        if ahead or not waiting:
-            return None
-        slowest = max({item.home: None for item in waiting}, key=lambda home: self._left(home, waiting))
-        item = [item for item in waiting if item.home is slowest][-1]
-        return item if item.moving < self._left(slowest, waiting) - item.seconds or not item.moving else None
+    def _next_item(self, worker: WorkerHandle, waiting: list[WorkItem], in_advance: bool) -> WorkItem | None:
+        """A worker's next item: one planned for it, then one without a worker, then one of the slowest worker.
 
-    def _left(self, worker: WorkerHandle | None, waiting: list[WorkItem]) -> float:
-        """Seconds until a worker is expected to finish its share."""
+        Args:
+            worker: the worker.
+            waiting: items that are not running.
+            in_advance: whether the worker is still busy; the last items are then left for workers that become idle.
+        """
+        planned = [item for item in waiting if item.home is worker]
+        if planned:
+            return None if in_advance and len(planned) == 1 else planned[0]
+        unassigned = [item for item in waiting if item.home not in self.workers]
+        if unassigned:
+            return None if in_advance and len(unassigned) <= self.count else unassigned[0]
+        if in_advance or not waiting:
+            return None
+        homes = dict.fromkeys(item.home for item in waiting)  # without duplicates, in order
+        slowest = max(homes, key=lambda home: self._remaining_seconds(home, waiting))
+        item = [item for item in waiting if item.home is slowest][-1]
+        seconds_until_start = self._remaining_seconds(slowest, waiting) - item.seconds
+        is_earlier_here = not item.transfer_seconds or item.transfer_seconds < seconds_until_start
+        return item if is_earlier_here else None
+
+    def _remaining_seconds(self, worker: WorkerHandle | None, waiting: list[WorkItem]) -> float:
+        """Seconds until a worker is expected to finish its running and planned items."""
         now = time.monotonic()
         running = worker.busy.values() if worker else ()
-        under_way = sum(max(0.0, item.seconds - (now - item.started)) for item in running)
-        return under_way + sum(item.seconds for item in waiting if item.home is worker)
+        seconds_running = sum(max(0.0, item.seconds - (now - item.start_time)) for item in running)
+        return seconds_running + sum(item.seconds for item in waiting if item.home is worker)
 
     def _start(self, item: WorkItem, worker: WorkerHandle, source: ProblemSource | None) -> Any:
+        """Start an item on a worker, which builds the problem first if necessary; returns Ray's reference."""
         arguments = item.arguments(worker, item.with_state)
-        if source is not None and worker.opened != source.key:
-            self._request_open(worker, source)
-        item.worker, item.started = worker, time.monotonic()
+        if source is not None and worker.problem != source.key:
+            self._request_problem(worker, source)
+        item.worker, item.start_time = worker, time.monotonic()
         return getattr(worker.actor, item.call).remote(*arguments)
 
-    def _request_open(self, worker: WorkerHandle, source: ProblemSource) -> Any:
-        worker.opened = source.key
-        return worker.actor.open.remote(source)
+    def _request_problem(self, worker: WorkerHandle, source: ProblemSource) -> Any:
+        worker.problem = source.key
+        return worker.actor.build_problem.remote(source)
 
-    def _wait(self, running: list[Any], patience: float | None = None) -> list[Any]:
-        """Wait until an item ends or a worker starts; returns the references of ended items."""
-        starting = {worker.greeting: worker for worker in self.workers if worker.info is None}
-        timeout = patience or (None if running else START_TIMEOUT)
+    def _wait(self, running: list[Any], timeout: float | None = None) -> list[Any]:
+        """Wait until an item ends or a worker starts; returns the references of ended items.
+
+        Args:
+            running: references of the running items.
+            timeout: seconds to wait; by default without limit if items are running, otherwise ``START_TIMEOUT``.
+        """
+        starting = {worker.info_ref: worker for worker in self.workers if worker.info is None}
+        if timeout is None and not running:
+            timeout = START_TIMEOUT
         ready, _ = self.ray.wait([*running, *starting], num_returns=1, timeout=timeout)
-        if not ready and not self.processes:
+        if not ready and not self.process_ids:
             resource = "a free GPU" if self.device == "cuda" else "a free core"
             raise UserError(
                 f"no Ray worker started within {START_TIMEOUT:.0f} s; check with ray status that the cluster has a "
@@ -269,27 +303,29 @@ class WorkerPool:
             )
         for ref in ready:
             if ref in starting:
-                self._welcome(starting[ref])
+                self._register(starting[ref])
         return [ref for ref in ready if ref not in starting]
 
-    def _welcome(self, worker: WorkerHandle) -> None:
+    def _register(self, worker: WorkerHandle) -> None:
+        """Record the identity of a worker that has started; replace it if starting failed."""
         try:
-            info = WorkerInfo(*self.get(worker.greeting))
+            info = WorkerInfo(*self.get(worker.info_ref))
         except self.losses as loss:
             self._failed_starts += 1
-            self._dismiss(worker)
+            self._remove(worker)
             if self._failed_starts > MOST_LOSSES:
                 raise UserError(
                     f"Ray workers do not start ({first_line(loss)}); is fedflat installed on every node?"
                 ) from None
-            self._start_missing()
+            self._start_missing_workers()
             return
-        if info.version != own_version():
+        if info.version != fedflat_version():
             self.close()
-            raise UserError(version_mismatch(info.node, info.version, own_version()))
+            raise UserError(version_mismatch(info.node, info.version, fedflat_version()))
         worker.info, self._failed_starts = info, 0
 
-    def _dismiss(self, worker: WorkerHandle) -> None:
+    def _remove(self, worker: WorkerHandle) -> None:
+        """Remove a lost worker."""
         if worker in self.workers:
             self.workers.remove(worker)
             self.lost += 1
@@ -303,10 +339,10 @@ class WorkerPool:
         )
 
 
-def _is_of_another(loss: Exception, worker: WorkerHandle) -> bool:
-    """Whether the lost worker is another one, which should have handed over states."""
-    lost = getattr(loss, "actor_id", None)
-    return lost is not None and worker.info is not None and lost != worker.info.actor
+def _is_loss_of_other_worker(loss: Exception, worker: WorkerHandle) -> bool:
+    """Whether ``worker`` is fine and its call failed because another worker was lost, which it needed states from."""
+    lost_actor = getattr(loss, "actor_id", None)
+    return lost_actor is not None and worker.info is not None and lost_actor != worker.info.actor
 
 
 _pool: WorkerPool | None = None

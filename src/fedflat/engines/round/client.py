@@ -1,10 +1,12 @@
-"""Local training of one client, as the loop engine, Ray workers and deployed sites run it.
+"""Local training of one client, in the loop engine, in Ray workers and on deployed sites.
 
 ``train_client`` draws the client's batches, lets the algorithm take its local steps, and writes the result into the
 client's row of ``CohortBuffers``. ``gpu/lane.py`` does the same with a captured step.
 """
 
 from __future__ import annotations
+
+from math import ceil
 
 import numpy as np
 import torch
@@ -17,8 +19,8 @@ from fedflat.engines.round.contract import Training
 from fedflat.engines.round.plan import generator, seed_torch
 from fedflat.errors import UserError
 
-ONE_VALUE = "Expected more than 1 value per channel"
-"""torch's message for a batch that BatchNorm cannot normalise."""
+BATCH_TOO_SMALL = "Expected more than 1 value per channel"
+"""torch's error for a batch that BatchNorm cannot normalise."""
 
 
 class StepGradient:
@@ -37,11 +39,12 @@ class StepGradient:
         self.loss: Tensor
 
     def __call__(self, point: Tensor) -> Tensor:
+        """The gradient at ``point``; only the first call changes ``buffers``."""
         buffers = self.buffers if self.passes == 0 else {name: b.clone() for name, b in self.buffers.items()}
         try:
             loss, gradient = self.problem.loss_and_gradient(point, buffers, self.batch)
         except ValueError as error:
-            if ONE_VALUE not in str(error):
+            if BATCH_TOO_SMALL not in str(error):
                 raise
             raise UserError(
                 f"BatchNorm cannot normalise a batch of {len(self.batch.targets)}, the last batch of some client's "
@@ -77,6 +80,9 @@ def train_client(
         client: the client's number in the federation.
         indices: int64 positions of its examples in the training set [examples].
         integers: integer buffers of the model by name; copied, not changed.
+
+    Returns:
+        The client's scalars: loss, costs and sum of learning rates.
     """
     algorithm, schedule, descent = training.algorithm, training.schedule, training.descent
     batches = training.plan.batches(training.seed, round, client, len(indices))
@@ -110,8 +116,8 @@ def train_client(
     )
     loss = torch.zeros((), dtype=z.dtype, device=z.device)
     for k, positions in enumerate(batches):
-        chosen = torch.from_numpy(indices[positions]).to(z.device)
-        batch = problem.batch(chosen, {name: draw[k].to(z.device) for name, draw in draws.items()})
+        examples = torch.from_numpy(indices[positions]).to(z.device)
+        batch = problem.batch(examples, {name: draw[k].to(z.device) for name, draw in draws.items()})
         gradient = StepGradient(problem, batch, buffers)
         local = algorithm.step(local, gradient, schedule, descent)
         passes += gradient.passes
@@ -122,7 +128,7 @@ def train_client(
     return ClientReport(message.lr_sum, loss, len(batches), passes, samples, integers)
 
 
-def common_gradient(
+def seeded_full_gradient(
     problem: Problem,
     training: Training,
     cohort: CohortBuffers,
@@ -131,10 +137,9 @@ def common_gradient(
     indices: np.ndarray,
     row: int,
 ) -> tuple[Tensor, int, int]:
-    """A client's contribution to the common gradient: its full gradient at z, computed before local training.
+    """``full_gradient`` before local training, with dropout seeded by round and client.
 
-    Returns:
-        As ``full_gradient``: the gradient [parameters], the backward passes it counts as, and the examples it saw.
+    The mean over the cohort is the common gradient that some drift corrections need.
     """
     seed_torch(training.seed, "whole gradient dropout", round, client)
     return full_gradient(problem, training, cohort, round, client, indices, row)
@@ -151,22 +156,31 @@ def full_gradient(
 ) -> tuple[Tensor, int, int]:
     """The gradient of a client's whole dataset at z, without augmentation.
 
-    If the drift limits it to a number of batches, a random part of the dataset is used.
+    If the drift limits it to a number of batches, it is the gradient of a random part of the dataset.
+
+    Args:
+        problem: model, task and data.
+        training: how clients train.
+        cohort: holds z, and in ``row`` the client's BatchNorm statistics; left unchanged.
+        round: number of the round, from 0.
+        client: the client's number in the federation.
+        indices: int64 positions of its examples in the training set [examples].
+        row: the client's row in ``cohort``.
 
     Returns:
-        The gradient [parameters], the backward passes it counts as, and the examples it saw.
+        The gradient [parameters], its cost in backward passes of training batches, and the number of examples used.
     """
-    size, chunk = len(indices), problem.evaluation_batch
-    if training.algorithm.drift.full_gradient_batches:
-        count = min(size, training.algorithm.drift.full_gradient_batches * training.plan.batch_size)
-        indices = indices[generator(training.seed, "whole gradient", round, client).permutation(size)[:count]]
-        size = count
-    total = torch.zeros_like(cohort.z)
+    batch_size, limit = training.plan.batch_size, training.algorithm.drift.full_gradient_batches
+    if limit:
+        order = generator(training.seed, "whole gradient", round, client).permutation(len(indices))
+        indices = indices[order[: limit * batch_size]]
+    size = len(indices)
+    mean_gradient = torch.zeros_like(cohort.z)
     problem.set_training_mode()
-    for start in range(0, size, chunk):
-        examples = problem.train_examples(indices[start : start + chunk])
+    for start in range(0, size, problem.evaluation_batch):
+        examples = problem.train_examples(indices[start : start + problem.evaluation_batch])
         buffers = {name: b.clone() for name, b in problem.buffers.views(cohort.buffers[row]).items()}
         batch = Batch(problem.normalised(examples.inputs), examples.targets)
         _, gradient = problem.loss_and_gradient(cohort.z, buffers, batch)
-        total.add_(gradient, alpha=len(examples) / size)
-    return total, -(-size // training.plan.batch_size), size
+        mean_gradient.add_(gradient, alpha=len(examples) / size)
+    return mean_gradient, ceil(size / batch_size), size

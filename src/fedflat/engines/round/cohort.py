@@ -1,7 +1,8 @@
-"""The memory that a cohort trains in: what all clients read, and one row per client to write.
+"""A cohort's round: the memory that its clients train in, the average of their results, and the base of engines.
 
-The only place where client state is converted between its representations (see ``contract.py``): nested by slot at the
-engine's interface, rows of ``CohortBuffers`` during a round, and flat numpy arrays between processes.
+``CohortBuffers`` holds what all clients read, and one row per client to write. ``reduce_rows`` averages the rows.
+This is the only place where client state is converted between its representations (see ``contract.py``): nested by slot
+at the engine's interface, rows of ``CohortBuffers`` during a round, and flat numpy arrays between processes.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from fedflat.engines.round.contract import (
     ModelState,
     Outcome,
     Training,
-    by_samples,
-    uniform,
+    uniform_weights,
     weighted_sum,
+    weights_by_samples,
 )
 
 Arrays = dict[str, np.ndarray]
@@ -80,19 +81,19 @@ class CohortBuffers:
                 tensor.share_memory_()  # type: ignore[no-untyped-call]
             return tensor
 
-        def for_fields(fields: dict[str, Field], *leading: int) -> dict[str, Tensor]:
-            return {name: zeros(*leading, *((size,) if field.vector else ())) for name, field in fields.items()}
+        def zeros_for(fields: dict[str, Field], *leading: int) -> dict[str, Tensor]:
+            return {name: zeros(*leading, size) if field.vector else zeros(*leading) for name, field in fields.items()}
 
-        common = algorithm.drift.full_gradient == "common"
+        gradient_size = size if algorithm.drift.full_gradient == "common" else 0
         received = {name: field for name, field in flat_fields(algorithm.server_fields()).items() if field.sent}
         return cls(
             z=zeros(size),
-            server=for_fields(received),
-            common_gradient=zeros(size if common else 0),
-            client=for_fields(flat_fields(algorithm.client_fields()), rows),
-            sent=for_fields(flat_fields(algorithm.message_fields()), rows),
+            server=zeros_for(received),
+            common_gradient=zeros(gradient_size),
+            client=zeros_for(flat_fields(algorithm.client_fields()), rows),
+            sent=zeros_for(flat_fields(algorithm.message_fields()), rows),
             displacement=zeros(rows, size),
-            gradient=zeros(rows, size if common else 0),
+            gradient=zeros(rows, gradient_size),
             buffers=zeros(rows, buffers),
         )
 
@@ -135,14 +136,19 @@ class CohortBuffers:
             self.sent[name][row].copy_(value)
 
 
-def copied(state: Mapping[str, State]) -> States:
-    """A deep copy of a client's state."""
-    return nested_state({name: value.clone() for name, value in flat_state(state).items()})
+def to_arrays(tensors: Mapping[str, Tensor]) -> Arrays:
+    """Tensors as numpy arrays; those of CPU tensors share their memory."""
+    return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
+
+
+def to_tensors(arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
+    """Copies of arrays as tensors; the arrays may be read-only."""
+    return {name: torch.tensor(array, device=device) for name, array in arrays.items()}
 
 
 def state_to_arrays(state: Mapping[str, State]) -> Arrays:
     """A client's state as flat arrays on the CPU."""
-    return {name: value.detach().cpu().numpy() for name, value in flat_state(state).items()}
+    return to_arrays(flat_state(state))
 
 
 def state_from_arrays(arrays: Mapping[str, np.ndarray], copy: bool = True) -> States:
@@ -154,7 +160,7 @@ class ClientReport(NamedTuple):
     """Scalars that a client reports in addition to its row.
 
     Attributes:
-        rates: sum of its learning rates over all local steps.
+        lr_sum: H_i, the sum of its learning rates over all local steps.
         loss: sum of its batches' mean losses.
         steps: local steps.
         backward_passes: backward passes, perturbations and full gradients included.
@@ -162,12 +168,16 @@ class ClientReport(NamedTuple):
         integers: its integer buffers by name.
     """
 
-    rates: Tensor | float
+    lr_sum: Tensor | float
     loss: Tensor | float
     steps: int
     backward_passes: int
     samples: int
     integers: dict[str, Tensor]
+
+    def with_numbers(self) -> ClientReport:
+        """This report with numbers instead of scalar tensors, to send to another process."""
+        return self._replace(lr_sum=float(self.lr_sum), loss=float(self.loss))
 
 
 class CohortWeights(NamedTuple):
@@ -186,11 +196,11 @@ class CohortWeights(NamedTuple):
     @classmethod
     def of(cls, aggregation: Aggregation, samples: list[int]) -> CohortWeights:
         """Weights of a whole cohort, from its clients' sample counts."""
-        return cls(uniform(len(samples)), by_samples(samples), aggregation.weights(samples))
+        return cls(uniform_weights(len(samples)), weights_by_samples(samples), aggregation.weights(samples))
 
     def subset(self, positions: Sequence[int]) -> CohortWeights:
         """Weights of the clients at some positions of the cohort."""
-        return CohortWeights(*([numbers[position] for position in positions] for numbers in self))
+        return CohortWeights(*([weights[position] for position in positions] for weights in self))
 
 
 WeightedRows = dict[str, tuple[Tensor, Sequence[float] | Tensor]]
@@ -200,21 +210,33 @@ WeightedRows = dict[str, tuple[Tensor, Sequence[float] | Tensor]]
 def weighted_rows(
     training: Training, buffers: CohortBuffers, weights: CohortWeights, reports: list[ClientReport], count: int
 ) -> WeightedRows:
-    """Everything that is averaged over a cohort of ``count`` clients, for the clients that have a report."""
-    here = len(reports)
-    rows = buffers.displacement[:here]
-    parts: WeightedRows = {
-        "displacement": (rows, weights.aggregation),
-        "uniform": (rows, weights.uniform),
-        "direction": (rows, -1 / (count * _stacked([report.rates for report in reports], rows))),
+    """Everything that is averaged over a cohort: rows of its clients, or of some of them, and their weights.
+
+    Args:
+        training: how clients train.
+        buffers: the rows that the clients wrote.
+        weights: weights of these clients in the whole cohort.
+        reports: their reports; client i of the list wrote row i.
+        count: number of clients in the whole cohort.
+
+    Returns:
+        The parts of ``CohortMeans`` by name, ``buffers``, and each message of a slot as ``sent/slot.field``.
+    """
+    trained = len(reports)
+    displacements = buffers.displacement[:trained]
+    lr_sums = _stack_scalars([report.lr_sum for report in reports], displacements)
+    weighted: WeightedRows = {
+        "displacement": (displacements, weights.aggregation),
+        "uniform": (displacements, weights.uniform),
+        "direction": (displacements, -1 / (count * lr_sums)),
     }
     if not training.own_statistics:
-        parts["buffers"] = buffers.buffers[:here], weights.aggregation
+        weighted["buffers"] = buffers.buffers[:trained], weights.aggregation
     fields = flat_fields(training.algorithm.message_fields())
-    return parts | {
-        f"sent/{name}": (sent[:here], weights.by_samples if fields[name].by_samples else weights.uniform)
-        for name, sent in buffers.sent.items()
-    }
+    for name, rows in buffers.sent.items():
+        message_weights = weights.by_samples if fields[name].by_samples else weights.uniform
+        weighted[f"sent/{name}"] = rows[:trained], message_weights
+    return weighted
 
 
 def reduce_rows(
@@ -243,31 +265,34 @@ def reduce_rows(
     """
     count = len(cohort)
     weights = CohortWeights.of(training.aggregation, [len(client.indices) for client in cohort])
-    parts = weighted_rows(training, buffers, weights, reports, count)
+    weighted = weighted_rows(training, buffers, weights, reports, count)
     if training.aggregation.needs_rows:
-        sums = _robust_centres(training.aggregation, parts, model)
+        sums = _robust_centres(training.aggregation, weighted, model)
     else:
-        sums = {name: weighted_sum(*part) for name, part in parts.items()}
-    clients = [
-        client._replace(
-            state=copied(buffers.client_state(row)) if states is None else states[row],
-            statistics=buffers.buffers[row].clone() if training.own_statistics else None,
-        )
-        for row, client in enumerate(cohort)
-    ]
+        sums = {name: weighted_sum(rows, row_weights) for name, (rows, row_weights) in weighted.items()}
+    if states is None:
+        states = [
+            nested_state({name: rows[row].clone() for name, rows in buffers.client.items()}) for row in range(count)
+        ]
+    clients = []
+    for row, client in enumerate(cohort):
+        statistics = buffers.buffers[row].clone() if training.own_statistics else None
+        clients.append(client._replace(state=states[row], statistics=statistics))
     common = buffers.common_gradient.clone() if training.algorithm.drift.full_gradient == "common" else None
     rows = CohortRows(buffers.displacement[:count], buffers.buffers[:count])
     return build_outcome(training, round, model, z, sums, clients, reports, common, rows, extra_cost)
 
 
-def _robust_centres(aggregation: Aggregation, parts: WeightedRows, model: ModelState) -> dict[str, Tensor]:
+def _robust_centres(aggregation: Aggregation, weighted: WeightedRows, model: ModelState) -> dict[str, Tensor]:
     """Robust centres of everything that clients send, since an attacker may tamper with any of it."""
-    rows, weights = parts["direction"]
-    count, scale = len(rows), torch.as_tensor(weights)
-    parts["direction"] = rows * (count * scale)[:, None], uniform(count)
-    centres = {name: aggregation.combine(*part) for name, part in parts.items()}
-    if "buffers" in parts:  # centre how far statistics have moved, because their size reveals no attack
-        buffers, weights = parts["buffers"]
+    # The weights of directions are scales, -1 / (count H_i): apply them first, because a median ignores weights.
+    displacements, scales = weighted["direction"]
+    count = len(displacements)
+    directions = displacements * (count * torch.as_tensor(scales))[:, None]
+    weighted = weighted | {"direction": (directions, uniform_weights(count))}
+    centres = {name: aggregation.combine(rows, weights) for name, (rows, weights) in weighted.items()}
+    if "buffers" in weighted:  # centre the changes of statistics, because their size reveals no attack
+        buffers, weights = weighted["buffers"]
         centres["buffers"] = model.buffers + aggregation.combine(buffers - model.buffers, weights)
     return centres
 
@@ -284,7 +309,20 @@ def build_outcome(
     rows: CohortRows | None,
     extra_cost: tuple[int, int] = (0, 0),
 ) -> Outcome:
-    """The outcome of a round, from the sums of ``weighted_rows`` and the clients with their new states."""
+    """Build the outcome of a round.
+
+    Args:
+        training: how clients trained.
+        round: number of the round.
+        model: the server's model before the round.
+        z: the model that clients started from [parameters].
+        sums: the sums of ``weighted_rows`` over the cohort, by name.
+        clients: the cohort with its new states.
+        reports: the clients' reports, in the same order.
+        common_gradient: the cohort's mean gradient at z [parameters], if the drift needs it.
+        rows: every client's row, where available.
+        extra_cost: backward passes and samples not counted in the reports.
+    """
     count, size = len(clients), len(z)
     returned = CohortMeans(
         x=model.weights,
@@ -297,29 +335,30 @@ def build_outcome(
         round=round,
         common_gradient=common_gradient,
     )
-    own = training.own_statistics
-    statistics = 0 if own else len(model.buffers)  # shared statistics travel both ways
+    statistics_sent = 0 if training.own_statistics else len(model.buffers)  # in both directions
+    extra_passes, extra_samples = extra_cost
     cost = Cost(
-        extra_cost[0] + sum(report.backward_passes for report in reports),
-        extra_cost[1] + sum(report.samples for report in reports),
-        count * (training.algorithm.floats_down(size) + statistics),
-        count * (training.algorithm.floats_up(size) + statistics),
+        backward_passes=extra_passes + sum(report.backward_passes for report in reports),
+        samples=extra_samples + sum(report.samples for report in reports),
+        floats_down=count * (training.algorithm.floats_down(size) + statistics_sent),
+        floats_up=count * (training.algorithm.floats_up(size) + statistics_sent),
     )
+    losses = _stack_scalars([report.loss for report in reports], z)
     sent = {name.removeprefix("sent/"): value for name, value in sums.items() if name.startswith("sent/")}
     return Outcome(
-        returned,
-        nested_state(sent),
-        clients,
-        model.buffers if own else sums["buffers"],
-        model.integers if own else reports[0].integers,
-        _stacked([report.loss for report in reports], z).sum() / sum(report.steps for report in reports),
-        cost,
-        rows,
+        returned=returned,
+        means=nested_state(sent),
+        clients=clients,
+        buffers=model.buffers if training.own_statistics else sums["buffers"],
+        integers=model.integers if training.own_statistics else reports[0].integers,
+        loss=losses.sum() / sum(report.steps for report in reports),
+        cost=cost,
+        rows=rows,
     )
 
 
-def _stacked(values: list[Tensor | float], like: Tensor) -> Tensor:
-    """Scalars, or scalar tensors that are still being computed, as one tensor with the dtype and device of ``like``."""
+def _stack_scalars(values: list[Tensor | float], like: Tensor) -> Tensor:
+    """Stack scalars into a tensor [n] with the dtype and device of ``like``, without waiting for a GPU."""
     return torch.stack([torch.as_tensor(value, dtype=like.dtype, device=like.device) for value in values])
 
 
@@ -342,7 +381,7 @@ class CohortEngine(ABC):
         extra_cost = (0, 0)
         if training.algorithm.drift.full_gradient == "common":
             extra_cost = self.full_gradients(training, round, buffers, cohort)
-            weights = by_samples([len(client.indices) for client in cohort])
+            weights = weights_by_samples([len(client.indices) for client in cohort])
             buffers.common_gradient.copy_(weighted_sum(buffers.gradient[: len(cohort)], weights))
         reports = self.train_rows(training, round, buffers, cohort, model.integers)
         return reduce_rows(training, round, model, z, buffers, cohort, reports, extra_cost=extra_cost)
@@ -361,4 +400,7 @@ class CohortEngine(ABC):
     def train_rows(
         self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client], integers: dict[str, Tensor]
     ) -> list[ClientReport]:
-        """Train clients whose rows are filled, and write their results there."""
+        """Train the clients whose inputs are in ``buffers``; client i of the cohort writes its results into row i."""
+
+    def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:  # noqa: B027
+        """Prepare a coming round, given as (client, indices); by default there is nothing to prepare."""

@@ -2,12 +2,13 @@
 
 One round of one client, from sampling to the server:
 
-1. ``plan.Sampler`` picks the cohort. The experiment passes it to ``Engine.train`` as a list of ``Client``. 2. The
-engine computes z, the model that clients start from, and copies it into ``CohortBuffers`` with each client's state. 3.
-``client.train_client`` (on a GPU ``gpu/lane.py``) draws the batches, takes the local steps, and writes the client's
+1. ``plan.Sampler`` draws the cohort. The experiment passes it to ``Engine.train`` as a list of ``Client``.
+2. The engine computes z, the model that clients start from, and copies it and each client's state into
+   ``cohort.CohortBuffers``.
+3. ``client.train_client`` (on a GPU ``gpu/lane.py``) draws the batches, takes the local steps, and writes the client's
    displacement, messages, new state and BatchNorm statistics into its row.
-4. ``reduction.reduce_rows`` averages the rows (``aggregation.py``) and returns an ``Outcome``.
-5. The experiment calls ``Algorithm.aggregate`` with it, which yields the next server model and state.
+4. ``cohort.reduce_rows`` averages the rows with the weights of ``Aggregation`` and returns an ``Outcome``.
+5. The experiment passes the outcome to ``Algorithm.aggregate``, which returns the next server model and state.
 
 Shapes: a weight vector is [parameters], BatchNorm statistics are [buffers], a cohort's rows are [cohort, parameters].
 All are of ``Problem.dtype`` (float32 by default) on ``Problem.device``.
@@ -15,7 +16,7 @@ All are of ``Problem.dtype`` (float32 by default) on ``Problem.device``.
 Client state has one representation at this interface, ``States``: slot -> field -> tensor, where a tensor is
 [parameters] or a scalar, with the dtype and device above. ``RemoteState`` is the same mapping for state that is still
 on a worker. Inside an engine the same numbers are rows of ``CohortBuffers``, and between processes numpy arrays, both
-under flat names (``slot.field``); ``cohort_buffers.py`` is where they are converted.
+under flat names (``slot.field``); ``cohort.py`` converts them.
 """
 
 from __future__ import annotations
@@ -66,35 +67,38 @@ class Aggregation:
 
     def weights(self, samples: Sequence[int]) -> list[float]:
         """Weights p_i that sum to 1, from the clients' sample counts."""
-        return by_samples(samples) if self.weighting == "samples" else uniform(len(samples))
+        return weights_by_samples(samples) if self.weighting == "samples" else uniform_weights(len(samples))
 
     def combine(self, rows: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
-        """One row [...] from the cohort's rows [cohort, ...]."""
+        """Combine the cohort's rows [cohort, ...] into one [...]; median and trimmed mean ignore the weights."""
         if self.centre == "mean":
             return weighted_sum(rows, weights)
         if self.centre == "clipped":
             return weighted_sum(self._clipped(rows), weights)
         count = len(rows)
-        cut = (count - 1) // 2 if self.centre == "median" else int(self.trim * count)
-        if 2 * cut >= count:
+        # The median is the mean of what remains after dropping all but the middle one or two values.
+        dropped = (count - 1) // 2 if self.centre == "median" else int(self.trim * count)
+        if 2 * dropped >= count:
             raise UserError(
                 f"a trimmed mean with trim={self.trim} drops all {count} clients; use a smaller trim or more clients"
             )
-        centre: Tensor = rows.sort(0).values[cut : count - cut].mean(0)
+        centre: Tensor = rows.sort(0).values[dropped : count - dropped].mean(0)
         return centre
 
     def _clipped(self, rows: Tensor) -> Tensor:
+        """Rows whose norm is at most ``longest`` times the cohort's median norm."""
         norms = rows.reshape(len(rows), -1).norm(dim=1)
-        scale = (self.longest * norms.quantile(0.5) / norms.clamp_min(torch.finfo(rows.dtype).tiny)).clamp_max(1.0)
-        return _scaled(rows, scale)
+        largest_norm = self.longest * norms.quantile(0.5)
+        scale = (largest_norm / norms.clamp_min(torch.finfo(rows.dtype).tiny)).clamp_max(1.0)
+        return _scale_rows(rows, scale)
 
 
-def uniform(count: int) -> list[float]:
+def uniform_weights(count: int) -> list[float]:
     """Equal weights that sum to 1."""
     return [1 / count] * count
 
 
-def by_samples(samples: Sequence[int]) -> list[float]:
+def weights_by_samples(samples: Sequence[int]) -> list[float]:
     """Weights proportional to sample counts, which sum to 1."""
     total = sum(samples)
     return [n / total for n in samples]
@@ -102,7 +106,7 @@ def by_samples(samples: Sequence[int]) -> list[float]:
 
 def weighted_sum(rows: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
     """The weighted sum of rows [cohort, ...] -> [...]; on a CPU in blocks of ``BLOCK`` rows, in order."""
-    weighted = _scaled(rows, weights)
+    weighted = _scale_rows(rows, weights)
     if rows.is_cuda:
         return weighted.sum(0)
     return sum_of_blocks([sum_of_rows(block) for block in torch.split(weighted, BLOCK)])
@@ -110,7 +114,7 @@ def weighted_sum(rows: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
 
 def block_sum(rows: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
     """The partial sum of one block of at most ``BLOCK`` rows, bit-identical to its part of ``weighted_sum``."""
-    return sum_of_rows(_scaled(rows, weights))
+    return sum_of_rows(_scale_rows(rows, weights))
 
 
 def sum_of_rows(rows: Tensor) -> Tensor:
@@ -129,7 +133,8 @@ def sum_of_blocks(partials: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def _scaled(rows: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
+def _scale_rows(rows: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
+    """Multiply each of the rows [cohort, ...] by its weight."""
     scale = weights if isinstance(weights, Tensor) else _tensor_like(weights, rows)
     return rows * scale.reshape(-1, *[1] * (rows.ndim - 1))
 
@@ -252,7 +257,7 @@ class Engine(Protocol):
         ...
 
     def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
-        """Prepare a coming round, given as (client, indices), if that saves time."""
+        """Prepare a coming round, given as (client, indices), if the engine can do so while the device is busy."""
         ...
 
     def evaluate(
@@ -263,10 +268,11 @@ class Engine(Protocol):
 
 
 Read = Callable[[], States]
+"""Reads a client's state from where it is stored."""
 
 
 class RemoteState(Mapping[str, State]):
-    """A client's state by slot after a certain round, wherever it is stored.
+    """A client's state by slot after a certain round, fetched from its worker when it is first read.
 
     Args:
         stamp: distinguishes this state from other states of the same client.
@@ -280,19 +286,19 @@ class RemoteState(Mapping[str, State]):
         self._store: Callable[[States], Read] | None = None
 
     def deliver(self, states: States) -> None:
-        """Take the state that has arrived: pass it to the store if there is one, otherwise keep it in memory."""
+        """Accept the state from its worker: pass it to the store if there is one, otherwise keep it in memory."""
         self._read = self._store(states) if self._store else lambda: states
         self._store, self._fetch = None, _do_nothing  # both hold references to earlier states
 
     def store_with(self, store: Callable[[States], Read]) -> None:
-        """Persist the state once it has arrived; ``store`` returns a reader."""
+        """Persist the state once it has been delivered; ``store`` writes it and returns a reader."""
         if self._read is None:
             self._store = store
         else:
             self._read = store(self._read())
 
     def fetch(self) -> None:
-        """Get the state from its worker, unless it has arrived."""
+        """Get the state from its worker, unless it has been delivered."""
         if self._read is None:
             self._fetch()
 
@@ -317,4 +323,4 @@ class RemoteState(Mapping[str, State]):
 
 
 def _do_nothing() -> None:
-    """Replaces the fetch of a state that has arrived."""
+    """Replaces the fetch of a state that has been delivered."""

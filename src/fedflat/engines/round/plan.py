@@ -1,4 +1,4 @@
-"""Who takes part in a round and which batches each client sees, as functions of seed, round and client only."""
+"""Random draws as functions of seed, round and client only: the cohort of a round, and each client's batches."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import ceil
 from typing import Literal, ParamSpec
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 
 P = ParamSpec("P")
 Rounds = Generator[int, None, None]
+"""A generator that runs an experiment and yields the number of each finished round."""
 
 
 def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
@@ -64,10 +66,10 @@ def isolated_rng(rounds: Callable[P, Rounds]) -> Callable[P, Rounds]:
         try:
             while True:
                 with stream.active():
-                    done = next(running, None)
-                if done is None:
+                    finished_round = next(running, None)
+                if finished_round is None:
                     return
-                yield done
+                yield finished_round
         finally:
             with stream.active():
                 running.close()
@@ -94,16 +96,13 @@ class Sampler:
     def __call__(self, seed: int, round: int) -> list[int]:
         """The clients of a round in ascending order, at least one."""
         rng = generator(seed, "cohort", round)
-        # Drawing a binomial number of clients without replacement equals independent draws, at the cohort's cost.
-        count = (
-            self.clients_per_round
-            if self.kind == "fixed"
-            else max(1, int(rng.binomial(self.clients, self.clients_per_round / self.clients)))
-        )
-        sampled = rng.choice(self.clients, count, replace=False)
-        clients = [int(client) for client in sorted(sampled)]
-        present = [c for c in clients if generator(seed, "dropout", round, c).random() >= self.dropout]
-        return present or [int(min(sampled))]
+        count = self.clients_per_round
+        if self.kind == "bernoulli":
+            # Equivalent to one draw per client, but the cost depends only on the size of the cohort.
+            count = max(1, int(rng.binomial(self.clients, self.clients_per_round / self.clients)))
+        sampled = [int(client) for client in sorted(rng.choice(self.clients, count, replace=False))]
+        answering = [client for client in sampled if generator(seed, "dropout", round, client).random() >= self.dropout]
+        return answering or sampled[:1]
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ class Plan:
         batch_size: examples per batch.
         epochs: local epochs; ignored if ``steps`` is given.
         steps: local steps.
-        partial: probability that a client does only part of its steps.
+        partial: probability that a client completes only part of its steps.
     """
 
     batch_size: int
@@ -128,28 +127,28 @@ class Plan:
         Within an epoch examples are drawn without replacement; the last batch may be smaller.
         """
         rng = generator(seed, "batches", round, client)
-        per_epoch = -(-size // self.batch_size)
-        total = per_epoch * self.epochs if self.steps is None else self.steps
-        orders = [rng.permutation(size) for _ in range(-(-total // per_epoch))]
-        batches = [
-            order[start : start + self.batch_size] for order in orders for start in range(0, size, self.batch_size)
-        ]
-        return batches[: self._steps_done(total, seed, round, client)]
+        steps_per_epoch = ceil(size / self.batch_size)
+        steps = steps_per_epoch * self.epochs if self.steps is None else self.steps
+        batches = []
+        for _ in range(ceil(steps / steps_per_epoch)):
+            order = rng.permutation(size)
+            batches += [order[start : start + self.batch_size] for start in range(0, size, self.batch_size)]
+        return batches[: self._completed_steps(steps, seed, round, client)]
 
     def samples(self, size: int) -> int:
-        """Examples that a client with ``size`` examples sees in a round if it does all its steps.
+        """Examples that a client with ``size`` examples sees in a round if it completes all its steps.
 
         >>> Plan(10, epochs=2).samples(25), Plan(10, steps=4).samples(25), Plan(10, steps=4).samples(5)
         (50, 35, 20)
         """
         if self.steps is None:
             return self.epochs * size
-        per_epoch = -(-size // self.batch_size)
-        full_epochs, rest = divmod(self.steps, per_epoch)
-        return full_epochs * size + rest * min(self.batch_size, size)
+        full_epochs, remaining_steps = divmod(self.steps, ceil(size / self.batch_size))
+        return full_epochs * size + remaining_steps * min(self.batch_size, size)
 
-    def _steps_done(self, total: int, seed: int, round: int, client: int) -> int:
+    def _completed_steps(self, steps: int, seed: int, round: int, client: int) -> int:
+        """The steps out of ``steps`` that a client completes: all, or with probability ``partial`` 1..steps."""
         if not self.partial:
-            return total
+            return steps
         rng = generator(seed, "partial", round, client)
-        return total if rng.random() >= self.partial else int(rng.integers(1, total + 1))
+        return steps if rng.random() >= self.partial else int(rng.integers(1, steps + 1))

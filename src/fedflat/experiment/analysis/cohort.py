@@ -11,7 +11,7 @@ from torch import Tensor
 from fedflat.algorithms import Algorithm
 from fedflat.algorithms.algorithm import States, flat_fields, flat_state
 from fedflat.algorithms.drift import Drift
-from fedflat.engines.round.contract import Client, Outcome, by_samples
+from fedflat.engines.round.contract import Client, Outcome, weights_by_samples
 from fedflat.experiment.analysis.replay import rows_of
 from fedflat.flatness.clients.drift import cosine, disagreement, update_drift
 
@@ -31,7 +31,7 @@ def measure_cohort(algorithm: Algorithm, clients: list[Client], outcome: Outcome
     displacements = local_displacements(algorithm, clients, outcome)
     update = outcome.returned.displacement
     drift = update_drift(displacements, update)
-    spread = disagreement(displacements, by_samples([len(client.indices) for client in clients]))
+    spread = disagreement(displacements, weights_by_samples([len(client.indices) for client in clients]))
     measurements: Measurements = {
         "clients": [client.number for client in clients],
         "length": finite_values(drift.lengths),

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 
 from fedflat.data.data_dir import VARIABLE, data_dir
-from fedflat.engines.ray.cluster import connect, device_for, first_line
-from fedflat.engines.ray.worker import own_version, version_mismatch
+from fedflat.engines.ray.cluster import choose_device, connect, first_line
+from fedflat.engines.ray.worker import fedflat_version, version_mismatch
 from fedflat.engines.ray.worker_pool import MOST_LOSSES, close_worker_pool
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.reopen import primary_model
@@ -111,13 +111,13 @@ class ClusterSchedule:
         needs = self._resources(task.config)
         options = {"num_cpus": needs.cores, "num_gpus": needs.gpus, "max_retries": 0, "scheduling_strategy": "SPREAD"}
         packed = pickle.dumps((self.location, task, needs.cores))
-        return self.ray.remote(**options)(run_on_node).remote(own_version(), packed)
+        return self.ray.remote(**options)(run_on_node).remote(fedflat_version(), packed)
 
     def _resources(self, config: Config) -> RunResources:
         """One core per worker process, plus a GPU share if the device setting resolves to CUDA (checked once each)."""
         device = config.engine.device
         if device not in self._gpu_shares:
-            self._gpu_shares[device] = self._gpu_share() if device_for(self.ray, device) == "cuda" else 0.0
+            self._gpu_shares[device] = self._gpu_share() if choose_device(self.ray, device) == "cuda" else 0.0
         return RunResources(config.engine.workers or 1, self._gpu_shares[device])
 
     def _gpu_share(self) -> float:
@@ -206,8 +206,8 @@ def run_on_node(version: str, packed: bytes) -> None:
         version: version of fedflat that submitted the run; a node with another one refuses it.
         packed: pickled location, task and number of cores, unpickled only once the versions are known to agree.
     """
-    if own_version() != version:
-        raise UnfitNode(version_mismatch(socket.gethostname(), own_version(), version))
+    if fedflat_version() != version:
+        raise UnfitNode(version_mismatch(socket.gethostname(), fedflat_version(), version))
     location, task, cores = pickle.loads(packed)
     location.enter()
     torch.set_num_threads(1)
