@@ -9,12 +9,40 @@ from collections.abc import Callable
 from ctypes import c_void_p
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+Operator = TypeVar("Operator", bound=Callable[..., Any])
 
+
+def _operator(signature: str, empty_outputs: Callable[..., Any]) -> Callable[[Operator], Operator]:
+    """Decorate a function that runs a kernel, so that calls go through a torch operator, which can be compiled.
+
+    Args:
+        signature: the operator's arguments and result in torch's schema language.
+        empty_outputs: allocates the outputs for the same arguments; torch's compiler derives their shapes from it.
+    """
+
+    def register(function: Operator) -> Operator:
+        name = f"fedflat::{function.__name__}"
+        torch.library.define(name, signature)
+        torch.library.register_fake(name, empty_outputs)
+        torch.library.impl(name, "CPU", function)
+        operator: Operator = getattr(torch.ops.fedflat, function.__name__)
+        return operator
+
+    return register
+
+
+def _empty_convolution(image: Tensor, weight: Tensor, bias: Tensor, padding_rows: int) -> Tensor:
+    out, kernel_height, kernel_width, _ = weight.shape
+    _, height, width, examples = image.shape
+    return image.new_empty(out, height + 2 * padding_rows - kernel_height + 1, width - kernel_width + 1, examples)
+
+
+@_operator("(Tensor image, Tensor weight, Tensor bias, int padding_rows) -> Tensor", _empty_convolution)
 def convolve(image: Tensor, weight: Tensor, bias: Tensor, padding_rows: int) -> Tensor:
     """Convolve with stride 1, after padding ``padding_rows`` rows of zeros at the top and bottom, but no columns.
 
@@ -27,10 +55,23 @@ def convolve(image: Tensor, weight: Tensor, bias: Tensor, padding_rows: int) -> 
     Returns:
         The image [out, output height, output width, examples].
     """
-    output: Tensor = torch.ops.fedflat.convolve(image, weight, bias, padding_rows)
+    output = _empty_convolution(image, weight, bias, padding_rows)
+    kernel = _compiled("convolve", image.shape, weight.shape[1:3], weight.shape[0], padding_rows)
+    kernel(image, weight, bias, output)
     return output
 
 
+def _empty_convolution_gradients(
+    image: Tensor, gradient: Tensor, kernel_height: int, kernel_width: int, padding_rows: int
+) -> tuple[Tensor, Tensor]:
+    out = gradient.shape[0]
+    return image.new_empty(out, kernel_height, kernel_width, image.shape[0]), image.new_empty(out)
+
+
+@_operator(
+    "(Tensor image, Tensor gradient, int kernel_height, int kernel_width, int padding_rows) -> (Tensor, Tensor)",
+    _empty_convolution_gradients,
+)
 def convolution_gradients(
     image: Tensor, gradient: Tensor, kernel_height: int, kernel_width: int, padding_rows: int
 ) -> tuple[Tensor, Tensor]:
@@ -46,11 +87,18 @@ def convolution_gradients(
     Returns:
         The gradients of the weight [out, kernel_height, kernel_width, in] and of the bias [out].
     """
-    operator = torch.ops.fedflat.convolution_gradients
-    weight, bias = operator(image, gradient, kernel_height, kernel_width, padding_rows)
+    weight, bias = _empty_convolution_gradients(image, gradient, kernel_height, kernel_width, padding_rows)
+    size = kernel_height, kernel_width
+    kernel = _compiled("convolution_gradients", image.shape, size, gradient.shape[0], padding_rows)
+    kernel(image, gradient, weight, bias)
     return weight, bias
 
 
+def _empty_max_pool_gradient(image: Tensor, gradient: Tensor, window_height: int, window_width: int) -> Tensor:
+    return image.new_empty(image.shape)
+
+
+@_operator("(Tensor image, Tensor gradient, int window_height, int window_width) -> Tensor", _empty_max_pool_gradient)
 def max_pool_gradient(image: Tensor, gradient: Tensor, window_height: int, window_width: int) -> Tensor:
     """Compute the input gradient of max-pooling whose stride equals its window.
 
@@ -65,72 +113,12 @@ def max_pool_gradient(image: Tensor, gradient: Tensor, window_height: int, windo
     Returns:
         The gradient of the image, of the same shape.
     """
-    output: Tensor = torch.ops.fedflat.max_pool_gradient(image, gradient, window_height, window_width)
-    return output
-
-
-def _empty_convolution(image: Tensor, weight: Tensor, bias: Tensor, padding_rows: int) -> Tensor:
-    """Allocate the output of ``convolve``; from it, torch's compiler derives the output's shape."""
-    out, kernel_height, kernel_width, _ = weight.shape
-    _, height, width, examples = image.shape
-    return image.new_empty(out, height + 2 * padding_rows - kernel_height + 1, width - kernel_width + 1, examples)
-
-
-def _run_convolve(image: Tensor, weight: Tensor, bias: Tensor, padding_rows: int) -> Tensor:
-    output = _empty_convolution(image, weight, bias, padding_rows)
-    kernel = _compiled("convolve", image.shape, weight.shape[1:3], weight.shape[0], padding_rows)
-    kernel(image, weight, bias, output)
-    return output
-
-
-def _empty_convolution_gradients(
-    image: Tensor, gradient: Tensor, kernel_height: int, kernel_width: int, padding_rows: int
-) -> tuple[Tensor, Tensor]:
-    """Allocate the outputs of ``convolution_gradients``; from them, torch's compiler derives their shapes."""
-    out = gradient.shape[0]
-    return image.new_empty(out, kernel_height, kernel_width, image.shape[0]), image.new_empty(out)
-
-
-def _run_convolution_gradients(
-    image: Tensor, gradient: Tensor, kernel_height: int, kernel_width: int, padding_rows: int
-) -> tuple[Tensor, Tensor]:
-    weight, bias = _empty_convolution_gradients(image, gradient, kernel_height, kernel_width, padding_rows)
-    size = kernel_height, kernel_width
-    kernel = _compiled("convolution_gradients", image.shape, size, gradient.shape[0], padding_rows)
-    kernel(image, gradient, weight, bias)
-    return weight, bias
-
-
-def _empty_max_pool_gradient(image: Tensor, gradient: Tensor, window_height: int, window_width: int) -> Tensor:
-    return image.new_empty(image.shape)
-
-
-def _run_max_pool_gradient(image: Tensor, gradient: Tensor, window_height: int, window_width: int) -> Tensor:
     _, height, width, _ = image.shape
     windows_cover_image = height % window_height == width % window_width == 0
     # The kernel writes only inside windows: pixels in no window keep a gradient of zero.
     output = image.new_empty(image.shape) if windows_cover_image else image.new_zeros(image.shape)
     _compiled("max_pool_gradient", image.shape, (window_height, window_width))(image, gradient, output)
     return output
-
-
-_CONVOLUTION_GRADIENTS = (
-    "(Tensor image, Tensor gradient, int kernel_height, int kernel_width, int padding_rows) -> (Tensor, Tensor)"
-)
-_MAX_POOL_GRADIENT = "(Tensor image, Tensor gradient, int window_height, int window_width) -> Tensor"
-for _name, _signature, _allocate, _run in (
-    (
-        "convolve",
-        "(Tensor image, Tensor weight, Tensor bias, int padding_rows) -> Tensor",
-        _empty_convolution,
-        _run_convolve,
-    ),
-    ("convolution_gradients", _CONVOLUTION_GRADIENTS, _empty_convolution_gradients, _run_convolution_gradients),
-    ("max_pool_gradient", _MAX_POOL_GRADIENT, _empty_max_pool_gradient, _run_max_pool_gradient),
-):
-    torch.library.define(f"fedflat::{_name}", _signature)
-    torch.library.register_fake(f"fedflat::{_name}", _allocate)
-    torch.library.impl(f"fedflat::{_name}", "CPU", _run)
 
 
 @lru_cache(maxsize=64)
@@ -151,18 +139,9 @@ def _compiled(
     """
     from torch._inductor.codecache import CppCodeCache
 
-    channels, height, width, examples = image
-    constants = {
-        "IN": channels,
-        "HEIGHT": height,
-        "WIDTH": width,
-        "EXAMPLES": examples,
-        "KERNEL_HEIGHT": kernel[0],
-        "KERNEL_WIDTH": kernel[1],
-        "OUT": out,
-        "PADDING_ROWS": padding_rows,
-    }
-    definitions = "".join(f"#define {constant} {value}L\n" for constant, value in constants.items())
+    constants = ("IN", "HEIGHT", "WIDTH", "EXAMPLES", "KERNEL_HEIGHT", "KERNEL_WIDTH", "OUT", "PADDING_ROWS")
+    values = (*image, *kernel, out, padding_rows)
+    definitions = "".join(f"#define {constant} {value}L\n" for constant, value in zip(constants, values, strict=True))
     source = Path(__file__).with_suffix(".cpp").read_text(encoding="utf-8")
     # Allow fused multiply-add, which torch's compiler disables for bitwise equality with eager mode.
     library: Any = CppCodeCache.load(definitions + source, extra_flags=("-ffp-contract=fast",))
