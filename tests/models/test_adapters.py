@@ -19,7 +19,7 @@ from fedflat.models.adapters import (
     adaptable_layers,
     adapter_parameters,
     add_adapters,
-    query_and_value_adapters,
+    attention_adapters,
 )
 
 VIT = "vit-tiny(depth=2,width=12)"
@@ -114,7 +114,7 @@ def test_merged_is_the_same_function(bias: bool, pieces: int, adapted: tuple[int
 def test_queries_and_values_of_a_transformer() -> None:
     model, x = transformer(), torch.randn(2, 3, 8, 8)
     names, before = set(model.state_dict()), model(x)
-    add_adapters(model, query_and_value_adapters(model), rank=2, alpha=4)
+    add_adapters(model, attention_adapters(model), rank=2, alpha=4)
     assert set(model.state_dict()) - names == {f"blocks.{i}.attn.qkv.lora_{k}_weight" for i in (0, 1) for k in "ab"}
     assert names < set(model.state_dict()), "weights keep their names"
     torch.testing.assert_close(model(x), before)
@@ -129,7 +129,7 @@ def test_queries_and_values_of_a_transformer() -> None:
 
 
 def test_queries_and_values_that_are_layers_of_their_own() -> None:
-    assert query_and_value_adapters(Apart()) == [Adapter("q_proj"), Adapter("v_proj")]
+    assert attention_adapters(Apart()) == [Adapter("q_proj"), Adapter("v_proj")]
     model = Apart()
     assert trained(model, "lora(rank=3,head=false)") == {
         "q_proj.lora_a_weight": (3, 4),

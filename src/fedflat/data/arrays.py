@@ -69,16 +69,9 @@ def from_arrays(
         computed_mean, computed_std = channel_statistics(train.inputs)
         mean = computed_mean if mean is None else mean
         std = computed_std if std is None else std
-    return Dataset(
-        name,
-        train,
-        test,
-        tuple(map(str, classes)),
-        () if mean is None else tuple(map(float, mean)),
-        () if std is None else tuple(map(float, std)),
-        kind,
-        tuple(group_names),
-    )
+    means = () if mean is None else tuple(map(float, mean))
+    stds = () if std is None else tuple(map(float, std))
+    return Dataset(name, train, test, tuple(map(str, classes)), means, stds, kind, tuple(group_names))
 
 
 def from_clients(clients: Sequence[Pair], test: Pair | None = None, name: str = "clients", **options: Any) -> Dataset:

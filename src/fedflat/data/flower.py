@@ -37,11 +37,9 @@ class FlowerPartitioner(Protocol):
     @property
     def num_partitions(self) -> int:
         """Number of clients."""
-        ...
 
     def load_partition(self, partition_id: int) -> Any:
-        """The rows of the table that one client gets."""
-        ...
+        """Return the rows of the table that one client gets."""
 
 
 def is_partitioner(value: object) -> TypeGuard[FlowerPartitioner]:

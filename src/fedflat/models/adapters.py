@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-A, B = "lora_a_weight", "lora_b_weight"
 QUERY_AND_VALUE = frozenset({"query", "value", "q", "v", "q_proj", "v_proj", "to_q", "to_v", "wq", "wv"})
 """Names of separate query and value layers, which are adapted by default."""
 
@@ -99,7 +98,7 @@ def adaptable_layers(model: nn.Module) -> list[str]:
     return [name for name in names if not name.startswith(tuple(excluded_prefixes))]
 
 
-def query_and_value_adapters(model: nn.Module) -> list[Adapter]:
+def attention_adapters(model: nn.Module) -> list[Adapter]:
     """Choose the query and value layers of attention, including the outer thirds of a joint ``qkv`` layer."""
     adapters = []
     for name in adaptable_layers(model):
@@ -136,6 +135,7 @@ def merge_adapters(model: nn.Module) -> nn.Module:
     return model
 
 
-def adapter_parameters(model: nn.Module, matrices: tuple[str, ...] = (A, B)) -> set[str]:
-    """Return the parameter names of all A and B, or of only one of them."""
+def adapter_parameters(model: nn.Module, only_b: bool = False) -> set[str]:
+    """Return the parameter names of all A and B, or of B only."""
+    matrices = {"lora_b_weight"} if only_b else {"lora_a_weight", "lora_b_weight"}
     return {name for name, _ in model.named_parameters() if name.rpartition(".")[2] in matrices}

@@ -12,15 +12,7 @@ from typing import ClassVar
 from torch import nn
 
 from fedflat.errors import UserError, one_of
-from fedflat.models.adapters import (
-    A,
-    Adapter,
-    B,
-    adaptable_layers,
-    adapter_parameters,
-    add_adapters,
-    query_and_value_adapters,
-)
+from fedflat.models.adapters import Adapter, adaptable_layers, adapter_parameters, add_adapters, attention_adapters
 from fedflat.models.registry import classifier_parameters
 from fedflat.registry import Registry
 from fedflat.text import make, param, parse
@@ -127,7 +119,7 @@ class Lora(TrainedPart):
         if not layers:
             raise UserError("training.train=lora: this model has no linear layer; use head or layers(names=...)")
         if self.layers == "qv":
-            adapters = query_and_value_adapters(model)
+            adapters = attention_adapters(model)
             if not adapters:
                 raise UserError(
                     "training.train=lora: this model has no layer named qkv, query or value; choose linear layers "
@@ -159,7 +151,7 @@ class Lora(TrainedPart):
 
     def parameter_names(self, model: nn.Module) -> set[str]:
         """Return the names of the adapters' parameters and, with ``head``, of the head's."""
-        adapters = adapter_parameters(model, (B,) if self.only_b else (A, B))
+        adapters = adapter_parameters(model, self.only_b)
         return adapters | classifier_parameters(model) if self.head else adapters
 
 

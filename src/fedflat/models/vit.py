@@ -59,10 +59,7 @@ class VisionTransformerSpec(ImageModelSpec):
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
         """Build the network for images (channels, height, width)."""
         channels, height, width = input_shape
-        grid = (height // self.patch, width // self.patch)
-        return VisionTransformer(
-            channels, self.patch, grid, self.width, self.depth, self.heads, self.mlp * self.width, classes
-        )
+        return VisionTransformer(self, channels, (height // self.patch, width // self.patch), classes)
 
 
 @dataclass(frozen=True)
@@ -102,37 +99,25 @@ class VitTiny(VisionTransformerSpec):
 class VisionTransformer(nn.Module):
     """Images [n, channels, height, width] to logits [n, classes]."""
 
-    def __init__(
-        self,
-        channels: int,
-        patch: int,
-        grid: tuple[int, int],
-        width: int,
-        depth: int,
-        heads: int,
-        hidden: int,
-        classes: int,
-    ) -> None:
+    def __init__(self, spec: VisionTransformerSpec, channels: int, grid: tuple[int, int], classes: int) -> None:
         """Build the network.
 
         Args:
+            spec: patch size, width, depth and heads.
             channels: channels of the images.
-            patch: height and width of a patch in pixels.
             grid: number of patch rows and columns.
-            width: dimensions per token.
-            depth: number of blocks.
-            heads: attention heads per block.
-            hidden: hidden units of each block.
             classes: number of classes.
         """
         super().__init__()
         self.grid = grid
-        self.patch_embed = PatchEmbedding(channels, patch, width)
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
-        self.pos_embed = nn.Parameter(torch.zeros(1, 1 + grid[0] * grid[1], width))
-        self.blocks = nn.Sequential(*(Block(width, heads, hidden) for _ in range(depth)))
-        self.norm = nn.LayerNorm(width, EPSILON)
-        self.head = nn.Linear(width, classes)
+        rows, columns = grid
+        self.patch_embed = PatchEmbedding(channels, spec.patch, spec.width)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, spec.width))
+        self.pos_embed = nn.Parameter(torch.zeros(1, 1 + rows * columns, spec.width))
+        blocks = [Block(spec.width, spec.heads, spec.mlp * spec.width) for _ in range(spec.depth)]
+        self.blocks = nn.Sequential(*blocks)
+        self.norm = nn.LayerNorm(spec.width, EPSILON)
+        self.head = nn.Linear(spec.width, classes)
         self._initialise()
 
     def _initialise(self) -> None:

@@ -48,13 +48,19 @@ class ImageList:
     """The image files of a dataset, in parallel lists.
 
     Attributes:
-        files: file name of each image in a ``Tree``.
+        tree: the folder or archive with the files.
+        classes: class names.
+        group_names: names of the natural clients; empty if there are none.
+        files: file name of each image in the tree.
         targets: class of each image (classification).
         masks: file name of each image's mask (segmentation).
         groups: natural client of each image.
         is_test: whether the image is a test example.
     """
 
+    tree: Tree
+    classes: Sequence[str]
+    group_names: Sequence[str] = ()
     files: list[str] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)
     masks: list[str] = field(default_factory=list)
@@ -76,19 +82,22 @@ class ImageList:
         self.groups.append(group)
         self.is_test.append(test)
 
+    def stamped(self, files: Sequence[str]) -> list[str]:
+        """Return file names with the stamps of their content, for a fingerprint."""
+        return [f"{file} {self.tree.stamps[file]}" for file in files]
+
     def examples(
-        self, rows: npt.NDArray[np.int64], inputs: torch.Tensor, has_groups: bool, masks: torch.Tensor | None = None
+        self, rows: npt.NDArray[np.int64], inputs: torch.Tensor, masks: torch.Tensor | None = None
     ) -> Examples:
         """Return the examples at positions ``rows``.
 
         Args:
             rows: positions [n] in this list.
             inputs: the decoded images at these positions, [n, 3, height, width].
-            has_groups: whether the examples have natural clients.
             masks: the decoded masks [n, height, width], for segmentation.
         """
         targets = torch.from_numpy(np.array(self.targets, dtype=np.int64)[rows]) if masks is None else masks
-        groups = torch.from_numpy(np.array(self.groups, dtype=np.int64)[rows]) if has_groups else None
+        groups = torch.from_numpy(np.array(self.groups, dtype=np.int64)[rows]) if self.group_names else None
         return Examples(inputs, targets, groups)
 
 
@@ -97,45 +106,29 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(SUFFIXES)
 
 
-def image_dataset(
-    name: str,
-    data_dir: Path,
-    tree: Tree,
-    listing: ImageList,
-    classes: Sequence[str],
-    options: ImageOptions,
-    group_names: Sequence[str] = (),
-) -> Dataset:
+def image_dataset(name: str, data_dir: Path, images: ImageList, options: ImageOptions) -> Dataset:
     """Build a classification dataset from image files.
 
     Args:
         name: canonical text of the dataset.
         data_dir: directory whose cache holds the decoded images.
-        tree: the files.
-        listing: which files, with their classes and natural clients.
-        classes: class names.
+        images: the files, with their classes and natural clients.
         options: how images are resized.
-        group_names: names of the natural clients; empty if there are none.
 
     Returns:
         A dataset with inputs [n, 3, size, size] uint8 and targets [n] int64.
     """
 
     def decode(file: str) -> dict[str, npt.NDArray[Any]]:
-        image = decode_image(tree, file, options)
+        image = decode_image(images.tree, file, options)
         return {"inputs": image, "sums": channel_sums(image)}
 
     size, prefix = options.size, f"{name.partition('(')[0]}-{options.size}"
-    stamps = (f"{file} {tree.stamps[file]}" for file in listing.files)
-    shapes = {"inputs": (3, size, size), "sums": (2, 3)}
-    entry = cache_entry(
-        data_dir,
-        prefix,
-        fingerprint((size, options.fit, *stamps)),
-        partial(write_decoded, decode, listing.files, shapes),
-        DiskSpace(len(listing.files) * 3 * size**2, name, "choose a smaller size"),
-    )
-    return decoded_dataset(name, data_dir, entry, prefix, listing, classes, group_names)
+    key = fingerprint((size, options.fit, *images.stamped(images.files)))
+    write = partial(write_decoded, decode, images.files, {"inputs": (3, size, size), "sums": (2, 3)})
+    space = DiskSpace(len(images.files) * 3 * size**2, name, "choose a smaller size")
+    entry = cache_entry(data_dir, prefix, key, write, space)
+    return decoded_dataset(name, data_dir, entry, prefix, images)
 
 
 def write_decoded(
@@ -164,15 +157,7 @@ def write_decoded(
                 writer.append(np.stack([row[name] for row in rows]))
 
 
-def decoded_dataset(
-    name: str,
-    data_dir: Path,
-    entry: Path,
-    prefix: str,
-    listing: ImageList,
-    classes: Sequence[str],
-    group_names: Sequence[str],
-) -> Dataset:
+def decoded_dataset(name: str, data_dir: Path, entry: Path, prefix: str, images: ImageList) -> Dataset:
     """Build the dataset of a cache entry written by ``write_decoded``, with the statistics of the training images.
 
     Args:
@@ -180,23 +165,20 @@ def decoded_dataset(
         data_dir: directory whose cache holds copies of selected rows.
         entry: folder of the cache entry.
         prefix: readable prefix of the names of such copies.
-        listing: the decoded files, with their classes or masks and natural clients.
-        classes: class names.
-        group_names: names of the natural clients; empty if there are none.
+        images: the decoded files, with their classes or masks and natural clients.
     """
     inputs, sums = open_cached(entry, "inputs"), open_cached(entry, "sums").numpy()
-    is_test = np.array(listing.is_test, dtype=bool)
+    is_test = np.array(images.is_test, dtype=bool)
     splits = []
     for rows in (np.flatnonzero(~is_test), np.flatnonzero(is_test)):
-        images = select_rows(inputs, rows, data_dir, f"{prefix}-rows")
-        masks = None
-        if listing.masks:
+        selected, masks = select_rows(inputs, rows, data_dir, f"{prefix}-rows"), None
+        if images.masks:
             masks = select_rows(open_cached(entry, "masks"), rows, data_dir, f"{prefix}-mask-rows")
-        splits.append(listing.examples(rows, images, bool(group_names), masks))
+        splits.append(images.examples(rows, selected, masks))
     pixels = int(np.prod(inputs.shape[2:])) * int((~is_test).sum())
     mean, std = statistics_of_sums(sums[~is_test].sum(0), pixels)
-    kind: Literal["segmentation", "image"] = "segmentation" if listing.masks else "image"
-    return Dataset(name, splits[0], splits[1], tuple(classes), mean, std, kind, tuple(group_names))
+    kind: Literal["segmentation", "image"] = "segmentation" if images.masks else "image"
+    return Dataset(name, splits[0], splits[1], tuple(images.classes), mean, std, kind, tuple(images.group_names))
 
 
 def channel_sums(image: Pixels) -> npt.NDArray[np.int64]:

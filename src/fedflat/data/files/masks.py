@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -89,42 +89,28 @@ class MaskDecoder:
 
 
 def mask_dataset(
-    name: str,
-    data_dir: Path,
-    tree: Tree,
-    listing: ImageList,
-    class_of_id: Mapping[int, int],
-    classes: Sequence[str],
-    options: MaskOptions,
-    group_names: Sequence[str] = (),
+    name: str, data_dir: Path, images: ImageList, class_of_id: Mapping[int, int], options: MaskOptions
 ) -> Dataset:
     """Build a segmentation dataset from image and mask files.
 
     Args:
         name: canonical text of the dataset.
         data_dir: directory whose cache holds the decoded images.
-        tree: the files.
-        listing: which files, with their masks and natural clients.
+        images: the files, with their masks and natural clients.
         class_of_id: class of each id in the mask files, ``IGNORED`` for pixels that do not count.
-        classes: class names.
         options: how images are resized.
-        group_names: names of the natural clients; empty if there are none.
 
     Returns:
         A dataset with inputs [n, 3, height, width] uint8 and masks [n, height, width] uint8.
     """
-    height, width = _target_size(tree, listing.files[0], options)
-    pairs = list(zip(listing.files, listing.masks, strict=True))
-    stamps = (f"{file} {tree.stamps[file]}" for pair in pairs for file in pair)
-    prefix = f"{name.partition('(')[0]}-{height}x{width}"
+    height, width = _target_size(images.tree, images.files[0], options)
+    pairs = list(zip(images.files, images.masks, strict=True))
+    stamped = images.stamped([file for pair in pairs for file in pair])
+    key = fingerprint((height, width, sorted(class_of_id.items()), *stamped))
     shapes = {"inputs": (3, height, width), "masks": (height, width), "sums": (2, 3)}
-    entry = cache_entry(
-        data_dir,
-        prefix,
-        fingerprint((height, width, sorted(class_of_id.items()), *stamps)),
-        partial(write_decoded, MaskDecoder(tree, class_of_id, height, width), pairs, shapes),
-    )
-    return decoded_dataset(name, data_dir, entry, prefix, listing, classes, group_names)
+    write = partial(write_decoded, MaskDecoder(images.tree, class_of_id, height, width), pairs, shapes)
+    prefix = f"{name.partition('(')[0]}-{height}x{width}"
+    return decoded_dataset(name, data_dir, cache_entry(data_dir, prefix, key, write), prefix, images)
 
 
 def _target_size(tree: Tree, first: str, options: MaskOptions) -> tuple[int, int]:

@@ -139,43 +139,29 @@ class StreamedTensor(MappedTensor):
         return StreamedTensor.of_cache, (self.cache, self.first, len(self))
 
 
-def streamed_dataset(
-    name: str,
-    data_dir: Path,
-    tree: Tree,
-    listing: ImageList,
-    classes: Sequence[str],
-    options: ImageOptions,
-    group_names: Sequence[str],
-    limit: int,
-) -> Dataset:
+def streamed_dataset(name: str, data_dir: Path, images: ImageList, options: ImageOptions, limit: int) -> Dataset:
     """Build a classification dataset whose images are decoded on access.
 
     Args:
         name: canonical text of the dataset.
         data_dir: directory whose cache holds the statistics.
-        tree: the files.
-        listing: which files, with their classes and natural clients; training images come first.
-        classes: class names.
+        images: the files, with their classes and natural clients; training images come first.
         options: how images are resized.
-        group_names: names of the natural clients; empty if there are none.
         limit: size in bytes of each process's cache of decoded images.
     """
-    total, train_count = len(listing.files), listing.is_test.count(False)
-    assert not any(listing.is_test[:train_count]), "training images must come first"
+    total, train_count = len(images.files), images.is_test.count(False)
+    assert not any(images.is_test[:train_count]), "training images must come first"
     sampled_rows = np.unique(np.linspace(0, train_count - 1, min(train_count, SAMPLE)).round().astype(np.int64))
-    sample = [listing.files[row] for row in sampled_rows]
-    key = fingerprint((options.size, options.fit, *(f"{file} {tree.stamps[file]}" for file in sample)))
+    sample = [images.files[row] for row in sampled_rows]
+    key = fingerprint((options.size, options.fit, *images.stamped(sample)))
     prefix = f"{name.partition('(')[0]}-{options.size}-sample"
-    entry = cache_entry(data_dir, prefix, key, partial(_write_sums, tree, sample, options))
+    entry = cache_entry(data_dir, prefix, key, partial(_write_sums, images.tree, sample, options))
     sums = open_cached(entry, "sums").numpy()
     mean, std = statistics_of_sums(sums.sum(0), options.size**2 * len(sample))
-    inputs = StreamedTensor.of_cache(DecodedImageCache(tree, listing.files, options, limit), 0, total)
-    train, test = (
-        listing.examples(np.arange(start, stop), inputs.part(start, stop - start), bool(group_names))
-        for start, stop in ((0, train_count), (train_count, total))
-    )
-    return Dataset(name, train, test, tuple(classes), mean, std, group_names=tuple(group_names))
+    inputs = StreamedTensor.of_cache(DecodedImageCache(images.tree, images.files, options, limit), 0, total)
+    train = images.examples(np.arange(train_count), inputs.part(0, train_count))
+    test = images.examples(np.arange(train_count, total), inputs.part(train_count, total - train_count))
+    return Dataset(name, train, test, tuple(images.classes), mean, std, group_names=tuple(images.group_names))
 
 
 def _write_sums(tree: Tree, names: list[str], options: ImageOptions, folder: Path) -> None:

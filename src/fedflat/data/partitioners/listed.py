@@ -28,6 +28,7 @@ class Listed(Partitioner):
     """Each client has the training examples that a file lists for it, except those held out for validation."""
 
     by_label = False
+    fixes_clients = True
     sizes = "as listed"
     citation = "a Flower partitioner, or your own ([interoperability](../interop.md))"
     path: str | None = param(
@@ -36,10 +37,6 @@ class Listed(Partitioner):
     hash: str | None = param(
         None, "required hash of the file: sha256- and its first 16 hexadecimal digits; none: not checked"
     )
-
-    @property
-    def fixes_clients(self) -> bool:
-        return True
 
     def divide(self, data: LabelledExamples, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
         """Convert the listed positions in the training set to indices in ``data``, which lacks held-out examples."""

@@ -19,16 +19,13 @@ class Natural(Partitioner):
     """
 
     by_label = False
+    fixes_clients = True
     sizes = "as in the data"
     citation = "Caldas et al. 2018 (LEAF), Hsu et al. 2020 (Landmarks)"
     examples = ("natural",)
     largest: int | None = param(
         None, "divide natural clients with more examples than this into several of nearly equal size", low=1
     )
-
-    @property
-    def fixes_clients(self) -> bool:
-        return True
 
     def divide(self, data: LabelledExamples, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
         """Return the indices of each natural client's examples; divide clients above ``largest`` at random."""

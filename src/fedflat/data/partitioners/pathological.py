@@ -32,17 +32,17 @@ class Pathological(ClassCountPartitioner):
     def counts(self, available: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
         """Draw class counts [clients, classes] that use each of the ``available`` examples per class once."""
         sizes, present = equal_sizes(int(available.sum()), clients), np.flatnonzero(available)
-        available_present, places = available[present], clients * self.classes
-        if not self.classes <= len(present) <= places or self.classes > sizes.min():
+        available_present, edges = available[present], clients * self.classes
+        if not self.classes <= len(present) <= edges or self.classes > sizes.min():
             raise UserError(
                 f"{clients} clients of {sizes.min()} examples cannot have exactly {self.classes} of {len(present)} "
                 f"classes each; expected at most {min(len(present), sizes.min())} classes per client, "
                 "and enough clients to hold all classes"
             )
-        clients_per_class = _clients_per_class(available_present, clients, places)
+        clients_per_class = _clients_per_class(available_present, clients, edges)
         attempts = max(3, min(MAX_ATTEMPTS, 5_000_000 // (clients * len(present))))
-        if clients_per_class.sum() < places:
-            attempts = 0  # the classes are too small to fill all places, so there is no graph to try
+        if clients_per_class.sum() < edges:
+            attempts = 0  # the classes are too small for that many edges, so there is no graph to try
         for _ in range(attempts):
             graph = _random_graph(clients_per_class, clients, self.classes, rng)
             balanced = _balanced_counts(graph, sizes, available_present)
@@ -57,17 +57,17 @@ class Pathological(ClassCountPartitioner):
         )
 
 
-def _clients_per_class(available: IntArray, clients: int, places: int) -> IntArray:
-    """Distribute ``places`` over the classes in proportion to their size, at least 1 and at most ``clients`` each.
+def _clients_per_class(available: IntArray, clients: int, edges: int) -> IntArray:
+    """Distribute the graph's edges over the classes in proportion to their size, 1 to ``clients`` for each class.
 
-    By D'Hondt's method: the k-th place of a class with m examples has the quotient m / k, and the places with the
-    largest quotients are filled. A class cannot fill more places than it has examples.
+    By D'Hondt's method: the k-th edge of a class with m examples has the quotient m / k, and the edges with the largest
+    quotients are chosen. A class cannot have more edges than examples.
     """
     divisors = np.arange(1, clients + 1)
     quotients = np.where(divisors <= available[:, None], available[:, None] / divisors, 0)
     quotients[:, 0] = np.inf  # every class has at least one client
-    filled = np.argsort(-quotients, axis=None, kind="stable")[: min(places, np.count_nonzero(quotients))]
-    return np.bincount(filled // clients, minlength=len(available))
+    chosen = np.argsort(-quotients, axis=None, kind="stable")[: min(edges, np.count_nonzero(quotients))]
+    return np.bincount(chosen // clients, minlength=len(available))
 
 
 def _random_graph(

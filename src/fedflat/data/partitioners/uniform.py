@@ -43,13 +43,10 @@ class Centralised(Partitioner):
     """A single client has all examples: the reference for federated runs."""
 
     by_label = False
+    fixes_clients = True
     sizes = "all examples"
     citation = "the centralised reference run"
     examples = ("centralised",)
-
-    @property
-    def fixes_clients(self) -> bool:
-        return True
 
     def divide(self, data: LabelledExamples, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
         """Give all examples to one client."""

@@ -49,12 +49,12 @@ class CamVid(FolderSource):
         frames = [(split, name) for split in self.splits for name in _list_frames(tree, split)]
         drives = [name.partition("_")[0] if "_" in name else "" for _, name in frames]
         group_names = sorted(set(drives)) if all(drives) else []
-        listing = ImageList()
+        images = ImageList(tree, CLASSES, group_names)
         for (split, name), drive in zip(frames, drives, strict=True):
             group = group_names.index(drive) if group_names else 0
-            listing.add_masked(f"{split}/{name}", f"{split}annot/{name}", group, split == "test")
+            images.add_masked(f"{split}/{name}", f"{split}annot/{name}", group, split == "test")
         class_of_id = {label: label for label in range(len(CLASSES))} | {VOID: IGNORED}
-        return mask_dataset(self.text, data_dir, tree, listing, class_of_id, CLASSES, self.options, group_names)
+        return mask_dataset(self.text, data_dir, images, class_of_id, self.options)
 
 
 def _list_frames(tree: Tree, split: str) -> list[str]:

@@ -65,14 +65,14 @@ class Cityscapes(FolderSource):
                 f"expected {self.sizes[0]} and {self.sizes[1]}: unpack leftImg8bit_trainvaltest.zip again"
             )
         cities = sorted({Path(name).parent.name for name in train + val})
-        listing = ImageList()
+        images = ImageList(tree, CLASSES, cities)
         for number, name in enumerate(train + val):
             mask = name.replace(IMAGES, MASKS, 1).removesuffix(IMAGE_SUFFIX) + MASK_SUFFIX
             if mask not in tree.stamps:
                 raise UserError(f"{tree.path}/{mask} is missing; unpack gtFine_trainvaltest.zip next to {IMAGES}")
-            listing.add_masked(name, mask, cities.index(Path(name).parent.name), test=number >= len(train))
+            images.add_masked(name, mask, cities.index(Path(name).parent.name), test=number >= len(train))
         class_of_id = dict.fromkeys(range(34), IGNORED) | {id_: label for label, id_ in enumerate(LABEL_IDS)}
-        return mask_dataset(self.text, data_dir, tree, listing, class_of_id, CLASSES, self.options, cities)
+        return mask_dataset(self.text, data_dir, images, class_of_id, self.options)
 
 
 CITYSCAPES = Cityscapes(

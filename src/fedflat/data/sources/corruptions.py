@@ -18,22 +18,9 @@ from fedflat.data.sources.source import DatasetCard, Download, FileSource, md5_o
 from fedflat.errors import UserError
 
 CORRUPTIONS: tuple[str, ...] = (
-    "gaussian_noise",
-    "shot_noise",
-    "impulse_noise",
-    "defocus_blur",
-    "glass_blur",
-    "motion_blur",
-    "zoom_blur",
-    "snow",
-    "frost",
-    "fog",
-    "brightness",
-    "contrast",
-    "elastic_transform",
-    "pixelate",
-    "jpeg_compression",
-)
+    "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow",
+    "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression",
+)  # fmt: skip
 """The 15 corruptions of the benchmark."""
 EXTRA_CORRUPTIONS: tuple[str, ...] = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 """The 4 corruptions intended for hyperparameter selection."""

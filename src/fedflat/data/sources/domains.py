@@ -17,7 +17,7 @@ from fedflat.data.sources.source import DatasetCard, FolderSource
 from fedflat.errors import UserError, one_of
 from fedflat.text import param
 
-ImagesByClass = dict[str, list[str]]
+FilesByClass = dict[str, list[str]]
 
 
 @dataclass(frozen=True)
@@ -63,39 +63,39 @@ class DomainFolders(FolderSource):
     def read(self, data_dir: Path) -> Dataset:
         """List the images of every domain and class; each domain is a natural client."""
         tree = self.tree(data_dir)
-        images = self._list_images(tree)
-        test_domain = self._find_test_domain(list(images))
-        classes = self._list_classes(tree, images)
-        listing = ImageList()
-        for group, (domain, by_class) in enumerate(images.items()):
+        files = self._list_files(tree)
+        test_domain = self._find_test_domain(list(files))
+        classes = self._list_classes(tree, files)
+        images = ImageList(tree, classes, list(files))
+        for group, (domain, by_class) in enumerate(files.items()):
             is_test = None if test_domain is None else domain == test_domain
             for target, name in enumerate(classes):
-                listing.add(by_class[name], target, group, is_test)
-        return image_dataset(self.text, data_dir, tree, listing, classes, self.options, list(images))
+                images.add(by_class[name], target, group, is_test)
+        return image_dataset(self.text, data_dir, images, self.options)
 
-    def _list_images(self, tree: Tree) -> dict[str, ImagesByClass]:
-        """Return the files of every domain and class, in sorted order, after checking their numbers."""
-        images: dict[str, ImagesByClass] = {domain: {} for domain in self.sizes}
+    def _list_files(self, tree: Tree) -> dict[str, FilesByClass]:
+        """Return the images of every domain and class, in sorted order, after checking their numbers."""
+        files: dict[str, FilesByClass] = {domain: {} for domain in self.sizes}
         for file in tree.stamps:
             folders = file.split("/")[:-1]
             if len(folders) == 2 and is_image(file):
                 domain, label = folders
                 if not self.sizes or domain in self.sizes:
-                    images.setdefault(domain, {}).setdefault(label, []).append(file)
+                    files.setdefault(domain, {}).setdefault(label, []).append(file)
         for domain, expected in self.sizes.items():
-            count = sum(map(len, images[domain].values()))
+            count = sum(map(len, files[domain].values()))
             if count != expected:
                 raise UserError(f"{tree.path}/{domain} contains {count} images; expected {expected}; {self.remedy}")
-        if len(images) < 2:
+        if len(files) < 2:
             raise UserError(
-                f"{tree.path} has {len(images)} domains; expected at least 2 folders <domain>/<class> with images"
+                f"{tree.path} has {len(files)} domains; expected at least 2 folders <domain>/<class> with images"
             )
-        return images
+        return files
 
-    def _list_classes(self, tree: Tree, images: dict[str, ImagesByClass]) -> list[str]:
+    def _list_classes(self, tree: Tree, files: dict[str, FilesByClass]) -> list[str]:
         """Return the class names in alphabetical order, after checking that every domain has every class."""
-        classes = sorted(set().union(*images.values()))
-        for domain, by_class in images.items():
+        classes = sorted(set().union(*files.values()))
+        for domain, by_class in files.items():
             for name in classes:
                 if name not in by_class:
                     raise UserError(

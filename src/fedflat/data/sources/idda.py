@@ -55,20 +55,20 @@ class Idda(FolderSource):
             raise UserError(
                 f"{tree.path} has no domains; expected folders such as T01_CN_A/RGB and T01_CN_A/Semantic in it"
             )
-        listing = ImageList()
+        images = ImageList(tree, CLASSES, domains)
         for group, domain in enumerate(domains):
             is_unseen = self._is_unseen(domain)
             for position, name in enumerate(filter(is_image, tree.files_below(f"{domain}/RGB"))):
                 mask = f"{domain}/Semantic/{Path(name).stem}.png"
                 if mask not in tree.stamps:
                     raise UserError(f"{tree.path}/{mask} is missing; expected a mask for every image: {self.remedy}")
-                listing.add_masked(name, mask, group, is_unseen or position % TEST_EVERY == TEST_EVERY - 1)
-        if all(listing.is_test):
+                images.add_masked(name, mask, group, is_unseen or position % TEST_EVERY == TEST_EVERY - 1)
+        if all(images.is_test):
             raise UserError(
                 f"unseen={self.options.unseen} leaves no domain of {tree.path} to train on; choose another value"
             )
         class_of_id = dict.fromkeys(range(24), IGNORED) | IDS
-        return mask_dataset(self.text, data_dir, tree, listing, class_of_id, CLASSES, self.options, domains)
+        return mask_dataset(self.text, data_dir, images, class_of_id, self.options)
 
     def _is_unseen(self, domain: str) -> bool:
         """Whether a domain is held out, according to one of the three pieces of its name."""

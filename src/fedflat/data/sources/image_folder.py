@@ -36,39 +36,39 @@ class ImageFolder(DatasetSource):
         folders = {name.partition("/")[0] for name in tree.stamps if "/" in name}
         train = next((name for name in TRAIN if name in folders), "")
         test = next((name for name in TEST if name in folders), "")
-        train_images = _images_by_class(tree, train)
-        test_images = _images_by_class(tree, test) if train and test else {}
-        classes = sorted(train_images)
+        train_files = _files_by_class(tree, train)
+        test_files = _files_by_class(tree, test) if train and test else {}
+        classes = sorted(train_files)
         if len(classes) < 2:
             raise UserError(
                 f"{tree.path}/{train} has {len(classes)} folders with images; expected one per class, at least 2"
             )
-        unknown = sorted(set(test_images) - set(classes))
+        unknown = sorted(set(test_files) - set(classes))
         if unknown:
             raise UserError(
                 f"{tree.path}/{test} has a class {unknown[0]} without training images; "
                 f"expected a folder {train}/{unknown[0]}"
             )
-        listing = ImageList()
+        images = ImageList(tree, classes)
         for target, name in enumerate(classes):
-            listing.add(train_images[name], target, test=False if test_images else None)
+            images.add(train_files[name], target, test=False if test_files else None)
         for target, name in enumerate(classes):
-            listing.add(test_images.get(name, []), target, test=True)
-        return image_dataset(self.text, data_dir, tree, listing, classes, self.options)
+            images.add(test_files.get(name, []), target, test=True)
+        return image_dataset(self.text, data_dir, images, self.options)
 
 
-def _images_by_class(tree: Tree, folder: str) -> dict[str, list[str]]:
+def _files_by_class(tree: Tree, folder: str) -> dict[str, list[str]]:
     """Return the images in each subfolder of ``folder``, at any depth; a subfolder without images is an error."""
-    images: dict[str, list[str]] = {}
+    files: dict[str, list[str]] = {}
     prefix = f"{folder}/" if folder else ""
     for name in tree.stamps:
         label, slash, _ = name.removeprefix(prefix).partition("/")
         if name.startswith(prefix) and slash and is_image(name):
-            images.setdefault(label, []).append(name)
+            files.setdefault(label, []).append(name)
     for label in tree.subfolders(folder):
-        if label not in images:
+        if label not in files:
             raise UserError(f"{tree.path}/{prefix}{label} contains no images; add some, or remove the folder")
-    return images
+    return files
 
 
 IMAGES = ImageFolder(

@@ -50,6 +50,7 @@ class Landmarks(FileSource[CsvRows]):
     """
 
     options: LandmarksOptions = field(default=LandmarksOptions(), kw_only=True)
+    files = (TRAIN, TEST, IMAGES)
     num_classes: int = 2028
     sizes: tuple[int, int] | None = (164_172, 19_526)
 
@@ -71,10 +72,6 @@ class Landmarks(FileSource[CsvRows]):
                     f"{self.remedy}"
                 )
         return rows, hashlib.sha256(raw).hexdigest()
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        return TRAIN, TEST, IMAGES
 
     def find(self, data_dir: Path, file: str) -> Path | None:
         """Return the path of a list, or the folder of the images in either layout; None if it is missing."""
@@ -98,18 +95,15 @@ class Landmarks(FileSource[CsvRows]):
         tree = FolderTree(data_dir / ROOT)
         users = sorted({row["user_id"] for row in train_rows}, key=lambda user: (len(user), user))  # 2 before 10
         group_of_user = {user: group for group, user in enumerate(users)}
-        listing = ImageList()
+        images = ImageList(tree, [str(label) for label in range(self.num_classes)], (*users, "other photographers"))
         for row in train_rows:
             file = _find_image(tree, row["image_id"])
-            listing.add([file], int(row["class"]), group_of_user[row["user_id"]], test=False)
+            images.add([file], int(row["class"]), group_of_user[row["user_id"]], test=False)
         for row in test_rows:
-            listing.add([_find_image(tree, row["image_id"])], int(row["class"]), len(users), test=True)
-        classes = [str(label) for label in range(self.num_classes)]
-        group_names = (*users, "other photographers")
+            images.add([_find_image(tree, row["image_id"])], int(row["class"]), len(users), test=True)
         if self.options.decode == "streamed":
-            limit = int(self.options.cache * 1e9)
-            return streamed_dataset(self.text, data_dir, tree, listing, classes, self.options, group_names, limit)
-        return image_dataset(self.text, data_dir, tree, listing, classes, self.options, group_names)
+            return streamed_dataset(self.text, data_dir, images, self.options, limit=int(self.options.cache * 1e9))
+        return image_dataset(self.text, data_dir, images, self.options)
 
 
 def _find_image(tree: FolderTree, image: str) -> str:

@@ -61,6 +61,8 @@ class LeafArrays:
 class Leaf(DatasetSource):
     """A dataset in LEAF's format."""
 
+    remedy = "generate it again with LEAF's preprocess.sh"
+
     @abstractmethod
     def convert(self, x: list[Any], y: list[Any]) -> ArraysByName:
         """Convert the examples of one user to arrays of equal length; raise a ``ValueError`` for invalid examples."""
@@ -76,10 +78,6 @@ class Leaf(DatasetSource):
     @property
     def files(self) -> tuple[str, ...]:
         return tuple(f"{self.name}/data/{split}" for split in SPLITS)
-
-    @property
-    def remedy(self) -> str:
-        return "generate it again with LEAF's preprocess.sh"
 
     def find(self, data_dir: Path, file: str) -> Path | None:
         return data_dir / file if any((data_dir / file).glob("*.json")) else None

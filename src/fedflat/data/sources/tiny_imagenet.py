@@ -54,7 +54,7 @@ class TinyImageNet(DatasetSource):
             raise UserError(
                 f"{tree.path}/wnids.txt lists {len(ids)} classes; expected {self.num_classes}; {self.remedy}"
             )
-        listing = ImageList()
+        images = ImageList(tree, _class_names(tree, ids))
         for target, name in enumerate(ids):
             files = [file for file in tree.files_below(f"train/{name}/images") if is_image(file)]
             if len(files) != self.train_per_class:
@@ -62,10 +62,10 @@ class TinyImageNet(DatasetSource):
                     f"{tree.path}/train/{name} contains {len(files)} images; expected {self.train_per_class}; "
                     f"{self.remedy}"
                 )
-            listing.add(files, target, test=False)
+            images.add(files, target, test=False)
         for file, target in self._read_test_targets(tree, ids).items():
-            listing.add([file], target, test=True)
-        return image_dataset(self.text, data_dir, tree, listing, _class_names(tree, ids), self.options)
+            images.add([file], target, test=True)
+        return image_dataset(self.text, data_dir, images, self.options)
 
     def _read_test_targets(self, tree: Tree, ids: list[str]) -> dict[str, int]:
         """Return the class of each test image, by file name."""
