@@ -39,14 +39,14 @@ def lists(tmp_path: Path) -> Path:
     return tmp_path / f"{ROOT}.zip"
 
 
-def test_a_zip_is_unpacked_and_only_what_is_wanted(lists: Path, tmp_path: Path) -> None:
+def test_only_the_required_files_of_a_zip_are_unpacked(lists: Path, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     (folder / ROOT / "images").mkdir(parents=True)
     download_source(published(LANDMARKS, lists, (TRAIN, TEST)), folder)
     assert files_below(tmp_path) == {f"data/{TRAIN}", f"data/{TEST}", lists.name}
 
 
-def test_a_zip_of_something_else_is_refused(lists: Path, tmp_path: Path) -> None:
+def test_a_zip_without_the_required_files_is_rejected(lists: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"landmarks-user-160k\.zip .*landmarks-user-160k/more\.csv"):
         download_source(published(LANDMARKS, lists, (TRAIN, f"{ROOT}/more.csv")), tmp_path / "data")
     assert not files_below(tmp_path / "data") & {TRAIN, TEST}
@@ -75,7 +75,7 @@ def test_a_tar_without_compression(tmp_path: Path) -> None:
     assert not strict.is_intact(tmp_path / "data", files[0]) and strict.is_intact(tmp_path / "data", files[1])
 
 
-def test_an_archive_that_is_read_as_it_is_stays_packed(tmp_path: Path) -> None:
+def test_an_archive_that_is_read_in_place_stays_packed(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / ARCHIVE, "w") as archive:
         archive.writestr("tiny-imagenet-200/wnids.txt", "n01443537\n")
     source = published(TINY_IMAGENET, tmp_path / ARCHIVE, (ARCHIVE,))

@@ -40,7 +40,7 @@ def slow_window(image: torch.Tensor, corner: tuple[int, int], mirrored: bool, pa
 
 @pytest.mark.parametrize("padding", [0, 1, 4])
 @pytest.mark.parametrize("style", ["pixel", "mean"])
-def test_crop_and_flip_are_those_of_a_loop_over_pixels(padding: int, style: str) -> None:
+def test_crop_and_flip_match_a_loop_over_pixels(padding: int, style: str) -> None:
     raw, text = batch(64), f"crop-flip(padding={padding},style={style})"
     draws = step(draws_of(text))
     got = augmentation(text).inputs(raw, draws, MEAN, STD)
@@ -59,7 +59,7 @@ def test_the_two_styles_pad_with_black_and_with_the_mean() -> None:
     assert torch.equal(mean, torch.zeros(3))
 
 
-def test_windows_are_everywhere_equally_often_and_half_are_mirrored() -> None:
+def test_windows_are_uniform_and_half_are_mirrored() -> None:
     pixel, mean = (draws_of(f"crop-flip(padding=2,style={style})", steps=50, size=200) for style in ("pixel", "mean"))
     for axis in (0, 1):
         assert torch.bincount(pixel["corner"][..., axis].flatten()).float().div(10_000).numpy() == pytest.approx(
@@ -70,7 +70,7 @@ def test_windows_are_everywhere_equally_often_and_half_are_mirrored() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 6, 20])
-def test_cutout_is_that_of_a_loop_over_pixels(size: int) -> None:
+def test_cutout_matches_a_loop_over_pixels(size: int) -> None:
     raw, text = batch(64), f"cutout(size={size})"
     draws = step(draws_of(text))
     slow = normalise(raw, MEAN, STD)
@@ -85,12 +85,12 @@ def test_cutout_is_that_of_a_loop_over_pixels(size: int) -> None:
     assert torch.equal(augmentation(text).inputs(raw, draws, MEAN, STD), slow)
 
 
-def test_cutout_centres_are_all_pixels() -> None:
+def test_cutout_centres_cover_all_pixels() -> None:
     centres = draws_of("cutout", steps=20, size=200)["centre"].flatten(0, 1)
     assert {tuple(centre) for centre in centres.tolist()} == {(i, j) for i in range(SHAPE[1]) for j in range(SHAPE[2])}
 
 
-def test_cutout_of_nothing_is_nothing() -> None:
+def test_cutout_of_size_zero_changes_nothing() -> None:
     raw = batch(8)
     assert torch.equal(
         augmentation("cutout(size=0)").inputs(raw, step(draws_of("cutout(size=0)")), MEAN, STD),
@@ -98,7 +98,7 @@ def test_cutout_of_nothing_is_nothing() -> None:
     )
 
 
-def test_mixup_blends_inputs_and_says_with_what() -> None:
+def test_mixup_blends_inputs_and_returns_the_weights() -> None:
     raw, mixup = batch(9), augmentation("mixup")
     draws = step(draws_of("mixup", size=9))
     lam, order = mixup.mix(draws) or pytest.fail("mixup must mix")
@@ -109,7 +109,7 @@ def test_mixup_blends_inputs_and_says_with_what() -> None:
     assert augmentation("crop-flip").mix(step(draws_of("crop-flip"))) is None
 
 
-def test_mixup_with_all_weight_on_the_first_is_nothing() -> None:
+def test_mixup_with_lam_one_changes_nothing() -> None:
     raw, draws = batch(8), step(draws_of("mixup"))
     draws["lam"] = torch.ones(())
     assert torch.equal(augmentation("mixup").inputs(raw, draws, MEAN, STD), normalise(raw, MEAN, STD))
@@ -134,7 +134,7 @@ def test_a_shorter_batch_uses_the_first_draws() -> None:
     assert augmentation(ALL).inputs(raw[:7], draws, MEAN, STD).shape == (7, *SHAPE)
 
 
-def test_examples_that_fill_a_batch_up_can_be_kept_out_of_the_permutation() -> None:
+def test_padding_examples_can_be_excluded_from_the_permutation() -> None:
     draws = step(draws_of("mixup", size=10))
     _, short = augmentation("mixup").mix(draws, 7) or pytest.fail("mixup must mix")
     draws["order"][7:] = torch.inf
@@ -196,12 +196,12 @@ def test_texts_are_canonical_and_put_in_the_order_of_application() -> None:
         ("cutout(size=-1)", "at least 0"),
     ],
 )
-def test_texts_without_meaning_are_refused(text: str, message: str) -> None:
+def test_invalid_texts_are_rejected(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         augmentation(text)
 
 
-def test_images_are_needed_for_image_augmentation() -> None:
+def test_image_augmentations_require_images() -> None:
     vectors = from_arrays(np.zeros((2, 5)), [0, 1], np.zeros((2, 5)), [0, 1], name="mine")
     tokens = from_arrays(np.zeros((2, 5), int), [0, 1], np.zeros((2, 5), int), [0, 1], name="words")
     with pytest.raises(UserError, match=r"crop-flip .*vector.*mine"):

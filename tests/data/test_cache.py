@@ -51,7 +51,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
     assert left_in(tmp_path) == []
 
 
-def test_a_full_disk_is_said_in_one_sentence(tmp_path: Path) -> None:
+def test_a_full_disk_raises_a_clear_error(tmp_path: Path) -> None:
     def full(side: Path) -> None:
         raise OSError(28, "No space left on device")
 
@@ -70,7 +70,7 @@ def test_of_two_processes_the_first_wins(tmp_path: Path) -> None:
     assert (kept / "a.txt").read_text() == "theirs" and left_in(tmp_path) == [kept.name]
 
 
-def test_what_a_killed_process_left_is_cleared_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
+def test_folders_of_killed_processes_are_removed_and_those_of_running_ones_kept(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     names = {
@@ -85,9 +85,7 @@ def test_what_a_killed_process_left_is_cleared_and_what_a_living_one_writes_is_n
     assert left_in(tmp_path) == sorted([names[os.getppid()], elsewhere, "mine-ffffffffffffffff"])
 
 
-def test_a_folder_that_cannot_be_written_to_has_its_entries_in_the_user_s_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entries_of_a_read_only_folder_go_to_the_user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("read-only"))
     (tmp_path / "read-only").mkdir()
@@ -114,6 +112,6 @@ def test_rows_are_mapped_or_in_memory(
     assert select_rows(torch.arange(10), np.array(rows), tmp_path, "some").tolist() == rows
 
 
-def test_what_fits_is_a_quarter_of_the_memory() -> None:
+def test_arrays_up_to_a_quarter_of_memory_fit() -> None:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert fits_in_memory(1000) and not fits_in_memory(memory // 2)

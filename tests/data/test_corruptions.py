@@ -66,7 +66,7 @@ def test_images_are_mapped_and_can_be_used_as_any_others(small: SimpleNamespace)
     assert normalise(batch.inputs, (0.5,) * 3, (0.5,) * 3).shape == (2, 3, 32, 32)
 
 
-def test_they_are_for_evaluation_only(small: SimpleNamespace) -> None:
+def test_corruptions_are_for_evaluation_only(small: SimpleNamespace) -> None:
     with pytest.raises(UserError, match=r"cifar10_c .*cifar10 .*load_corruptions\('cifar10'\)"):
         load("cifar10_c", small.folder)
     with pytest.raises(UserError, match=r"'mnist'.*cifar10"):
@@ -82,7 +82,7 @@ def test_they_are_for_evaluation_only(small: SimpleNamespace) -> None:
         ("labels", np.zeros(3, np.uint8), r"labels\.npy .*\(3,\)"),
     ],
 )
-def test_other_arrays_are_refused(small: SimpleNamespace, name: str, array: np.ndarray, message: str) -> None:
+def test_invalid_arrays_are_rejected(small: SimpleNamespace, name: str, array: np.ndarray, message: str) -> None:
     np.save(small.folder / "CIFAR-10-C" / f"{name}.npy", array)
     with pytest.raises(UserError, match=message):
         load_corruptions("cifar10", small.folder)

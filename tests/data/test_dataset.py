@@ -18,7 +18,7 @@ def images(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (count, 3, 5, 5), dtype=np.uint8)
 
 
-def test_taking_examples_keeps_every_tensor_in_step() -> None:
+def test_taking_examples_selects_the_rows_of_every_tensor() -> None:
     examples = Examples(torch.arange(10).view(10, 1), torch.arange(10), torch.arange(10) * 2, torch.arange(10) * 3)
     taken = examples.take(np.array([7, 1, 1]))
     assert len(taken) == 3
@@ -113,13 +113,13 @@ def test_other_inputs_than_images() -> None:
         ((images(2).reshape(2, -1), [0, 1], images(2).reshape(2, -1), [0, 1]), "[n, C, H, W]"),
     ],
 )
-def test_what_does_not_fit_together_is_refused_in_one_sentence(arrays: tuple, message: str) -> None:
+def test_inconsistent_arrays_raise_a_clear_error(arrays: tuple, message: str) -> None:
     with pytest.raises(UserError) as raised:
         from_arrays(*arrays, name="mine")
     assert message in str(raised.value)
 
 
-def test_labels_beyond_the_classes_and_wrong_types_are_refused() -> None:
+def test_labels_beyond_the_classes_and_wrong_types_are_rejected() -> None:
     good = Examples(torch.zeros(2, 3), torch.tensor([0, 1]))
     with pytest.raises(UserError, match=r"label 1;.* 0 to 0"):
         Dataset("mine", good, good, ("only",), kind="vector")
@@ -129,7 +129,7 @@ def test_labels_beyond_the_classes_and_wrong_types_are_refused() -> None:
         Dataset("mine", *(Examples(torch.from_numpy(images(1)), torch.tensor([0])),) * 2, ("a",), (0.5,), (0.5,))
 
 
-def test_the_content_hash_is_that_of_the_data_and_nothing_else() -> None:
+def test_the_content_hash_depends_only_on_the_data() -> None:
     dataset = from_arrays(images(3), [0, 1, 0], images(2, 1), [1, 0])
     assert dataclasses.replace(dataset, name="other", mean=(0.0,) * 3).content == dataset.content
     changed = images(3)

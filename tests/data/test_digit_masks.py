@@ -20,7 +20,7 @@ def test_every_picture_is_of_one_digit_and_background():
             assert set(mask.unique().tolist()) == {0, int(label) + 1}
 
 
-def test_weathers_are_domains_and_change_what_is_seen():
+def test_weathers_are_domains_and_change_the_images():
     dense = load("digit_masks")
     assert dense.group_names == ("clear", "dusk", "fog", "snow", "night")
     strokes = dense.train.targets > 0
@@ -36,7 +36,7 @@ def test_weathers_are_domains_and_change_what_is_seen():
     assert ink[4] < paper[4]
 
 
-def test_an_unseen_weather_is_for_testing_alone():
+def test_an_unseen_weather_is_only_tested_on():
     dense = load("digit_masks(unseen=night)")
     assert set(dense.train.groups.tolist()) == {0, 1, 2, 3}
     assert set(dense.test.groups.tolist()) == {0, 1, 2, 3, 4}

@@ -80,7 +80,7 @@ def test_pictures_are_decoded_once_for_all_held_out_domains(pacs: Path, decoded_
         (lambda root: [(root / d / "dog").rename(root / d / "elephant/more") for d in PACS.sizes], " 10 images.* 15"),
     ],
 )
-def test_domains_that_are_not_whole(
+def test_incomplete_domains_are_rejected(
     pacs: Path, damage: Callable[[Path], object], message: str, left_in_cache: Callable[[Path], list[str]]
 ) -> None:
     damage(pacs / "PACS")
@@ -122,7 +122,7 @@ def test_office_home_s_domains_have_spaces_and_capitals(
     assert sum(OFFICE_HOME.sizes.values()) == 15_588 and sum(PACS.sizes.values()) == 9_991
 
 
-def test_a_user_s_own_domains(pacs: Path) -> None:
+def test_user_domains(pacs: Path) -> None:
     own = load(f"domains(path={pacs / 'PACS'},size=16,test_domain=cartoon)", pacs)
     assert own.content == load("pacs(size=16,test_domain=cartoon)", pacs).content and own.group_names == tuple(
         PACS.sizes

@@ -98,7 +98,7 @@ def test_an_archive_is_fetched_and_unpacked_and_leaves_nothing_else(cifar: Simpl
     assert seen[-1] == ("cifar.tar.gz", len(cifar.archive), len(cifar.archive))
 
 
-def test_a_transfer_that_breaks_off_goes_on_where_it_stopped(cifar: SimpleNamespace, publisher: Publisher) -> None:
+def test_a_broken_download_resumes_where_it_stopped(cifar: SimpleNamespace, publisher: Publisher) -> None:
     publisher.cuts = [1000, 500]
     download_source(cifar.source, cifar.folder)
     assert publisher.ranges == [None, "bytes=1000-", "bytes=1500-"]
@@ -126,7 +126,7 @@ def test_a_server_without_ranges_starts_over(cifar: SimpleNamespace, publisher: 
     assert seen[-1] == ("cifar.tar.gz", len(cifar.archive), len(cifar.archive))
 
 
-def test_a_part_that_is_already_whole_is_used(cifar: SimpleNamespace, publisher: Publisher) -> None:
+def test_a_complete_partial_file_is_used(cifar: SimpleNamespace, publisher: Publisher) -> None:
     part = cifar.source.downloads[0].part(cifar.folder)
     part.parent.mkdir(parents=True)
     part.write_bytes(cifar.archive)
@@ -142,7 +142,7 @@ def test_wrong_bytes_leave_nothing_behind(cifar: SimpleNamespace, publisher: Pub
     assert files_below(cifar.folder) == set()
 
 
-def test_what_is_whole_is_left_alone_and_what_is_damaged_is_fetched_again(
+def test_intact_files_are_kept_and_damaged_ones_downloaded_again(
     publisher: Publisher, small_mnist: SimpleNamespace
 ) -> None:
     downloads = []
@@ -160,14 +160,14 @@ def test_what_is_whole_is_left_alone_and_what_is_damaged_is_fetched_again(
     assert source.read(small_mnist.folder).content == before
 
 
-def test_an_archive_of_something_else_is_refused(cifar: SimpleNamespace) -> None:
+def test_an_archive_without_the_required_files_is_rejected(cifar: SimpleNamespace) -> None:
     download = dataclasses.replace(cifar.source.downloads[0], files=(*cifar.source.files, "cifar-10-batches-py/more"))
     with pytest.raises(UserError, match=r"cifar\.tar\.gz .*cifar-10-batches-py/more"):
         download_source(dataclasses.replace(cifar.source, downloads=(download,)), cifar.folder)
     assert not files_below(cifar.folder) & set(cifar.source.files)
 
 
-def test_without_a_server_the_message_says_what_to_put_where(
+def test_without_a_server_the_error_names_files_and_folder(
     cifar: SimpleNamespace, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del publisher.files["cifar.tar.gz"]
@@ -182,7 +182,7 @@ def test_without_a_server_the_message_says_what_to_put_where(
         download_source(dataclasses.replace(cifar.source, downloads=(unreachable,)), cifar.folder)
 
 
-def test_loading_fetches_what_is_missing(cifar: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_downloads_missing_files(cifar: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.DATASETS._components, "cifar10", cifar.source)
     assert registry.load("cifar10", cifar.folder).content == cifar.source.read(cifar.original).content
     registry.fetch("cifar10", cifar.folder)

@@ -86,7 +86,7 @@ def test_landmarks(landmarks: Path, decoded_once: LoadTwice) -> None:
         ),
     ],
 )
-def test_landmarks_whose_lists_are_wrong(
+def test_invalid_landmark_lists_are_rejected(
     landmarks: Path, file: str, text: str, message: str, left_in_cache: Callable[[Path], list[str]]
 ) -> None:
     (landmarks / "landmarks-user-160k" / file).write_text(text)
@@ -109,7 +109,7 @@ def test_landmarks_lists_can_be_fetched_but_pictures_cannot(tmp_path: Path) -> N
         assert part in str(raised.value)
 
 
-def test_landmarks_lie_in_a_file_of_the_stated_size_and_mobilenet_trains_on_them(landmarks: Path) -> None:
+def test_landmarks_are_cached_at_the_stated_size_and_mobilenet_trains_on_them(landmarks: Path) -> None:
     """Photographers are the clients; neither decoding nor training holds the pictures in memory."""
     dataset = load("landmarks(size=32)", landmarks)
     for part in (dataset.train, dataset.test):
@@ -145,7 +145,7 @@ def test_pictures_that_would_fill_the_disk_are_not_decoded(
     assert len(load("landmarks(size=16)", landmarks).train) == 4
 
 
-def test_the_real_size_is_said_beforehand(landmarks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_required_disk_space_is_checked_beforehand(landmarks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """28 GB at 224 pixels for the 183,698 photographs of the original."""
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**11, 10**11 - 10**10, 10**10))  # type: ignore[attr-defined]
     assert LANDMARKS.sizes is not None

@@ -79,7 +79,7 @@ def test_femnist_is_parsed_once_and_then_mapped(femnist: Path, monkeypatch: pyte
     )
 
 
-def test_neither_the_order_of_files_nor_of_users_plays_a_role(femnist: Path, tmp_path: Path) -> None:
+def test_the_order_of_files_and_users_does_not_matter(femnist: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     write(other, "femnist", "train", dict(sorted(WRITERS.items())))
     write(other, "femnist", "test", {"f2000_00": drawn(2, 4), "f0500_10": drawn(1, 3)})
@@ -120,7 +120,7 @@ def shakespeare(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_shakespeare_s_targets_are_the_inputs_moved_by_one(shakespeare: Path) -> None:
+def test_shakespeare_targets_are_the_inputs_shifted_by_one(shakespeare: Path) -> None:
     dataset = load("shakespeare", shakespeare)
     assert dataset.kind == "text" and dataset.num_classes == 80 and dataset.input_shape == (80,)
     assert dataset.train.targets.shape == (3, 80) and dataset.train.inputs.dtype == torch.int64
@@ -136,7 +136,7 @@ def test_shakespeare_s_targets_are_the_inputs_moved_by_one(shakespeare: Path) ->
     assert dataset.train.inputs.data_ptr() + 8 == dataset.train.targets.data_ptr(), "two views of one file"
 
 
-def test_shakespeare_s_last_character_alone(shakespeare: Path) -> None:
+def test_shakespeare_with_only_the_last_target(shakespeare: Path) -> None:
     every, last = load("shakespeare", shakespeare), load("shakespeare(targets=last)", shakespeare)
     assert last.train.targets.shape == (3,) and torch.equal(last.train.targets, every.train.targets[:, -1])
     assert last.name == "shakespeare(targets=last)" and len(list((shakespeare / "decoded").iterdir())) == 1
@@ -202,7 +202,7 @@ def damaged(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None
         ),
     ],
 )
-def test_damaged_files_are_refused_in_one_sentence_and_leave_nothing_behind(
+def test_damaged_files_raise_a_clear_error_and_leave_no_cache_entry(
     femnist: Path, damage: Callable[[Path], None], message: str
 ) -> None:
     damage(next((femnist / "femnist/data/train").glob("all_data_0*")))
@@ -219,13 +219,13 @@ def test_damaged_files_are_refused_in_one_sentence_and_leave_nothing_behind(
         ([line(0).replace("a", "ä")], ["a"], "'ä' .*80 characters"),
     ],
 )
-def test_strange_text_is_refused(shakespeare: Path, x: list[str], y: list[str], message: str) -> None:
+def test_text_outside_the_alphabet_is_rejected(shakespeare: Path, x: list[str], y: list[str], message: str) -> None:
     write(shakespeare, "shakespeare", "train", {"GHOST": (x, y)}, 1)
     with pytest.raises(UserError, match=f"user GHOST in .*{message}"):
         load("shakespeare", shakespeare)
 
 
-def test_what_is_missing_is_said_with_how_to_make_it(tmp_path: Path) -> None:
+def test_the_error_for_missing_files_says_how_to_generate_them(tmp_path: Path) -> None:
     with pytest.raises(UserError) as raised:
         load("femnist", tmp_path)
     for part in (

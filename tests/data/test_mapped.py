@@ -64,7 +64,7 @@ def test_a_mapped_tensor_is_a_tensor_whose_results_are_plain(file: Path) -> None
         lambda m: m.channels_first().part(3, 2),
     ],
 )
-def test_every_view_travels_by_file_name(file: Path, view: object) -> None:
+def test_every_view_is_pickled_by_file_name(file: Path, view: object) -> None:
     mapped = view(open_mapped(file))  # type: ignore[operator]
     for message in (
         pickle.dumps(mapped),
@@ -93,7 +93,7 @@ def test_sharing_leaves_a_map_in_its_file(file: Path) -> None:
     )
 
 
-def test_taking_from_a_map_and_data_sets_of_maps(file: Path) -> None:
+def test_taking_from_a_map_and_datasets_of_maps(file: Path) -> None:
     mapped = open_mapped(file)
     examples = Examples(mapped, torch.arange(5) % 2)
     assert torch.equal(examples.take(np.array([4, 0])).inputs, torch.from_numpy(ROWS[[4, 0]]))
@@ -117,21 +117,21 @@ def test_arrays_that_numpy_mapped_stay_mapped(file: Path) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_what_was_changed_in_a_private_map_is_not_lost(file: Path) -> None:
+def test_changes_in_a_copy_on_write_map_are_kept(file: Path) -> None:
     private = np.load(file, mmap_mode="c")
     private[0] = 7
     dataset = from_arrays(private, np.zeros(5, int), private, np.zeros(5, int))
     assert not isinstance(dataset.train.inputs, MappedTensor) and (dataset.train.inputs[0] == 7).all()
 
 
-def test_opening_warns_of_nothing(file: Path) -> None:
+def test_opening_raises_no_warning(file: Path) -> None:
     open_mapped(file)
 
 
 @pytest.mark.parametrize(
     "damage", [lambda raw: raw[:-1], lambda raw: raw[:20], lambda raw: b"", lambda raw: b"x" + raw]
 )
-def test_a_damaged_file_is_refused(file: Path, damage: object) -> None:
+def test_a_damaged_file_is_rejected(file: Path, damage: object) -> None:
     file.write_bytes(damage(file.read_bytes()))  # type: ignore[operator]
     with pytest.raises(UserError, match=r"rows\.npy "):
         open_mapped(file)
@@ -144,7 +144,7 @@ def test_objects_are_never_unpickled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("counts", [[], [1], [3, 0, 12345], [100_000]])
-def test_what_a_writer_writes_numpy_reads(tmp_path: Path, counts: list[int]) -> None:
+def test_numpy_reads_the_files_of_array_writer(tmp_path: Path, counts: list[int]) -> None:
     blocks = [np.random.default_rng(count).integers(-9, 9, (count, 2)) for count in counts]
     with ArrayWriter(tmp_path / "a.npy", (2,), np.int16) as writer:
         for block in blocks:
@@ -182,7 +182,7 @@ LARGER_THAN_MEMORY = """
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits and measures memory as Linux does")
-def test_a_data_set_larger_than_memory_trains_through_the_map(tmp_path: Path) -> None:
+def test_a_dataset_larger_than_memory_trains_through_the_map(tmp_path: Path) -> None:
     """4 GB of images (a sparse file) under a memory limit of 1 GB, which worker processes inherit."""
     count = (4 << 30) // (3 * 64 * 64)
     with (tmp_path / "large.npy").open("wb") as stream:

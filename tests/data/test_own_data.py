@@ -80,7 +80,7 @@ def test_a_folder_of_npy_files_with_words_and_from_another_machine(tmp_path: Pat
     assert torch.equal(dataset.test.inputs, torch.from_numpy(values[[8, 9, 18, 19]]))
 
 
-def test_without_test_arrays_every_fifth_of_a_class_is_for_testing(tmp_path: Path) -> None:
+def test_without_test_arrays_every_fifth_of_a_class_is_tested_on(tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", inputs=IMAGES, targets=LABELS, groups=np.array(["ann", "bob"] * 10))
     dataset = load(f"arrays(path={tmp_path / 'mine.npz'})", tmp_path)
     assert torch.equal(
@@ -192,7 +192,7 @@ class Stream(IterableDataset):  # type: ignore[type-arg]
             yield torch.from_numpy(image).float() / 255, torch.tensor(label), "ann" if label else "bob"
 
 
-def test_torch_data_sets_of_pictures() -> None:
+def test_torch_datasets_of_pictures() -> None:
     train, test = Subset(Pictures(), range(15)), Subset(Pictures(), range(15, 20))  # type: ignore[arg-type]
     dataset = from_torch(train, test, name="mine")
     assert dataset.content == EXPECTED and dataset.name == "mine" and dataset.classes == ("0", "1")
@@ -200,7 +200,7 @@ def test_torch_data_sets_of_pictures() -> None:
     assert from_torch(Pictures("L"), Pictures("L")).input_shape == (1, 4, 4)
 
 
-def test_torch_data_sets_of_tensors_and_streams_with_clients() -> None:
+def test_torch_datasets_of_tensors_and_streams_with_clients() -> None:
     tensors = TensorDataset(torch.from_numpy(IMAGES[:15]), torch.from_numpy(LABELS[:15]))
     assert (
         from_torch(tensors, TensorDataset(torch.from_numpy(IMAGES[15:]), torch.from_numpy(LABELS[15:]))).content
@@ -211,7 +211,7 @@ def test_torch_data_sets_of_tensors_and_streams_with_clients() -> None:
     assert streamed.train.groups is not None and streamed.train.groups.tolist() == (1 - LABELS).tolist()
 
 
-def test_torch_data_sets_can_be_put_in_files(tmp_path: Path) -> None:
+def test_torch_datasets_can_be_written_to_files(tmp_path: Path) -> None:
     dataset = from_torch(Pictures(), Pictures(), name="mine", folder=str(tmp_path / "here"))
     assert isinstance(dataset.train.inputs, MappedTensor) and torch.equal(
         dataset.train.inputs, torch.from_numpy(IMAGES)
@@ -231,14 +231,14 @@ def test_torch_data_sets_can_be_put_in_files(tmp_path: Path) -> None:
         ([(IMAGES[0], "cat")], "training labels and the test labels"),
     ],
 )
-def test_torch_data_sets_that_cannot_be_used(tmp_path: Path, items: list[Any], message: str) -> None:
+def test_invalid_torch_datasets_are_rejected(tmp_path: Path, items: list[Any], message: str) -> None:
     for folder in (None, tmp_path):
         with pytest.raises(UserError, match=message):
             from_torch(items, Pictures(), name="mine", folder=folder)
     assert not list(tmp_path.glob(".*")), "nothing half-written"
 
 
-def test_pictures_of_a_torch_data_set_become_bytes_whatever_they_are() -> None:
+def test_pictures_of_a_torch_dataset_become_bytes_in_every_mode() -> None:
     grey = np.arange(16, dtype=np.uint16).reshape(4, 4) * 4000
     for image, expected in (
         (Image.fromarray(grey), grey[None] // 256),
@@ -299,7 +299,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return SimpleNamespace(calls=calls)
 
 
-def test_a_data_set_of_the_hub_is_fetched_once(hub: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_hub_dataset_is_downloaded_once(hub: SimpleNamespace, tmp_path: Path) -> None:
     for _ in range(2):
         dataset = load("hub(path=us/pets,size=4)", tmp_path)
         assert (
@@ -312,7 +312,7 @@ def test_a_data_set_of_the_hub_is_fetched_once(hub: SimpleNamespace, tmp_path: P
     assert grouped.group_names == ("o0", "o1", "o2") and hub.calls[1:] == [("us/pets", "all", False)]
 
 
-def test_a_data_set_of_the_hub_without_a_test_split(hub: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_hub_dataset_without_a_test_split(hub: SimpleNamespace, tmp_path: Path) -> None:
     for text in ("hub(path=us/pets,size=4,test=none)", "hub(path=us/untested,size=4)"):
         dataset = load(text, tmp_path)
         assert len(dataset.train) == 13 and torch.equal(dataset.test.inputs, torch.from_numpy(IMAGES[[8, 9]]))
@@ -340,7 +340,7 @@ def test_grey_pictures_among_coloured_ones_have_three_channels(hub: SimpleNamesp
         ("hub(path=us/pets,train=all)", "us/pets .*partition: 'all' is not present"),
     ],
 )
-def test_what_cannot_be_had_from_the_hub(hub: SimpleNamespace, tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_hub_requests_are_rejected(hub: SimpleNamespace, tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as raised:
         load(text, tmp_path)
     assert "\n" not in str(raised.value) and not list(

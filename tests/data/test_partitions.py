@@ -51,7 +51,9 @@ def assert_well_formed(partition: Partition, clients: int) -> None:
     SEEDS,
     st.sampled_from(["iid", "dirichlet", "dirichlet-reuse", "dirichlet-classwise"]),
 )
-def test_dialects_divide_anything_among_anyone(data: tuple, clients: int, alpha: float, seed: int, name: str) -> None:
+def test_partitioners_handle_any_classes_and_clients(
+    data: tuple, clients: int, alpha: float, seed: int, name: str
+) -> None:
     targets, classes = data
     clients = min(clients, len(targets))
     partition = make_partition(name if name == "iid" else f"{name}(alpha={alpha!r})", targets, classes, clients, seed)
@@ -65,7 +67,7 @@ def test_dialects_divide_anything_among_anyone(data: tuple, clients: int, alpha:
 
 @settings(max_examples=100, deadline=None)
 @given(labels(), st.integers(1, 60), SEEDS, st.sampled_from(["dirichlet", "dirichlet-reuse", "dirichlet-classwise"]))
-def test_alpha_zero_is_one_class_each(data: tuple, clients: int, seed: int, name: str) -> None:
+def test_alpha_zero_gives_one_class_per_client(data: tuple, clients: int, seed: int, name: str) -> None:
     targets, classes = data
     present = len(np.unique(targets))
     clients = min(max(clients, present), len(targets))
@@ -97,7 +99,7 @@ def test_alpha_zero_needs_a_client_per_class() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.data(), st.integers(2, 10), st.integers(2, 40), SEEDS)
-def test_pathological_keeps_its_promises_or_says_so(data: st.DataObject, classes: int, clients: int, seed: int) -> None:
+def test_pathological_is_exact_or_raises_an_error(data: st.DataObject, classes: int, clients: int, seed: int) -> None:
     kept = data.draw(st.integers(1, classes))
     counts = data.draw(st.lists(st.integers(20, 60), min_size=classes, max_size=classes))
     targets = np.repeat(np.arange(classes), counts)
@@ -144,7 +146,7 @@ def test_pathological_on_classes_as_uneven_as_those_of_mnist(clients: int) -> No
         ("pathological(classes=1)", 11, "11 clients .*exactly 1 classes"),
     ],
 )
-def test_pathological_says_what_cannot_be(text: str, clients: int, message: str) -> None:
+def test_pathological_rejects_infeasible_numbers(text: str, clients: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
         make_partition(text, CIFAR_LIKE, 10, clients, 0)
 
@@ -162,7 +164,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_split_is_a_function_of_the_seed(text: str) -> None:
+def test_a_partition_is_a_function_of_the_seed(text: str) -> None:
     targets = np.random.default_rng(5).permutation(np.arange(2000) % 10)
     groups = np.arange(2000) % 20
     clients = 1 if text == "centralised" else 20
@@ -196,7 +198,7 @@ def test_clients_follow_their_prior_while_there_is_enough() -> None:
     assert histogram / histogram.sum(1, keepdims=True) == pytest.approx(priors, abs=0.01)
 
 
-def test_dialect_b_serves_early_and_late_clients_alike() -> None:
+def test_dirichlet_treats_early_and_late_clients_alike() -> None:
     """If clients drew one after another, the last would get the leftovers: many more classes than the first."""
     halves = np.zeros(2)
     for seed in range(10):
@@ -207,7 +209,7 @@ def test_dialect_b_serves_early_and_late_clients_alike() -> None:
     assert abs(halves[0] - halves[1]) / halves.sum() < 0.05
 
 
-def test_reuse_covers_as_much_as_was_measured() -> None:
+def test_reuse_has_the_measured_coverage() -> None:
     for seed in range(8):
         partition = make_partition("dirichlet-reuse(alpha=0.1)", CIFAR_LIKE, 10, 100, seed)
         described = partition.describe(CIFAR_LIKE, 10)
@@ -316,7 +318,7 @@ def test_centralised_is_one_client() -> None:
         ("iid+dirichlet", 10, 0, "two partitions"),
     ],
 )
-def test_what_cannot_be_split_is_said_in_one_sentence(text: str, clients: int | None, seed: int, message: str) -> None:
+def test_infeasible_partitions_raise_a_clear_error(text: str, clients: int | None, seed: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
         make_partition(text, CIFAR_LIKE, 10, clients, seed)
 
@@ -335,7 +337,7 @@ def test_texts_are_canonical() -> None:
     "text",
     ["iid", "dirichlet", "dirichlet(alpha=1e-9)", "dirichlet-reuse", "dirichlet-classwise", "pathological(classes=10)"],
 )
-def test_large_splits_take_less_than_a_second_or_so(text: str) -> None:
+def test_large_partitions_are_fast(text: str) -> None:
     hundred_classes = np.arange(50_000) % 100
     start = time.process_time()
     make_partition(text, hundred_classes, 100, 1000, 0)

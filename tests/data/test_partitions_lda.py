@@ -18,7 +18,7 @@ from fedflat.data.partitioners.dirichlet import log_dirichlet, softmax
     st.sampled_from([1e-320, 1e-9, 0.05, 1.0, 100.0, 1e308]),
     st.integers(0, 2**40),
 )
-def test_it_divides_anything_among_anyone(counts: list, clients: int, alpha: float, seed: int) -> None:
+def test_it_handles_any_classes_and_clients(counts: list, clients: int, alpha: float, seed: int) -> None:
     targets = np.repeat(np.arange(len(counts)), counts)
     clients = min(clients, len(targets))
     partition = make_partition(f"dirichlet-lda(alpha={alpha!r})", targets, len(counts), clients, seed)

@@ -97,7 +97,7 @@ def test_every_example_of_a_class_is_as_likely_as_any_other(text: str) -> None:
     st.floats(0, 2),
     st.integers(0, 2**40),
 )
-def test_no_split_hangs(name: str, clients: int, classes: int, alpha: float, skew: float, seed: int) -> None:
+def test_no_partition_hangs(name: str, clients: int, classes: int, alpha: float, skew: float, seed: int) -> None:
     weights = np.arange(1, classes + 1) ** -skew
     targets = np.repeat(np.arange(classes), np.ceil(6000 * weights / weights.sum()).astype(int))
     inside = {
@@ -115,7 +115,7 @@ def test_no_split_hangs(name: str, clients: int, classes: int, alpha: float, ske
     assert time.process_time() - start < 10
 
 
-def test_the_reuse_dialect_covers_what_was_measured() -> None:
+def test_dirichlet_reuse_has_the_measured_coverage() -> None:
     for classes in (10, 100):
         targets = np.arange(50_000) % classes
         used = [

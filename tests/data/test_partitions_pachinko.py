@@ -15,7 +15,7 @@ FINE = np.arange(50_000) % 100
 COARSE = FINE // 5
 
 
-def test_it_makes_the_published_500_clients_of_100() -> None:
+def test_it_reproduces_the_published_500_clients_of_100() -> None:
     partition = make_partition("pachinko", FINE, 100, 500, 0, coarse=COARSE)
     assert np.array_equal(np.sort(np.concatenate(partition.clients)), np.arange(50_000))
     assert {len(indices) for indices in partition.clients} == {100}
@@ -46,7 +46,7 @@ def test_shares_have_the_moments_of_the_two_distributions() -> None:
     st.sampled_from([1e-320, 1e-9, 0.1, 10.0, 1e308]),
     st.integers(0, 2**40),
 )
-def test_it_divides_anything_among_anyone(
+def test_it_handles_any_classes_and_clients(
     counts: list, clients: int, parents: int, alpha: float, beta: float, seed: int
 ) -> None:
     targets = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
@@ -59,7 +59,7 @@ def test_it_divides_anything_among_anyone(
     assert len(sizes) == clients and max(sizes) - min(sizes) <= 1
 
 
-def test_a_fine_label_that_runs_out_is_made_up_by_its_siblings() -> None:
+def test_an_exhausted_fine_label_is_replaced_by_its_siblings() -> None:
     # Class 0 is rare, its coarse label is not: clients of that label get class 1 instead, not the other coarse label.
     targets = np.repeat([0, 1, 2, 3], [5, 1995, 500, 500])
     histogram = make_partition("pachinko(alpha=1e-9)", targets, 4, 20, 3, coarse=targets // 2).histogram(targets, 4)
@@ -75,7 +75,7 @@ def test_the_names_and_the_type_of_coarse_labels_do_not_matter() -> None:
     assert len(digests) == 1
 
 
-def test_what_is_missing_is_said_in_one_sentence() -> None:
+def test_invalid_requests_raise_a_clear_error() -> None:
     with pytest.raises(UserError, match="pachinko needs coarse labels"):
         make_partition("pachinko", FINE, 100, 500, 0)
     with pytest.raises(UserError, match="class 0 has examples of two coarse labels"):

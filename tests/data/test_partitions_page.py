@@ -29,7 +29,7 @@ def tables() -> list[list[list[str]]]:
 AVAILABLE, MODIFIERS, TEN, HUNDRED = tables()
 
 
-def test_every_split_and_every_parameter_is_on_the_page() -> None:
+def test_every_partition_and_parameter_is_on_the_page() -> None:
     for rows, known in ((AVAILABLE, PARTITIONERS), (MODIFIERS, PARTITION_MODIFIERS)):
         said = {row[0].lstrip("+").partition("(")[0]: re.findall(r"\w+", row[0].partition("(")[2]) for row in rows}
         assert said == {name: [field.name for field in parameters(spec)] for name, spec in known.items()}
@@ -54,7 +54,7 @@ def test_the_measured_tables(classes: int, row: list[str]) -> None:
     ]
 
 
-def test_what_is_promised_is_measured() -> None:
+def test_stated_properties_hold() -> None:
     promised = {row[0].partition("(")[0]: row[2] == "yes" for row in AVAILABLE}
     assert promised == {name: spec.disjoint for name, spec in PARTITIONERS.items()}
     for row in TEN:

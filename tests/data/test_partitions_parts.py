@@ -46,7 +46,7 @@ def test_the_long_tail_of_cifar10_is_the_published_one() -> None:
 
 
 @pytest.mark.parametrize("text", [*PARTITIONS, "dirichlet-reuse", "virtual"])
-def test_a_long_tail_goes_with_everything(text: str) -> None:
+def test_a_long_tail_combines_with_every_partition(text: str) -> None:
     if text == "pathological":
         text = "pathological(classes=3)"
     targets, partition = divided(f"{text}+longtail(factor=10)", validation=0.1)
@@ -69,14 +69,14 @@ def test_a_long_tail_never_adds_and_never_empties_a_class(counts: list, factor: 
     assert len(partition.thinned) + left.sum() == len(targets)
 
 
-def test_a_tail_of_factor_one_is_no_tail() -> None:
+def test_a_tail_of_factor_one_changes_nothing() -> None:
     digests = [
         make_partition(text, CIFAR_LIKE, 10, 10, 0).digest() for text in ("dirichlet", "dirichlet+longtail(factor=1)")
     ]
     assert digests[0] == digests[1]
 
 
-def test_which_examples_stay_is_a_function_of_the_seed() -> None:
+def test_the_kept_examples_are_a_function_of_the_seed() -> None:
     thinned = [make_partition("iid+longtail", CIFAR_LIKE, 10, 10, seed).thinned for seed in (0, 0, 1)]
     assert np.array_equal(thinned[0], thinned[1]) and not np.array_equal(thinned[0], thinned[2])
 
@@ -97,7 +97,7 @@ def test_held_out_clients_are_clients_that_do_not_train(text: str, share: float,
     assert sorted(seen, key=order.index) == [tuple(indices) for indices in partition.clients]
 
 
-def test_who_is_held_out_is_random_and_a_function_of_the_seed() -> None:
+def test_held_out_clients_are_random_and_a_function_of_the_seed() -> None:
     unseen = [{tuple(indices) for indices in divided("natural+held-out", seed)[1].unseen} for seed in (0, 0, 1)]
     assert unseen[0] == unseen[1] != unseen[2]
 
@@ -110,7 +110,7 @@ def test_a_description_counts_the_unseen() -> None:
     assert partition.digest() != divided("dirichlet+held-out(share=0.3)", validation=0.1)[1].digest()
 
 
-def test_both_parts_and_a_validation_set_share_out_everything() -> None:
+def test_modifiers_and_validation_set_cover_every_example() -> None:
     _, partition = divided("dirichlet(alpha=0.3,sigma=0.4)+held-out(share=0.3)+longtail(factor=20)", validation=0.15)
     everything = np.concatenate([*partition.clients, *partition.unseen, partition.validation, partition.thinned])
     assert np.array_equal(np.sort(everything), np.arange(4000))
@@ -119,7 +119,7 @@ def test_both_parts_and_a_validation_set_share_out_everything() -> None:
     assert back.digest() == partition.digest() and len(back.thinned) == len(partition.thinned)
 
 
-def test_sequences_can_be_split_without_labels_only() -> None:
+def test_sequences_need_a_partition_without_labels() -> None:
     characters = np.random.default_rng(0).integers(0, 90, (300, 80))
     for text in ("iid", "natural", "iid(sigma=0.5)+held-out"):
         partition = make_partition(text, characters, 90, 10, 0, 0.1, groups=np.arange(300) % 10)
@@ -163,13 +163,13 @@ def test_texts() -> None:
         ("virtual(clients=9)+held-out", "held-out .*virtual.*share examples"),
     ],
 )
-def test_what_cannot_be_read_is_said_in_one_sentence(text: str, message: str) -> None:
+def test_invalid_texts_raise_a_clear_error(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         make_partition(text, CIFAR_LIKE, 10, 10, 0)
     assert "\n" not in str(caught.value)
 
 
-def test_what_cannot_be_done_is_said_in_one_sentence() -> None:
+def test_infeasible_modifiers_raise_a_clear_error() -> None:
     with pytest.raises(UserError, match=r"held-out .*at least 2 clients"):
         make_partition("centralised+held-out", CIFAR_LIKE, 10, 1, 0)
     with pytest.raises(UserError, match=r"natural client 1 .*longtail"):

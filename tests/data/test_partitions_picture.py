@@ -49,7 +49,7 @@ def test_any_number_of_clients_and_classes_can_be_drawn(classes: int, clients: i
         assert figure.axes[0].get_title("right").startswith("200 of 400 clients")
 
 
-def test_several_splits_share_one_legend() -> None:
+def test_several_partitions_share_one_legend() -> None:
     texts = ["iid", "dirichlet", "dirichlet(alpha=0)"]
     figure = partition_pictures({text: histogram(text, 10, 20).tolist() for text in texts}, names(10))
     assert [axes.get_title("left") for axes in figure.axes] == texts

@@ -16,7 +16,7 @@ CIFAR_LIKE = np.arange(50_000) % 10
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(1, 300), st.integers(0, 3000), st.floats(0, 10), st.integers(0, 2**40))
-def test_sizes_add_up_and_nobody_is_empty(parts: int, more: int, sigma: float, seed: int) -> None:
+def test_sizes_add_up_and_no_client_is_empty(parts: int, more: int, sigma: float, seed: int) -> None:
     sizes = client_sizes(parts + more, parts, sigma, np.random.default_rng(seed))
     assert len(sizes) == parts and sizes.sum() == parts + more and sizes.min() >= 1 and sizes.dtype == np.int64
     if sigma == 0:
@@ -31,7 +31,7 @@ def test_sizes_are_lognormal() -> None:
 
 
 @pytest.mark.parametrize("text", ["iid", "dirichlet", "dirichlet(alpha=0)", "dirichlet-reuse"])
-def test_sigma_is_composed_with_the_dialect(text: str) -> None:
+def test_sigma_combines_with_the_partitioner(text: str) -> None:
     inside = text.removesuffix(")") + ("," if "(" in text else "(")
     partition = make_partition(f"{inside}sigma=0.5)", CIFAR_LIKE, 10, 100, 0)
     plain = make_partition(text, CIFAR_LIKE, 10, 100, 0).describe(CIFAR_LIKE, 10)
@@ -47,12 +47,12 @@ def test_sigma_is_composed_with_the_dialect(text: str) -> None:
         assert described["classes_per_client"] == 1
 
 
-def test_sigma_zero_is_what_it_was_without() -> None:
+def test_sigma_zero_changes_nothing() -> None:
     for text, other in (("iid", "iid(sigma=0)"), ("dirichlet(alpha=0.3)", "dirichlet(alpha=0.3,sigma=0.0)")):
         first, second = (make_partition(each, CIFAR_LIKE, 10, 30, 1) for each in (text, other))
         assert first.digest() == second.digest() and first.text == second.text
 
 
-def test_sizes_out_of_range_are_refused() -> None:
+def test_sizes_out_of_range_are_rejected() -> None:
     with pytest.raises(UserError, match=r"sigma=11 .*at least 0 and at most 10"):
         make_partition("iid(sigma=11)", CIFAR_LIKE, 10, 10, 0)

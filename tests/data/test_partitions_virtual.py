@@ -89,7 +89,7 @@ def test_classes_are_drawn_by_the_dirichlet_distribution() -> None:
     assert histogram.mean(0) == pytest.approx(np.full(10, 10), abs=1.5)
 
 
-def test_hash_and_description_look_at_a_stated_sample() -> None:
+def test_hash_and_description_cover_a_stated_sample() -> None:
     partition = make_partition("virtual(size=50)", CIFAR_LIKE, 10, 10**6, 0)
     described = partition.describe(CIFAR_LIKE, 10)
     assert (described["clients"], described["described_clients"], len(described["histogram"])) == (10**6, 1000, 1000)
@@ -105,7 +105,7 @@ def test_validation_examples_are_never_drawn() -> None:
     assert not np.intersect1d(np.concatenate(list(partition.clients[:500])), partition.validation).size
 
 
-def test_the_number_of_clients_is_said_once() -> None:
+def test_conflicting_numbers_of_clients_are_rejected() -> None:
     assert len(make_partition("virtual(clients=7)", CIFAR_LIKE, 10, 7, 0).clients) == 7
     with pytest.raises(UserError, match=r"virtual\(clients=7\) .*clients=8"):
         make_partition("virtual(clients=7)", CIFAR_LIKE, 10, 8, 0)

@@ -42,7 +42,7 @@ def test_a_folder_of_pictures_by_class(own: Path, decoded_once: LoadTwice) -> No
     assert dataset.train.targets.tolist() == [0] * 6 + [1] * 6
 
 
-def test_without_a_test_folder_every_fifth_is_for_testing(own: Path) -> None:
+def test_without_a_test_folder_every_fifth_is_tested_on(own: Path) -> None:
     dataset = load(f"images(path={own / 'mine/train'},size=8)", own)
     assert len(dataset.train) == 10 and dataset.test.targets.tolist() == [0, 1]
     with_test = load(f"images(path={own / 'mine'},size=8)", own)
@@ -84,7 +84,7 @@ def test_a_changed_picture_is_decoded_again(own: Path, picture: DrawPicture) -> 
         (lambda root: (root / "train/bird").mkdir(), "train/bird contains no images"),
     ],
 )
-def test_a_damaged_folder_is_refused_in_one_sentence_and_nothing_stays_in_the_cache(
+def test_a_damaged_folder_raises_a_clear_error_and_leaves_no_cache_entry(
     own: Path, damage: Callable[[Path], object], message: str, left_in_cache: Callable[[Path], list[str]]
 ) -> None:
     damage(own / "mine")
@@ -93,7 +93,7 @@ def test_a_damaged_folder_is_refused_in_one_sentence_and_nothing_stays_in_the_ca
     assert "\n" not in str(raised.value) and left_in_cache(own) == []
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_folder_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere .*zip archive"):
         load(f"images(path={tmp_path / 'nowhere'})", tmp_path)
     with pytest.raises(UserError, match=r"images\(path="):
@@ -124,7 +124,7 @@ def test_pictures_of_16_bits_keep_their_shades(tmp_path: Path, suffix: str) -> N
     assert np.array_equal(dataset.train.inputs[0].numpy(), np.broadcast_to(shades // 256, (3, 4, 4)))
 
 
-def test_a_picture_that_does_not_say_what_is_white_is_refused() -> None:
+def test_a_picture_without_a_white_level_is_rejected() -> None:
     with pytest.raises(UserError, match=r"32-bit .*8 or 16 bits"):
         to_pixels(Image.fromarray(np.zeros((4, 4), dtype=np.float32)), ImageOptions(4))
 

@@ -29,7 +29,7 @@ def batch(size: int, shape: tuple[int, int, int], seed: int = 0) -> torch.Tensor
 
 @pytest.mark.parametrize("shape", [(3, 16, 16), (1, 9, 24), (3, 24, 9)])
 @pytest.mark.parametrize("floats", [False, True])
-def test_pictures_are_those_of_a_loop_over_windows(shape: tuple[int, int, int], floats: bool) -> None:
+def test_pictures_match_a_loop_over_windows(shape: tuple[int, int, int], floats: bool) -> None:
     raw = batch(64, shape).float() if floats else batch(64, shape)
     draws = step(draws_of(TEXT, shape))
     slow = []
@@ -63,7 +63,7 @@ def torchvision_window(
 
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (20, 60), (60, 20)])
 @pytest.mark.parametrize(("scale", "ratio"), [(0.08, 4 / 3), (0.9, 1.1), (1.0, 1.0)])
-def test_windows_are_distributed_as_torchvision_s(height: int, width: int, scale: float, ratio: float) -> None:
+def test_windows_are_distributed_as_in_torchvision(height: int, width: int, scale: float, ratio: float) -> None:
     mine = draws_of(f"{TEXT}(scale={scale},ratio={ratio})", (3, height, width), size=4_000)["window"][0].numpy()
     rng = np.random.default_rng(1)
     theirs = np.array([torchvision_window(rng, height, width, scale, ratio) for _ in range(4_000)])
@@ -84,7 +84,7 @@ def test_the_whole_picture_as_a_window_changes_nothing() -> None:
     assert torch.equal(RandomResizedCrop().on_pixels(raw, window), raw)
 
 
-def test_other_parts_draw_the_same_with_and_without_it() -> None:
+def test_draws_of_other_augmentations_stay_the_same() -> None:
     shape = (3, 8, 8)
     alone, together = draws_of("crop-flip+mixup", shape, steps=3), draws_of(f"crop-flip+mixup+{TEXT}", shape, steps=3)
     assert all(torch.equal(alone[name], together[name]) for name in alone) and set(together) - set(alone) == {"window"}

@@ -18,7 +18,7 @@ def is_here(name: str) -> bool:
 @pytest.mark.parametrize(
     ("name", "train"), [("mnist", 60_000), ("fashion_mnist", 60_000), ("cifar10", 50_000), ("cifar100", 50_000)]
 )
-def test_a_published_data_set_is_what_the_code_says_of_it(name: str, train: int) -> None:
+def test_a_published_dataset_matches_its_declaration(name: str, train: int) -> None:
     if not is_here(name):
         pytest.skip(f"{name} is not in FEDFLAT_DATA")
     dataset = load(name, download=False)
@@ -31,7 +31,7 @@ def test_a_published_data_set_is_what_the_code_says_of_it(name: str, train: int)
         assert all(report.as_published for report in verify(name))
 
 
-def test_the_two_dialects_on_cifar10_are_as_measured() -> None:
+def test_the_two_dirichlet_partitions_of_cifar10_are_as_measured() -> None:
     if not is_here("cifar10"):
         pytest.skip("cifar10 is not in FEDFLAT_DATA")
     targets = load("cifar10", download=False).train.targets

@@ -51,7 +51,7 @@ def slow(
     "text",
     ["scale-crop", "scale-crop(low=0.3,high=2.5,height=5,width=13)", "scale-crop(low=1.0,high=1.0,height=9,width=4)"],
 )
-def test_windows_are_those_of_a_loop_over_pixels(text: str) -> None:
+def test_windows_match_a_loop_over_pixels(text: str) -> None:
     made = augmentation(text)
     part = made.steps[0]
     assert isinstance(part, ScaleCrop)
@@ -67,7 +67,7 @@ def test_windows_are_those_of_a_loop_over_pixels(text: str) -> None:
         assert np.allclose(got[k].numpy(), image, atol=1e-12) and np.array_equal(ids[k].numpy(), mask)
 
 
-def test_the_image_as_it_is() -> None:
+def test_scale_one_changes_nothing() -> None:
     images, masks = batch(6)
     made = augmentation("scale-crop(low=1.0,high=1.0)")
     draws = {name: value[0] for name, value in made.draw(np.random.default_rng(0), 1, 6, SHAPE).items()}
@@ -136,12 +136,12 @@ def test_short_batches_and_low_precision() -> None:
     )
 
 
-def test_other_draws_stay_the_same_beside_it() -> None:
+def test_draws_of_other_augmentations_stay_the_same() -> None:
     alone, beside = draws_of("crop-flip"), draws_of("crop-flip+scale-crop+flip")
     assert all(torch.equal(alone[name], beside[name]) for name in alone)
 
 
-def test_texts_and_refusals() -> None:
+def test_texts_and_errors() -> None:
     assert augmentation("flip+scale-crop(low=0.5, high=2)").text == "scale-crop(high=2.0)+flip"
     pictures = np.zeros((4, 3, 8, 8), np.uint8)
     images = from_arrays(pictures, [0, 1] * 2, pictures, [0, 1] * 2)

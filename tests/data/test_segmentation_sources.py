@@ -124,7 +124,7 @@ def test_frames_without_a_drive_have_no_groups(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_masks_that_cannot_be(camvid: Path, damage: Callable[[Path], object], sentence: str) -> None:
+def test_invalid_masks_are_rejected(camvid: Path, damage: Callable[[Path], object], sentence: str) -> None:
     damage(camvid / "CamVid")
     with pytest.raises(UserError, match=sentence):
         load("camvid", camvid)
@@ -181,7 +181,7 @@ def test_uniform_clients_and_splits_that_need_labels(cityscapes: Path) -> None:
             make_partition(partition, data.train.targets, 19, 3, 0)
 
 
-def test_cityscapes_that_are_not_whole(cityscapes: Path) -> None:
+def test_incomplete_cityscapes_are_rejected(cityscapes: Path) -> None:
     mask = next((cityscapes / "cityscapes/gtFine/val/frankfurt").glob("*labelIds.png"))
     mask.unlink()
     with pytest.raises(UserError, match=f"{mask.name} is missing; .*gtFine_trainvaltest.zip"):
@@ -210,14 +210,14 @@ def idda(tmp_path: Path) -> Path:
     ("unseen", "train", "test"),
     [("country", [4, 4, 0], [1, 1, 5]), ("rainy", [4, 0, 4], [1, 5, 1]), ("none", [4] * 3, [1] * 3)],
 )
-def test_idda_s_seen_and_unseen_domains(idda: Path, unseen: str, train: list[int], test: list[int]) -> None:
+def test_idda_seen_and_unseen_domains(idda: Path, unseen: str, train: list[int], test: list[int]) -> None:
     data = load(f"idda(size=none,unseen={unseen})", idda)
     assert data.num_classes == 16 and data.group_names == ("T01_CN_A", "T01_HRN_B", "T07_CN_A")
     for part, expected in ((data.train, train), (data.test, test)):
         assert part.groups is not None and torch.bincount(part.groups, minlength=3).tolist() == expected
 
 
-def test_idda_s_ids(idda: Path) -> None:
+def test_idda_ids(idda: Path) -> None:
     data = load("idda(size=none)", idda)
     _, numbers = pair(idda / "a.png", idda / "b.png", 0, 24)
     of_id = dict(
@@ -228,7 +228,7 @@ def test_idda_s_ids(idda: Path) -> None:
     ]
 
 
-def test_idda_s_bad_domains(idda: Path) -> None:
+def test_invalid_idda_domains_are_rejected(idda: Path) -> None:
     (idda / "IDDAsmall/T01_CN_A/Semantic/0_T01_CN_A.png").unlink()
     with pytest.raises(UserError, match=r"0_T01_CN_A\.png is missing"):
         load("idda", idda)
@@ -252,14 +252,14 @@ def made(targets: torch.Tensor, side: int = 4) -> Dataset:
         (torch.zeros(2, 4, 4, dtype=torch.int64), "both of type uint8"),
     ],
 )
-def test_a_user_s_own_masks(targets: torch.Tensor, sentence: str) -> None:
+def test_user_masks(targets: torch.Tensor, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         made(targets)
     data = made(torch.tensor([0, 1, 255, 1] * 8, dtype=torch.uint8).view(2, 4, 4))
     assert describe(data)["train_class_counts"] == [8, 16]
 
 
-def test_a_user_s_own_arrays(tmp_path: Path) -> None:
+def test_user_mask_arrays(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     images, ids = rng.integers(0, 256, (10, 3, 4, 6), dtype=np.uint8), rng.choice([0, 1, 2, 255], (10, 4, 6))
     groups = ["north", "south"] * 5
@@ -276,7 +276,7 @@ def test_a_user_s_own_arrays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["mixup", "cutout", "random-resized-crop"])
-def test_augmentations_that_would_leave_masks_behind(text: str) -> None:
+def test_augmentations_that_ignore_masks_are_rejected(text: str) -> None:
     data = made(torch.zeros(2, 4, 4, dtype=torch.uint8))
     with pytest.raises(UserError, match=f"{text} .*crop-flip, scale-crop, flip or 'none'"):
         augmentation(text).check(data)

@@ -83,7 +83,7 @@ def test_hashes_are_of_the_content_in_the_binary_layout(
     assert small_cifar100.source.verify(small_cifar100.folder)[0].sha256 == content_hash(pixels, coarse, fine)
 
 
-def test_verify_says_what_it_knows(small_cifar100: SimpleNamespace) -> None:
+def test_verify_reports_known_hashes(small_cifar100: SimpleNamespace) -> None:
     assert [report.as_published for report in small_cifar100.source.verify(small_cifar100.folder)] == [None, None, None]
     md5s = {
         file: hashlib.md5((small_cifar100.folder / file).read_bytes()).hexdigest()
@@ -94,7 +94,7 @@ def test_verify_says_what_it_knows(small_cifar100: SimpleNamespace) -> None:
     assert verify("digits") == ()
 
 
-def test_one_changed_pixel_is_refused(
+def test_one_changed_pixel_is_rejected(
     small_cifar10: SimpleNamespace, pickled: Callable[[dict[str, object]], bytes]
 ) -> None:
     digests = {file: content_hash(pixels, labels) for file, (pixels, labels) in small_cifar10.written.items()}
@@ -113,7 +113,7 @@ def test_one_changed_pixel_is_refused(
         exact.verify(small_cifar10.folder)
 
 
-def test_the_full_data_sets_do_not_accept_small_files(small_mnist: SimpleNamespace) -> None:
+def test_the_full_datasets_reject_small_files(small_mnist: SimpleNamespace) -> None:
     with pytest.raises(UserError, match="sha256"):
         load("mnist", small_mnist.folder, download=False)
 
@@ -129,7 +129,7 @@ class Marker:
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_a_forged_pickle_is_refused_and_not_run(small_cifar10: SimpleNamespace, tmp_path: Path, protocol: int) -> None:
+def test_a_forged_pickle_is_rejected_and_not_run(small_cifar10: SimpleNamespace, tmp_path: Path, protocol: int) -> None:
     marker = tmp_path / "was-run"
     (small_cifar10.folder / BATCH).write_bytes(pickle.dumps({b"data": Marker(marker)}, protocol=protocol))
     with pytest.raises(UserError, match=r"data_batch_3 .*(posix|nt)\.mkdir"):
@@ -148,14 +148,14 @@ def test_a_forged_pickle_is_refused_and_not_run(small_cifar10: SimpleNamespace, 
         "numpy\ndtype.mro",
     ],
 )
-def test_only_five_names_are_admitted(small_cifar10: SimpleNamespace, name: str) -> None:
+def test_only_five_names_are_allowed(small_cifar10: SimpleNamespace, name: str) -> None:
     (small_cifar10.folder / BATCH).write_bytes(b"\x80\x02c" + name.encode() + b"\n.")
     with pytest.raises(UserError, match=r"data_batch_3 .*" + name.replace("\n", r"\.")):
         small_cifar10.source.read(small_cifar10.folder)
 
 
 @pytest.mark.parametrize("keep", [0, 1, 100, 5000, -1])
-def test_a_truncated_cifar_file_is_refused(small_cifar10: SimpleNamespace, keep: int) -> None:
+def test_a_truncated_cifar_file_is_rejected(small_cifar10: SimpleNamespace, keep: int) -> None:
     path = small_cifar10.folder / BATCH
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(UserError, match=r"data_batch_3 is not a complete pickle .*fedflat data get cifar10"):
@@ -172,7 +172,7 @@ def test_a_truncated_cifar_file_is_refused(small_cifar10: SimpleNamespace, keep:
         ({"labels": [12], "data": np.zeros((1, 3072), np.uint8)}, "label 12;.* 0 to 9"),
     ],
 )
-def test_a_cifar_file_of_another_form_is_refused(
+def test_a_cifar_file_in_another_format_is_rejected(
     small_cifar10: SimpleNamespace,
     pickled: Callable[[dict[str, object]], bytes],
     fields: dict[str, object],
@@ -183,7 +183,7 @@ def test_a_cifar_file_of_another_form_is_refused(
         small_cifar10.source.read(small_cifar10.folder)
 
 
-def test_a_pickle_of_something_else_is_refused(small_cifar10: SimpleNamespace) -> None:
+def test_a_pickle_of_another_type_is_rejected(small_cifar10: SimpleNamespace) -> None:
     (small_cifar10.folder / BATCH).write_bytes(pickle.dumps([1, 2], protocol=2))
     with pytest.raises(UserError, match="list; expected a dictionary"):
         small_cifar10.source.read(small_cifar10.folder)
@@ -200,7 +200,7 @@ def test_a_pickle_of_something_else_is_refused(small_cifar10: SimpleNamespace) -
         (lambda raw: gzip.compress(raw[:9]), "is not an idx file"),
     ],
 )
-def test_a_damaged_idx_file_is_refused(
+def test_a_damaged_idx_file_is_rejected(
     small_mnist: SimpleNamespace, change: Callable[[bytes], bytes], message: str
 ) -> None:
     path = small_mnist.folder / IMAGES
@@ -223,7 +223,7 @@ def test_missing_files_are_named_with_folder_and_url(tmp_path: Path) -> None:
         assert part in message
 
 
-def test_digits_are_those_that_scikit_learn_loads() -> None:
+def test_digits_equal_those_of_scikit_learn() -> None:
     from sklearn.datasets import load_digits
 
     from fedflat.data.sources import digits
@@ -233,7 +233,7 @@ def test_digits_are_those_that_scikit_learn_loads() -> None:
     assert np.array_equal(levels, expected) and np.array_equal(labels, classes)
 
 
-def test_digits_are_the_same_for_everyone() -> None:
+def test_digits_are_deterministic() -> None:
     first, second = load("digits"), load("digits")
     assert first.content == second.content
     assert len(first.train) + len(first.test) == 1797 and 0.19 < len(first.test) / 1797 < 0.21
@@ -279,7 +279,7 @@ def test_registered_names_are_unique() -> None:
         registry.DATASETS.register("CIFAR_10", registry.DATASETS["mnist"])
 
 
-def test_where_the_data_folder_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_location_of_the_data_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FEDFLAT_DATA", str(tmp_path / "set"))
     assert data_dir(tmp_path) == tmp_path
     assert data_dir() == tmp_path / "set"

@@ -98,7 +98,7 @@ def test_a_run_is_the_same_to_the_bit(landmarks: Path) -> None:
     assert torch.equal(once.models["server"].weights, now.models["server"].weights) and once.history == now.history
 
 
-def test_never_more_in_memory_than_was_said(landmarks: Path) -> None:
+def test_the_cache_never_exceeds_its_limit(landmarks: Path) -> None:
     names = sorted(str(path.relative_to(landmarks)) for path in landmarks.rglob("*.jpg"))
     one = 3 * 8 * 8
     cache = DecodedImageCache(FolderTree(landmarks), names, ImageOptions(size=8), limit=4 * one + 5)
@@ -130,7 +130,7 @@ def test_only_a_few_sums_are_written(landmarks: Path) -> None:
     assert [path.name for path in written] == ["sums.npy"] and written[0].stat().st_size == 128 + COUNT * 2 * 3 * 8
 
 
-def test_it_travels_as_names_without_pictures(landmarks: Path) -> None:
+def test_pickling_sends_names_without_pictures(landmarks: Path) -> None:
     inputs = streamed(landmarks).part(2, 5)
     inputs[:]
     assert len(inputs.cache.images) == 5
@@ -139,7 +139,7 @@ def test_it_travels_as_names_without_pictures(landmarks: Path) -> None:
     assert torch.equal(again[:], inputs[:])
 
 
-def test_what_needs_values_is_refused_instead_of_being_wrong(landmarks: Path) -> None:
+def test_operations_on_values_are_rejected(landmarks: Path) -> None:
     inputs = streamed(landmarks)
     assert (
         inputs.dtype == torch.uint8
@@ -152,7 +152,7 @@ def test_what_needs_values_is_refused_instead_of_being_wrong(landmarks: Path) ->
             wrong()
 
 
-def test_the_lanes_engine_says_what_it_needs(landmarks: Path) -> None:
+def test_the_lane_engine_rejects_streamed_images(landmarks: Path) -> None:
     settings = {
         "dataset": "landmarks(size=16,decode=streamed)",
         "data_dir": str(landmarks),

@@ -31,7 +31,7 @@ def test_text_may_have_a_target_per_position() -> None:
         (TOKENS.float(), TOKENS, r"have shape \(4,\) per example; expected one class per example$"),
     ],
 )
-def test_other_targets_are_refused(inputs: torch.Tensor, targets: torch.Tensor, message: str) -> None:
+def test_other_targets_are_rejected(inputs: torch.Tensor, targets: torch.Tensor, message: str) -> None:
     with pytest.raises(UserError, match=message):
         from_arrays(inputs, targets, inputs, targets, name="words", classes=list("abcde"))
 

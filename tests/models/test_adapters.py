@@ -67,7 +67,7 @@ class Apart(nn.Module):
 # --- one layer ---
 
 
-def test_an_adapted_layer_begins_as_the_layer_itself() -> None:
+def test_an_adapted_layer_starts_as_the_original() -> None:
     base, x = nn.Linear(6, 9), torch.randn(5, 6)
     before = base(x)
     layer = LowRankLinear(base, rank=2, alpha=16, pieces=3, adapted=(0, 2))
@@ -128,7 +128,7 @@ def test_queries_and_values_of_a_transformer() -> None:
     assert torch.equal(plain(x), merged(x))
 
 
-def test_queries_and_values_that_are_layers_of_their_own() -> None:
+def test_separate_query_and_value_layers() -> None:
     assert attention_adapters(Apart()) == [Adapter("q_proj"), Adapter("v_proj")]
     model = Apart()
     assert trained(model, "lora(rank=3,head=false)") == {
@@ -141,7 +141,7 @@ def test_queries_and_values_that_are_layers_of_their_own() -> None:
     assert model.q_proj.weight.grad is None and model.q_proj.lora_b_weight.grad.abs().max() > 0
 
 
-def test_layers_that_torch_reads_past_are_not_adapted() -> None:
+def test_layers_of_torch_attention_are_not_adapted() -> None:
     """torch's attention modules read the weights of their layers directly: an adapter would have no effect."""
     model = nn.Sequential(
         nn.Linear(4, 4), nn.TransformerEncoderLayer(4, 2, 8), nn.MultiheadAttention(4, 2), nn.Linear(4, 2)
@@ -170,7 +170,7 @@ def test_layers_that_torch_reads_past_are_not_adapted() -> None:
         (VIT, "lora(layers=fc1|blocks.1.attn,head=false)", None),
     ],
 )
-def test_what_a_text_trains(model: str, text: str, names: set[str] | None) -> None:
+def test_trained_parameters_of_a_text(model: str, text: str, names: set[str] | None) -> None:
     network = build(model, (3, 8, 8), 5)
     found = trained(network, text)
     if names is not None:
@@ -185,7 +185,7 @@ def test_what_a_text_trains(model: str, text: str, names: set[str] | None) -> No
         assert found["blocks.1.attn.qkv.lora_b_weight"] == (1, 36, 8), "a layer that is named is adapted whole"
 
 
-def test_all_leaves_what_a_module_froze_itself() -> None:
+def test_all_respects_parameters_frozen_by_the_module() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[0].requires_grad_(False)
     assert set(trained(model, "all")) == {"1.weight", "1.bias"}
@@ -215,7 +215,7 @@ def test_numbers_in_the_sentence() -> None:
         ("head(", "cannot read"),
     ],
 )
-def test_texts_that_name_nothing(text: str, said: str) -> None:
+def test_invalid_texts_are_rejected(text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         trained_parts(text)
 
@@ -232,7 +232,7 @@ def test_texts_that_name_nothing(text: str, said: str) -> None:
         (build("mlp", (4,), 2), "norms", "this model has no normalisation with parameters"),
     ],
 )
-def test_parts_that_a_model_has_not(model: nn.Module, text: str, said: str) -> None:
+def test_missing_parts_are_rejected(model: nn.Module, text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         trained(model, text)
 

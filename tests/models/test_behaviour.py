@@ -49,7 +49,7 @@ def loss_of(logits):
     return F.cross_entropy(logits.reshape(-1, CLASSES), wanted)
 
 
-def test_every_model_is_here():
+def test_every_model_is_tested():
     assert {text.split("(")[0] for text in CASES} == set(names())
 
 
@@ -154,7 +154,7 @@ def test_nothing_works_in_place_and_only_batch_norm_has_buffers(text):
     assert bool(list(model.buffers())) == ("norm=batch" in text)
 
 
-def test_dropout_only_in_training_and_only_if_wanted():
+def test_dropout_only_in_training_and_only_if_enabled():
     torch.manual_seed(0)
     model, x = build("femnist-cnn", (1, 12, 12), CLASSES), samples("femnist-cnn(dropout=false)")
     assert not torch.equal(model(x), model(x))

@@ -50,7 +50,7 @@ def stated(classes, auxiliary=True):
 
 
 @pytest.mark.parametrize("classes", [11, 19])
-def test_parameters_are_those_of_the_stated_layers(classes):
+def test_parameters_match_the_stated_layers(classes):
     assert parameter_count("bisenetv2", (3, 180, 240), classes) == stated(classes)
     assert parameter_count("bisenetv2(auxiliary=false,norm=group)", (3, 64, 64), classes) == stated(
         classes, auxiliary=False

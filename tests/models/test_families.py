@@ -77,7 +77,7 @@ def test_norm_policy(text, kind, count):
     assert all(isinstance(m, kind) for m in layers)
 
 
-def test_batch_norm_is_torchs_but_for_the_count():
+def test_batch_norm_matches_torch_without_the_counter():
     theirs, ours = nn.BatchNorm2d(3), BatchNorm(3)
     for _ in range(3):
         x = torch.randn(4, 3, 5, 5)

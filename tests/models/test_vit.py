@@ -80,7 +80,7 @@ def as_hugging_face(tensors: dict[str, Tensor], depth: int) -> dict[str, Tensor]
 @pytest.mark.parametrize(
     ("text", "side", "depth"), [("vit-b16", 224, 12), ("vit-s16", 224, 12), ("vit-tiny(depth=3)", 32, 3)]
 )
-def test_tensors_are_called_as_in_timm(text: str, side: int, depth: int) -> None:
+def test_tensors_have_timm_names(text: str, side: int, depth: int) -> None:
     with torch.device("meta"):
         model = build(text, (3, side, side), 1000)
     assert set(model.state_dict()) == timm_keys(depth)
@@ -178,7 +178,7 @@ def test_products_with_the_hessian_by_the_plain_kernel() -> None:
         ("vit-tiny(patch=0)", (3, 32, 32), "at least 1"),
     ],
 )
-def test_what_cannot_be_cut(text: str, image: tuple[int, ...], said: str) -> None:
+def test_invalid_patches_are_rejected(text: str, image: tuple[int, ...], said: str) -> None:
     with pytest.raises(UserError, match=said):
         build(text, image, 10)
 
@@ -207,7 +207,7 @@ def test_the_bare_encoder_of_hugging_face_has_no_prefix() -> None:
     )
 
 
-def test_what_is_missing_of_three_stays_apart() -> None:
+def test_incomplete_query_key_value_stay_separate() -> None:
     theirs = as_hugging_face(dict(small().state_dict()), 2)
     del theirs["vit.encoder.layer.1.attention.attention.key.weight"]
     found = convert_weights(theirs, (2, 3))
@@ -215,7 +215,7 @@ def test_what_is_missing_of_three_stays_apart() -> None:
     assert {"blocks.1.attn.query.weight", "blocks.1.attn.value.weight", "blocks.1.attn.qkv.bias"} <= found.keys()
 
 
-def test_names_that_are_not_known_are_left_alone() -> None:
+def test_unknown_names_are_left_unchanged() -> None:
     strange = {"decoder.layer.0.weight": torch.zeros(1), "fc_norm.weight": torch.zeros(1)}
     assert convert_weights(strange, (2, 2)).keys() == strange.keys()
 
@@ -279,7 +279,7 @@ def test_positions_resized_are_torchs_bicubic_interpolation_with_antialiasing() 
 
 
 @pytest.mark.parametrize(("count", "grid"), [(1 + 36, (6, 6)), (1 + 36, (4, 9)), (1 + 35, (6, 6)), (1, (2, 2))])
-def test_positions_that_stay_as_they_are(count: int, grid: tuple[int, int]) -> None:
+def test_positions_that_are_not_resized(count: int, grid: tuple[int, int]) -> None:
     """The same number of patches, or no square grid to start from: the check of shapes says what is wrong."""
     positions = torch.randn(1, count, 3)
     assert torch.equal(resize_positions(positions, grid), positions)
