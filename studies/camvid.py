@@ -26,7 +26,7 @@ from fedflat.experiment.setup.problem import build_problem
 from fedflat.experiment.store.files import write_whole
 
 BEGIN, END = "<!-- camvid: made by studies/camvid.py -->", "<!-- camvid: end -->"
-"""``--page`` replaces what lies between these lines of a page."""
+"""``--page`` replaces the text between these lines of a page."""
 SHOWN = 4
 """Frames in the figure."""
 COLOURS = (
@@ -200,8 +200,8 @@ def section(numbers: dict[str, Any], figure: str) -> str:
     return f"{settings}\n\n{table(numbers)}\n{algorithms}\n\n{notes}\n\n{image}"
 
 
-def put_on(page: Path, text: str) -> None:
-    """Replace what lies between the two marker lines of a page."""
+def replace_section(page: Path, text: str) -> None:
+    """Replace the text between the two marker lines of a page."""
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:
@@ -239,11 +239,11 @@ def main(words: list[str] | None = None) -> None:
     figure: Path = options.draw or out / "camvid.png"
     draw(out, figure)
     if options.page is not None:
-        put_on(options.page, section(numbers, os.path.relpath(figure, options.page.parent)))
+        replace_section(options.page, section(numbers, os.path.relpath(figure, options.page.parent)))
 
 
 def parse_arguments(words: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--out", type=Path, default=Path("results/camvid"), help="directory of the numbers (default: %(default)s)")

@@ -142,7 +142,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="directory of the numbers and logs")
     parser.add_argument("--sites", type=int, default=2)
@@ -202,7 +202,9 @@ def federation(folder: Path, sites: int) -> Iterator[dict[str, str]]:
             process.wait()
 
 
-def turn(project: Path, log: Path, rounds: int, config: dict[str, Any], environment: dict[str, str]) -> list[float]:
+def time_rounds(
+    project: Path, log: Path, rounds: int, config: dict[str, Any], environment: dict[str, str]
+) -> list[float]:
     """Run an app, and return the seconds of its rounds after the first, from when lines appear in ``log``."""
     text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
     command = ["flwr", "run", str(project), "sites", "--run-config", text]
@@ -241,9 +243,11 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, list[float]]
         for number in range(options.turns):
             out, log = folder / f"run-{number}", folder / f"plain-{number}.txt"
             config = {"training.rounds": rounds, "deploy.out": str(out), "deploy.score": False, "deploy.minimum": sites}
-            seconds[FEDFLAT] += turn(folder / "fedflat", out / "participation.jsonl", rounds, config, environment)
+            seconds[FEDFLAT] += time_rounds(
+                folder / "fedflat", out / "participation.jsonl", rounds, config, environment
+            )
             config = {"rounds": rounds, "sites": sites, "steps": options.local_steps, "log": str(log)}
-            seconds[FLOWER] += turn(folder / "plain", log, rounds, config, environment)
+            seconds[FLOWER] += time_rounds(folder / "plain", log, rounds, config, environment)
     return seconds
 
 

@@ -36,7 +36,7 @@ RunNumbers = dict[str, Any]
 
 
 def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("out", type=Path, help="directory of the numbers and the table")

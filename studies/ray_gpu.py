@@ -152,7 +152,7 @@ class EngineComparison:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="directory of the numbers")
     parser.add_argument("--data-dir", type=Path, help="directory of CIFAR-10 (default: random images)")

@@ -23,7 +23,7 @@ ALGORITHMS = ("fedavg", "fedmoswa")
 
 
 def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="directory of runs, numbers and the figure")
     parser.add_argument("--dataset", default="cifar10")

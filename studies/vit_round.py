@@ -32,7 +32,7 @@ HEADING = (
 
 
 def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="directory of the numbers and the table")
     parser.add_argument("--model", default="vit-b16")

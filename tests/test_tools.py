@@ -45,7 +45,7 @@ def test_every_change_is_one_that_python_reads() -> None:
     mutate = tool("mutate")
     path = Path("src/fedflat/algorithms/drift/wmsam.py")
     text = (ROOT / path).read_text()
-    found = list(mutate.changes(path, text))
+    found = list(mutate.mutations(path, text))
     assert len(found) > 5
     for change in found:
         changed = text.encode()[: change.start] + change.new.encode() + text.encode()[change.end :]
@@ -54,9 +54,9 @@ def test_every_change_is_one_that_python_reads() -> None:
 
 def test_the_same_seed_chooses_the_same_lines() -> None:
     mutate = tool("mutate")
-    chosen = mutate.chosen(3, 20)
-    assert chosen == mutate.chosen(3, 20) and len({(change.file, change.line) for change in chosen}) == 20
-    assert {change.file.parts[2] for change in mutate.chosen(0, 200)} == {
+    chosen = mutate.draw_mutations(3, 20)
+    assert chosen == mutate.draw_mutations(3, 20) and len({(change.file, change.line) for change in chosen}) == 20
+    assert {change.file.parts[2] for change in mutate.draw_mutations(0, 200)} == {
         "algorithms",
         "averaging",
         "engines",

@@ -23,7 +23,7 @@ HEADER = """\
 
 
 def main() -> None:
-    """Install into a fresh environment, and write down what came."""
+    """Install into a fresh environment and write the installed versions to constraints.txt."""
     with tempfile.TemporaryDirectory() as name:
         pins = Path(name) / "pins.txt"
         pins.write_text(f"{PINNED}\n")
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def versions(frozen: str) -> list[str]:
-    """The lines name==version of a freeze, without build labels and without where a package came from.
+    """Return the sorted ``name==version`` lines of ``pip freeze``, without build labels, paths and URLs.
 
     >>> versions("torch==2.13.0+cpu\\nfedflat @ file:///here\\nnumpy==2.4.6\\n")
     ['numpy==2.4.6', 'torch==2.13.0']

@@ -54,12 +54,12 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/experiment/test_afterwards.py",
     ),
 }
-"""Which tests belong to which files, those that are likely to notice first; the first beginning that fits counts."""
-TEXTS = ("cards.py", "__init__.py")
+"""Tests by folder, those most likely to fail first; the first folder that contains a file counts."""
+SKIPPED_FILES = ("cards.py", "__init__.py")
 """Files without arithmetic."""
-LIMIT = 1800
-"""Seconds after which a change that makes tests run on and on counts as noticed."""
-OTHER: dict[type[ast.AST], type[ast.AST]] = {
+TIMEOUT = 1800
+"""Seconds after which a mutation that makes the tests hang counts as detected."""
+WRONG_OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
     **{
         ast.Add: ast.Sub,
         ast.Sub: ast.Add,
@@ -75,8 +75,8 @@ OTHER: dict[type[ast.AST], type[ast.AST]] = {
 
 
 @dataclass(frozen=True)
-class Change:
-    """One place of one file, and what it is changed to."""
+class Mutation:
+    """A wrong expression in place of a right one; ``start`` and ``end`` are byte offsets in the file."""
 
     file: Path
     line: int
@@ -88,44 +88,42 @@ class Change:
     def __str__(self) -> str:
         return f"{self.file}:{self.line}: {self.old}  ->  {self.new}"
 
-    def made_in(self, tree: Path) -> None:
-        """Write the changed file into a copy of the tree."""
+    def apply(self, tree: Path) -> None:
+        """Write the mutated file into a copy of the tree."""
         path = tree / self.file
         text = path.read_bytes()
         path.write_bytes(text[: self.start] + self.new.encode() + text[self.end :])
 
 
-def changes(file: Path, text: str) -> Iterator[Change]:
-    """Every change of a file that there could be.
+def mutations(file: Path, text: str) -> Iterator[Mutation]:
+    """Yield every possible mutation of a file.
 
-    >>> [str(change) for change in changes(Path("a.py"), "y = x - 2 * z")]
+    >>> [str(mutation) for mutation in mutations(Path("a.py"), "y = x - 2 * z")]
     ['a.py:1: x - 2 * z  ->  x + 2 * z', 'a.py:1: 2 * z  ->  2 / z', 'a.py:1: 2  ->  3']
     """
-    starts = [0]
+    line_starts = [0]
     for line in text.encode().splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
+        line_starts.append(line_starts[-1] + len(line))
     for node in _numerical(ast.parse(text)):
-        new = _changed(node)
+        new = _mutate(node)
         if new is None or node.end_lineno is None or node.end_col_offset is None:
             continue
-        start, end = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
-        yield Change(file, node.lineno, start, end, text.encode()[start:end].decode(), new)
+        start = line_starts[node.lineno - 1] + node.col_offset
+        end = line_starts[node.end_lineno - 1] + node.end_col_offset
+        yield Mutation(file, node.lineno, start, end, text.encode()[start:end].decode(), new)
 
 
 def _numerical(node: ast.AST) -> Iterator[ast.expr]:
-    """All numerical expressions, without annotations, strings, error messages, defaults and GPU-only code."""
-    if isinstance(node, (ast.Raise, ast.JoinedStr, ast.Assert)) or (
-        isinstance(node, (ast.If, ast.IfExp)) and "cuda" in ast.unparse(node.test)
-    ):
+    """Yield all numerical expressions, without annotations, strings, error messages, defaults and GPU-only code."""
+    if isinstance(node, (ast.Raise, ast.JoinedStr, ast.Assert)):
+        return
+    if isinstance(node, (ast.If, ast.IfExp)) and "cuda" in ast.unparse(node.test):
         return
     if isinstance(node, ast.expr):
         yield node
-    skipped = {
-        "annotation",
-        "returns",
-        "decorator_list",
-        "slice" if isinstance(node, ast.Subscript) and _is_type(node) else "",
-    }
+    skipped = {"annotation", "returns", "decorator_list"}
+    if isinstance(node, ast.Subscript) and _is_type(node):
+        skipped.add("slice")
     for name, value in ast.iter_fields(node):
         if name not in skipped:
             for inner in value if isinstance(value, list) else [value]:
@@ -134,26 +132,19 @@ def _numerical(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def _is_type(node: ast.Subscript) -> bool:
-    return isinstance(node.value, ast.Name) and node.value.id in (
-        "dict",
-        "list",
-        "tuple",
-        "set",
-        "type",
-        "Callable",
-        "Literal",
-        "Sequence",
-    )
+    """Whether a subscript is a type such as ``dict[str, int]``."""
+    types = ("dict", "list", "tuple", "set", "type", "Callable", "Literal", "Sequence")
+    return isinstance(node.value, ast.Name) and node.value.id in types
 
 
-def _changed(node: ast.expr) -> str | None:
-    """The text of an expression with one thing wrong, where there is a thing to get wrong."""
-    if isinstance(node, ast.BinOp) and type(node.op) in OTHER and not _is_text(node):
-        return ast.unparse(ast.BinOp(node.left, OTHER[type(node.op)](), node.right))  # type: ignore[arg-type]
-    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in OTHER:
-        return ast.unparse(ast.Compare(node.left, [OTHER[type(node.ops[0])]()], node.comparators))  # type: ignore[list-item]
+def _mutate(node: ast.expr) -> str | None:
+    """Return the text of an expression with a wrong operator, sign or constant; None if it has none of them."""
+    if isinstance(node, ast.BinOp) and type(node.op) in WRONG_OPERATORS and not _is_text(node):
+        return ast.unparse(ast.BinOp(node.left, WRONG_OPERATORS[type(node.op)](), node.right))  # type: ignore[arg-type]
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in WRONG_OPERATORS:
+        return ast.unparse(ast.Compare(node.left, [WRONG_OPERATORS[type(node.ops[0])]()], node.comparators))  # type: ignore[list-item]
     if isinstance(node, ast.BoolOp):
-        return ast.unparse(ast.BoolOp(OTHER[type(node.op)](), node.values))  # type: ignore[arg-type]
+        return ast.unparse(ast.BoolOp(WRONG_OPERATORS[type(node.op)](), node.values))  # type: ignore[arg-type]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return ast.unparse(node.operand)
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
@@ -165,36 +156,37 @@ def _is_text(node: ast.AST) -> bool:
     return any(isinstance(part, ast.Constant) and isinstance(part.value, str) for part in ast.walk(node))
 
 
-def chosen(seed: int, count: int) -> list[Change]:
-    """So many changes on random lines of all folders, one on each line."""
-    by_line: dict[tuple[Path, int], list[Change]] = {}
-    for folder in sorted({beginning.partition("/")[0] for beginning in TESTS}):
+def draw_mutations(seed: int, count: int) -> list[Mutation]:
+    """Draw ``count`` mutations on random lines of all folders, one per line."""
+    by_line: dict[tuple[Path, int], list[Mutation]] = {}
+    for folder in sorted({tested.partition("/")[0] for tested in TESTS}):
         for path in sorted((ROOT / SOURCE / folder).rglob("*.py")):
-            if path.name not in TEXTS:
+            if path.name not in SKIPPED_FILES:
                 file = path.relative_to(ROOT)
-                for change in changes(file, path.read_text(encoding="utf-8")):
-                    by_line.setdefault((file, change.line), []).append(change)
-    draw = random.Random(seed)
-    return [draw.choice(by_line[line]) for line in draw.sample(sorted(by_line), count)]
+                for mutation in mutations(file, path.read_text(encoding="utf-8")):
+                    by_line.setdefault((file, mutation.line), []).append(mutation)
+    generator = random.Random(seed)
+    return [generator.choice(by_line[line]) for line in generator.sample(sorted(by_line), count)]
 
 
-def noticed_by(change: Change) -> str | None:
-    """The first test that fails after a change and not without it; none where it survives."""
-    inside = change.file.relative_to(SOURCE).as_posix()
-    tests = next(tests for beginning, tests in TESTS.items() if inside.startswith(beginning))
+def detecting_test(mutation: Mutation) -> str | None:
+    """Return the first test that fails with a mutation and passes without it; None if the mutation survives."""
+    path = mutation.file.relative_to(SOURCE).as_posix()
+    tests = next(tests for folder, tests in TESTS.items() if path.startswith(folder))
     with tempfile.TemporaryDirectory() as name:
         tree = Path(name)
         _copy(tree)
-        before = (tree / change.file).read_bytes()
-        change.made_in(tree)
+        original = (tree / mutation.file).read_bytes()
+        mutation.apply(tree)
         failed = _first_failure(tree, tests)
-        (tree / change.file).write_bytes(before)
+        (tree / mutation.file).write_bytes(original)
         if failed is not None and "::" in failed and _first_failure(tree, (failed,)) is not None:
-            sys.exit(f"{failed} fails without any change; mend it first")
+            sys.exit(f"{failed} fails without any mutation; fix it first")
     return failed
 
 
 def _copy(tree: Path) -> None:
+    """Copy the parts of the project that tests need."""
     for part in ("src", "tests", "docs", "examples", "studies"):
         shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for file in ("pyproject.toml", "README.md"):
@@ -202,7 +194,7 @@ def _copy(tree: Path) -> None:
 
 
 def _first_failure(tree: Path, tests: tuple[str, ...]) -> str | None:
-    """The first test that fails in a tree, or why there is no saying which."""
+    """Return the first test that fails in a tree, or a message if it is unknown; None if all pass."""
     command = [sys.executable, "-m", "pytest", *tests, "-x", "-q", "-p", "no:cacheprovider", "--no-header"]
     environment = {
         **os.environ,
@@ -211,31 +203,31 @@ def _first_failure(tree: Path, tests: tuple[str, ...]) -> str | None:
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     try:
-        done = subprocess.run(
-            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
+        finished = subprocess.run(
+            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
         )
     except subprocess.TimeoutExpired:
-        return f"nothing ends within {LIMIT} s"
-    if done.returncode == 0:
+        return f"timeout after {TIMEOUT} s"
+    if finished.returncode == 0:
         return None
-    failed = re.search(r"^(FAILED|ERROR) (.*?)( - .*)?$", done.stdout, re.MULTILINE)
-    return failed[2] if failed else f"pytest ends with {done.returncode}"
+    failed = re.search(r"^(FAILED|ERROR) (.*?)( - .*)?$", finished.stdout, re.MULTILINE)
+    return failed[2] if failed else f"exit status {finished.returncode} of pytest"
 
 
 def main() -> None:
-    """Make the changes and report each."""
+    """Test the mutations and report each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0, help="which lines")
-    parser.add_argument("--count", type=int, default=10, help="how many")
-    parser.add_argument("--list", action="store_true", help="only say which")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random lines")
+    parser.add_argument("--count", type=int, default=10, help="number of mutations")
+    parser.add_argument("--list", action="store_true", help="only list the mutations")
     arguments = parser.parse_args()
     survivors = 0
-    for change in chosen(arguments.seed, arguments.count):
-        print(change, flush=True)
+    for mutation in draw_mutations(arguments.seed, arguments.count):
+        print(mutation, flush=True)
         if not arguments.list:
-            found = noticed_by(change)
-            survivors += found is None
-            print(f"    {f'noticed by {found}' if found else 'SURVIVED'}", flush=True)
+            test = detecting_test(mutation)
+            survivors += test is None
+            print(f"    {f'detected by {test}' if test else 'SURVIVED'}", flush=True)
     sys.exit(f"{survivors} of {arguments.count} survived" if survivors else 0)
 
 

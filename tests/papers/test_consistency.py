@@ -60,7 +60,7 @@ def test_one_run_has_one_number_in_all_tables(paper):
     shared = [cells for cells in same.values() if len(cells) > 1]
     assert len(shared) >= {"fedswa": 20, "fedwmsam": 5, "wima": 0, "eccv": 100}[paper]
     for cells in shared:
-        if len({(cell.published.value, cell.published.beyond) for cell in cells}) > 1:
+        if len({(cell.published.value, cell.published.is_bound) for cell in cells}) > 1:
             assert all(is_misprint(cell) for cell in cells), [cell.name for cell in cells]
 
 
@@ -86,5 +86,5 @@ def test_bounds_and_accuracies_agree():
     for name, cell in table.cells.items():
         if name.endswith("-rounds"):
             accuracy = table.cells[name.removesuffix("rounds") + "accuracy"].published.value
-            if not cell.published.beyond:
+            if not cell.published.is_bound:
                 assert accuracy >= 100 * cell.statistic.target - 1, name

@@ -10,9 +10,9 @@ from fedflat.data import augmentation, canonical_dataset, canonical_partition
 from fedflat.errors import UserError
 from fedflat.models import canonical_model
 from fedflat.papers import Paper, PaperTable, find, find_table, papers
-from fedflat.papers.cells import fill
-from fedflat.papers.library import _checked, slug
-from fedflat.papers.numbers import Gain, Mean, RoundsTo, read, statistic
+from fedflat.papers.cells import substitute
+from fedflat.papers.library import _validate, slug
+from fedflat.papers.numbers import Gain, Mean, RoundsTo, parse_number, parse_statistic
 from fedflat.papers.schema import PaperFile, Rule, TableFile
 
 TABLES = [table for paper in papers().values() for table in paper.tables.values()]
@@ -162,11 +162,11 @@ def test_unknown_cells_say_what_exists():
 
 def test_words_are_filled_in():
     words = {"a": "{b}", "b": 3, "text": "x({a})", "nothing": None}
-    assert fill("{a}", words) == 3
-    assert fill("f({text},{b})", words) == "f(x(3),3)"
-    assert fill("{nothing}", words) is None
+    assert substitute("{a}", words) == 3
+    assert substitute("f({text},{b})", words) == "f(x(3),3)"
+    assert substitute("{nothing}", words) is None
     with pytest.raises(UserError, match=r"\{c\}"):
-        fill("{c}", words)
+        substitute("{c}", words)
 
 
 def test_rules_hold_where_all_their_words_fit():
@@ -219,16 +219,16 @@ def test_mistakes_in_data_files(table, message):
 
 def test_data_files_are_checked():
     with pytest.raises(UserError, match=r"own .*surprise"):
-        _checked(TableFile, "own", "caption: c\nprotocol: p\nrows: {A: '1'}\nsurprise: 1")
+        _validate(TableFile, "own", "caption: c\nprotocol: p\nrows: {A: '1'}\nsurprise: 1")
     with pytest.raises(UserError, match="either rows or groups"):
-        _checked(TableFile, "own", "caption: c\nprotocol: p")
+        _validate(TableFile, "own", "caption: c\nprotocol: p")
 
 
 def test_printed_numbers_and_statistics():
-    assert read("0.7664").rounding == pytest.approx(0.00005)
-    assert read("1000+").rounding == 0.5
-    assert read("+3.02").value == 3.02
-    assert read("-20.3").value == -20.3
-    assert isinstance(statistic("rounds-to(target=0.55)"), RoundsTo)
+    assert parse_number("0.7664").rounding == pytest.approx(0.00005)
+    assert parse_number("1000+").rounding == 0.5
+    assert parse_number("+3.02").value == 3.02
+    assert parse_number("-20.3").value == -20.3
+    assert isinstance(parse_statistic("rounds-to(target=0.55)"), RoundsTo)
     with pytest.raises(UserError, match="statistic 'median'"):
-        statistic("median")
+        parse_statistic("median")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedflat.papers import find_table
 from fedflat.papers.document import outcome_rows
-from fedflat.papers.numbers import Best, Eigenvalue, Last, Mean, RoundsTo, read
+from fedflat.papers.numbers import Best, Eigenvalue, Last, Mean, RoundsTo, parse_number
 from fedflat.papers.outcome import CellOutcome, MeasuredRun, outcomes, tolerance, value_of
 from fedflat.papers.plan import ReproductionPlan, ReproductionScale, make_plan
 from fedflat.papers.post_hoc import ModelQuery
@@ -71,34 +71,34 @@ def test_the_initial_model_counts_for_no_mean():
 
 def test_tolerance_by_the_papers_spread():
     """One seed: 1.96 standard deviations of the difference of two runs, and half a digit."""
-    assert tolerance(read("61.9±0.5"), [60.0]) == pytest.approx(1.959964 * 0.5 * math.sqrt(2) + 0.05)
+    assert tolerance(parse_number("61.9±0.5"), [60.0]) == pytest.approx(1.959964 * 0.5 * math.sqrt(2) + 0.05)
 
 
 def test_tolerance_by_the_seeds():
     """Student's t with two degrees of freedom is 4.303 at 97.5 %."""
     values = [60.0, 61.0, 62.0]
-    assert tolerance(read("61.9"), values) == pytest.approx(4.302653 * 1.0 * math.sqrt(4 / 3) + 0.05, rel=1e-6)
+    assert tolerance(parse_number("61.9"), values) == pytest.approx(4.302653 * 1.0 * math.sqrt(4 / 3) + 0.05, rel=1e-6)
 
 
 def test_the_larger_of_both_counts():
     wide, narrow = [50.0, 60.0, 70.0], [61.899, 61.9, 61.901]
-    assert tolerance(read("61.9±0.5"), wide) == tolerance(read("61.9"), wide)
-    assert tolerance(read("61.9±0.5"), narrow) == pytest.approx(1.959964 * 0.5 * math.sqrt(4 / 3) + 0.05)
+    assert tolerance(parse_number("61.9±0.5"), wide) == tolerance(parse_number("61.9"), wide)
+    assert tolerance(parse_number("61.9±0.5"), narrow) == pytest.approx(1.959964 * 0.5 * math.sqrt(4 / 3) + 0.05)
 
 
 def test_one_seed_and_no_spread_justify_nothing():
-    assert tolerance(read("61.9"), [61.9]) is None
+    assert tolerance(parse_number("61.9"), [61.9]) is None
 
 
 def test_a_spread_of_zero_leaves_the_rounding():
-    assert tolerance(read("1.0±0.0"), [1.0]) == pytest.approx(0.05)
+    assert tolerance(parse_number("1.0±0.0"), [1.0]) == pytest.approx(0.05)
 
 
 @given(st.lists(st.floats(0, 100), min_size=2, max_size=8), st.floats(0.1, 5))
 def test_tolerance_covers_the_rounding_and_grows_with_the_spread(values, factor):
     middle = sum(values) / len(values)
     wider = [middle + (1 + factor) * (value - middle) for value in values]
-    published = read("50.0")
+    published = parse_number("50.0")
     assert published.rounding <= tolerance(published, values) <= tolerance(published, wider) + 1e-6
     assert tolerance(published, values) >= stdev(values)
 

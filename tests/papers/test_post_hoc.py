@@ -15,7 +15,15 @@ from fedflat.experiment.analysis.run_model import open_model
 from fedflat.experiment.store.run_folder import Record, load_record
 from fedflat.flatness import Operator
 from fedflat.papers import post_hoc
-from fedflat.papers.numbers import ClientEigenvalue, Corrupted, DomainMetric, Eigenvalue, Features, OnClients, statistic
+from fedflat.papers.numbers import (
+    ClientEigenvalue,
+    Corrupted,
+    DomainMetric,
+    Eigenvalue,
+    Features,
+    OnClients,
+    parse_statistic,
+)
 from fedflat.papers.post_hoc import FILE, ModelQuery, measure
 from fedflat.papers.small import EXAMPLES, corrupted
 
@@ -157,7 +165,7 @@ def test_statistics_are_parsed_and_shown():
         "on-clients",
         "domains(part=unseen)",
     ):
-        assert statistic(text).text == text
+        assert parse_statistic(text).text == text
     assert (Eigenvalue(over=5).needed, Eigenvalue(count=50).needed, Eigenvalue().needed) == (5, 50, 1)
     with pytest.raises(fedflat.UserError, match="seen, unseen"):
-        statistic("domains(part=half)")
+        parse_statistic("domains(part=half)")

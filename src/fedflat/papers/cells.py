@@ -1,4 +1,4 @@
-"""A cell of a table: what is printed in it, and the experiments behind it."""
+"""A cell of a table: its printed number, and the experiments behind it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from fedflat.errors import UserError
 from fedflat.experiment.campaign.sweep_file import nested
 from fedflat.experiment.config import Config, config
-from fedflat.papers.numbers import Gain, Published, RoundsTo, Statistic, statistic
+from fedflat.papers.numbers import Gain, Published, RoundsTo, Statistic, parse_statistic
 from fedflat.papers.schema import Protocol, Words
 from fedflat.text import parse
 
 _WORD = re.compile(r"\{(\w+)\}")
-OR = " | "
+ALTERNATIVES = " | "
 """Separates algorithms of which a paper reports the best."""
 
 
@@ -62,49 +62,48 @@ class Cell:
     @cached_property
     def statistic(self) -> Statistic:
         """How the number is computed."""
-        return statistic(str(fill(self.words["number"], self.words)))
+        return parse_statistic(str(substitute(self.words["number"], self.words)))
 
     @property
     def evaluated(self) -> str:
         """The evaluated model: ``server``, or the name of an average."""
-        return str(fill(self.words["evaluated"], self.words))
+        return str(substitute(self.words["evaluated"], self.words))
 
     @property
-    def unreached(self) -> bool:
+    def is_unreached(self) -> bool:
         """Whether the paper reports that a target was never reached."""
-        return isinstance(self.statistic, RoundsTo) and (self.published is None or self.published.beyond)
+        return isinstance(self.statistic, RoundsTo) and (self.published is None or self.published.is_bound)
 
     @cached_property
     def configs(self) -> tuple[Config, ...]:
         """The experiments behind it, with seed 0: one, or several of which the best counts; none for a gain."""
         if isinstance(self.statistic, Gain):
             return ()
-        settings = {name: fill(text, self.words) for name, text in self.protocol.settings.items()}
-        algorithms = str(settings["algorithm"]).split(OR)
-        return tuple(_config(json.dumps(nested(settings | {"algorithm": text}))) for text in algorithms)
+        settings = {name: substitute(value, self.words) for name, value in self.protocol.settings.items()}
+        algorithms = str(settings["algorithm"]).split(ALTERNATIVES)
+        return tuple(_config(json.dumps(nested(settings | {"algorithm": algorithm}))) for algorithm in algorithms)
 
 
-def fill(value: Any, words: Words) -> Any:
-    """A value with the words in its braces inserted; a text that is a single word becomes that word's value.
+def substitute(value: Any, words: Words) -> Any:
+    """Replace words in braces by their values, recursively; a text that is a single word keeps the value's type.
 
-    >>> fill("fedsam(rho={sam})", {"sam": 0.1}), fill("{rounds}", {"rounds": 500})
+    >>> substitute("fedsam(rho={sam})", {"sam": 0.1}), substitute("{rounds}", {"rounds": 500})
     ('fedsam(rho=0.1)', 500)
     """
     if not isinstance(value, str) or "{" not in value:
         return value
-    single = _WORD.fullmatch(value)
-    if single:
-        return fill(_word(single[1], words), words)
-    return _WORD.sub(lambda match: str(fill(_word(match[1], words), words)), value)
 
+    def word_value(match: re.Match[str]) -> Any:
+        name = match[1]
+        if name not in words:
+            raise UserError(f"the word {{{name}}} has no value; expected one of {', '.join(sorted(words))}")
+        return substitute(words[name], words)
 
-def _word(name: str, words: Words) -> Any:
-    if name not in words:
-        raise UserError(f"the word {{{name}}} has no value; expected one of {', '.join(sorted(words))}")
-    return words[name]
+    single_word = _WORD.fullmatch(value)
+    return word_value(single_word) if single_word else _WORD.sub(lambda match: str(word_value(match)), value)
 
 
 @cache
 def _config(text: str) -> Config:
-    """A config from JSON; cached, since many cells share a run and validation takes time."""
+    """Read a config from JSON; cached, since many cells share a run and validation takes time."""
     return config(json.loads(text))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
-from itertools import islice
 from typing import Any
 
+from fedflat.papers.cells import Cell
 from fedflat.papers.library import Paper, PaperTable
 from fedflat.papers.numbers import NOT_PRINTED
 from fedflat.papers.outcome import CellOutcome
@@ -15,11 +13,11 @@ from fedflat.papers.plan import SMALL_SCALE
 
 OUTCOME = ("cell", "published", "measured", "seeds", "difference", "tolerance", "verdict", "remark")
 SMALL = ("cell", "published", "measured", "seeds", "stand-ins", "seconds", "remark")
-"""Columns at small scale, where there is no verdict."""
+"""Columns of outcomes at full and at small scale, where there is no verdict."""
 
 
 def paper_document(paper: Paper) -> dict[str, Any]:
-    """A paper as plain values, with a list of its tables."""
+    """Return a paper as plain values, with a list of its tables."""
     file = paper.file
     return {
         "name": paper.name,
@@ -36,22 +34,7 @@ def paper_document(paper: Paper) -> dict[str, Any]:
 
 
 def table_document(table: PaperTable) -> dict[str, Any]:
-    """A table as plain values, with the configs of every cell."""
-    cells = [
-        {
-            "name": cell.name,
-            "published": cell.published and cell.published.text,
-            "value": cell.published and cell.published.value,
-            "plus_minus": cell.published and cell.published.plus_minus,
-            "unit": cell.unit,
-            "number": cell.statistic.text,
-            "evaluated": cell.evaluated,
-            "weights": cell.weights,
-            "needs": cell.needs,
-            "configs": [config.model_dump(mode="json") for config in cell.configs],
-        }
-        for cell in table.cells.values()
-    ]
+    """Return a table as plain values, with the configs of every cell."""
     file = table.file
     return {
         "name": table.full_name,
@@ -59,46 +42,66 @@ def table_document(table: PaperTable) -> dict[str, Any]:
         "protocols": {name: protocol.model_dump(by_alias=True) for name, protocol in table.protocols.items()},
         "states": [statement.model_dump() for statement in file.states],
         "notes": [note.model_dump() for note in file.notes],
-        "cells": cells,
+        "cells": [_cell_values(cell) for cell in table.cells.values()],
+    }
+
+
+def _cell_values(cell: Cell) -> dict[str, Any]:
+    """Return a cell as plain values; those of the printed number are None if nothing is printed."""
+    published = cell.published
+    return {
+        "name": cell.name,
+        "published": published.text if published else None,
+        "value": published.value if published else None,
+        "plus_minus": published.plus_minus if published else None,
+        "unit": cell.unit,
+        "number": cell.statistic.text,
+        "evaluated": cell.evaluated,
+        "weights": cell.weights,
+        "needs": cell.needs,
+        "configs": [config.model_dump(mode="json") for config in cell.configs],
     }
 
 
 def printed_rows(table: PaperTable) -> list[list[str]]:
-    """The table as printed: the name of a row, then its numbers."""
-    texts = (cell.published.text if cell.published else NOT_PRINTED for cell in table.cells.values())
-    return [[f"{group} {method}".strip(), *islice(texts, len(table.columns))] for group, method in table.rows]
+    """Return the table as printed: the name of each row, then its numbers."""
+    rows = []
+    for group, method in table.rows:
+        cells = [table.cell_at(group, method, labels) for labels in table.columns]
+        rows.append([f"{group} {method}".strip(), *map(_printed, cells)])
+    return rows
+
+
+def _printed(cell: Cell) -> str:
+    return cell.published.text if cell.published else NOT_PRINTED
 
 
 def table_markdown(table: PaperTable) -> str:
-    """The table as printed, in Markdown."""
+    """Write the table as printed, in Markdown."""
     heads = ["", *(" ".join(labels) for labels in table.columns)]
     return f"**{table.full_name}** {table.file.caption}\n\n{markdown(heads, printed_rows(table))}"
 
 
 def outcome_rows(outcomes: Sequence[CellOutcome]) -> list[list[str]]:
-    """One row per cell, with the columns ``OUTCOME``."""
-    return [_row(outcome) for outcome in outcomes]
+    """Return one row per cell, with the columns ``OUTCOME``."""
+    return [_outcome_row(outcome) for outcome in outcomes]
 
 
 def small_rows(outcomes: Sequence[CellOutcome]) -> list[list[str]]:
-    """One row per cell, with the columns ``SMALL``."""
-    return [
-        [
-            *_row(outcome)[:4],
-            "; ".join(outcome.stand_ins),
-            f"{outcome.seconds:.1f}",
-            "" if outcome.remark == SMALL_SCALE else outcome.remark,
-        ]
-        for outcome in outcomes
-    ]
+    """Return one row per cell, with the columns ``SMALL``; the first four are those of ``OUTCOME``."""
+    rows = []
+    for outcome in outcomes:
+        remark = "" if outcome.remark == SMALL_SCALE else outcome.remark
+        rows.append([*_outcome_row(outcome)[:4], "; ".join(outcome.stand_ins), f"{outcome.seconds:.1f}", remark])
+    return rows
 
 
 def outcomes_document(outcomes: Sequence[CellOutcome]) -> list[dict[str, Any]]:
-    """Outcomes as plain values."""
+    """Return outcomes as plain values."""
     return [
         {
             "cell": outcome.cell.name,
-            "published": outcome.cell.published and outcome.cell.published.text,
+            "published": outcome.cell.published.text if outcome.cell.published else None,
             "unit": outcome.cell.unit,
             "values": list(outcome.values),
             "measured": outcome.mean,
@@ -114,29 +117,22 @@ def outcomes_document(outcomes: Sequence[CellOutcome]) -> list[dict[str, Any]]:
 
 
 def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown.
+    """Write a table in Markdown.
 
     >>> print(markdown(["", "a"], [["x", "1"]]))
     |  | a |
     |---|---|
     | x | 1 |
     """
-    written = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in [heads, *rows]]
-    return "\n".join([written[0], "|" + "---|" * len(heads), *written[1:]])
+    head, *body = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in [heads, *rows]]
+    return "\n".join([head, "|" + "---|" * len(heads), *body])
 
 
-def comma_separated(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table as CSV."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([heads, *rows])
-    return text.getvalue()
+def shown_number(value: float | None, unit: str, signed: bool = False) -> str:
+    """Format a number with the digits that suit its unit; empty for None.
 
-
-def shown(value: float | None, unit: str, signed: bool = False) -> str:
-    """A number with the digits that suit its unit.
-
-    >>> shown(61.874, "%"), shown(0.76644, "share"), shown(574.0, "rounds"), shown(-1.2, "%", signed=True)
-    ('61.87', '0.7664', '574', '-1.20')
+    >>> shown_number(61.874, "%"), shown_number(0.76644, "share"), shown_number(574.0, "rounds")
+    ('61.87', '0.7664', '574')
     """
     if value is None:
         return ""
@@ -144,17 +140,21 @@ def shown(value: float | None, unit: str, signed: bool = False) -> str:
     return f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
 
 
-def _row(outcome: CellOutcome) -> list[str]:
-    unit, published = outcome.cell.unit, outcome.cell.published
-    spread = f" ± {shown(outcome.spread, unit)}" if outcome.spread is not None else ""
-    measured = f"{shown(outcome.mean, unit)}{spread}" if outcome.unreached is None else f"{outcome.unreached}+"
+def _outcome_row(outcome: CellOutcome) -> list[str]:
+    """Format an outcome, with the columns ``OUTCOME``."""
+    unit = outcome.cell.unit
+    measured = shown_number(outcome.mean, unit)
+    if outcome.spread is not None:
+        measured += f" ± {shown_number(outcome.spread, unit)}"
+    if outcome.unreached is not None:
+        measured = f"{outcome.unreached}+"
     return [
         outcome.cell.name,
-        published.text if published else NOT_PRINTED,
+        _printed(outcome.cell),
         measured,
         str(len(outcome.values)),
-        shown(outcome.difference, unit, signed=True),
-        shown(outcome.tolerance, unit),
+        shown_number(outcome.difference, unit, signed=True),
+        shown_number(outcome.tolerance, unit),
         outcome.verdict,
         outcome.remark,
     ]

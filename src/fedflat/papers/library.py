@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from fedflat.errors import UserError, one_of
 from fedflat.papers.cells import Cell
-from fedflat.papers.numbers import Gain, read
+from fedflat.papers.numbers import Gain, parse_number
 from fedflat.papers.schema import Note, PaperData, PaperFile, Protocol, TableFile, Words
 
 ORDER = ("fedswa", "fedwmsam", "wima", "eccv")
@@ -78,68 +78,74 @@ class PaperTable:
         return cells
 
     def _cell(self, name: str, labels: tuple[str, ...], printed: str, words: Words) -> Cell:
+        """Create a cell from its printed number; the error names the cell."""
         try:
-            published = read(printed)
+            published = parse_number(printed)
         except UserError as error:
             raise UserError(f"{self.full_name}, {name}: {error}") from None
         return Cell(name, self.full_name, labels, published, words, self.paper.protocol(str(words["protocol"])))
 
     def choose(self, patterns: list[str] | tuple[str, ...]) -> list[Cell]:
-        """The cells whose names match any of the patterns; all cells without a pattern."""
-        chosen = {name for pattern in patterns or ["*"] for name in self._matching(pattern)}
+        """Return the cells whose names match any of the patterns, as in file names; all cells without a pattern."""
+        chosen: set[str] = set()
+        for pattern in patterns or ["*"]:
+            matching = [name for name in self.cells if fnmatchcase(name, pattern.lower())]
+            if not matching:
+                hint = f"fedflat papers {self.full_name} --cells"
+                raise one_of("cell", pattern, self.cells, hint, owner=self.full_name)
+            chosen.update(matching)
         return [cell for name, cell in self.cells.items() if name in chosen]
 
     def cell_at(self, group: str, method: str, labels: tuple[str, ...]) -> Cell:
-        """The cell in a row and a column."""
+        """Return the cell in a row (group and method) and a column (its labels)."""
         return self.cells[self._cell_name(group, method, labels)]
 
     def sources(self, cell: Cell) -> tuple[Cell, ...]:
-        """The cells whose runs a number comes from: minuend and subtrahend of a gain, otherwise the cell itself."""
+        """Return the cells whose runs a number comes from: minuend and subtrahend of a gain, otherwise the cell."""
         gain = cell.statistic
         if not isinstance(gain, Gain):
             return (cell,)
-        gain_label = next(
-            label
-            for level, label in zip(self.file.header, cell.labels, strict=True)
-            if "number" in (level[label] or {})
-        )
         group, method = self.rows[list(self.cells).index(cell.name) // len(self.columns)]
+        # The header level that declares the gain also has the columns that it is computed from.
+        levels = zip(self.file.header, cell.labels, strict=True)
+        gain_level = next(index for index, (level, label) in enumerate(levels) if "number" in (level[label] or {}))
 
-        def column(label: str) -> tuple[str, ...]:
-            return tuple(label if old == gain_label else old for old in cell.labels)
+        def source(row: str, label: str) -> Cell:
+            labels = (*cell.labels[:gain_level], label, *cell.labels[gain_level + 1 :])
+            return self.cell_at(group, row, labels)
 
-        minuend = self.cell_at(group, method, column(gain.of))
-        return minuend, self.cell_at(group, gain.row or method, column(gain.column or gain.of))
+        return source(method, gain.of), source(gain.row or method, gain.column or gain.of)
 
     def notes_on(self, cell: Cell) -> list[Note]:
-        """The notes that concern a cell."""
+        """Return the notes that concern a cell."""
         return [note for note in self.file.notes if any(fnmatchcase(cell.name, pattern) for pattern in note.cells)]
-
-    def _matching(self, pattern: str) -> list[str]:
-        names = [name for name in self.cells if fnmatchcase(name, pattern.lower())]
-        if not names:
-            see = f"fedflat papers {self.full_name} --cells"
-            raise one_of("cell", pattern, self.cells, see, owner=self.full_name)
-        return names
 
     def _cell_name(self, group: str, method: str, labels: tuple[str, ...]) -> str:
         return f"{slug(f'{group} {method}')}/{slug(' '.join(labels))}"
 
     def _words(self, group_words: Words, method: str, labels: tuple[str, ...]) -> Words:
-        """The words of a cell. Header and row take precedence over rules, and rules over the protocol."""
+        """Collect the words of a cell; header and row take precedence over rules, and rules over the protocol."""
         methods = self.paper.file.methods | self.file.methods
         if method not in methods:
             raise one_of("method", method, methods, owner=self.full_name)
-        meaning = methods[method]
-        specific: Words = {} if isinstance(meaning, dict) else {"algorithm": meaning}
+        algorithm = methods[method]
+        method_words = algorithm if isinstance(algorithm, dict) else {}
+        # A method's algorithm may be overridden by a column; its words may not.
+        specific: Words = {} if isinstance(algorithm, dict) else {"algorithm": algorithm}
         for level, label in zip(self.file.header, labels, strict=True):
             specific |= level[label] or {}
-        specific |= group_words | (meaning if isinstance(meaning, dict) else {})
+        specific |= group_words | method_words
         name = str(specific.get("protocol", self.file.protocol))
         protocol = self.paper.protocol(name)
-        general = {"protocol": name, "number": protocol.number, "unit": protocol.unit, "evaluated": "server"}
-        general |= {"needs": "", "weights": ""}
-        words: Words = general | protocol.words | self.file.words | specific
+        defaults = {
+            "protocol": name,
+            "number": protocol.number,
+            "unit": protocol.unit,
+            "evaluated": "server",
+            "needs": "",
+            "weights": "",
+        }
+        words: Words = defaults | protocol.words | self.file.words | specific
         for rule in [*protocol.rules, *self.file.rules]:
             if rule.holds(words):
                 words |= rule.then | {word: specific[word] for word in rule.then if word in specific}
@@ -155,13 +161,13 @@ class Paper:
     tables: dict[str, PaperTable] = field(default_factory=dict, repr=False)
 
     def protocol(self, name: str) -> Protocol:
-        """A protocol by name."""
+        """Return a protocol by name."""
         if name not in self.file.protocols:
             raise one_of("protocol", name, self.file.protocols, owner=self.name)
         return self.file.protocols[name]
 
     def table(self, name: str) -> PaperTable:
-        """A table or figure by its short name, e.g. ``table3``."""
+        """Return a table or figure by its short name, e.g. ``table3``."""
         if name not in self.tables:
             raise UserError(f"{self.name} has no '{name}'; expected one of {', '.join(self.tables)}")
         return self.tables[name]
@@ -174,7 +180,7 @@ def papers() -> dict[str, Paper]:
 
 
 def find(name: str) -> Paper | PaperTable:
-    """The paper or table with a name such as ``fedswa`` or ``fedswa/table3``."""
+    """Return the paper or table with a name such as ``fedswa`` or ``fedswa/table3``."""
     paper_name, slash, table = name.strip("/").lower().partition("/")
     if paper_name not in papers():
         raise one_of("paper", paper_name, papers(), "fedflat papers")
@@ -183,17 +189,16 @@ def find(name: str) -> Paper | PaperTable:
 
 
 def find_table(name: str) -> PaperTable:
-    """The table or figure with a name such as ``fedswa/table3``."""
+    """Return the table or figure with a name such as ``fedswa/table3``."""
     table = find(name)
     if isinstance(table, Paper):
-        raise UserError(
-            f"'{name}' is a paper; expected one of its tables or figures, for example {name}/{next(iter(table.tables))}"
-        )
+        example = f"{name}/{next(iter(table.tables))}"
+        raise UserError(f"'{name}' is a paper; expected one of its tables or figures, for example {example}")
     return table
 
 
 def slug(text: str) -> str:
-    """A label as part of a cell's name.
+    """Write a label as part of a cell's name.
 
     >>> slug("FedSWA (i)"), slug("α=0.5/0.05 5cl")
     ('fedswa-i', 'alpha-0.5-0.05-5cl')
@@ -204,21 +209,23 @@ def slug(text: str) -> str:
 
 
 def _read_paper(name: str) -> Paper:
+    """Read a paper and its tables and figures from its folder."""
     folder = resources.files("fedflat.papers") / "data" / name
-    paper = Paper(name, _checked(PaperFile, f"{name}/paper.yaml", (folder / "paper.yaml").read_text("utf-8")))
+    paper = Paper(name, _validate(PaperFile, f"{name}/paper.yaml", (folder / "paper.yaml").read_text("utf-8")))
     tables = (file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name != "paper.yaml")
-    for table in sorted(tables, key=_order):
-        file = _checked(TableFile, f"{name}/{table}.yaml", (folder / f"{table}.yaml").read_text("utf-8"))
+    for table in sorted(tables, key=_table_order):
+        file = _validate(TableFile, f"{name}/{table}.yaml", (folder / f"{table}.yaml").read_text("utf-8"))
         paper.tables[table] = PaperTable(paper, table, file)
     return paper
 
 
-def _order(table: str) -> tuple[bool, int]:
-    """Tables before figures, each by number."""
+def _table_order(table: str) -> tuple[bool, int]:
+    """Sort key: tables before figures, each by number."""
     return table.startswith("figure"), int(re.sub(r"\D", "", table) or 0)
 
 
-def _checked(kind: type[File], name: str, text: str) -> File:
+def _validate(kind: type[File], name: str, text: str) -> File:
+    """Parse a YAML file of this kind; the error names the first invalid field."""
     values: Any = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     try:
         return kind.model_validate(values)

@@ -1,8 +1,8 @@
 """Numbers as papers print them, and the statistics of a run that they report.
 
->>> read("79.6±0.2")
-Published(text='79.6±0.2', value=79.6, plus_minus=0.2, beyond=False)
->>> read("1000+").beyond, read("N/A").value, read("-") is None
+>>> parse_number("79.6±0.2")
+Published(text='79.6±0.2', value=79.6, plus_minus=0.2, is_bound=False)
+>>> parse_number("1000+").is_bound, parse_number("N/A").value, parse_number("-") is None
 (True, None, True)
 """
 
@@ -15,7 +15,7 @@ from typing import Literal
 from fedflat.errors import UserError, one_of
 from fedflat.text import changed, make, param, parse_one, show
 
-_PRINTED = re.compile(r"(?P<value>[+-]?\d+(?:\.\d+)?)(?:±(?P<spread>\d+(?:\.\d+)?))?(?P<beyond>\+?)")
+_PRINTED = re.compile(r"(?P<value>[+-]?\d+(?:\.\d+)?)(?:±(?P<spread>\d+(?:\.\d+)?))?(?P<bound>\+?)")
 NOT_PRINTED, NOT_AVAILABLE = "-", "N/A"
 
 
@@ -25,22 +25,23 @@ class Published:
 
     text: str
     value: float | None
+    """None if printed as N/A."""
     plus_minus: float | None = None
-    beyond: bool = False
+    is_bound: bool = False
     """Whether only a bound is printed: 1000+ is a target not reached in 1000 rounds."""
 
     @property
     def rounding(self) -> float:
         """Half a unit of the last printed digit.
 
-        >>> read("79.6±0.2").rounding, read("574").rounding
+        >>> parse_number("79.6±0.2").rounding, parse_number("574").rounding
         (0.05, 0.5)
         """
         digits = self.text.partition("±")[0].partition(".")[2].rstrip("+")
         return float(0.5 / 10 ** len(digits))
 
 
-def read(text: str) -> Published | None:
+def parse_number(text: str) -> Published | None:
     """Parse a printed number; None if nothing is printed."""
     if text == NOT_PRINTED:
         return None
@@ -52,8 +53,8 @@ def read(text: str) -> Published | None:
             f"cannot read the printed number '{text}'; "
             "expected 79.6, 79.6±0.2, 1000+, N/A, or - where nothing is printed"
         )
-    spread = match["spread"]
-    return Published(text, float(match["value"]), None if spread is None else float(spread), bool(match["beyond"]))
+    plus_minus = float(match["spread"]) if match["spread"] else None
+    return Published(text, float(match["value"]), plus_minus, is_bound=bool(match["bound"]))
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Statistic:
 
     @property
     def text(self) -> str:
-        """The shortest text that :func:`statistic` reads."""
+        """The shortest text that :func:`parse_statistic` reads."""
         name = next(name for name, kind in STATISTICS.items() if kind is type(self))
         return show(name, changed(self))
 
@@ -99,7 +100,7 @@ class Gain(Statistic):
     of: str = param("", "label of the column to subtract from")
     row: str = param("", "the row whose number in that column is subtracted")
     column: str = param("", "or the label of the column whose number in this row is subtracted")
-    relative: bool = param(False, "in per cent of what is subtracted")
+    relative: bool = param(False, "in per cent of the subtracted number")
 
 
 @dataclass(frozen=True)
@@ -170,10 +171,10 @@ STATISTICS: dict[str, type[Statistic]] = {
 }
 
 
-def statistic(text: str) -> Statistic:
+def parse_statistic(text: str) -> Statistic:
     """Parse a statistic.
 
-    >>> statistic("mean(until=5000)"), statistic("rounds-to(target=0.78)").text
+    >>> parse_statistic("mean(until=5000)"), parse_statistic("rounds-to(target=0.78)").text
     (Mean(rounds=100, until=5000), 'rounds-to(target=0.78)')
     """
     call = parse_one(text)

@@ -32,35 +32,35 @@ class ReproductionScale:
     small: bool = False
     rounds: int | None = None
     folder: Path | None = None
-    """Where datasets lie."""
+    """The folder of the datasets."""
     change: Callable[[Config], Config] = _unchanged
     """Applies the user's settings."""
     changed: tuple[str, ...] = ()
-    """Those settings of the user that change results."""
+    """The user's settings that change results, as ``name=value``."""
     weights: bool = False
     """Whether the user supplies initial weights."""
 
     def of(self, config: Config) -> tuple[Config, tuple[str, ...]]:
-        """A config at this scale, and its stand-ins."""
-        made, stand_ins = small(config, self.folder) if self.small else (config, ())
+        """Return a config at this scale, and its stand-ins."""
+        scaled, stand_ins = small(config, self.folder) if self.small else (config, ())
         if self.rounds is not None:
-            made = made.model_copy(update={"training": made.training.model_copy(update={"rounds": self.rounds})})
+            training = scaled.training.model_copy(update={"rounds": self.rounds})
+            scaled = scaled.model_copy(update={"training": training})
         if self.folder is not None:
-            made = made.model_copy(update={"data": made.data.model_copy(update={"dir": self.folder})})
-        return self.change(made), stand_ins
+            data = scaled.data.model_copy(update={"dir": self.folder})
+            scaled = scaled.model_copy(update={"data": data})
+        return self.change(scaled), stand_ins
 
     def obstacle(self, cell: Cell) -> str:
-        """Why a cell cannot be judged; empty if it can."""
+        """Return why a cell cannot be judged; empty if it can."""
         if self.small:
             return SMALL_SCALE
-        if self._changes(cell):
+        # Statistics of the last model do not depend on how often models are evaluated.
+        uses_last_only = isinstance(cell.statistic, (Last, ModelStatistic))
+        changed = [text for text in self.changed if not (uses_last_only and text.startswith("evaluation.every="))]
+        if changed:
             return "other settings"
         return "other initial weights" if self.weights and not cell.weights else ""
-
-    def _changes(self, cell: Cell) -> list[str]:
-        """The settings that change a cell's number; how often models are evaluated matters only before the last one."""
-        only_last = isinstance(cell.statistic, (Last, ModelStatistic))
-        return [text for text in self.changed if not (only_last and text.startswith("evaluation.every="))]
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class ReproductionPlan:
     """Why a cell cannot be run, by name."""
 
     def runs_of(self, cell: Cell) -> list[list[PlannedExperiment]]:
-        """The runs of a cell, one list per experiment."""
+        """Return the runs of a cell, one list with all seeds per experiment."""
         keys = [_key(self.scale.of(config)[0]) for config in cell.configs]
         return [[run for run in self.runs if run.key == key] for key in keys]
 
@@ -99,68 +99,65 @@ def make_plan(
 ) -> ReproductionPlan:
     """Plan the runs of some cells, and of those that gains are computed from, in folders below ``out``."""
     sources = dict.fromkeys(source for cell in cells for source in table.sources(cell))
-    lacking = {cell.name: reason for cell in sources if (reason := _lacks(cell, scale))}
-    homes = _homes(table.paper, scale)
-    needing: dict[str, list[str]] = {}
-    queries: dict[str, list[ModelQuery]] = {}
-    configs: dict[str, tuple[Config, tuple[str, ...]]] = {}
+    obstacles = {cell.name: _obstacle(cell, scale) for cell in sources}
+    lacking = {name: reason for name, reason in obstacles.items() if reason}
+    configs: dict[str, Config] = {}  # this and the following by key; dictionaries serve as ordered sets
+    cell_names: dict[str, dict[str, None]] = {}
+    stand_ins: dict[str, dict[str, None]] = {}
+    queries: dict[str, dict[ModelQuery, None]] = {}
     for cell in sources:
         for config in cell.configs if cell.name not in lacking else ():
-            scaled, stand_ins = scale.of(config)
+            scaled, replaced = scale.of(config)
             key = _key(scaled)
-            known = configs[key][1] if key in configs else ()
-            configs[key] = (scaled, tuple(dict.fromkeys((*known, *stand_ins))))
-            needing.setdefault(key, []).append(cell.name)
-            queries.setdefault(key, [])
+            configs[key] = scaled
+            cell_names.setdefault(key, {})[cell.name] = None
+            stand_ins.setdefault(key, {}).update(dict.fromkeys(replaced))
+            queries.setdefault(key, {})
             if isinstance(cell.statistic, ModelStatistic):
-                queries[key].append(ModelQuery(cell.statistic, cell.evaluated))
+                queries[key][ModelQuery(cell.statistic, cell.evaluated)] = None
+            if scale.small and isinstance(cell.statistic, Corrupted):
+                stand_ins[key][f"{CORRUPTIONS} for published corruptions"] = None
+    folders = _experiment_folders(table.paper, scale)
     runs = [
         PlannedExperiment(
             config.model_copy(update={"seed": seed}),
-            out / homes[key] / f"seed-{seed}",
+            out / folders[key] / f"seed-{seed}",
             key,
-            tuple(needing[key]),
-            stand_ins + _generated_images(queries[key], scale),
-            tuple(dict.fromkeys(queries[key])),
+            tuple(cell_names[key]),
+            tuple(stand_ins[key]),
+            tuple(queries[key]),
         )
         for seed in seeds
-        for key, (config, stand_ins) in configs.items()
+        for key, config in configs.items()
     ]
     return ReproductionPlan(table, tuple(cells), scale, tuple(seeds), tuple(runs), lacking)
 
 
-def _lacks(cell: Cell, scale: ReproductionScale) -> str:
-    """Why a cell cannot be run; at small scale, stand-ins replace whatever is missing."""
+def _obstacle(cell: Cell, scale: ReproductionScale) -> str:
+    """Return why a cell cannot be run, empty if it can; at small scale, stand-ins replace whatever is missing."""
     if scale.small:
         return ""
-    weights = f"{cell.weights}: supply them with --set init=FILE" if cell.weights and not scale.weights else ""
-    return ", ".join(filter(None, (cell.needs, weights, _missing_images(cell, scale))))
-
-
-def _missing_images(cell: Cell, scale: ReproductionScale) -> str:
-    """The corrupted test images that a cell needs but that are not downloaded."""
-    name = f"{cell.configs[0].data.dataset}_c"
-    missing = isinstance(cell.statistic, Corrupted) and not is_available(name, scale.folder)
-    return f"{name} is not downloaded: fedflat data get {name}" if missing else ""
-
-
-def _generated_images(queries: Sequence[ModelQuery], scale: ReproductionScale) -> tuple[str, ...]:
-    """The stand-in for corrupted test images, if it is used."""
-    used = scale.small and any(isinstance(query.statistic, Corrupted) for query in queries)
-    return (f"{CORRUPTIONS} for published corruptions",) if used else ()
+    obstacles = [cell.needs] if cell.needs else []
+    if cell.weights and not scale.weights:
+        obstacles.append(f"{cell.weights}: supply them with --set init=FILE")
+    corrupted_images = f"{cell.configs[0].data.dataset}_c"
+    if isinstance(cell.statistic, Corrupted) and not is_available(corrupted_images, scale.folder):
+        obstacles.append(f"{corrupted_images} is not downloaded: fedflat data get {corrupted_images}")
+    return ", ".join(obstacles)
 
 
 @cache
-def _homes(paper: Paper, scale: ReproductionScale) -> dict[str, str]:
-    """The folder of every experiment of a paper, independent of the chosen cells, so that tables share their runs."""
-    homes: dict[str, str] = {}
+def _experiment_folders(paper: Paper, scale: ReproductionScale) -> dict[str, str]:
+    """Return the folder of every experiment by key, independent of the chosen cells, so that tables share runs."""
+    folders: dict[str, str] = {}
     for table in paper.tables.values():
         for cell in table.cells.values():
             for config in cell.configs:
                 subfolder = f"/{folder_name(config.algorithm)}" if len(cell.configs) > 1 else ""
-                homes.setdefault(_key(scale.of(config)[0]), f"{table.name}/{cell.name}{subfolder}")
-    return homes
+                folders.setdefault(_key(scale.of(config)[0]), f"{table.name}/{cell.name}{subfolder}")
+    return folders
 
 
 def _key(config: Config) -> str:
+    """Return a text that identifies a config."""
     return config.model_dump_json()

@@ -36,6 +36,7 @@ from fedflat.papers.small import EXAMPLES, corrupted
 FILE = "measured.json"
 """In the folder of a run: all measurements of its models, by name."""
 EVERY_CLIENT = 1_000_000
+"""A number of clients that no dataset exceeds."""
 
 
 class ModelQuery(NamedTuple):
@@ -50,7 +51,7 @@ def measure(record: Record, queries: Iterable[ModelQuery], small: bool = False) 
 
     Args:
         record: the finished run.
-        queries: what to measure.
+        queries: the statistics and the models to measure them on.
         small: whether to use few examples and generated corruptions.
     """
     models = _RunModels(record, small)
@@ -72,6 +73,7 @@ class _RunModels:
     """The models of a run, with earlier measurements."""
 
     def __init__(self, record: Record, small: bool) -> None:
+        """Read earlier measurements from the run's folder; ``small`` as in ``measure``."""
         self.record, self.small = record, small
         self._file: Path | None = record.folder.path / FILE if record.folder else None
         self.stored: dict[str, Any] = {}
@@ -79,78 +81,82 @@ class _RunModels:
             self.stored = json.loads(self._file.read_text(encoding="utf-8"))
 
     def value(self, query: ModelQuery) -> float:
-        """Value of a statistic on a model; measured at most once, then read from the run's stored measurements."""
+        """Return the value of a statistic on a model; measured at most once, then read from the stored measurements."""
         statistic, model = query
         match statistic:
             case Eigenvalue():
                 values = self._spectrum(model, statistic.needed)["eigenvalues"]
                 return float(values[0] if statistic.over is None else values[0] / values[statistic.over - 1])
             case ClientEigenvalue():
-                return float(max(self._cached("curvature of clients", self._clients)["lambda_max"].values()))
+                return float(max(self._cached("curvature of clients", self._client_curvature)["lambda_max"].values()))
             case Corrupted(severity=severity):
                 name = f"severity {severity}, {model}"
-                return float(self._cached(name, lambda: self._corrupted(severity, model))["mean"])
+                return float(self._cached(name, lambda: self._evaluate_corrupted(severity, model))["mean"])
             case OnClients():
-                return float(self._cached(f"clients, {model}", lambda: self._evaluated("clients", model))["mean"])
+                return float(self._cached(f"clients, {model}", lambda: self._evaluate("clients", model))["mean"])
             case Features():
                 return fmean(self._cached(f"features, {model}", lambda: self._features(model)).values())
             case DomainMetric(part=part):
-                domains = self._cached(f"domains, {model}", lambda: self._evaluated("domains", model))
+                domains = self._cached(f"domains, {model}", lambda: self._evaluate("domains", model))
                 if part not in domains:
                     raise UserError(f"the test set has no {part} domain")
                 return float(domains[part][domains["metric"]])
         raise UserError(f"{statistic.text} cannot be measured on a model")
 
     def _cached(
-        self, name: str, make: Callable[[], dict[str, Any]], enough: Callable[[dict[str, Any]], bool] = bool
+        self, name: str, measure: Callable[[], dict[str, Any]], suffices: Callable[[dict[str, Any]], bool] = bool
     ) -> dict[str, Any]:
-        """The stored measurement if it is ``enough``, otherwise a new one."""
-        if not enough(self.stored.get(name, {})):
-            self.stored[name] = make()
+        """Return the stored measurement of this name if it suffices; otherwise measure and store it."""
+        if not suffices(self.stored.get(name, {})):
+            self.stored[name] = measure()
             if self._file is not None:
                 write_whole(self._file, json.dumps(self.stored, indent=1) + "\n")
         return dict(self.stored[name])
 
-    def _measured(self, model: str) -> RunModel:
+    def _open(self, model: str) -> RunModel:
         return open_model(self.record, name=model, device=self.record.config.engine.device)
 
     def _spectrum(self, model: str, needed: int) -> dict[str, Any]:
-        def make() -> dict[str, Any]:
-            (objective,) = self._measured(model).objectives(examples=EXAMPLES if self.small else None)
+        """Compute at least ``needed`` of the largest Hessian eigenvalues of the training loss."""
+
+        def measure_spectrum() -> dict[str, Any]:
+            (objective,) = self._open(model).objectives(examples=EXAMPLES if self.small else None)
             document = spectrum_of(objective, needed, trace_draws=0).document()
             return {name: value for name, value in document.items() if name not in ("trace", "density")}
 
-        return self._cached(f"spectrum, {model}", make, lambda known: len(known.get("eigenvalues", ())) >= needed)
+        def suffices(stored: dict[str, Any]) -> bool:
+            return len(stored.get("eigenvalues", ())) >= needed
 
-    def _clients(self) -> dict[str, Any]:
-        """Curvature of the next cohort's local models, each on its client's data."""
-        server = self._measured("server")
+        return self._cached(f"spectrum, {model}", measure_spectrum, suffices)
+
+    def _client_curvature(self) -> dict[str, Any]:
+        """Measure the curvature of the next cohort's local models, each on its client's data."""
+        server = self._open("server")
         replay = replay_after(server)
         members = replay.clients(None)
         local_models = replay.local_models(members, replay.train(members))
         return FixedSample(server.problem, server.partition, FlatnessSettings()).local_curvature(local_models, members)
 
     def _features(self, model: str) -> dict[str, Any]:
-        """The mean of ||f(x)|| over each client's data."""
-        opened = self._measured(model)
-        return FixedSample(opened.problem, opened.partition, FlatnessSettings(clients=EVERY_CLIENT)).features(
-            opened.state
-        )
+        """Compute the mean of ||f(x)|| over each client's data."""
+        opened, settings = self._open(model), FlatnessSettings(clients=EVERY_CLIENT)
+        return FixedSample(opened.problem, opened.partition, settings).features(opened.state)
 
-    def _evaluated(self, part: str, model: str, **options: Any) -> dict[str, Any]:
+    def _evaluate(self, part: str, model: str, **options: Any) -> dict[str, Any]:
+        """Evaluate a model on a part, e.g. ``clients``; returns its metrics and the name of the primary one."""
         evaluation: Evaluation = evaluate(self.record, model, (part,), **options)
         return {"metric": evaluation.metric, **evaluation[part]}
 
-    def _corrupted(self, severity: int, model: str) -> dict[str, Any]:
+    def _evaluate_corrupted(self, severity: int, model: str) -> dict[str, Any]:
+        """Evaluate a model on corrupted test images: published ones, or generated ones at small scale."""
         data = self.record.config.data
         if self.small:
-            test = self._measured(model).problem.data.test
+            test = self._open(model).problem.data.test
             images = corrupted(test.take(torch.arange(min(EXAMPLES, len(test)))), severity)
+            corruptions = {name: {severity: examples} for name, examples in images.items()}
         else:
-            images = {
-                name: by_severity[severity] for name, by_severity in load_corruptions(data.dataset, data.dir).items()
-            }
-        corruptions = {name: {severity: examples} for name, examples in images.items()}
-        scores = self._evaluated("corruptions", model, corruptions=corruptions)
+            published = load_corruptions(data.dataset, data.dir)
+            corruptions = {name: {severity: by_severity[severity]} for name, by_severity in published.items()}
+        scores = self._evaluate("corruptions", model, corruptions=corruptions)
         # The paper averages over all 19 corruptions, not over the usual 15.
         return {**scores, "mean": fmean(each[scores["metric"]] for each in scores["each"].values())}

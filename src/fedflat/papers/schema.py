@@ -29,13 +29,15 @@ class Rule(PaperData):
 
     def holds(self, words: Words) -> bool:
         """Whether the rule applies to these words."""
-        return all(
-            words.get(name) in (wanted if isinstance(wanted, list) else [wanted]) for name, wanted in self.if_.items()
-        )
+        for name, expected in self.if_.items():
+            allowed = expected if isinstance(expected, list) else [expected]
+            if words.get(name) not in allowed:
+                return False
+        return True
 
 
 class Protocol(PaperData):
-    """How the runs behind some tables were done."""
+    """The experimental setup of the runs behind some tables."""
 
     says: str
     """Summary in one sentence."""
@@ -49,7 +51,7 @@ class Protocol(PaperData):
     seeds: int | None = None
     """Number of seeds over which the paper averages, if stated."""
     assumed: list[str] = []
-    """What the paper does not state, and what is assumed instead."""
+    """Assumptions where the paper is silent."""
 
 
 class Note(PaperData):
@@ -60,7 +62,7 @@ class Note(PaperData):
     kind: str = Field("note", pattern="^(note|misprint|gap|ocr)$")
     """misprint: contradicts the paper itself; gap: missing in our copy of the text; ocr: garbled in our copy."""
     printed: str = ""
-    """What our copy of the text has, where the file holds something else."""
+    """The text of our copy, where the file corrects it."""
     says: str
 
 

@@ -28,11 +28,11 @@ CORRUPTIONS = "generated noise, brightness and contrast"
 
 
 def small(config: Config, folder: Path | None = None) -> tuple[Config, tuple[str, ...]]:
-    """A config at small scale, and its stand-ins as ``"digits for cifar10"``.
+    """Return a config at small scale, and its stand-ins as ``"digits for cifar10"``.
 
     Args:
         config: the experiment of the paper.
-        folder: where datasets lie; those that are available are used.
+        folder: the folder of the datasets; those that are available are used.
     """
     data, model, length = _stand_ins(config, folder)
     is_central = canonical_partition(data.partition) == "centralised"
@@ -41,7 +41,7 @@ def small(config: Config, folder: Path | None = None) -> tuple[Config, tuple[str
     clients_per_round = min(config.federation.clients_per_round, CLIENTS_PER_ROUND)
     if clients is not None and (is_central or full_participation):
         clients_per_round = clients
-    made = config.model_copy(
+    scaled = config.model_copy(
         update={
             "model": model,
             "data": data.model_copy(update={"dir": folder, "clients": clients}),
@@ -51,48 +51,54 @@ def small(config: Config, folder: Path | None = None) -> tuple[Config, tuple[str
             "engine": config.engine.model_copy(update={"workers": 1}),
         }
     )
-    names = ("dataset", "partition", "augmentation")
-    pairs = [(model, config.model), *((getattr(data, name), getattr(config.data, name)) for name in names)]
-    return made, tuple(f"{new} for {old}" for new, old in pairs if new != old)
+    replacements = (
+        (model, config.model),
+        (data.dataset, config.data.dataset),
+        (data.partition, config.data.partition),
+        (data.augmentation, config.data.augmentation),
+    )
+    return scaled, tuple(f"{new} for {old}" for new, old in replacements if new != old)
 
 
 def _stand_ins(config: Config, folder: Path | None) -> tuple[DataSettings, str, dict[str, int]]:
-    """Data, model and length of a run: the paper's dataset if available, otherwise an embedded one."""
+    """Choose data, model and length of a run: the paper's dataset if available, otherwise an embedded one."""
     data, model = config.data, parse(config.model)[0].name
     if is_available(data.dataset, folder):
         return data, SMALLER.get(model, config.model), SHORT
     if model == DENSE:
         dataset = f"{MASKS}(unseen={UNSEEN})" if "unseen" in parse(data.dataset)[0].values else MASKS
         clients = None if data.clients is None else CLIENTS
-        made = data.model_copy(update={"dataset": dataset, "clients": clients})
-        return made, f"{DENSE}(width=0.25,auxiliary=false)", SHORT
+        masks = data.model_copy(update={"dataset": dataset, "clients": clients})
+        return masks, f"{DENSE}(width=0.25,auxiliary=false)", SHORT
     digits = {
         "dataset": DIGITS,
         "clients": CLIENTS,
-        "partition": _partition_of_digits(data.partition),
-        "augmentation": _augmentation_of_digits(data.augmentation),
+        "partition": _digits_partition(data.partition),
+        "augmentation": _digits_augmentation(data.augmentation),
     }
     return data.model_copy(update=digits), DIGITS_MODEL, LONGER
 
 
-def _augmentation_of_digits(text: str) -> str:
-    """The same augmentation, with lengths reduced like the images.
+def _digits_augmentation(text: str) -> str:
+    """Return the same augmentation, with lengths reduced like the images.
 
-    >>> _augmentation_of_digits("crop-flip+cutout(size=8)"), _augmentation_of_digits("none")
+    >>> _digits_augmentation("crop-flip+cutout(size=8)"), _digits_augmentation("none")
     ('crop-flip(padding=1)+cutout(size=2)', 'none')
     """
     if text == "none":
         return text
+    lengths = {"crop-flip": ("padding", 4), "cutout": ("size", 16)}  # parameter and its default
     calls = []
     for call in parse(text):
-        for name, default in {"crop-flip": {"padding": 4}, "cutout": {"size": 16}}.get(call.name, {}).items():
+        if call.name in lengths:
+            name, default = lengths[call.name]
             call.values[name] = max(1, int(str(call.values.get(name, default))) // DIGITS_REDUCTION)
         calls.append(show(call.name, call.values))
     return "+".join(calls)
 
 
-def _partition_of_digits(partition: str) -> str:
-    """The same partition where digits can be partitioned like that, otherwise a similar one."""
+def _digits_partition(partition: str) -> str:
+    """Return the same partition where digits can be partitioned like that, otherwise a similar one."""
     first = parse(partition)[0]
     if first.name in ("natural", "pachinko"):
         return DIGITS_PARTITION
@@ -102,7 +108,7 @@ def _partition_of_digits(partition: str) -> str:
 
 
 def corrupted(examples: Examples, severity: int) -> dict[str, Examples]:
-    """Three synthetic corruptions of uint8 images, keyed by the CIFAR-10-C names they stand in for.
+    """Return three synthetic corruptions of uint8 images, by the CIFAR-10-C names they stand in for.
 
     Args:
         examples: images with pixels from 0 to 255.
@@ -111,10 +117,12 @@ def corrupted(examples: Examples, severity: int) -> dict[str, Examples]:
     images = examples.inputs.float() / 255
     noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(severity))
     centre = images.mean(dim=(1, 2, 3), keepdim=True)
-    changed = {
+    corruptions = {
         "gaussian_noise": images + 0.06 * severity * noise,
         "brightness": images + 0.1 * severity,
         "contrast": centre + (images - centre) * (1 - 0.16 * severity),
     }
-    pixels = {name: (255 * image).round().clamp(0, 255).to(torch.uint8) for name, image in changed.items()}
-    return {name: replace(examples, inputs=image) for name, image in pixels.items()}
+    return {
+        name: replace(examples, inputs=(255 * images).round().clamp(0, 255).to(torch.uint8))
+        for name, images in corruptions.items()
+    }

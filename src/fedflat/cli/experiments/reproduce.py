@@ -314,7 +314,8 @@ def _write_outcomes(
 ) -> None:
     """Write the outcomes of all tables as Markdown and CSV, if requested."""
     from fedflat.experiment.store.files import write_whole
-    from fedflat.papers.document import OUTCOME, SMALL, comma_separated, markdown, outcome_rows, small_rows
+    from fedflat.papers.document import OUTCOME, SMALL, markdown, outcome_rows, small_rows
+    from fedflat.reporting.tables.files import csv_text
 
     columns, cells = (SMALL, small_rows(outcomes)) if small else (OUTCOME, outcome_rows(outcomes))
     columns = ("table", *columns)
@@ -322,4 +323,4 @@ def _write_outcomes(
     if markdown_file is not None:
         write_whole(markdown_file, markdown(columns, rows) + "\n")
     if csv_file is not None:
-        write_whole(csv_file, comma_separated(columns, rows))
+        write_whole(csv_file, csv_text([columns, *rows]))

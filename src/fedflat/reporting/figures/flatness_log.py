@@ -56,8 +56,8 @@ def _reduced(reduce: Callable[[list[float]], float], *path: str) -> Reader:
         values: Any = read_all(entry, model) or []
         if isinstance(values, Mapping):
             values = values.values()
-        known = [value for value in values if value is not None]
-        return reduce(known) if known else None
+        numbers = [value for value in values if value is not None]
+        return reduce(numbers) if numbers else None
 
     return read
 

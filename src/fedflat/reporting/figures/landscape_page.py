@@ -39,10 +39,9 @@ p {{ color: {faint}; }}
 
 def landscape_page(panels: Sequence[Panel], value: str = "train_loss", title: str = "Landscapes") -> str:
     """Render a page with each landscape as a surface and as contours on one scale; lines become curves."""
-    about, parts = landscape_parts(panels, value)
-    return PAGE.format(
-        title=escape(title), about=escape(about), figures="".join(parts), font=FONT, ink=INK, faint=FAINT
-    )
+    note, parts = landscape_parts(panels, value)
+    texts = {"title": escape(title), "about": escape(note), "figures": "".join(parts)}
+    return PAGE.format(**texts, font=FONT, ink=INK, faint=FAINT)
 
 
 def landscape_parts(panels: Sequence[Panel], value: str = "train_loss", library: bool = True) -> tuple[str, list[str]]:

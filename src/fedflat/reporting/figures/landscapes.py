@@ -212,6 +212,7 @@ def _finite(values: Any) -> Any:
 
 
 def _check_dimensions(panels: Sequence[Panel], dimensions: int) -> None:
+    """Reject panels with landscapes of other dimensions, and an empty figure."""
     if not panels:
         raise UserError("no landscape to plot")
     for panel in panels:
@@ -262,6 +263,7 @@ def _add_colour_bar(figure: Figure, axes: Any, scale: LandscapeScale, line: floa
 
 
 def _add_caption(figure: Figure, title: str, notes: str = "") -> None:
+    """Add a title above and notes below the figure, unless they are empty."""
     if title:
         figure.suptitle(title, fontsize=13, fontweight="bold", color=INK, x=0.01, ha="left")
     if notes:

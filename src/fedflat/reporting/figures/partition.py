@@ -120,5 +120,5 @@ def _add_legend(figure: Figure, classes: Sequence[str]) -> None:
 def _class_colours(count: int) -> list[tuple[float, float, float]]:
     """Return the first ``count`` colours out of the palette, followed by a lighter version of each."""
     palette = [to_rgb(colour) for colour in COLOURS]
-    lighter = [(0.45 * r + 0.55, 0.45 * g + 0.55, 0.45 * b + 0.55) for r, g, b in palette]
+    lighter = [(0.45 * red + 0.55, 0.45 * green + 0.55, 0.45 * blue + 0.55) for red, green, blue in palette]
     return (palette + lighter)[:count]

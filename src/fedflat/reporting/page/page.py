@@ -90,6 +90,7 @@ def report_page(
 
 @cache
 def _template() -> Template:
+    """Load the page's template; a misspelt variable is an error."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -243,8 +244,8 @@ def write_report(
     require_evaluations(document)
     create_folder(out)
     landscapes = [landscapes_of(group) for group in group_runs(gathered.records, apart)]
-    made = f"fedflat {__version__} on {date.today().isoformat()}"
-    write_whole(out / "report.html", report_page(document, title, landscapes, made))
+    version = f"fedflat {__version__} on {date.today().isoformat()}"
+    write_whole(out / "report.html", report_page(document, title, landscapes, version))
     write_whole(out / "values.csv", values_csv(document))
     for number, section in enumerate(document["sections"], 1):
         suffix = f"-{number}" if len(document["sections"]) > 1 else ""
