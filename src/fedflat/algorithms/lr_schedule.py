@@ -93,6 +93,7 @@ class Cyclic(LrSchedule):
     start: float = param(0.75, "fraction of the rounds after which cycles begin", low=0, high=1)
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
+        """eta_t of a cycle, or eta before the cycles begin; both times decay^t."""
         q = (round % self.length + 1) / self.length
         cyclic_lr = (1 - q) * schedule.lr + q * self.low
         has_begun = (round >= rounds_before(self.start, schedule.rounds)) & (self.length > 1)
@@ -121,6 +122,7 @@ class Poly(LrSchedule):
     span: Literal["run", "round"] = param("run", "decay over the whole run, or anew in every round")
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
+        """eta decay^t (1 - progress)^power, where progress is the finished fraction of the run or of the round."""
         progress = step / steps
         if self.span == "run":
             progress = (round + progress) / schedule.rounds

@@ -91,6 +91,7 @@ class Adaptive(Sgd, ABC):
     )
 
     def on_server(self) -> Fields:
+        """The moments m and v, and the number of rounds t for bias correction."""
         start = self.tau**2 if self.v_init is None else self.v_init
         return (
             vector("m", sent=False, momentum="descent"),
@@ -107,6 +108,7 @@ class Adaptive(Sgd, ABC):
         return v
 
     def step(self, x: Tensor, q: Tensor, state: State) -> tuple[Tensor, State]:
+        """Update the moments m and v, then x <- x + server_lr m / (sqrt(v) + tau)."""
         m = self.beta1 * state["m"] + (1 - self.beta1) * q
         squared = q**2 if self.second_moment_of == "displacement" else m**2
         v = self.second_moment(state["v"], squared)

@@ -85,6 +85,7 @@ class Dyn(Drift):
         )
 
     def evaluated(self, server: State) -> State:
+        """The means of the cohort's and of all clients' local models, before the dual is added."""
         models = {}
         if self.dual_scope == "all":
             models["active mean"] = server["active"]

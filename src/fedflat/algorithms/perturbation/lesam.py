@@ -63,6 +63,7 @@ class Lesam(Perturbation):
         return {"offset": self.rho * direction}
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
+        """The offset that ``begin`` computed for the whole round."""
         if self.rho == 0:
             return None, {}
         return ctx.local["offset"], {}

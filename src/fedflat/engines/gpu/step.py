@@ -76,6 +76,7 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor", st
     def advance(
         local: LocalState, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
     ) -> StepResult:
+        """One local step without changes in place."""
         batch = problem.batch(positions, draws)
         passes: list[PassResult] = []
 
@@ -95,6 +96,7 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor", st
     def step_with_fallback(
         local: LocalState, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
     ) -> StepResult:
+        """The compiled step, or the eager one for smaller batches and once compilation has failed."""
         nonlocal is_usable
         arguments = (local, positions, draws, statistics, integers)
         if is_usable is False or len(positions) < training.plan.batch_size:  # other sizes would be compiled anew

@@ -101,6 +101,7 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save for ``backward`` what it needs of the inputs of ``forward``."""
         image, weight, _, padding_rows = inputs
         ctx.save_for_backward(image, weight)
         ctx.padding_rows = padding_rows
@@ -132,6 +133,7 @@ class _MaxPool(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save for ``backward`` what it needs of the inputs of ``forward``."""
         image, window_height, window_width = inputs
         ctx.save_for_backward(image)
         ctx.window = window_height, window_width

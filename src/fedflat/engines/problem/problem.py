@@ -66,6 +66,7 @@ class Problem:
     compiled_size: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        """Move model and data to the device, and derive the layouts of flat vectors from the model."""
         self.model.to(self.device, self.dtype)
         self.data = replace(self.data, train=move_examples(self.data.train, self.device))
         self.held_out = {name: move_examples(examples, self.device) for name, examples in self.held_out.items()}

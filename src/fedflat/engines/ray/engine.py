@@ -275,6 +275,7 @@ class RayEngine:
             transferred, transfers = self.states.request_transfers(clients, home, broadcast, state_bytes)
 
         def arguments(worker: WorkerHandle, with_state: bool) -> tuple[Any, ...]:
+            """Arguments for ``worker``; another one than planned, or one that lacks states, is sent all states."""
             uses_transfers = worker is home and not with_state
             dispatched = []
             for client in clients:
@@ -300,6 +301,8 @@ class RayEngine:
         clients = [context.cohort[row] for row in rows]
 
         def retrain() -> tuple[WorkerHandle, Arrays]:
+            """Train the clients again from their previous states; returns the worker and the new states as rows."""
+
             def arguments(worker: WorkerHandle, with_state: bool) -> tuple[Any, ...]:
                 broadcast = context.broadcast
                 dispatched = [self.states.dispatch(client, worker, broadcast, None, True) for client in clients]

@@ -90,6 +90,7 @@ class StateCache:
         return state
 
     def _drop(self, key: tuple[str, int]) -> None:
+        """Remove an entry, if it exists."""
         if key in self._entries:
             _, state = self._entries.pop(key)
             self._bytes -= bytes_of(state)
