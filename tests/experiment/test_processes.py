@@ -91,7 +91,9 @@ def test_side_by_side_is_as_in_a_row(tmp_path: Path) -> None:
     assert [(r.config.algorithm, r.config.seed) for r in beside] == [(r.config.algorithm, r.config.seed) for r in row]
     for one, other in zip(row, beside, strict=True):
         assert one.config == other.config and one.history == other.history and one.status == other.status == "finished"
-        assert other.own == {"data": None, "model": None, "task": None} and list(one.models) == list(other.models)
+        assert other.user_objects == {"data": None, "model": None, "task": None} and list(one.models) == list(
+            other.models
+        )
         for name, model in one.models.items():
             assert torch.equal(model.weights, other.models[name].weights)
     for name in (
@@ -189,7 +191,7 @@ def test_own_data_travels() -> None:
     }
     one, two = (fedflat.compare(["fedavg"], jobs=jobs, **settings) for jobs in (1, 2))
     assert [r.history for r in one.records] == [r.history for r in two.records]
-    assert two.records[0].own["data"] is own
+    assert two.records[0].user_objects["data"] is own
 
 
 TINY = """

@@ -116,7 +116,7 @@ class Result:
         """
         name = require_model(self.record, name)
         tensors = self._tensors(name, rounds, dataset, network)
-        network = network or self.record.own.get("model")
+        network = network or self.record.user_objects.get("model")
         if network is None and is_user_supplied(self.config.model):
             raise UserError(
                 f"this run used a user-supplied model ({self.config.model}); pass it again: result.model(network=...)"
@@ -186,7 +186,7 @@ class Result:
 
     def _dataset(self, dataset: Dataset | None) -> Dataset:
         """Return the run's dataset: the given one, the user-supplied one, or the one that the config names."""
-        dataset, name = dataset or self.record.own.get("data"), self.config.data.dataset
+        dataset, name = dataset or self.record.user_objects.get("data"), self.config.data.dataset
         if dataset is None and is_user_supplied(name):
             raise UserError(f"this run used a user-supplied dataset ({name}); pass it again: dataset=...")
         return dataset or load(name, self.config.data.dir)

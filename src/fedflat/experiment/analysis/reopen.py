@@ -43,11 +43,11 @@ def reopen(
     """
     config = config or record.config
     if dataset is None:
-        dataset = record.own.get("data")
+        dataset = record.user_objects.get("data")
     if network is None:
-        network = record.own.get("model")
+        network = record.user_objects.get("model")
     if task is None:
-        task = record.own.get("task")
+        task = record.user_objects.get("task")
     for user_object, name, argument in ((dataset, config.data.dataset, "dataset"), (network, config.model, "network")):
         if user_object is None and is_user_supplied(name):
             raise UserError(

@@ -308,14 +308,15 @@ def _warnings_sent(send: Callable[[object], None]) -> Iterator[None]:
 def _as_message(record: Record) -> Record:
     """The record to send: arrays replace tensors, whose memory would be shared with a child that is about to exit."""
     models = {name: _map_tensors(model, lambda tensor: tensor.cpu().numpy()) for name, model in record.models.items()}
-    return replace(record, models=models, folder=None, own={})
+    return replace(record, models=models, folder=None, user_objects={})
 
 
 def _from_message(record: Record, task: RunTask) -> Record:
     """The inverse of ``_as_message``; folder and user-supplied objects are the task's."""
     models = {name: _map_tensors(model, torch.from_numpy) for name, model in record.models.items()}
     user_objects = {name: (task.user_objects or {}).get(name) for name in ("data", "model", "task")}
-    return replace(record, models=models, folder=RunFolder(task.folder) if task.folder else None, own=user_objects)
+    folder = RunFolder(task.folder) if task.folder else None
+    return replace(record, models=models, folder=folder, user_objects=user_objects)
 
 
 def _map_tensors(model: ModelState, function: Callable[[Any], Any]) -> ModelState:

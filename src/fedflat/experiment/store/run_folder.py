@@ -291,7 +291,7 @@ class Record:
     models: dict[str, ModelState] = field(repr=False)
     """The final models by name; empty if they are only on disk."""
     folder: RunFolder | None = None
-    own: dict[str, Any] = field(default_factory=dict, repr=False)
+    user_objects: dict[str, Any] = field(default_factory=dict, repr=False)
     """User-supplied ``data``, ``model`` and ``task``, while the run is in memory."""
     statistics: dict[int, Tensor] = field(default_factory=dict, repr=False)
     """BatchNorm statistics of each participating client, if clients keep them and the run is in memory."""
