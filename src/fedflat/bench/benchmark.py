@@ -1,11 +1,11 @@
-"""Measure contenders against each other; the result is plain values."""
+"""Measure contenders against each other: on a GPU one by one, on a CPU in turns. The result is plain values."""
 
 from __future__ import annotations
 
 import datetime
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -21,18 +21,19 @@ from fedflat.processes import available_cores
 from fedflat.text import parse
 
 FORMAT = 1
-TURN = 5
+ROUNDS_PER_TURN = 5
 """Measured rounds per turn on a CPU, after one that does not count."""
 COUNTED_ROUNDS = 5
 """Rounds over which samples are counted."""
 PLAIN, NONE = "plain", "none"
-QUIET = 0.1
+MAX_OTHER_LOAD = 0.1
 """Largest share of the cores that other processes may use during a turn that counts."""
-ENOUGH = 3
+MIN_QUIET_TURNS = 3
 """Number of quiet turns from which the others are discarded."""
 PRECISIONS = ("float32", "tf32", "bf16")
 ENGINES = ("auto", "loop", "lanes", "ray")
 Tell = Callable[[str], None]
+"""Shows a line of text on progress."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,9 @@ class Request:
     def check(self) -> None:
         """Raise a ``UserError`` for a request that cannot be measured."""
         setting = self.setting
-        for kind, names, known in (
-            ("precision", self.precisions, PRECISIONS),
-            ("engine", self.engines, ENGINES),
-            ("contender", self.against, (PLAIN, *OTHERS, NONE)),
-        ):
-            for name in names:
-                if name not in known:
-                    raise one_of(kind, name, known)
+        _require_known("precision", self.precisions, PRECISIONS)
+        _require_known("engine", self.engines, ENGINES)
+        _require_known("contender", self.against, (PLAIN, *OTHERS, NONE))
         lower = [precision for precision in self.precisions if precision != "float32"]
         if lower and not setting.on_gpu:
             raise UserError(f"--precision {lower[0]} needs a GPU; use float32 on the CPU")
@@ -75,13 +71,13 @@ class Request:
     def contenders(self) -> list[Contender]:
         """Everything to measure, in the order of the table."""
         setting, clients = self.setting, self.clients[0]
+        default_engine = "lanes" if setting.on_gpu else "loop"
         contenders: list[Contender] = []
-        for number in self.clients:
-            for precision in self.precisions:
-                for engine in self.engines:
-                    shown = engine if engine != "auto" else "lanes" if setting.on_gpu else "loop"
-                    for text in self.algorithms:
-                        contenders.append(Fedflat(setting, canonical(algorithm(text)), precision, shown, number))
+        for number, precision, engine, text in itertools.product(
+            self.clients, self.precisions, self.engines, self.algorithms
+        ):
+            resolved_engine = default_engine if engine == "auto" else engine
+            contenders.append(Fedflat(setting, canonical(algorithm(text)), precision, resolved_engine, number))
         if PLAIN in self.against:
             contenders += [Plain(setting, precision=precision, clients=clients) for precision in self.precisions]
         contenders += [other(setting, clients=clients) for other in self._others() if other.installed()]
@@ -94,6 +90,7 @@ class Request:
         return contenders
 
     def _others(self) -> list[type[Other]]:
+        """The requested simulators, installed or not."""
         return [OTHERS[name] for name in self.against if name in OTHERS]
 
     def notes(self) -> list[str]:
@@ -103,6 +100,13 @@ class Request:
             for other in self._others()
             if not other.installed()
         ]
+
+
+def _require_known(kind: str, names: Sequence[str], known: Sequence[str]) -> None:
+    """Raise a ``UserError`` for the first name that is not known."""
+    for name in names:
+        if name not in known:
+            raise one_of(kind, name, known)
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,9 @@ def benchmark(request: Request, command: str, tell: Tell) -> dict[str, Any]:
         reason = next(note for note in notes if note.startswith(Fedflat.name))
         raise UserError(f"nothing could be measured: {reason}")
     samples = {clients: samples_per_round(request.setting, clients) for clients in request.clients}
-    setting = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(request.setting).items()}
+    setting = asdict(request.setting)
+    if request.setting.data_dir is not None:
+        setting["data_dir"] = str(request.setting.data_dir)
     return {
         "format": FORMAT,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -173,18 +179,23 @@ def samples_per_round(setting: BenchmarkSetting, clients: int) -> float:
 
 
 def row(result: ContenderResult, results: Sequence[ContenderResult], samples: float) -> dict[str, Any]:
-    """One row of the table; ratios are medians over rounds measured side by side."""
+    """One row of the table; ratios are medians over rounds measured side by side.
+
+    Args:
+        result: the contender of the row.
+        results: all contenders.
+        samples: training samples per round of this contender.
+    """
     contender, setting = result.contender, result.contender.setting
-    comparable = [r for r in results if r.contender.precision == contender.precision] or list(results)
-    compiled = isinstance(contender, Fedflat) and setting.on_gpu and setting.compiled(contender.engine)
-    bounds = [(r.contender.compiled, r) for r in comparable if isinstance(r.contender, SpeedBound)]
-    bound = dict(reversed(bounds)).get(compiled, bounds[0][1] if bounds else None)
-    plain = next((r for r in comparable if isinstance(r.contender, Plain)), None)
+    comparable = [other for other in results if other.contender.precision == contender.precision] or list(results)
+    plain = next((other for other in comparable if isinstance(other.contender, Plain)), None)
+    bound = _bound_for(contender, comparable)
     is_bound = isinstance(contender, SpeedBound)
-    cores = 1 if setting.on_gpu else available_cores()
     # Clients with less data than a batch see fewer samples than the bound.
     samples_of_bound = setting.clients_per_round * setting.batch_size * setting.local_steps
     samples = float(samples_of_bound) if is_bound else samples
+    # On a CPU the bound uses one core, but stands for a perfect use of all of them.
+    cores = 1 if setting.on_gpu else available_cores()
     seconds = result.median / (cores if is_bound else 1)
     share = None
     if bound is not None and result is not bound:
@@ -207,23 +218,34 @@ def row(result: ContenderResult, results: Sequence[ContenderResult], samples: fl
     }
 
 
-def ratio(one: ContenderResult, other: ContenderResult) -> float:
-    """How many times longer ``one`` takes than ``other``: the median over rounds measured side by side."""
-    return median(a / b for a, b in zip(one.seconds, other.seconds, strict=True))
+def _bound_for(contender: Contender, results: Sequence[ContenderResult]) -> ContenderResult | None:
+    """The first bound that is compiled if the contender is, or else the first bound; None without any."""
+    setting = contender.setting
+    is_compiled = isinstance(contender, Fedflat) and setting.on_gpu and setting.compiled(contender.engine)
+    bounds = [result for result in results if isinstance(result.contender, SpeedBound)]
+    for bound in bounds:
+        if isinstance(bound.contender, SpeedBound) and bound.contender.compiled == is_compiled:
+            return bound
+    return bounds[0] if bounds else None
+
+
+def ratio(numerator: ContenderResult, denominator: ContenderResult) -> float:
+    """The seconds of one contender divided by those of another: the median over rounds measured side by side."""
+    return median(a / b for a, b in zip(numerator.seconds, denominator.seconds, strict=True))
 
 
 def _one_by_one(request: Request, tell: Tell, notes: list[str]) -> list[ContenderResult]:
     """Measure each contender alone; ``request.together`` of them set up at the same time."""
     results = []
-    waiting = request.contenders()
-    while waiting:
-        group, waiting = waiting[: request.together], waiting[request.together :]
-        performers = [Performer(contender) for contender in group]
+    contenders = request.contenders()
+    for start in range(0, len(contenders), request.together):
+        performers = [Performer(contender) for contender in contenders[start : start + request.together]]
         try:
             for performer in performers:
                 tell(f"{performer.contender}: setting up")
-                performer.begin(1)
-            for performer, first in [(performer, performer.done()) for performer in performers]:
+                performer.start_rounds(1)
+            first_rounds = [performer.wait_for_rounds() for performer in performers]  # all before any is measured
+            for performer, first in zip(performers, first_rounds, strict=True):
                 result = _measure_alone(performer, first, request, notes, tell)
                 if result is not None:
                     results.append(result)
@@ -237,15 +259,17 @@ def _measure_alone(
     performer: Performer, first: RoundTimes | Failed, request: Request, notes: list[str], tell: Tell
 ) -> ContenderResult | None:
     """Measure a contender that has done its first round; None if it fails."""
-    set_up = _warmed_up(performer, first, request, notes, tell)
-    if set_up is None:
+    first_seconds = _warm_up(performer, first, request, notes, tell)
+    if first_seconds is None:
         return None
     tell(f"{performer.contender}: measuring {request.rounds} rounds")
     times = performer.rounds(request.rounds)
     if isinstance(times, Failed):
         _note_failure(performer.contender, times, notes, tell)
         return None
-    result = ContenderResult(performer.contender, times.seconds, set_up, times.device_bytes, performer.host_bytes())
+    result = ContenderResult(
+        performer.contender, times.seconds, first_seconds, times.device_bytes, performer.host_bytes()
+    )
     tell(f"{performer.contender}: {result.median:.4g} s per round")
     return result
 
@@ -254,60 +278,79 @@ def _in_turns(request: Request, tell: Tell, notes: list[str]) -> list[ContenderR
     """Measure all contenders in turns, so that other load affects all alike; the others are paused meanwhile."""
     performers = [Performer(contender) for contender in request.contenders()]
     try:
-        first: dict[int, float] = {}
-        for index, performer in enumerate(performers):
+        first_seconds: dict[Performer, float] = {}
+        for performer in performers:
             tell(f"{performer.contender}: setting up")
-            set_up = _warmed_up(performer, performer.rounds(1), request, notes, tell)
-            if set_up is not None:
-                first[index] = set_up
+            seconds = _warm_up(performer, performer.rounds(1), request, notes, tell)
+            if seconds is not None:
+                first_seconds[performer] = seconds
             performer.pause()
-        seconds: dict[int, list[list[float]]] = {index: [] for index in first}
-        loads: list[float] = []
-        turns = [min(TURN, request.rounds - before) for before in range(0, request.rounds, TURN)]
-        for turn, rounds in enumerate(turns if seconds else (), 1):
-            tell(f"measuring turn {turn} of {len(turns)}")
-            load = Load()
-            for index in list(seconds):
-                times = _one_turn(performers[index], rounds)
-                if isinstance(times, Failed):
-                    _note_failure(performers[index].contender, times, notes, tell)
-                    del seconds[index]
-                else:
-                    seconds[index].append(times.seconds)
-            loads.append(load.share_of_others())
+        seconds_by_turn, loads = _take_turns(list(first_seconds), request.rounds, notes, tell)
         counted = quiet_turns(loads)
         _note_load(loads, counted, notes, tell)
         for performer in performers:
-            performer.pause(False)
+            performer.resume()
         results = []
-        for index, by_turn in seconds.items():
-            performer, counting = performers[index], [s for turn in counted for s in by_turn[turn]]
-            results.append(ContenderResult(performer.contender, counting, first[index], None, performer.host_bytes()))
+        for performer, turns in seconds_by_turn.items():
+            seconds_per_round = list(itertools.chain.from_iterable(turns[turn] for turn in counted))
+            first, memory = first_seconds[performer], performer.host_bytes()
+            results.append(ContenderResult(performer.contender, seconds_per_round, first, None, memory))
         return results
     finally:
         for performer in performers:
             performer.end()
 
 
-def _one_turn(performer: Performer, rounds: int) -> RoundTimes | Failed:
+def _take_turns(
+    performers: Sequence[Performer], rounds: int, notes: list[str], tell: Tell
+) -> tuple[dict[Performer, list[list[float]]], list[float]]:
+    """Let paused contenders do ``rounds`` rounds each, a few at a time.
+
+    Returns:
+        The seconds of every round by contender and turn, without contenders that failed; and the load by other
+        processes in every turn, as a share of all cores.
+    """
+    seconds: dict[Performer, list[list[float]]] = {performer: [] for performer in performers}
+    loads: list[float] = []
+    starts = range(0, rounds, ROUNDS_PER_TURN)
+    for turn, start in enumerate(starts, 1):
+        if not seconds:
+            break
+        tell(f"measuring turn {turn} of {len(starts)}")
+        load = Load()
+        for performer in list(seconds):
+            times = _take_turn(performer, min(ROUNDS_PER_TURN, rounds - start))
+            if isinstance(times, Failed):
+                _note_failure(performer.contender, times, notes, tell)
+                del seconds[performer]
+            else:
+                seconds[performer].append(times.seconds)
+        loads.append(load.share_of_others())
+    return seconds, loads
+
+
+def _take_turn(performer: Performer, rounds: int) -> RoundTimes | Failed:
     """Some rounds of one contender; a first one, which warms the caches, does not count."""
-    performer.pause(False)
-    warm_up = performer.rounds(1)
-    times = warm_up if isinstance(warm_up, Failed) else performer.rounds(rounds)
+    performer.resume()
+    times = performer.rounds(1)
+    if not isinstance(times, Failed):
+        times = performer.rounds(rounds)
     performer.pause()
     return times
 
 
-def _warmed_up(
+def _warm_up(
     performer: Performer, first: RoundTimes | Failed, request: Request, notes: list[str], tell: Tell
 ) -> float | None:
     """Let a contender warm up after its first round; returns the seconds of that round, or None if it failed."""
-    warm_up = performer.rounds(request.warm_up) if not isinstance(first, Failed) and request.warm_up else first
-    for answer in (first, warm_up):
-        if isinstance(answer, Failed):
-            _note_failure(performer.contender, answer, notes, tell)
+    if isinstance(first, Failed):
+        _note_failure(performer.contender, first, notes, tell)
+        return None
+    if request.warm_up:
+        warm_up = performer.rounds(request.warm_up)
+        if isinstance(warm_up, Failed):
+            _note_failure(performer.contender, warm_up, notes, tell)
             return None
-    assert not isinstance(first, Failed)
     return first.seconds[0]
 
 
@@ -317,17 +360,18 @@ def quiet_turns(loads: Sequence[float]) -> list[int]:
     >>> quiet_turns([0.0, 0.9, 0.02, 0.5, 0.1]), quiet_turns([0.5, 0.0])
     ([0, 2, 4], [0, 1])
     """
-    quiet = [turn for turn, load in enumerate(loads) if load <= QUIET]
-    return quiet if len(quiet) >= ENOUGH else list(range(len(loads)))
+    quiet = [turn for turn, load in enumerate(loads) if load <= MAX_OTHER_LOAD]
+    return quiet if len(quiet) >= MIN_QUIET_TURNS else list(range(len(loads)))
 
 
 def _note_load(loads: Sequence[float], counted: Sequence[int], notes: list[str], tell: Tell) -> None:
+    """Add a note if other processes disturbed the measurement; ``counted`` are the turns that count."""
     if len(counted) < len(loads):
         notes.append(
             f"{len(counted)} of {len(loads)} turns count: during the others, "
-            f"other processes used more than {QUIET:.0%} of the cores"
+            f"other processes used more than {MAX_OTHER_LOAD:.0%} of the cores"
         )
-    elif max((loads[turn] for turn in counted), default=0.0) > QUIET:
+    elif max((loads[turn] for turn in counted), default=0.0) > MAX_OTHER_LOAD:
         notes.append(f"other processes used {median(loads):.0%} of the cores; measure again on an idle machine")
     else:
         return

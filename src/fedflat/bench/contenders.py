@@ -1,4 +1,4 @@
-"""fedflat itself, the plain loop, and the bound."""
+"""Contenders of this package: fedflat itself, a plain PyTorch loop, and a bound on the speed of any simulator."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Fedflat(Contender):
 
 
 class StageCallback(Callback):
-    """Tells the stage when a round is done."""
+    """Reports every completed round to the stage."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -76,14 +76,14 @@ class SpeedBound(Contender):
             stage.round_done()
 
     def step(self, config: Config) -> Callable[[], None]:
-        """A training step on a constant batch; on a GPU a CUDA graph."""
+        """Build a function that does one training step on a constant batch; on a GPU it replays a CUDA graph."""
         problem, _ = build_problem(config, data=self.setting.load_data())
         on_gpu = problem.device.type == "cuda"
         model = problem.model.train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if self.compiled and on_gpu:
             model = with_gpu_layers(model)  # as the lanes engine does, so that the bound is no slower
-        weights = [p.detach().clone().requires_grad_() for p in model.parameters() if p.requires_grad]
-        names = [name for name, p in model.named_parameters() if p.requires_grad]
+        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        weights = [parameter.detach().clone().requires_grad_() for parameter in trained.values()]
         size = self.setting.clients_per_round * self.setting.batch_size
         batch = problem.data.train.take(torch.arange(size, device=problem.device) % len(problem.data.train))
         inputs = problem.normalised(batch.inputs).to(problem.dtype)
@@ -91,7 +91,7 @@ class SpeedBound(Contender):
 
         def loss_of(weights: list[Tensor]) -> Tensor:
             with torch.autocast(problem.device.type, torch.bfloat16, enabled=use_bf16):
-                output = functional_call(model, dict(zip(names, weights, strict=True)), (inputs,))
+                output = functional_call(model, dict(zip(trained, weights, strict=True)), (inputs,))
                 return F.cross_entropy(output.to(problem.dtype), batch.targets)
 
         loss = torch.compile(loss_of) if self.compiled else loss_of
@@ -101,11 +101,11 @@ class SpeedBound(Contender):
             with torch.no_grad():
                 torch._foreach_sub_(weights, [self.setting.lr * gradient for gradient in gradients])
 
-        return captured(step) if on_gpu else step
+        return capture(step) if on_gpu else step
 
 
-def captured(step: Callable[[], None]) -> Any:
-    """Capture a step as a CUDA graph; the result replays it."""
+def capture(step: Callable[[], None]) -> Any:
+    """Capture a step as a CUDA graph; returns a function that replays it."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -48,7 +48,7 @@ def host_memory(root: int) -> int | None:
     if not sys.platform.startswith("linux"):
         return None
     private, shared = 0, 0
-    for pid in family(root):
+    for pid in with_descendants(root):
         status = _memory_status(pid)
         if "VmHWM" in status:
             private += status["VmHWM"] - status.get("RssFile", 0) - status.get("RssShmem", 0)
@@ -67,64 +67,73 @@ class Load:
         before, now = self._before, self._ticks()
         if before is None or now is None or now[0] <= before[0]:
             return 0.0
-        total, busy, own = (after - earlier for after, earlier in zip(now, before, strict=True))
-        return max(0.0, (busy - own) / total)
+        total, busy, used_here = (after - earlier for after, earlier in zip(now, before, strict=True))
+        return max(0.0, (busy - used_here) / total)
 
     def _ticks(self) -> tuple[int, int, int] | None:
         """Clock ticks of all cores: in total, not idle, and used by this process and its descendants."""
         if not sys.platform.startswith("linux"):
             return None
-        ticks = [int(word) for word in (PROC / "stat").read_text().split("\n", 1)[0].split()[1:9]]
+        first_line = (PROC / "stat").read_text().splitlines()[0]  # cpu user nice system idle iowait irq softirq steal
+        ticks = [int(word) for word in first_line.split()[1:9]]
         idle = ticks[3] + ticks[4]
-        return sum(ticks), sum(ticks) - idle, sum(_used(PROC / str(pid)) for pid in family(os.getpid()))
+        used_here = sum(_used_ticks(PROC / str(pid)) for pid in with_descendants(os.getpid()))
+        return sum(ticks), sum(ticks) - idle, used_here
 
 
-def pause(root: int, paused: bool) -> None:
+def set_paused(root: int, paused: bool) -> None:
     """Stop or continue a process and its descendants; does nothing except on Linux."""
     if not sys.platform.startswith("linux"):
         return
-    for pid in family(root):
+    for pid in with_descendants(root):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGSTOP if paused else signal.SIGCONT)
 
 
-def family(root: int) -> list[int]:
+def with_descendants(root: int) -> list[int]:
     """Process ids of a process and its descendants."""
     parents = {int(path.name): _parent(path) for path in PROC.iterdir() if path.name.isdigit()}
     pids = [root]
-    for pid in pids:
+    for pid in pids:  # the list grows while it is traversed
         pids += [child for child, parent in parents.items() if parent == pid]
     return pids
 
 
 def _parent(process: Path) -> int:
-    return int((_stat(process) or ["", "0"])[1])
+    """The process id of a process's parent; 0 if it has exited."""
+    fields = _stat(process)
+    return int(fields[1]) if fields else 0
 
 
-def _used(process: Path) -> int:
-    """Clock ticks used by a process and by children that it has waited for."""
+def _used_ticks(process: Path) -> int:
+    """Clock ticks used by a process and by children that it has waited for (utime, stime, cutime and cstime)."""
     return sum(int(word) for word in _stat(process)[11:15])
 
 
 def _stat(process: Path) -> list[str]:
-    """The fields of ``/proc/PID/stat`` after the process's name."""
+    """The fields of ``/proc/PID/stat`` after the process's name: state, parent, ...; empty if it has exited."""
     try:
         return (process / "stat").read_text().rpartition(")")[2].split()
-    except OSError:  # it has exited meanwhile
+    except OSError:
         return []
 
 
 def _memory_status(pid: int) -> dict[str, int]:
-    """The entries of ``/proc/PID/status`` about memory, in bytes."""
+    """The entries of ``/proc/PID/status`` about memory, in bytes; empty if the process has exited."""
     try:
         lines = (PROC / str(pid) / "status").read_text().splitlines()
     except OSError:
         return {}
-    pairs = (line.partition(":")[::2] for line in lines)
-    return {name: int(value.split()[0]) * 1024 for name, value in pairs if value.endswith("kB")}
+    sizes = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        if value.endswith("kB"):
+            sizes[name] = int(value.split()[0]) * 1024
+    return sizes
 
 
 def _processor() -> str:
+    """The name of the processor, or its architecture."""
     cpuinfo = PROC / "cpuinfo"
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

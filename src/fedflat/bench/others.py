@@ -33,8 +33,8 @@ class Other(Contender):
 
 
 @lru_cache(maxsize=1)
-def loop_of(contender: Other) -> PlainLoop:
-    """The data, partition and training function, which a worker process keeps from one client to the next."""
+def plain_loop(contender: Other) -> PlainLoop:
+    """Build the data, partition and training function; cached, so that a worker process does so only once."""
     torch.set_num_threads(1)
     setting = contender.setting
     config = setting.config(contender.algorithm, contender.precision, "loop", contender.clients)
@@ -67,20 +67,20 @@ class Flower(Other):
         def train(message: Message, context: Context) -> Message:
             number = int(message.content["config"]["server-round"]) - 1
             received = message.content["arrays"].to_torch_state_dict()
-            state, samples = loop_of(self).train(received, int(context.node_config["partition-id"]), number)
+            state, samples = plain_loop(self).train(received, int(context.node_config["partition-id"]), number)
             sent = {"arrays": ArrayRecord(state), "metrics": MetricRecord({"num-examples": samples})}
             return Message(RecordDict(sent), reply_to=message)
 
         class StagedFedAvg(FedAvg):  # type: ignore[misc, unused-ignore]
-            """FedAvg that tells the stage when a round is done."""
+            """FedAvg that reports every completed round to the stage."""
 
             def aggregate_train(self, server_round: int, replies: Any) -> Any:
                 received = list(replies)
                 errors = [str(reply.error.reason) for reply in received if reply.has_error()]
-                if errors or len(received) != setting.clients_per_round:
-                    raise RuntimeError(
-                        errors[0] if errors else f"{len(received)} of {setting.clients_per_round} clients answered"
-                    )
+                if errors:
+                    raise RuntimeError(errors[0])
+                if len(received) != setting.clients_per_round:
+                    raise RuntimeError(f"{len(received)} of {setting.clients_per_round} clients answered")
                 combined = super().aggregate_train(server_round, received)
                 stage.round_done()
                 return combined
@@ -94,7 +94,7 @@ class Flower(Other):
                 min_available_nodes=self.clients,
             )
             try:
-                strategy.start(grid=grid, initial_arrays=ArrayRecord(loop_of(self).state), num_rounds=ROUNDS)
+                strategy.start(grid=grid, initial_arrays=ArrayRecord(plain_loop(self).state), num_rounds=ROUNDS)
             except Enough:  # from stage.round_done: all rounds are timed
                 return
             except Exception as error:  # Flower would only log it
@@ -133,9 +133,9 @@ class Pfl(Other):
         from pfl.model.pytorch import PyTorchModel
 
         logging.getLogger("pfl").setLevel(logging.CRITICAL)
-        loop, setting = loop_of(self), self.setting
-        cohort: list[int] = []
-        done = [0]  # rounds
+        loop, setting = plain_loop(self), self.setting
+        remaining_cohort: list[int] = []
+        rounds_done = 0
 
         class PflNetwork(torch.nn.Module):
             """The model with the loss and metrics that pfl expects."""
@@ -154,20 +154,23 @@ class Pfl(Other):
                 return {"loss": Weighted(float(self.loss(inputs, targets).detach()) * len(inputs), len(inputs))}
 
         class StageTrainingCallback(TrainingProcessCallback):  # type: ignore[misc, unused-ignore]
-            """Tells the stage when a round is done."""
+            """Reports every completed round to the stage."""
 
             def after_central_iteration(self, metrics: Any, model: Any, *, central_iteration: int) -> tuple[bool, Any]:
-                done[0] += 1
+                nonlocal rounds_done
+                rounds_done += 1
                 stage.round_done()
                 return False, Metrics()
 
         def next_user() -> int:
-            if not cohort:
-                cohort.extend(loop.cohort(done[0]))
-            return cohort.pop(0)
+            """The next client of the current round's cohort."""
+            if not remaining_cohort:
+                remaining_cohort.extend(loop.cohort(rounds_done))
+            return remaining_cohort.pop(0)
 
         def dataset(client: int) -> Any:
-            inputs, targets = zip(*loop.batches(loop.partition.clients[client], client, done[0]), strict=True)
+            """All batches of a client in the current round, as one dataset."""
+            inputs, targets = zip(*loop.batches(loop.partition.clients[client], client, rounds_done), strict=True)
             return PyTorchTensorDataset((torch.cat(inputs), torch.cat(targets)), user_id=str(client))
 
         network, users = PflNetwork(), FederatedDataset(dataset, next_user)

@@ -73,13 +73,21 @@ class PlainLoop:
         return model.to(self.problem.device, self.problem.dtype)
 
     def batches(self, indices: np.ndarray, client: int, number: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The augmented batches of a client in round ``number``: inputs and targets."""
+        """Yield the augmented batches of a client in round ``number``, as inputs and targets.
+
+        Args:
+            indices: the client's examples, as rows of the training set.
+            client: the client's number.
+            number: the round's number.
+        """
         problem, seed = self.problem, self.config.seed
         batches = self._plan.batches(seed, number, client, len(indices))
         rng = generator(seed, "augment", number, client)
         draws = problem.augmentation.draw(rng, len(batches), self._plan.batch_size, problem.data.input_shape)
-        for k, positions in enumerate(batches):
-            chosen = torch.from_numpy(indices[positions]).to(problem.device)
-            raw, targets = self._train.inputs[chosen], self._train.targets[chosen]
-            draw = {name: values[k].to(problem.device) for name, values in draws.items()}
-            yield problem.augmentation.inputs(raw, draw, problem.data.mean, problem.data.std, problem.dtype), targets
+        for step, positions in enumerate(batches):
+            rows = torch.from_numpy(indices[positions]).to(problem.device)
+            draw = {name: values[step].to(problem.device) for name, values in draws.items()}
+            inputs = problem.augmentation.inputs(
+                self._train.inputs[rows], draw, problem.data.mean, problem.data.std, problem.dtype
+            )
+            yield inputs, self._train.targets[rows]

@@ -103,16 +103,17 @@ class BenchmarkSetting:
         return self.device != "cpu" and torch.cuda.is_available()
 
     def compiled(self, engine: str) -> bool:
-        """Whether an engine compiles its steps."""
-        lanes = engine == "lanes" or (engine == "auto" and self.on_gpu)
-        return self.compile == "on" or (self.compile == "auto" and self.on_gpu and lanes)
+        """Whether an engine compiles its steps; with ``compile="auto"``, only lanes on a GPU do."""
+        if self.compile != "auto":
+            return self.compile == "on"
+        return self.on_gpu and engine in ("lanes", "auto")
 
 
 def plan_of(config: Config) -> Plan:
-    """The batches of every client."""
+    """The plan that draws the batches of every client, as a run of ``config`` does."""
     return Plan(config.training.batch_size, config.training.local_epochs, config.training.local_steps)
 
 
 def sampler_of(config: Config, clients: int) -> Sampler:
-    """The cohorts."""
+    """The sampler that draws the cohorts among ``clients`` clients, as a run of ``config`` does."""
     return Sampler(clients, min(config.federation.clients_per_round, clients))

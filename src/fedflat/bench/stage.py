@@ -15,20 +15,20 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
-from fedflat.bench.machine import host_memory, pause
+from fedflat.bench.machine import host_memory, set_paused
 from fedflat.bench.setting import BenchmarkSetting
 from fedflat.errors import UserError
 from fedflat.processes import ChildDied, ChildProcess, close_children
 
 PATIENCE = 20.0
 """Seconds that a contender has to exit by itself."""
-MOST_LETTERS = 300
-"""Longest part of an unexpected error that is reported."""
+MAX_ERROR_LENGTH = 300
+"""Characters of an unexpected error that are reported."""
 
 
 @dataclass(frozen=True)
 class Contender(ABC):
-    """A way to do the rounds of a setting."""
+    """An implementation of federated rounds that can be measured."""
 
     setting: BenchmarkSetting
     algorithm: str = "fedavg"
@@ -72,10 +72,10 @@ class Stage:
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self._wait()
+        self._wait_for_request()
 
-    def _wait(self) -> None:
-        """Wait for the next request; raises ``Enough`` if there is none."""
+    def _wait_for_request(self) -> None:
+        """Wait until a number of rounds is requested; raises ``Enough`` if there is no further request."""
         try:
             self._requested = int(self._pipe.recv())
         except EOFError:
@@ -84,21 +84,22 @@ class Stage:
             raise Enough
         self._start_time = time.perf_counter()
         self._end_times: list[float] = []
-        self._start_event = _event() if _on_gpu() else None
+        self._start_event = _recorded_event() if _on_gpu() else None
         self._events: list[torch.cuda.Event] = []
 
     def round_done(self) -> None:
         """Record the end of a round; the time of the first includes the set-up."""
         if _on_gpu():
-            self._events.append(_event())
+            self._events.append(_recorded_event())
             if len(self._events) == self._requested:
                 torch.cuda.synchronize()
         self._end_times.append(time.perf_counter() - self._start_time)
         if len(self._end_times) == self._requested:
             self._pipe.send(RoundTimes(self._seconds(), torch.cuda.max_memory_reserved() if _on_gpu() else None))
-            self._wait()
+            self._wait_for_request()
 
     def _seconds(self) -> list[float]:
+        """The duration of every round of the current request."""
         if self._start_event is None:
             return [end - start for start, end in itertools.pairwise([0.0, *self._end_times])]
         events = [self._start_event, *self._events]
@@ -106,17 +107,19 @@ class Stage:
 
 
 def _on_gpu() -> bool:
+    """Whether this process has used a GPU so far."""
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
-def _event() -> torch.cuda.Event:
+def _recorded_event() -> torch.cuda.Event:
+    """An event at the current end of the GPU's queue."""
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
 
 
 class Performer:
-    """A contender in its process."""
+    """A contender in its own process, seen from the process that measures."""
 
     def __init__(self, contender: Contender) -> None:
         self.contender = contender
@@ -125,24 +128,28 @@ class Performer:
 
     def rounds(self, count: int) -> RoundTimes | Failed:
         """Do ``count`` rounds and wait for the times."""
-        self.begin(count)
-        return self.done()
+        self.start_rounds(count)
+        return self.wait_for_rounds()
 
-    def begin(self, count: int) -> None:
+    def start_rounds(self, count: int) -> None:
         """Start ``count`` rounds without waiting."""
         self._child.send(count)
 
-    def done(self) -> RoundTimes | Failed:
-        """Wait for the rounds that were begun."""
+    def wait_for_rounds(self) -> RoundTimes | Failed:
+        """Wait for the rounds that were started."""
         try:
             answer: RoundTimes | Failed = self._child.receive()
         except ChildDied as death:
             return Failed(str(death))
         return answer
 
-    def pause(self, paused: bool = True) -> None:
-        """Stop the contender's processes while another is measured, or continue them."""
-        pause(self._child.pid, paused)
+    def pause(self) -> None:
+        """Stop the contender's processes while another contender is measured."""
+        set_paused(self._child.pid, True)
+
+    def resume(self) -> None:
+        """Continue the contender's processes."""
+        set_paused(self._child.pid, False)
 
     def host_bytes(self) -> int | None:
         """Peak memory of the contender's processes."""
@@ -150,11 +157,12 @@ class Performer:
 
     def end(self) -> None:
         """End the contender's process."""
-        self.pause(False)
+        self.resume()
         close_children([self._child], PATIENCE)
 
 
 def _perform(pipe: Connection, contender: Contender) -> None:
+    """Main function of a contender's process: do rounds on request and send their times, or the reason of a failure."""
     try:
         contender.perform(Stage(pipe))
         failure = Failed("stopped too early")
@@ -165,7 +173,7 @@ def _perform(pipe: Connection, contender: Contender) -> None:
     except torch.OutOfMemoryError:
         failure = Failed("ran out of GPU memory; lower --clients-per-round or --batch-size, or choose a smaller model")
     except Exception as error:  # a contender that breaks must not stop the others
-        failure = Failed(f"broke: {type(error).__name__}: {' '.join(str(error).split())[:MOST_LETTERS]}")
+        failure = Failed(f"broke: {type(error).__name__}: {' '.join(str(error).split())[:MAX_ERROR_LENGTH]}")
     try:
         pipe.send(failure)
     except ConnectionError:

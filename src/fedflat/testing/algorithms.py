@@ -17,10 +17,11 @@ from fedflat.testing.broken import Broken
 from fedflat.testing.quadratics import Quadratics, Trajectory, run_rounds
 
 EXACT, CLOSE = 1e-12, 1e-9
+"""Largest differences between numbers that are the same computation, and between equivalent computations."""
 COHORTS = ([0, 2], [1, 3], [0, 1, 3], [2], [0, 1, 2, 3], [1, 2])
 """Cohorts of different sizes."""
 ROUNDS_TO_APPROACH, ROUNDS_TO_CONVERGE = 40, 100
-"""Sufficient on quadratics."""
+"""Rounds that suffice on quadratics."""
 Check = Callable[[Algorithm], str | None]
 """Returns why the property does not hold, or None if it does."""
 
@@ -60,21 +61,27 @@ def check_algorithm(
         at_limit = _with_parameters(tested, limits)
         checks[f"at {shown} it is {canonical(target)}"] = lambda _: _difference(at_limit, target, Quadratics(), COHORTS)
     for identity, check in checks.items():
-        if reason := check(tested):
+        reason = check(tested)
+        if reason:
             raise Broken(name, identity, reason)
     return list(checks)
 
 
 def _name(tested: Algorithm) -> str:
-    specs = [getattr(tested, slot) for slot in SLOTS if getattr(tested, slot) != getattr(Algorithm(), slot)]
-    return "+".join(part_name(spec) or type(spec).__name__ for spec in specs) or "fedavg"
+    """A name for messages: the parts that differ from FedAvg."""
+    specs = [getattr(tested, slot) for slot in SLOTS]
+    defaults = [getattr(Algorithm(), slot) for slot in SLOTS]
+    changed = [spec for spec, default in zip(specs, defaults, strict=True) if spec != default]
+    return "+".join(part_name(spec) or type(spec).__name__ for spec in changed) or "fedavg"
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
+    """The largest absolute difference between two vectors."""
     return float((a - b).abs().max())
 
 
-def _everyone(quadratics: Quadratics, rounds: int) -> list[list[int]]:
+def _full_participation(quadratics: Quadratics, rounds: int) -> list[list[int]]:
+    """Cohorts of all clients in every round."""
     return [list(range(quadratics.clients))] * rounds
 
 
@@ -84,6 +91,7 @@ def _difference(a: Algorithm, b: Algorithm, quadratics: Quadratics, cohorts: Seq
 
 
 def _models_differ(a: Trajectory, b: Trajectory) -> str | None:
+    """How the server models of two trajectories differ, or None if they agree."""
     for round, (x, y) in enumerate(zip(a.x, b.x, strict=True)):
         if _distance(x, y) > CLOSE:
             return f"after round {round} the models differ by {_distance(x, y):.3g}"
@@ -91,32 +99,37 @@ def _models_differ(a: Trajectory, b: Trajectory) -> str | None:
 
 
 def _state_is_declared(tested: Algorithm) -> str | None:
+    """Check that client state and messages have the declared names and shapes."""
     quadratics = Quadratics()
     try:
         outcome = run_rounds(tested, quadratics, [[0, 1]]).outcomes[0]
-    except KeyError as missing:
-        return f"{missing} is kept or sent but not declared by on_client() or sends()"
+    except KeyError as undeclared:
+        return f"{undeclared} is kept or sent but not declared by on_client() or sends()"
     for declared, states in (
         (tested.client_fields(), outcome.clients[0].state),
         (tested.message_fields(), outcome.means),
     ):
-        for full_name, field in flat_fields(declared).items():
-            value = flat_state(states).get(full_name)
+        values = flat_state(states)
+        for name, field in flat_fields(declared).items():
             expected = (quadratics.size,) if field.vector else ()
-            if value is None or tuple(value.shape) != expected:
-                actual = "missing" if value is None else f"of shape {tuple(value.shape)}"
-                return f"{full_name} is {actual}; expected shape {expected}"
+            if name not in values:
+                return f"{name} is missing; expected shape {expected}"
+            if tuple(values[name].shape) != expected:
+                return f"{name} is of shape {tuple(values[name].shape)}; expected shape {expected}"
     return None
 
 
 def _is_deterministic(tested: Algorithm) -> str | None:
-    first, second = (run_rounds(tested, Quadratics(), COHORTS).x[-1] for _ in range(2))
+    """Check that two runs with the same seed end with the same model."""
+    first = run_rounds(tested, Quadratics(), COHORTS).x[-1]
+    second = run_rounds(tested, Quadratics(), COHORTS).x[-1]
     if torch.equal(first, second):
         return None
     return f"two runs with the same seed differ by {_distance(first, second):.3g}; does a slot draw random numbers?"
 
 
 def _stays_finite(tested: Algorithm) -> str | None:
+    """Check that no server model overflows."""
     for round, x in enumerate(run_rounds(tested, Quadratics(), COHORTS * 5, lr=0.01).x):
         if not bool(x.isfinite().all()):
             return f"they are not after round {round}, at lr=0.01"
@@ -124,20 +137,22 @@ def _stays_finite(tested: Algorithm) -> str | None:
 
 
 def _engines_agree(tested: Algorithm) -> str | None:
+    """Check that the CPU's and the GPU's engine compute the same models."""
     loop = run_rounds(tested, Quadratics(), COHORTS)
     return _models_differ(loop, run_rounds(tested, Quadratics(), COHORTS, engine=LaneEngine))
 
 
 def _order_is_irrelevant(tested: Algorithm) -> str | None:
-    forward, backward = (
-        run_rounds(tested, Quadratics(), [cohort[::step] for cohort in COHORTS]).x[-1] for step in (1, -1)
-    )
+    """Check that reversing every cohort does not change the model."""
+    forward = run_rounds(tested, Quadratics(), COHORTS).x[-1]
+    backward = run_rounds(tested, Quadratics(), [cohort[::-1] for cohort in COHORTS]).x[-1]
     if _distance(forward, backward) <= CLOSE:
         return None
     return f"in reverse order the model differs by {_distance(forward, backward):.3g}"
 
 
 def _states_are_independent(tested: Algorithm) -> str | None:
+    """Check that a client's state depends neither on rounds without it nor on the other participants."""
     trajectory = run_rounds(tested, Quadratics(), COHORTS)
     for round, cohort in enumerate(COHORTS):
         for number, state in trajectory.states[round].items():
@@ -145,16 +160,18 @@ def _states_are_independent(tested: Algorithm) -> str | None:
             unchanged = all(torch.equal(value, after[key]) for key, value in flat_state(state).items())
             if number not in cohort and not unchanged:
                 return f"the state of client {number} changed in round {round}, in which it did not participate"
-    if tested.drift.full_gradient == "common":
+    if tested.drift.full_gradient == "common":  # which the whole cohort computes
         return None
-    alone, together = (run_rounds(tested, Quadratics(), [cohort]).states[1][0] for cohort in ([0], [0, 1, 2]))
-    for key, value in flat_state(alone).items():
-        if _distance(value, flat_state(together)[key]) > EXACT:
+    alone = flat_state(run_rounds(tested, Quadratics(), [[0]]).states[1][0])
+    together = flat_state(run_rounds(tested, Quadratics(), [[0, 1, 2]]).states[1][0])
+    for key, value in alone.items():
+        if _distance(value, together[key]) > EXACT:
             return f"{key} of client 0 depends on the other participants"
     return None
 
 
 def _descends(tested: Algorithm) -> str | None:
+    """Check that the loss of a single client decreases."""
     quadratics = Quadratics(clients=1)
     losses = [quadratics.value(x) for x in run_rounds(tested, quadratics, [[0]] * 40, steps=2, lr=0.02).x]
     if losses[-1] < losses[0]:
@@ -166,9 +183,11 @@ def _descends(tested: Algorithm) -> str | None:
 
 
 def _approaches_optimum(tested: Algorithm) -> str | None:
+    """Check that the model comes closer to the minimiser of the clients' mean loss."""
     quadratics = Quadratics()
-    x = run_rounds(tested, quadratics, _everyone(quadratics, ROUNDS_TO_APPROACH), lr=0.1).x
-    before, after = (_distance(point, quadratics.optimum()) for point in (x[0], x[-1]))
+    models = run_rounds(tested, quadratics, _full_participation(quadratics, ROUNDS_TO_APPROACH), lr=0.1).x
+    before = _distance(models[0], quadratics.optimum())
+    after = _distance(models[-1], quadratics.optimum())
     if after < before:
         return None
     return (
@@ -184,11 +203,11 @@ def _perturbations_ascend(tested: Algorithm) -> str | None:
     points: list[Tensor] = []
     loss_and_gradient = problem.loss_and_gradient
 
-    def recorded(vector: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
+    def record_point(vector: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
         points.append(vector.clone())
         return loss_and_gradient(vector, *rest)  # type: ignore[arg-type]
 
-    problem.loss_and_gradient = recorded  # type: ignore[method-assign, assignment]
+    problem.loss_and_gradient = record_point  # type: ignore[method-assign, assignment]
     quadratics.problem = lambda: problem  # type: ignore[method-assign]
     run_rounds(tested, quadratics, [[0]], steps=1)
     iterate, perturbed = quadratics.value(points[0]), quadratics.value(points[-1])
@@ -201,18 +220,20 @@ def _perturbations_ascend(tested: Algorithm) -> str | None:
 
 
 def _equals_fedavg(tested: Algorithm) -> str | None:
+    """Check that an algorithm equals FedAvg if all clients have the same loss."""
     quadratics = Quadratics(alike=True)
-    difference = _difference(tested, Algorithm(), quadratics, _everyone(quadratics, 10))
-    return difference and f"{difference}, although there is no drift to correct"
+    difference = _difference(tested, Algorithm(), quadratics, _full_participation(quadratics, 10))
+    return None if difference is None else f"{difference}, although there is no drift to correct"
 
 
 def _finds_optimum(tested: Algorithm) -> str | None:
+    """Check that an algorithm ends much closer to the joint optimum than FedAvg, which drifts."""
     quadratics = Quadratics()
-    everyone = _everyone(quadratics, ROUNDS_TO_CONVERGE)
-    final, fedavg = (
-        _distance(run_rounds(method, quadratics, everyone, steps=3, lr=0.1).x[-1], quadratics.optimum())
-        for method in (tested, Algorithm())
-    )
+    cohorts = _full_participation(quadratics, ROUNDS_TO_CONVERGE)
+    final_model = run_rounds(tested, quadratics, cohorts, steps=3, lr=0.1).x[-1]
+    fedavg_model = run_rounds(Algorithm(), quadratics, cohorts, steps=3, lr=0.1).x[-1]
+    final = _distance(final_model, quadratics.optimum())
+    fedavg = _distance(fedavg_model, quadratics.optimum())
     if final < 0.05 * fedavg:
         return None
     return (
@@ -222,14 +243,16 @@ def _finds_optimum(tested: Algorithm) -> str | None:
 
 
 def _with_parameters(tested: Algorithm, values: Mapping[str, float]) -> Algorithm:
-    slots = {slot: getattr(tested, slot) for slot in SLOTS}
-    for key, value in values.items():
-        owners = [slot for slot, spec in slots.items() if key in {field.name for field in fields(spec)}]
-        if not owners:
-            raise one_of("parameter", key, sorted({field.name for spec in slots.values() for field in fields(spec)}))
-        for slot in owners:
-            slots[slot] = replace(slots[slot], **{key: value})
-    return replace(tested, **slots)
+    """A copy of an algorithm with some parameters changed, in every slot that has them."""
+    specs = {slot: getattr(tested, slot) for slot in SLOTS}
+    names = {slot: {field.name for field in fields(spec)} for slot, spec in specs.items()}
+    for name, value in values.items():
+        slots = [slot for slot in SLOTS if name in names[slot]]
+        if not slots:
+            raise one_of("parameter", name, set().union(*names.values()))
+        for slot in slots:
+            specs[slot] = replace(specs[slot], **{name: value})
+    return replace(tested, **specs)
 
 
 ALWAYS: dict[str, Check] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -50,17 +51,18 @@ def check_dataset(data: Dataset | Callable[[], Dataset], *, linear: bool = True)
 
 
 def _checks(data: Dataset, source: Dataset | Callable[[], Dataset], linear: bool) -> Iterator[tuple[str, str]]:
-    """Property, and why it does not hold; an empty reason means that it does."""
+    """Yield every property, with the reason why it does not hold; empty if it does."""
     shared = _hashes(data.train) & _hashes(data.test)
     yield "no training example is in the test set", f"{len(shared)} of {len(data.test)} inputs are" if shared else ""
-    trained, tested = (_classes(part.targets, data.num_classes) for part in (data.train, data.test))
+    trained = _classes(data.train.targets, data.num_classes)
+    tested = _classes(data.test.targets, data.num_classes)
     absent = [data.classes[label] for label in range(data.num_classes) if label not in trained]
     yield "every class has training examples", f"none for {', '.join(absent[:5])}" if absent else ""
     unseen = sorted(tested - trained)
     reason = f"class {data.classes[unseen[0]]} occurs only in the test set" if unseen else ""
     yield "test classes occur in the training set", reason
     if data.train.inputs.dtype == torch.uint8:
-        yield "mean and std match the training pixels", _statistics(data)
+        yield "mean and std match the training pixels", _wrong_statistics(data)
     if data.train.groups is not None:
         yield "every natural client has examples", _empty_group(data.train.groups)
     yield "it can be partitioned", _unassigned(data)
@@ -72,33 +74,40 @@ def _checks(data: Dataset, source: Dataset | Callable[[], Dataset], linear: bool
 
 
 def _hashes(examples: Examples) -> set[bytes]:
+    """A hash of every input."""
     return {hashlib.blake2b(row.numpy().tobytes(), digest_size=16).digest() for row in examples.inputs}
 
 
 def _classes(targets: Tensor, classes: int) -> set[int]:
+    """The classes that occur, without ``IGNORED``, which marks unlabelled pixels unless it is itself a class."""
     return {int(label) for label in np.unique(targets) if int(label) != IGNORED or classes > IGNORED}
 
 
-def _statistics(data: Dataset) -> str:
-    for name, declared, actual in zip(
-        ("mean", "std"), (data.mean, data.std), channel_statistics(data.train.inputs), strict=True
-    ):
-        if max(abs(a - b) for a, b in zip(declared, actual, strict=True)) > TOLERANCE:
-            declared_text, actual_text = (", ".join(f"{v:.3f}" for v in values) for values in (declared, actual))
+def _wrong_statistics(data: Dataset) -> str:
+    """Which of mean and std differs from that of the training pixels; empty if neither does."""
+    mean, std = channel_statistics(data.train.inputs)
+    for name, declared, actual in (("mean", data.mean, mean), ("std", data.std, std)):
+        if not np.allclose(declared, actual, rtol=0, atol=TOLERANCE):
+            declared_text = ", ".join(f"{value:.3f}" for value in declared)
+            actual_text = ", ".join(f"{value:.3f}" for value in actual)
             return f"{name} is {declared_text}, but the pixels have {actual_text} (on the scale from 0 to 1)"
     return ""
 
 
 def _empty_group(groups: Tensor) -> str:
+    """Which natural client has no examples; empty if all have some."""
     sizes = np.bincount(groups.numpy()) if int(groups.min()) >= 0 else np.zeros(1)
     empty = np.flatnonzero(sizes == 0)
     return f"client {empty[0]} has none; number clients 0, 1, ... without gaps" if len(empty) else ""
 
 
 def _unassigned(data: Dataset) -> str:
+    """Which partition does not assign every training example; empty if all do."""
     train = data.train
-    for text in ["iid", *(["natural"] if train.groups is not None else [])]:
-        clients = None if text == "natural" else min(10, len(train))
+    partitions: dict[str, int | None] = {"iid": min(10, len(train))}
+    if train.groups is not None:
+        partitions["natural"] = None
+    for text, clients in partitions.items():
         partition = make_partition(text, train.targets, data.num_classes, clients, 0, groups=train.groups)
         assigned = sum(map(len, partition.clients))
         if assigned != len(train):
@@ -109,9 +118,10 @@ def _unassigned(data: Dataset) -> str:
 def _shuffled_labels(data: Dataset) -> str:
     """Empty if a linear model fits the true labels better than shuffled ones."""
     sample = np.unique(np.linspace(0, len(data.train) - 1, MAX_EXAMPLES).astype(np.int64))
-    mean, std = (torch.tensor(values) for values in (data.mean, data.std))
+    mean, std = torch.tensor(data.mean), torch.tensor(data.std)
     inputs = normalise(data.train.inputs[torch.from_numpy(sample)], mean, std, torch.float32).flatten(1)
-    inputs, targets = inputs[:, :: -(-inputs.shape[1] // MAX_FEATURES)], data.train.targets[sample]
+    inputs = inputs[:, :: math.ceil(inputs.shape[1] / MAX_FEATURES)]
+    targets = data.train.targets[sample]
     rng = np.random.default_rng(0)
     shuffled = min(
         _linear_loss(inputs, targets[rng.permutation(len(targets))], data.num_classes) for _ in range(SHUFFLES)
@@ -127,10 +137,11 @@ def _shuffled_labels(data: Dataset) -> str:
 
 @torch.no_grad()
 def _linear_loss(inputs: Tensor, targets: Tensor, classes: int) -> float:
-    """Training loss of a linear classifier after ``STEPS`` gradient steps of the largest stable size."""
-    inputs = torch.cat([inputs, torch.ones(len(inputs), 1)], 1)
-    weights, wanted = torch.zeros(inputs.shape[1], classes), nn.functional.one_hot(targets, classes)
+    """Training loss of a linear classifier after ``STEPS`` gradient steps, each small enough not to overshoot."""
+    inputs = torch.cat([inputs, torch.ones(len(inputs), 1)], 1)  # the last feature is the bias
+    weights, one_hot = torch.zeros(inputs.shape[1], classes), nn.functional.one_hot(targets, classes)
+    # One over ||inputs||^2 / (2 n), a bound on the Hessian's largest eigenvalue.
     lr = 2 * len(inputs) / float(torch.linalg.matrix_norm(inputs, 2)) ** 2
     for _ in range(STEPS):
-        weights -= lr * inputs.T @ ((inputs @ weights).softmax(1) - wanted) / len(inputs)
+        weights -= lr * inputs.T @ ((inputs @ weights).softmax(1) - one_hot) / len(inputs)
     return float(nn.functional.cross_entropy(inputs @ weights, targets))

@@ -16,6 +16,7 @@ from fedflat.testing.broken import Broken
 FAILURES = (RuntimeError, ValueError, IndexError)
 """What torch raises for inputs that a model cannot process."""
 TOLERANCE = 1e-4
+"""Largest difference between logits that should be equal."""
 
 
 def check_model(model: nn.Module, input_shape: tuple[int, ...], classes: int, *, batch: int = 4) -> list[str]:
@@ -56,23 +57,24 @@ def check_model(model: nn.Module, input_shape: tuple[int, ...], classes: int, *,
 
 
 def _checks(model: nn.Module, input_shape: tuple[int, ...], classes: int, batch: int) -> Iterator[tuple[str, str]]:
-    """Property, and why it does not hold; an empty reason means that it does."""
+    """Yield every property, with the reason why it does not hold; empty if it does."""
     torch.default_generator.manual_seed(0)
     inputs, targets = torch.randn(batch, *input_shape), torch.arange(batch) % classes
     model.eval()
     with torch.no_grad():
         output, again = model(inputs), model(inputs)
     shape = tuple(output.shape) if isinstance(output, Tensor) else f"a {type(output).__name__}"
-    right = shape == (batch, classes)
-    yield "one row of logits per example", "" if right else f"the output is {shape}, expected {(batch, classes)}"
-    same = torch.equal(output, again)
-    yield "evaluation is deterministic", "" if same else "two passes differ; is something random in evaluation mode?"
+    has_right_shape = shape == (batch, classes)
+    reason = "" if has_right_shape else f"the output is {shape}, expected {(batch, classes)}"
+    yield "one row of logits per example", reason
+    is_same = torch.equal(output, again)
+    yield "evaluation is deterministic", "" if is_same else "two passes differ; is something random in evaluation mode?"
     yield "examples are scored independently", _batch_dependence(model, inputs, output)
 
     layout = Layout.of_parameters(model)
     yield "some parameters are trainable", "" if layout.size else "no parameter has requires_grad"
-    weights = layout.flatten({key: p.detach() for key, p in model.named_parameters()})
-    buffers = {key: b.clone() for key, b in model.named_buffers()}
+    weights = layout.flatten({key: parameter.detach() for key, parameter in model.named_parameters()})
+    buffers = {key: buffer.clone() for key, buffer in model.named_buffers()}
     restored = functional_call(model, {**layout.views(weights), **buffers}, (inputs,)).detach()
     error = float((restored - output).abs().max())
     reason = "" if error < TOLERANCE else f"from a flat vector the output differs by {error:.3g}"
@@ -104,11 +106,12 @@ def _batch_dependence(model: nn.Module, inputs: Tensor, output: Tensor) -> str:
 def _gradient(
     model: nn.Module, layout: Layout, weights: Tensor, buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor
 ) -> Tensor:
+    """The gradient of the cross-entropy at flat weights, shape (P,)."""
+
     def loss(point: Tensor) -> Tensor:
-        copies = {key: value.clone() for key, value in buffers.items()}
-        return nn.functional.cross_entropy(
-            functional_call(model, {**layout.views(point), **copies}, (inputs,)), targets
-        )
+        copies = {key: value.clone() for key, value in buffers.items()}  # training mode changes BatchNorm's buffers
+        logits = functional_call(model, {**layout.views(point), **copies}, (inputs,))
+        return nn.functional.cross_entropy(logits, targets)
 
     gradient: Tensor = torch.func.grad(loss)(weights)
     return gradient

@@ -48,21 +48,23 @@ def check_partition(
 def _checks(
     partition: PartitionFunction, labels: npt.NDArray[np.int64], clients: int, covers: bool
 ) -> Iterator[tuple[str, bool, str]]:
-    """Property, whether it holds, and the reason to report if it does not."""
+    """Yield every property, whether it holds, and the reason to report if it does not."""
     original, examples = labels.copy(), len(labels)
-    indices, again, other = (list(partition(labels, clients, seed)) for seed in (0, 0, 1))
+    indices = list(partition(labels, clients, 0))
+    repeated = list(partition(labels, clients, 0))
+    other_seed = list(partition(labels, clients, 1))
     yield "the number of clients is as requested", len(indices) == clients, f"{len(indices)} instead of {clients}"
-    empty = [number for number, mine in enumerate(indices) if not len(mine)]
+    empty = [client for client, rows in enumerate(indices) if not len(rows)]
     yield "no client is empty", not empty, f"clients {empty[:5]} have no examples"
-    assigned = np.concatenate([np.asarray(mine) for mine in indices])
+    assigned = np.concatenate([np.asarray(rows) for rows in indices])
     low, high, distinct = assigned.min(), assigned.max(), len(np.unique(assigned))
     yield "indices are within the data", bool(low >= 0 and high < examples), f"{low} to {high} of {examples}"
     duplicates = len(assigned) - distinct
     yield "no example is assigned twice", not duplicates, f"{duplicates} are"
     if covers:
         yield "every example is assigned", distinct == examples, f"{examples - distinct} of {examples} are not"
-    same = all(np.array_equal(a, b) for a, b in zip(indices, again, strict=True))
-    yield "the same seed gives the same partition", same, "two calls with seed 0 differ"
-    differs = any(not np.array_equal(np.sort(a), np.sort(b)) for a, b in zip(indices, other, strict=False))
-    yield "another seed gives another partition", differs, "seeds 0 and 1 give the same one"
+    is_same = len(indices) == len(repeated) and all(map(np.array_equal, indices, repeated))
+    yield "the same seed gives the same partition", is_same, "two calls with seed 0 differ"
+    is_other = not all(map(np.array_equal, map(np.sort, indices), map(np.sort, other_seed)))
+    yield "another seed gives another partition", is_other, "seeds 0 and 1 give the same one"
     yield "labels are not modified", np.array_equal(labels, original), "they were changed in place"

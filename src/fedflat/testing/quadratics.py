@@ -33,9 +33,9 @@ class QuadraticModel(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """The value of each quadratic at x."""
         size = len(self.x)
-        matrices, centres = inputs[:, : size**2], inputs[:, size**2 :]
-        off = self.x - centres
-        return 0.5 * torch.einsum("np,npq,nq->n", off, matrices.reshape(-1, size, size), off)
+        matrices, centres = inputs[:, : size**2].reshape(-1, size, size), inputs[:, size**2 :]
+        offsets = self.x - centres
+        return 0.5 * torch.einsum("np,npq,nq->n", offsets, matrices, offsets)
 
 
 @dataclass(frozen=True)
@@ -79,20 +79,21 @@ class Quadratics:
         matrices = roots @ roots.transpose(0, 2, 1) + 0.3 * np.eye(self.size)
         centres = rng.normal(size=(self.clients, self.size))
         if self.alike:
-            matrices, centres = (np.repeat(values[:1], self.clients, 0) for values in (matrices, centres))
+            matrices = np.repeat(matrices[:1], self.clients, 0)
+            centres = np.repeat(centres[:1], self.clients, 0)
         self.matrices, self.centres = torch.from_numpy(matrices), torch.from_numpy(centres)
         self.start = torch.from_numpy(rng.normal(size=self.size)) + 2.0
 
     def optimum(self) -> Tensor:
         """The minimiser of the clients' mean, shape (P,)."""
-        pulled = torch.einsum("npq,nq->p", self.matrices, self.centres)
-        minimiser: Tensor = torch.linalg.solve(self.matrices.sum(0), pulled)
+        right_side = torch.einsum("npq,nq->p", self.matrices, self.centres)  # (sum A_i) x = sum A_i b_i
+        minimiser: Tensor = torch.linalg.solve(self.matrices.sum(0), right_side)
         return minimiser
 
     def value(self, x: Tensor) -> float:
         """The clients' mean at a point of shape (P,)."""
-        off = x - self.centres
-        return float(0.5 * torch.einsum("np,npq,nq->n", off, self.matrices, off).mean())
+        offsets = x - self.centres
+        return float(0.5 * torch.einsum("np,npq,nq->n", offsets, self.matrices, offsets).mean())
 
     def problem(self) -> Problem:
         """The problem for engines, with one example per client."""
@@ -135,12 +136,13 @@ def run_rounds(
     """
     problem = quadratics.problem()
     runner = engine(problem)
+    seed = 0
     training = Training(
         algorithm,
         Descent(),
         Schedule(lr, 1.0, len(cohorts)),
         Plan(1, steps=steps),
-        0,
+        seed,
         quadratics.clients,
         Aggregation("uniform"),
     )
