@@ -1,4 +1,4 @@
-"""Statistics against closed forms, scipy and what is known of small samples."""
+"""Statistics against closed forms, scipy and known properties of small samples."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_bootstrap_of_many_values_is_near_the_normal_interval():
 
 
 def test_three_values_cover_three_quarters():
-    """What the notes of a report say of three seeds: their range holds the median in 1 - 2 / 2^3 of all cases."""
+    """As the notes of a report state for three seeds: their range contains the median in 1 - 2 / 2^3 of all cases."""
     draws = np.random.default_rng(0).normal(0.0, 1.0, (4000, 3))
     held = [low <= 0 <= high for low, high in (bootstrap_interval(row.tolist()) for row in draws[:400])]
     exact = ((draws.min(1) <= 0) & (draws.max(1) >= 0)).mean()
