@@ -81,7 +81,7 @@ def test_a_compiled_step_is_that_of_the_loop() -> None:
     second = [nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.Tanh(), nn.Flatten(), nn.Linear(288, 10)]
     data, models = RandomImages(size=1000).dataset(), []
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="the step")
+        warnings.filterwarnings("error", message="the local step")
         for engine in (LOOP, {"name": "lanes", "device": "cuda", "compile": "on"}):
             models.append(
                 Run(experiment("fedsam", engine), data=data, model=nn.Sequential(*first, *second)).go().models["server"]
@@ -102,7 +102,7 @@ def test_compiled_steps_learn_the_same(text: str, precision: str) -> None:
     """Over many steps and batches; rounding alone moves FedSAM by a tenth, in bf16 by a fifth."""
     data, moved = bright(RandomImages(size=2000).dataset()), []
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="the step")
+        warnings.filterwarnings("error", message="the local step")
         for compile in ("off", "on"):
             engine = {"name": "lanes", "device": "cuda", "compile": compile, "precision": precision}
             run = Run(experiment(text, engine, steps=10, model="cnn"), data=data)
