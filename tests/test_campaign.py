@@ -185,25 +185,45 @@ def test_committed_results_belong_to_the_current_protocols(campaign: ModuleType,
     assert result["environment"]["hardware"]
 
 
-def test_the_documented_numbers_are_those_of_the_results(campaign: ModuleType) -> None:
+@pytest.mark.parametrize("dataset", ["CIFAR-10", "CIFAR-100"])
+def test_the_documented_numbers_are_those_of_the_results(campaign: ModuleType, dataset: str) -> None:
+    column = f"{dataset.lower().replace('-', '')}-lenet-5"
     by_method: dict[str, list[dict[str, Any]]] = {}
-    for path in (ROOT / "results" / "fedswa" / "table2" / "cifar100-lenet-5").glob("*.json"):
+    for path in (ROOT / "results" / "fedswa" / "table2" / column).glob("*.json"):
         by_method.setdefault(path.stem.rpartition("-")[0], []).append(json.loads(path.read_text()))
-    words = ["--only", "fedswa/table2/cifar100-*", "--results", str(ROOT / "results"), "--table"]
+    words = ["--only", f"fedswa/table2/{column}/*", "--results", str(ROOT / "results"), "--table"]
     table = campaign.main(words)
 
     def shown(method: str, model: str) -> str:
         values = [100 * result["metrics"][model]["last"] for result in by_method[method]]
         return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
-    page = (ROOT / "docs" / "campaign.md").read_text()
-    lines = [line for line in page.splitlines() if line.startswith("| `") and line.count("|") == 9]
+    lines = [line for line in section(f"FedSWA Table 2: LeNet-5 on {dataset}") if line.startswith("| `")]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     assert {row[0].strip("`") for row in rows} == set(by_method)
     for name, published, measured, seeds, difference, verdict, wima, ema in rows:
         method = name.strip("`")
         assert [measured, wima, ema] == [shown(method, model) for model in ("server", "wima", "ema")]
         assert seeds == str(len(by_method[method]))
-        line = next(line for line in table.splitlines() if f"| {method}/cifar100-lenet-5-accuracy |" in line)
+        line = next(line for line in table.splitlines() if f"| {method}/{column}-accuracy |" in line)
         for text in (published, measured, difference, verdict):
             assert f"| {text} |" in line
+
+
+def test_the_documented_numbers_of_mofedsam_are_those_of_its_runs() -> None:
+    lines = [line.strip("| ").split(" | ") for line in section("MoFedSAM and weight decay") if line.startswith("| ")]
+    documented = {(float(decay), clip, float(rho), *numbers) for decay, clip, rho, *numbers in lines[1:]}
+    runs = json.loads((STUDIES / "results" / "mofedsam_weight_decay.json").read_text())["runs"]
+    measured = set()
+    for run in runs.values():
+        last_round, accuracy, norm = run["curve"][-1]
+        if last_round == 300:
+            clip = "none" if run["clip"] is None else f"{run['clip']:g}"
+            measured.add((run["weight_decay"], clip, run["rho"], f"{100 * accuracy + 1e-9:.1f}", f"{norm:.1f}"))
+    assert documented == measured
+
+
+def section(title: str) -> list[str]:
+    """The lines of a section of the page."""
+    page = (ROOT / "docs" / "campaign.md").read_text()
+    return page.partition(f"## {title}\n")[2].partition("\n## ")[0].splitlines()
