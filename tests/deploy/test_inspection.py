@@ -87,7 +87,7 @@ def test_a_bad_update_is_refused_and_the_others_are_accepted(name: str) -> None:
     assert np.allclose(mean, np.mean([honest(client).arrays["displacement"] for client in (0, 1, 3, 4)], axis=0))
 
 
-def test_all_honest_updates_are_taken_in_order() -> None:
+def test_all_honest_updates_are_accepted_in_order() -> None:
     updates = [honest(client) for client in (3, 0, 4, 1)]
     assert inspect_updates(updates, EXPECTED) == (updates, {})
 

@@ -1,4 +1,4 @@
-"""Networks small enough that their whole Hessian can be had by other means, and that Hessian."""
+"""Small networks and their full Hessians, computed independently."""
 
 from __future__ import annotations
 

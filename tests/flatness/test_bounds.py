@@ -52,7 +52,7 @@ def test_strongly_convex_by_hand() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(constants, sizes)
-def test_the_order_of_the_algorithms_and_the_step_that_can_be_spared(some, setting) -> None:
+def test_bounds_are_ordered_and_the_tight_one_is_smaller(some, setting) -> None:
     printed = {name: theorem_bound(name, some, setting).log10 for name in ALGORITHMS}
     tight = {name: theorem_bound(name, some, setting, tight=True) for name in ALGORITHMS}
     assert printed["fedmoswa"] <= printed["fedswa"] + 1e-9
@@ -128,7 +128,7 @@ def test_another_algorithm_has_its_own_rates_in_the_same_run() -> None:
     )
 
 
-def test_numbers_beyond_any_float_are_told_by_their_logarithm() -> None:
+def test_bounds_too_large_for_a_float_are_reported_as_logarithms() -> None:
     many = theorem_bound("fedsam", CONSTANTS, FederationSize(10, 50, 5000, 10))
     assert many.value == math.inf
     assert many.log10 == pytest.approx(4999 * math.log10(2), rel=0.01)
@@ -137,7 +137,7 @@ def test_numbers_beyond_any_float_are_told_by_their_logarithm() -> None:
     assert GeneralisationBound(0.0, 0.0).is_vacuous(1.0), "as much as guessing is no more than guessing"
 
 
-def test_what_a_run_does_of_what_the_theorem_asks_for() -> None:
+def test_conditions_of_the_theorem_are_checked_against_a_run() -> None:
     made = config({"algorithm": "fedmoswa", "federation": {"clients_per_round": 5}, "data": {"clients": 10}})
     found = {text: met for text, met, _ in conditions(made, CONSTANTS, SETTING, [RoundLearningRates(0.3, 0.1)])}
     assert found == {
@@ -149,14 +149,14 @@ def test_what_a_run_does_of_what_the_theorem_asks_for() -> None:
     }
 
 
-def test_the_largest_of_what_was_seen_goes_in() -> None:
+def test_the_largest_constants_are_used() -> None:
     other = Constants(1.0, 9.0, 0.7, 0.1)
     assert largest_constants([CONSTANTS, other]) == Constants(2.0, 9.0, 0.7, 1.5)
     with pytest.raises(ValueError, match="no constants"):
         largest_constants([])
 
 
-def test_the_theory_of_a_run_says_what_went_into_it(digits_split) -> None:
+def test_the_theory_of_a_run_reports_its_inputs(digits_split) -> None:
     made = config({"algorithm": "fedswa", "training": {"local_epochs": 2, "rounds": 7}})
     found = theory(made, digits_split, 10, [CONSTANTS]).document()
     sizes = [len(indices) for indices in digits_split.clients]
@@ -185,6 +185,6 @@ def digits_split():
         (lambda: FederationSize(0, 1, 1, 1), "at least one client"),
     ],
 )
-def test_bad_input_in_a_sentence(call, words) -> None:
+def test_invalid_input_raises_a_clear_error(call, words) -> None:
     with pytest.raises(UserError, match=words):
         call()

@@ -103,7 +103,7 @@ def test_the_gap_is_between_the_lines() -> None:
     assert losses.get_ylabel() == "loss"
 
 
-def test_constants_are_told_apart_by_more_than_colour() -> None:
+def test_constants_differ_by_more_than_colour() -> None:
     names = ("lipschitz", "smoothness", "noise", "heterogeneity")
     looks = [
         {"round": t, "constants": {name: float(place + t + 1) for place, name in enumerate(names)}} for t in (0, 5)

@@ -1,4 +1,4 @@
-"""Hessian products compiled whole are the products as they are."""
+"""Compiled Hessian-vector products equal eager ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def objective(batch: int = 4) -> Objective:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is written down runs as torch's own operations: the same graph, without minutes of building kernels."""
+    """Run the traced graph with eager kernels, to save minutes of compilation."""
     monkeypatch.setattr(module, "BACKEND", "aot_eager")
 
 
@@ -57,13 +57,13 @@ def products(of: Objective) -> Tensor:
     )
 
 
-def test_what_is_written_down_is_the_product() -> None:
+def test_the_compiled_product_equals_the_eager_one() -> None:
     fast, product = compiled()
     torch.testing.assert_close(products(fast), products(objective()), rtol=1e-10, atol=1e-12)
     assert product._compiled is not None and product._usable
 
 
-def test_the_last_smaller_batch_runs_as_it_is_and_other_data_share_what_was_compiled() -> None:
+def test_a_smaller_last_batch_is_eager_and_subsets_share_the_compiled_product() -> None:
     fast, product = compiled()
     part = fast.subset(3, seed=0)
     assert part._compiled is product
@@ -71,7 +71,7 @@ def test_the_last_smaller_batch_runs_as_it_is_and_other_data_share_what_was_comp
     assert product._compiled is None, "three examples are not four"
 
 
-def test_batches_of_another_shape_run_as_they_are() -> None:
+def test_batches_of_another_shape_are_eager() -> None:
     torch.manual_seed(0)
     average = nn.Sequential(
         nn.Conv2d(1, 2, 3), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 3)
@@ -85,7 +85,7 @@ def test_batches_of_another_shape_run_as_they_are() -> None:
     assert fast._compiled is not None and fast._compiled._usable
 
 
-def test_memory_that_runs_out_is_no_compiler_that_fails() -> None:
+def test_running_out_of_memory_is_not_a_compiler_failure() -> None:
     fast, product = compiled()
 
     def full(*_: object) -> None:
@@ -97,7 +97,7 @@ def test_memory_that_runs_out_is_no_compiler_that_fails() -> None:
     assert product._usable
 
 
-def test_a_compiler_that_fails_is_told_once_and_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_failure_warns_once_and_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> None:
         raise RuntimeError("no compiler")
 
@@ -121,14 +121,14 @@ def test_a_spectrum_is_the_same_compiled() -> None:
     assert fast.eigenvalues == pytest.approx(plain.eigenvalues, rel=1e-8) and fast.products == plain.products
 
 
-def test_where_it_is_left_to_itself_nothing_is_compiled_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_never_compiles_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Objective, "compile", lambda self: pytest.fail("compiled"))
     assert not compile_if_worthwhile(objective(), "auto", 10**9)
     assert not compile_if_worthwhile(objective(), "off", 10**9)
 
 
 @pytest.mark.parametrize(("seconds", "pays"), [(1.3, True), (1.1, False)])
-def test_on_a_gpu_it_is_compiled_where_a_hundred_products_take_more_than_two_minutes(
+def test_auto_compiles_on_a_gpu_if_products_take_more_than_two_minutes(
     monkeypatch: pytest.MonkeyPatch, seconds: float, pays: bool
 ) -> None:
     monkeypatch.setattr("fedflat.flatness.curvature.spectrum._seconds_per_product", lambda objective: seconds)

@@ -1,4 +1,4 @@
-"""Convolutions by their three bilinear maps: the same values, first and second derivatives as torch's own."""
+"""Our convolutions have the same values, first and second derivatives as torch's."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_second_derivatives_are_those_of_finite_differences() -> None:
     assert torch.autograd.gradcheck(three, inputs) and torch.autograd.gradgradcheck(three, inputs)
 
 
-def test_modules_take_them_and_all_else_stays_as_it_is() -> None:
+def test_modules_use_them_and_other_functions_are_unchanged() -> None:
     network = nn.Sequential(
         nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), nn.ReLU(), nn.ConvTranspose2d(3, 1, 2)
     ).double()

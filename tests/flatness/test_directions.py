@@ -55,7 +55,7 @@ def test_every_row_of_a_linear_layer_has_the_norm_of_the_models_own(small: tuple
     assert rows[2] < 0.05 * rows[0]
 
 
-def test_tensors_with_one_dimension_stay_where_they_are(small: tuple[Layout, Tensor]) -> None:
+def test_one_dimensional_tensors_are_not_moved(small: tuple[Layout, Tensor]) -> None:
     layout, weights = small
     views = layout.views(directions_around(layout, weights)[0])
     one_dimensional = {name for name, view in views.items() if view.ndim == 1}
@@ -122,7 +122,7 @@ def test_two_directions_of_a_large_model_are_nearly_orthogonal() -> None:
     assert abs(float(torch.cosine_similarity(first, second, dim=0))) < 0.03
 
 
-def test_wrong_requests_are_told() -> None:
+def test_invalid_requests_are_rejected() -> None:
     layout, weights = flat(nn.Linear(2, 2))
     with pytest.raises(UserError, match="expected 6"):
         filter_normalised(layout, torch.zeros(5), weights)

@@ -77,7 +77,7 @@ def test_local_models_are_where_gradient_descent_ends() -> None:
     assert np.allclose(found, X0 + moves(X0), rtol=1e-12)
 
 
-def test_local_models_survive_a_displacement_that_is_no_displacement() -> None:
+def test_local_models_survive_a_zero_displacement() -> None:
     """FedSpeed as published uploads a_i + 2 (y - z); its clients still end at y."""
     dual = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64)
     all_of_them = trained("feddyn(alpha=0.1)", client={"a": dual})

@@ -53,7 +53,7 @@ def test_networks_by_magnitude_against_scipy(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_eigenvectors_and_residuals_are_what_they_say(dtype: torch.dtype) -> None:
+def test_eigenvectors_and_residuals_are_consistent(dtype: torch.dtype) -> None:
     matrix = symmetric(torch.linspace(-1, 1, 300) ** 3 * 5).to(dtype)
     found = lanczos(Operator.of_matrix(matrix), Ends(8, 3), tolerance=1e-4)
     overlaps = found.vectors @ found.vectors.T
@@ -80,14 +80,14 @@ def test_little_room_means_restarts_and_the_same_values() -> None:
     assert narrow.converged and narrow.products > wide.products
 
 
-def test_products_that_run_out_are_said() -> None:
+def test_too_few_products_are_reported_as_not_converged() -> None:
     matrix = symmetric(torch.linspace(0, 1, 200))
     found = lanczos(Operator.of_matrix(matrix), Ends(5), tolerance=1e-10, max_products=20)
     assert not found.converged and found.products == 20
     assert (found.values <= 1 + 1e-12).all() and found.residuals.max() > 1e-6
 
 
-def test_the_seed_changes_the_path_and_not_the_end() -> None:
+def test_the_seed_does_not_change_the_result() -> None:
     matrix, seen = symmetric(torch.linspace(-1, 2, 150) ** 3), []
     one, again, other = (lanczos(Operator.of_matrix(matrix), Ends(3), tolerance=1e-9, seed=seed) for seed in (0, 0, 5))
     assert one.values.equal(again.values) and one.vectors.equal(again.vectors)
@@ -117,7 +117,7 @@ def test_one_starting_vector_alone_would_not_find_it() -> None:
 
 
 @pytest.mark.parametrize(("tolerance", "seeds"), [(1e-2, (6, 7, 27, 28, 33)), (1e-3, (4, 6, 27, 47, 51))])
-def test_where_all_eigenvalues_come_five_times_none_is_missed(tolerance: float, seeds: tuple[int, ...]) -> None:
+def test_no_eigenvalue_of_multiplicity_five_is_missed(tolerance: float, seeds: tuple[int, ...]) -> None:
     for seed in seeds:
         drawn = torch.randn(40, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         values = drawn.sort(descending=True).values.repeat_interleave(5)
@@ -126,7 +126,7 @@ def test_where_all_eigenvalues_come_five_times_none_is_missed(tolerance: float, 
         torch.testing.assert_close(found.values, values[:7], rtol=tolerance, atol=0)
 
 
-def test_a_dense_spectrum_takes_few_more_products_for_the_second_look() -> None:
+def test_checking_for_repeated_eigenvalues_is_cheap_on_a_dense_spectrum() -> None:
     values = torch.cat(
         [
             torch.logspace(1, 0.3, 30),
@@ -166,7 +166,7 @@ def test_any_multiplicities(distinct: list[int], copies: list[int], negative: in
     torch.testing.assert_close(found.values, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_the_identity_has_one_eigenvalue_as_often_as_asked() -> None:
+def test_the_identity_repeats_its_eigenvalue_as_often_as_requested() -> None:
     found = lanczos(Operator.of_matrix(2 * torch.eye(40).double()), Ends(6, 1))
     torch.testing.assert_close(found.values, torch.full((7,), 2.0).double())
 
@@ -185,14 +185,14 @@ def test_negative_curvature_is_reported_as_such() -> None:
     torch.testing.assert_close(magnitude, torch.tensor([-8.0, 5.0, -4.0, 3.0]).double())
 
 
-def test_power_iteration_where_eigenvalues_lie_apart() -> None:
+def test_power_iteration_with_separated_eigenvalues() -> None:
     values = torch.cat([torch.tensor([100.0, -50.0, 20.0, 8.0]), torch.linspace(0, 0.1, 60)])
     found = power(Operator.of_matrix(symmetric(values)), 4, iterations=60, change=1e-12)
     torch.testing.assert_close(found.values, torch.tensor([100.0, -50.0, 20.0, 8.0]).double(), rtol=1e-6, atol=0)
     assert found.converged and found.products <= 240
 
 
-def test_twenty_iterations_seldom_converge_and_say_so() -> None:
+def test_twenty_iterations_rarely_converge_and_report_it() -> None:
     matrix = symmetric(torch.linspace(0, 1, 200))
     found = power(Operator.of_matrix(matrix), 5)
     residuals = (found.vectors @ matrix - found.values[:, None] * found.vectors).norm(dim=1)

@@ -46,7 +46,7 @@ def test_every_quantity_by_hand() -> None:
     }
 
 
-def test_what_was_not_finite_is_left_out() -> None:
+def test_non_finite_values_are_left_out() -> None:
     assert logged(record((0, FIRST), (5, SECOND)))["gap"] == [(0, 0.1)]
 
 

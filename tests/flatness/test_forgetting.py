@@ -23,7 +23,7 @@ def test_by_hand() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(accuracies)
-def test_what_only_rises_is_never_forgotten(values) -> None:
+def test_rising_accuracies_are_never_forgotten(values) -> None:
     rising = np.sort(values, axis=0)
     assert max(forgetting(rising.tolist()).lost) <= 0
 
@@ -38,6 +38,6 @@ def test_a_part_swings_at_least_as_much_as_it_loses_at_the_end(values) -> None:
 
 
 @pytest.mark.parametrize("values", [[], [[0.5, 0.5]], [0.1, 0.2]])
-def test_one_look_is_not_enough(values) -> None:
+def test_one_measurement_is_not_enough(values) -> None:
     with pytest.raises(UserError, match=r"flatness.every"):
         forgetting(values)

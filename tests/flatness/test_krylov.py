@@ -1,4 +1,4 @@
-"""The basis that Lanczos grows: what its module says of it, at every stage of its life."""
+"""The basis that Lanczos grows: orthonormality, projection and residuals, through steps and restarts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def grown(steps: int, room: int = 30) -> Krylov:
 
 
 def check(space: Krylov) -> None:
-    """Orthonormal, T = V H V', and Ritz pairs as far from eigenpairs as they say."""
+    """Check that the basis is orthonormal, T = V H V', and residuals are exact."""
     basis = rows(space)
     torch.testing.assert_close(basis @ basis.T, torch.eye(space.size).double(), rtol=0, atol=1e-12)
     np.testing.assert_allclose((basis @ MATRIX @ basis.T).numpy(), space.projection, atol=1e-7)
@@ -40,7 +40,7 @@ def check(space: Krylov) -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(first=st.integers(2, 30), keep=st.integers(1, 10), then=st.integers(0, 15))
-def test_the_basis_stays_what_it_is_through_restarts(first: int, keep: int, then: int) -> None:
+def test_the_basis_stays_orthonormal_through_restarts(first: int, keep: int, then: int) -> None:
     space = grown(first)
     check(space)
     ritz = space.ritz()
@@ -82,7 +82,7 @@ def test_a_step_passes_over_the_basis_twice_and_no_more(monkeypatch: pytest.Monk
     check(space)
 
 
-def test_a_restart_loses_nothing_that_was_kept() -> None:
+def test_a_restart_keeps_the_selected_ritz_values() -> None:
     space = grown(30)
     before = space.ritz()
     best = np.argsort(before.residuals)[:4]
@@ -93,7 +93,7 @@ def test_a_restart_loses_nothing_that_was_kept() -> None:
         assert np.abs(after.values - before.values[place]).min() <= before.residuals[place] + 1e-12
 
 
-def test_a_new_beginning_is_orthogonal_and_remembers_what_was_left_over() -> None:
+def test_a_random_restart_is_orthogonal_and_inherits_residuals() -> None:
     space = grown(20)
     before = space.ritz()
     chosen = np.array([19, 18])
@@ -112,7 +112,7 @@ def test_a_whole_basis_is_exact() -> None:
     np.testing.assert_allclose(space.ritz().values, torch.linalg.eigvalsh(MATRIX), atol=1e-12)
 
 
-def test_a_given_first_vector_is_where_it_begins() -> None:
+def test_the_basis_starts_from_a_given_vector() -> None:
     first = torch.arange(1.0, 61.0).double()
     space = Krylov(Operator.of_matrix(MATRIX), 3, first=first)
     space.step()
@@ -120,7 +120,7 @@ def test_a_given_first_vector_is_where_it_begins() -> None:
     assert space.projection[0, 0] == pytest.approx(float(first @ MATRIX @ first / first.norm() ** 2))
 
 
-def test_an_invariant_space_is_noticed_and_left() -> None:
+def test_an_invariant_subspace_is_detected_and_left() -> None:
     values, vectors = torch.linalg.eigh(MATRIX)
     space = Krylov(Operator.of_matrix(MATRIX), 5, first=vectors[:, -1])
     space.step()

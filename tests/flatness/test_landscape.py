@@ -69,7 +69,7 @@ def test_away_from_the_minimum_the_slope_is_the_gradient() -> None:
     assert slope == pytest.approx(float(d @ A @ (start - CENTRE)), rel=1e-9)
 
 
-def test_every_value_that_is_measured_is_kept() -> None:
+def test_all_measured_quantities_are_stored() -> None:
     found = landscape_around(LAYOUT, Model(CENTRE, EMPTY), loss, points=3)
     assert set(found.values) == {"train_loss", "norm"}
     assert found.at("norm", 0, 0) == pytest.approx(float(CENTRE.norm()))
@@ -88,7 +88,7 @@ def test_the_model_is_left_as_it_was_and_buffers_keep_their_values() -> None:
     assert seen == [5.0] * 10  # nine points, and the model itself
 
 
-def test_figures_are_fetched_some_at_a_time_and_progress_is_told() -> None:
+def test_values_are_fetched_in_groups_and_progress_is_reported() -> None:
     told: list[tuple[int, int]] = []
     models = (Model(torch.full((1,), float(n)), EMPTY) for n in range(10))
     found = evaluate_models(
@@ -98,7 +98,7 @@ def test_figures_are_fetched_some_at_a_time_and_progress_is_told() -> None:
     assert told == [(4, 10), (8, 10), (10, 10)]
 
 
-def test_nothing_is_differentiated() -> None:
+def test_no_gradients_are_recorded() -> None:
     weights = torch.ones(2, requires_grad=True)
     found = evaluate_models(
         lambda model: {"free": torch.tensor(float((model.weights * 2).requires_grad))}, [Model(weights, EMPTY)], 1
@@ -128,7 +128,7 @@ def test_impossible_landscapes_are_refused(wrong: dict[str, float], sentence: st
         landscape_around(LAYOUT, Model(CENTRE, EMPTY), loss, **wrong)  # type: ignore[arg-type]
 
 
-def test_any_objective_can_be_looked_at() -> None:
+def test_any_objective_has_a_landscape() -> None:
     """The landscape of an objective is its loss at every point, and its path is the straight line between two
     vectors.
     """
@@ -165,7 +165,7 @@ def test_a_landscape_survives_json_with_values_that_are_not_finite() -> None:
 @pytest.mark.parametrize(
     "change", [{"format": 2}, {"axes": [[0.0, 1.0]]}, {"values": {"train_loss": [["x"]]}}, {"marks": None}]
 )
-def test_what_is_no_landscape_is_refused_in_a_sentence(change: dict[str, object]) -> None:
+def test_other_documents_are_rejected(change: dict[str, object]) -> None:
     document = landscape_around(LAYOUT, Model(CENTRE, EMPTY), loss, points=3).document()
     with pytest.raises(UserError):
         Landscape.from_document({**document, **change})

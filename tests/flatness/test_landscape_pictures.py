@@ -1,4 +1,4 @@
-"""Pictures of landscapes: one scale for all, what is cut off is said, and the page opens without a network."""
+"""Figures of landscapes: one common scale, clipped values are reported, and the page works offline."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_one_scale_spans_all_landscapes() -> None:
     assert all(together.low * 0.999 <= tick <= together.high * 1.001 for tick in together.ticks)
 
 
-def test_what_is_cut_off_and_what_is_not_finite_is_counted_and_said() -> None:
+def test_clipped_and_non_finite_values_are_counted_and_reported() -> None:
     values = np.ones((11, 11))
     values[:, 5:] = 2.0
     values[0, 0], values[0, 1], values[0, 2] = 1e6, math.inf, math.nan
@@ -114,7 +114,7 @@ def test_ticks_are_round_numbers(low: float, high: float, ticks: list[float]) ->
     assert LandscapeScale("train_loss", (low, high), 0, 0, 1).ticks == pytest.approx(ticks)
 
 
-def test_nothing_finite_and_unknown_values_are_told() -> None:
+def test_no_finite_values_and_unknown_quantities_are_rejected() -> None:
     empty = Landscape("around", (AXIS, AXIS), {"train_loss": np.full((11, 11), math.nan)})
     with pytest.raises(UserError, match="training loss is finite"):
         LandscapeScale.over([empty], "train_loss")
@@ -157,7 +157,7 @@ def test_the_same_value_has_the_same_colour_in_every_panel() -> None:
         assert (mine.norm.vmin, mine.norm.vmax) == (theirs.norm.vmin, theirs.norm.vmax)
 
 
-def test_values_that_are_not_finite_are_grey_and_said() -> None:
+def test_non_finite_values_are_grey_and_reported() -> None:
     broken = bowl(0.1, 1.0)
     broken.values["train_loss"][:4, :] = math.nan
     figure = contours([Panel("broken", broken)])
@@ -188,7 +188,7 @@ def test_lines_and_paths() -> None:
     assert [axes.get_title(loc="right") for axes in figure.axes] == ["barrier 0.25", "barrier 0 %"]
 
 
-def test_wrong_dimensions_are_told() -> None:
+def test_wrong_dimensions_are_rejected() -> None:
     with pytest.raises(UserError, match="2 dimensions, but a has 1"):
         contours([Panel("a", line(0.1))])
     with pytest.raises(UserError, match="no landscape"):

@@ -58,7 +58,7 @@ def test_the_spectrum_of_a_network_with_negative_curvature() -> None:
     assert json.loads(json.dumps(found.document()))["lambda_max"] == found.lambda_max
 
 
-def test_power_iteration_is_sorted_and_honest() -> None:
+def test_power_iteration_is_sorted_and_reports_convergence() -> None:
     model, pair, hessian = regression()
     found = flatness.spectrum(model, F.mse_loss, pair, 3, method="power", iterations=200)
     assert list(found.eigenvalues) == sorted(found.eigenvalues, reverse=True) and found.lambda_min is None
@@ -87,7 +87,7 @@ def test_an_objective_can_be_measured_several_times() -> None:
     assert len(set(subsets)) == 3
 
 
-def test_progress_is_told() -> None:
+def test_progress_is_reported() -> None:
     model, pair, _ = regression()
     said: list[str] = []
     flatness.spectrum(model, F.mse_loss, pair, 2, density_draws=1, progress=said.append)

@@ -100,7 +100,7 @@ def test_the_norm_of_features(look: FixedSample) -> None:
     assert found["1"] == pytest.approx(np.mean([0.5 * (X - b) @ A[1] @ (X - b) for b in B[1]]), rel=1e-6)
 
 
-def test_what_is_looked_at_depends_on_the_seed_alone(look: FixedSample) -> None:
+def test_the_sample_depends_only_on_the_seed(look: FixedSample) -> None:
     some = [
         FixedSample(look.problem, look.partition, FlatnessSettings(examples=5, clients=2, seed=seed))
         for seed in (1, 1, 2)

@@ -1,4 +1,4 @@
-"""GroupNorm and LayerNorm of our own: the same values, first and second derivatives as torch's."""
+"""Our GroupNorm and LayerNorm have the same values, first and second derivatives as torch's."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_second_derivatives_are_those_of_finite_differences() -> None:
     assert torch.autograd.gradcheck(norms, inputs) and torch.autograd.gradgradcheck(norms, inputs)
 
 
-def test_modules_take_them_in_either_memory_order_without_a_copy() -> None:
+def test_modules_use_them_in_either_memory_format_without_a_copy() -> None:
     network = nn.Sequential(nn.GroupNorm(2, 4), nn.ReLU()).double()
     x = drawn(2, 4, 3, 3).detach().to(memory_format=torch.channels_last)
     with TwiceDifferentiable():

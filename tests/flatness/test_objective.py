@@ -74,13 +74,13 @@ def test_the_model_is_left_as_it_was() -> None:
     assert all(parameter.grad is None for parameter in network.parameters())
 
 
-def test_derivatives_are_there_where_none_are_recorded() -> None:
+def test_derivatives_work_inside_no_grad() -> None:
     objective = case("mlp").objective()
     with torch.no_grad():
         assert objective.hessian_product(None, objective.weights).norm() > 0
 
 
-def test_other_buffers_stand_in() -> None:
+def test_given_buffers_replace_the_modules_own() -> None:
     one = case("batch norm")
     doubled = {name: 2.0 * b + 1 for name, b in one.network.named_buffers() if b.is_floating_point()}
     network = copy.deepcopy(one.network)
@@ -134,7 +134,7 @@ def test_all_kinds_of_data_are_the_same_data() -> None:
     assert frozen.loss().equal(frozen.loss()) and frozen.examples == 24
 
 
-def test_several_inputs_by_place_and_by_name() -> None:
+def test_several_inputs_by_position_and_by_name() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -190,7 +190,7 @@ def test_a_random_forward_pass_is_refused() -> None:
     Objective(nn.Sequential(nn.Dropout(0.5), nn.Linear(5, 3)).train(), F.cross_entropy, data).check()
 
 
-def test_what_is_not_finite_is_refused() -> None:
+def test_non_finite_losses_and_gradients_are_refused() -> None:
     network = nn.Linear(2, 2)
     with torch.no_grad():
         network.weight.fill_(float("nan"))

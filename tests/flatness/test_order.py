@@ -1,4 +1,4 @@
-"""In which order eigenvalues are given, by each method."""
+"""The order in which each method returns eigenvalues."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_beyond_the_ends_does_not_count_for_the_barrier() -> None:
 
 
 @pytest.mark.parametrize(("points", "beyond"), [(11, 0.3), (6, 1.0)])
-def test_the_ends_are_always_on_the_way(points: int, beyond: float) -> None:
+def test_both_ends_are_always_on_the_path(points: int, beyond: float) -> None:
     plain, wider = (
         path_landscape(ENDS, lambda m: {"train_loss": (m.weights**4).sum()}, points=n, beyond=far)
         for n, far in ((41, 0), (points, beyond))
@@ -88,12 +88,12 @@ def test_a_barrier_is_never_negative_and_does_not_see_a_tilt(values: list[float]
     assert barrier(tuple(t), np.array(values) + offset + slope * t).height == pytest.approx(straight.height, abs=1e-9)
 
 
-def test_a_value_that_is_not_finite_is_a_barrier_without_end() -> None:
+def test_a_non_finite_value_is_an_infinite_barrier() -> None:
     found = barrier((0.0, 0.5, 1.0), np.array([1.0, math.nan, 1.0]))
     assert found == Barrier(math.inf, 0.5)
 
 
-def test_wrong_requests_are_told() -> None:
+def test_invalid_requests_are_rejected() -> None:
     with pytest.raises(UserError, match="got 1"):
         path_landscape({"a": ENDS["a"]}, lambda m: {"x": m.weights.sum()})
     with pytest.raises(UserError, match="at least 2 points"):

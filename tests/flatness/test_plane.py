@@ -65,7 +65,7 @@ def test_shares_reproduce_every_point() -> None:
     assert plane.barycentric(*plane.corners[2]) == pytest.approx((0, 0, 1))
 
 
-def test_a_model_beside_the_plane_is_marked_where_it_is_nearest() -> None:
+def test_a_model_off_the_plane_is_projected_onto_it() -> None:
     a, b, c = three(2, size=3)
     plane = Plane.through(a, b, c)
     normal = torch.linalg.cross(plane.u, plane.v)
@@ -132,7 +132,7 @@ def test_models_that_span_no_plane_are_refused() -> None:
         plane_landscape({"a": Model(a, EMPTY), "b": Model(b, EMPTY)}, lambda m: {"train_loss": m.weights.sum()})
 
 
-def test_models_of_different_shapes_are_refused_in_one_sentence() -> None:
+def test_the_first_difference_in_shape_is_named() -> None:
     one, other = Layout(("w", "b"), ((2, 3), (2,))), Layout(("w", "b"), ((2, 4), (2,)))
     require_same_shapes({"runs/a": one, "runs/b": one})
     with pytest.raises(

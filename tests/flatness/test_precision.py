@@ -1,4 +1,4 @@
-"""Full precision on a GPU: set within, as before afterwards, whichever of torch's two kinds of switches is in use."""
+"""Full precision on a GPU is set and restored, with either of torch's two sets of switches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ newer = pytest.mark.skipif(not hasattr(MATMUL, "fp32_precision"), reason="torch 
 
 @pytest.fixture(autouse=True)
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The switches are there without a GPU; afterwards they are as torch has them at first."""
+    """The switches exist without a GPU; restore their defaults afterwards."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     yield
     MATMUL.allow_tf32, CUDNN.allow_tf32 = False, True
@@ -39,7 +39,7 @@ def named() -> list[str]:
 
 @pytest.mark.parametrize("before", [(False, True), (True, True), (True, False)])
 @pytest.mark.parametrize("allowed", [False, True])
-def test_the_older_switches_are_set_within_and_as_before_afterwards(before: tuple[bool, bool], allowed: bool) -> None:
+def test_the_old_switches_are_set_and_restored(before: tuple[bool, bool], allowed: bool) -> None:
     MATMUL.allow_tf32, CUDNN.allow_tf32 = before
     with pytest.raises(KeyError), tf32_allowed(allowed):
         assert older() == [allowed, allowed]
@@ -50,7 +50,7 @@ def test_the_older_switches_are_set_within_and_as_before_afterwards(before: tupl
 @newer
 @pytest.mark.parametrize("before", ["tf32", "ieee"])
 @pytest.mark.parametrize("allowed", [False, True])
-def test_the_newer_switches_are_set_within_and_as_before_afterwards(before: str, allowed: bool) -> None:
+def test_the_new_switches_are_set_and_restored(before: str, allowed: bool) -> None:
     MATMUL.fp32_precision = CUDNN.conv.fp32_precision = before
     seen = named()
     with tf32_allowed(allowed):
@@ -59,7 +59,7 @@ def test_the_newer_switches_are_set_within_and_as_before_afterwards(before: str,
 
 
 @newer
-def test_the_switch_for_everything_rounds_nothing_within(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_global_switch_is_overridden(monkeypatch: pytest.MonkeyPatch) -> None:
     backends: Any = torch.backends
     monkeypatch.setattr(backends, "fp32_precision", "tf32")
     with tf32_allowed(False):
@@ -76,7 +76,7 @@ def test_without_a_gpu_nothing_is_read_or_set(monkeypatch: pytest.MonkeyPatch) -
         assert MATMUL.fp32_precision == "tf32"
 
 
-def test_a_torch_without_the_newer_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_without_the_new_switches(monkeypatch: pytest.MonkeyPatch) -> None:
     matmul, cudnn = SimpleNamespace(allow_tf32=True), SimpleNamespace(allow_tf32=True, rnn=SimpleNamespace())
     monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
     monkeypatch.setattr(torch.backends, "cudnn", cudnn)
@@ -90,7 +90,7 @@ def test_a_torch_without_the_newer_switches(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("precision", ["tf32", "float32"])
 @pytest.mark.parametrize("used", ["older", pytest.param("newer", marks=newer)])
-def test_a_run_sets_them_too(monkeypatch: pytest.MonkeyPatch, precision: str, used: str) -> None:
+def test_a_run_sets_the_switches(monkeypatch: pytest.MonkeyPatch, precision: str, used: str) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     if used == "newer":
         MATMUL.fp32_precision = "ieee" if precision == "tf32" else "tf32"

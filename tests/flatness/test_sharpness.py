@@ -115,7 +115,7 @@ def rescaled(network: nn.Sequential, factor: float) -> nn.Sequential:
 
 
 @pytest.mark.parametrize("steps", [1, 6])
-def test_adaptive_sharpness_does_not_notice_scales(steps: int) -> None:
+def test_adaptive_sharpness_is_invariant_to_scale(steps: int) -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 3, bias=False)).double()
     data = (torch.randn(20, 4).double(), torch.arange(20) % 3)

@@ -1,4 +1,4 @@
-"""Spectra drawn: a line per model, a band over subsets, densities beside them, negative eigenvalues on a plain
+"""Figures of spectra: a line per model, a band over subsets, densities beside them, negative eigenvalues on a plain
 scale.
 """
 
@@ -35,7 +35,7 @@ def test_a_line_per_model_and_a_band_over_subsets(objective: flatness.Objective)
     ]
 
 
-def test_densities_stand_beside_them(objective: flatness.Objective) -> None:
+def test_densities_are_drawn_beside_the_eigenvalues(objective: flatness.Objective) -> None:
     found = flatness.spectrum(objective, count=5, density_draws=2, density_steps=8)
     figure = spectrum_picture({"a": [found]})
     values, density = figure.axes

@@ -132,7 +132,7 @@ def test_the_original_is_the_run_itself() -> None:
     assert swap.position in pair.original.partition.clients[swap.client]
 
 
-def test_bad_input_in_a_sentence() -> None:
+def test_invalid_input_raises_a_clear_error() -> None:
     with pytest.raises(UserError, match=r"client 99; .*4 clients"):
         twins(client=99)
     with pytest.raises(UserError, match="twins=0"):

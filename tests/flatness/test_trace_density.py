@@ -34,7 +34,7 @@ def test_the_trace_of_a_network_by_products_alone() -> None:
     assert by_products.value == pytest.approx(by_matrix.value, rel=1e-10)
 
 
-def test_the_interval_covers_as_often_as_it_says() -> None:
+def test_the_interval_has_its_nominal_coverage() -> None:
     matrix = symmetric(torch.linspace(-1, 4, 60) ** 3)
     truth = float(matrix.trace())
     found = [hutchinson(Operator.of_matrix(matrix), draws=10, seed=seed) for seed in range(200)]
@@ -99,7 +99,7 @@ def test_networks_have_the_exact_spectrums_first_moments(name: str) -> None:
     assert found.moment(0).value == pytest.approx(1)
 
 
-def test_enough_steps_show_every_eigenvalue_where_it_is() -> None:
+def test_enough_steps_resolve_every_eigenvalue() -> None:
     values = torch.tensor([-1.0, 0.0, 2.0, 5.0])
     found = lanczos_quadrature(Operator.of_matrix(symmetric(values)), draws=2, steps=10)
     for nodes in found.nodes:
@@ -126,7 +126,7 @@ def test_one_basis_at_a_time_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> No
     lanczos_quadrature(Operator.of_matrix(symmetric(torch.linspace(-1, 2, 20))), draws=3, steps=4)
 
 
-def test_the_density_is_one() -> None:
+def test_the_density_integrates_to_one() -> None:
     found = lanczos_quadrature(Operator.of_matrix(symmetric(torch.linspace(-3, 4, 100))), draws=4, steps=30)
     grid = found.grid(4000)
     assert np.trapezoid(found.at(grid), grid) == pytest.approx(1, abs=5e-3)

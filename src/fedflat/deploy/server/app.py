@@ -55,11 +55,7 @@ def server_app(
     def main(grid: Grid, context: Context) -> None:
         try:
             serve(
-                grid,
-                context.run_config,
-                data() if data else None,
-                model() if model else None,
-                task() if task else None,
+                grid, context.run_config, data() if data else None, model() if model else None, task() if task else None
             )
         except UserError as error:
             raise SystemExit(f"fedflat: {error}") from None
@@ -87,6 +83,7 @@ def serve(
     folder = RunFolder(deployment.out.expanduser().absolute())
 
     def build_engine(run: Run) -> SitesEngine:
+        """Connect the run to the federation's nodes."""
         check_noise(deployment, run.problem, run.training)
         nodes = Nodes(grid, identity_of(run.problem, run.training), len(run.partition.clients))
         return SitesEngine(run.problem, nodes, Ledger(folder.path / LEDGER), deployment)

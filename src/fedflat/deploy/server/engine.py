@@ -156,9 +156,9 @@ class _RoundAttempt:
     def _ask(self, kind: str, tensors: Mapping[str, Tensor]) -> list[Update]:
         """Send tensors to the clients and return the updates of those that answer, in cohort order."""
         engine, round = self.engine, self.round
-        asked = [client.number for client in self.cohort if client.number not in self.missing | self.refused]
+        eligible = [client.number for client in self.cohort if client.number not in self.missing | self.refused]
         contents = {}
-        for client in asked:
+        for client in eligible:
             header = client_header(client, self._examples[client])
             header |= {"experiment": engine.experiment, "round": round}
             header["before"] = engine.ledger.last_stamp(client, round)
@@ -168,7 +168,7 @@ class _RoundAttempt:
         answers, missing = engine.nodes.ask(kind, contents, str(round), engine.deployment.timeout)
         self.missing |= missing
         updates = []
-        for client in asked:
+        for client in eligible:
             if client in answers:
                 arrays = answers[client].array_records.get(ARRAYS)
                 updates.append(Update(client, numpy_of(arrays) if arrays else {}, numbers_of(answers[client])))

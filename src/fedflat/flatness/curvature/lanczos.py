@@ -319,7 +319,7 @@ def _are_unchanged(ritz: Ritz, selected: np.ndarray, previous: np.ndarray, dtype
 def _worth_keeping(ritz: Ritz, wanted: Ends | Largest, space: Krylov) -> np.ndarray:
     """Return the indices kept at a restart: the requested ones, and more for half of the remaining room."""
     count = min(wanted.count + (space.room - wanted.count) // 2, len(ritz.values) - 2)
-    kept = wanted
-    while kept.count < count:
-        kept = kept.extended()
-    return kept.select(ritz.values)
+    request = wanted
+    while request.count < count:
+        request = request.extended()
+    return request.select(ritz.values)

@@ -164,7 +164,7 @@ def spectrum_of(
             seed=seed,
             progress=lambda products: progress(f"density: {products} of {total} Hessian-vector products"),
         )
-    eigenvalues, residuals = _largest(pairs, count, method, by)
+    eigenvalues, residuals = _sorted_eigenvalues(pairs, count, method, by)
     return Spectrum(
         eigenvalues,
         residuals,
@@ -183,7 +183,9 @@ def spectrum_of(
     )
 
 
-def _largest(pairs: Eigenpairs, count: int, method: str, by: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _sorted_eigenvalues(
+    pairs: Eigenpairs, count: int, method: str, by: str
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the ``count`` largest eigenvalues in descending order, and their residuals."""
     values, residuals = pairs.values[:count], pairs.residuals[:count]
     if method == "power":  # Lanczos returns them in order
