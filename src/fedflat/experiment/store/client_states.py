@@ -108,6 +108,7 @@ class FileRowStore(RowStore):
         return len(self._position)
 
     def readable(self, rounds: int) -> int:
+        """Number of rows with a complete copy from the first ``rounds`` rounds."""
         size = os.fstat(self._data).st_size
         count = 0
         for key, stamps in self._stamps.items():
@@ -121,6 +122,7 @@ class FileRowStore(RowStore):
         return torch.from_numpy(np.frombuffer(raw, self._dtype).copy())
 
     def __setitem__(self, key: int, row: Tensor) -> None:
+        """Overwrite the copy that the last checkpoint does not need, then stamp it in the index."""
         if key not in self._position:
             self._position[key] = len(self._position)
             self._stamps[key] = [UNWRITTEN, UNWRITTEN]
@@ -137,6 +139,7 @@ class FileRowStore(RowStore):
         self._committed = rounds
 
     def rewind(self, rounds: int) -> None:
+        """Erase newer stamps from the index and cut off rows that did not exist after ``rounds`` rounds."""
         for key, stamps in list(self._stamps.items()):
             self._stamps[key] = _as_of(rounds, stamps)
             if not any(self._stamps[key]):
@@ -174,16 +177,16 @@ class PastRowStore(FileRowStore):
 
 
 class CachedRowStore(RowStore):
-    """A write-back cache: rows stay in memory, on their device, until a checkpoint or the limit forces a write.
+    """A write-back cache: rows stay in memory, on their device, until a checkpoint or a full cache forces a write.
 
     Args:
         file: the store behind the cache.
-        limit: size of the cache in bytes.
+        max_bytes: size of the cache in bytes.
     """
 
-    def __init__(self, file: FileRowStore, limit: int) -> None:
+    def __init__(self, file: FileRowStore, max_bytes: int) -> None:
         super().__init__()
-        self._file, self._limit = file, limit
+        self._file, self._max_bytes = file, max_bytes
         self._unwritten: dict[int, None] = {}  # used as an ordered set of keys
 
     def __contains__(self, key: int) -> bool:
@@ -202,13 +205,15 @@ class CachedRowStore(RowStore):
         return self._rows[key]
 
     def __setitem__(self, key: int, row: Tensor) -> None:
+        """Cache a row; if the cache is then too large, write its rows and empty it."""
         self._rows[key] = row
         self._unwritten[key] = None
-        if len(self._rows) * row.nbytes > self._limit:
+        if len(self._rows) * row.nbytes > self._max_bytes:
             self.flush()
             self._rows.clear()
 
     def flush(self) -> None:
+        """Write the rows that the file does not have yet."""
         self._file.now = self.now
         for key in self._unwritten:
             self._file[key] = self._rows[key]
