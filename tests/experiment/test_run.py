@@ -251,7 +251,7 @@ def test_a_saved_model_is_the_evaluated_one(tmp_path: Path) -> None:
 
 
 def test_a_small_cache_writes_early_and_forgets_nothing(tmp_path: Path) -> None:
-    rows = CachedRowStore(FileRowStore(tmp_path, 3, torch.float64), limit=2 * 24)
+    rows = CachedRowStore(FileRowStore(tmp_path, 3, torch.float64), max_bytes=2 * 24)
     for round in range(1, 8):
         rows.now = round
         for key in range(5):
