@@ -104,10 +104,15 @@ class Algorithm:
     """
 
     drift: Drift = field(default_factory=Drift)
+    """Correction of the local step's direction."""
     perturbation: Perturbation = field(default_factory=Perturbation)
+    """Offset at which gradients are evaluated."""
     lr_schedule: LrSchedule = field(default_factory=LrSchedule)
+    """Learning rate of the local steps."""
     server: Sgd = field(default_factory=Sgd)
+    """Server optimiser."""
     averages: tuple[Average, ...] = ()
+    """Averages of server models, evaluated along with the server model."""
 
     def conflict(self) -> str | None:
         """Why the slots cannot be combined, or None if they can."""

@@ -75,12 +75,13 @@ class Linear(LrSchedule):
 
 @dataclass(frozen=True)
 class Cyclic(LrSchedule):
-    """Cyclic learning rate of SWA, one value per round (Caldarola et al. 2022, eq. 7).
+    """Cyclic learning rate of SWA, constant within a round (Caldarola et al. 2022, eq. 7).
 
         eta_t = (1 - q) eta + q low
         q = (t mod c + 1) / c
 
-    Cycles of c = ``length`` rounds begin after a fraction ``start`` of the rounds; before that eta_t = eta.
+    Here eta_t is the learning rate of round t and eta the base learning rate; both are multiplied by decay^t. A cycle
+    has c = ``length`` rounds. Cycles begin after a fraction ``start`` of the rounds; before that eta_t = eta.
 
     >>> cyclic = Cyclic(low=0.1, length=2, start=0.5)
     >>> schedule, zero = Schedule(lr=0.5, rounds=4), torch.tensor(0)

@@ -37,20 +37,20 @@ CARDS: dict[str, Card] = {
         "Federated averaging",
         Algorithm(),
         "McMahan et al., AISTATS 2017",
-        "lr 0.01, batch size 64, 1 local epoch (Caldarola et al. 2022); "
-        "lr 0.1, batch size 50, 5 local epochs, lr decay 0.998 (FedWMSAM)",
+        "in Caldarola et al. 2022, lr 0.01, batch size 64, 1 local epoch; "
+        "in the FedWMSAM paper, lr 0.1, batch size 50, 5 local epochs, lr decay 0.998",
     ),
     "fedavgm": Card(
         "FedAvg with server momentum",
         Algorithm(server=Momentum()),
         "Hsu et al., 2019",
-        "beta 0.9; 0.4 in FedACG's code; diverges in most settings with Dirichlet alpha 0",
+        "beta 0.9; in FedACG's code, beta 0.4 (with one class per client, FedAvgM diverges in most settings)",
     ),
     "fedprox": Card(
         "FedAvg with a proximal term",
         Algorithm(Prox()),
         "Li et al., MLSys 2020",
-        "mu 0.1 (Caldarola et al. 2022); 0.1, 0.01, 0.001 (WiMA)",
+        "in Caldarola et al. 2022, mu 0.1; in the WiMA paper, mu 0.1, 0.01 or 0.001",
         ("D21",),
     ),
     "fedadam": Card(
@@ -85,16 +85,18 @@ CARDS: dict[str, Card] = {
         "Dynamic regularisation",
         Algorithm(Dyn()),
         "Acar et al., ICLR 2021",
-        "alpha 0.01; 0.1 in FL-Simulator; requires gradient clipping",
+        "alpha 0.01; in FL-Simulator's code, alpha 0.1 (FedDyn requires gradient clipping)",
         ("D2", "D21"),
     ),
     "adabest": Card(
         "Adaptive bias estimates",
         Algorithm(AdaBest()),
         "Varno et al., ECCV 2022",
-        "mu 0.02, beta 0.9 (CIFAR-10) or 0.8 (CIFAR-100)",
+        "mu 0.02; beta 0.9 on CIFAR-10 and 0.8 on CIFAR-100",
     ),
-    "mime": Card("MIME with SGD", Algorithm(Mime()), "Karimireddy et al., NeurIPS 2021", "server_lr 0.1 or 1 (WiMA)"),
+    "mime": Card(
+        "MIME with SGD", Algorithm(Mime()), "Karimireddy et al., NeurIPS 2021", "in the WiMA paper, server_lr 0.1 or 1"
+    ),
     "mime-sgdm": Card(
         "MIME with momentum",
         Algorithm(Mime(beta=0.9)),
@@ -112,7 +114,12 @@ CARDS: dict[str, Card] = {
         "beta 0.9, form fedjax (WiMA)",
         ("D27",),
     ),
-    "fedcm": Card("Client-level momentum", Algorithm(Cm()), "Xu et al., 2021", "alpha 0.1; 0.05, 0.1, 0.5 (WiMA)"),
+    "fedcm": Card(
+        "Client-level momentum",
+        Algorithm(Cm()),
+        "Xu et al., 2021",
+        "alpha 0.1; in the WiMA paper, alpha 0.05, 0.1 or 0.5",
+    ),
     "fedacg": Card(
         "Accelerated client gradients", Algorithm(Acg()), "Kim et al., CVPR 2024", "lam 0.85, beta 0.002", ("D19",)
     ),
@@ -120,21 +127,22 @@ CARDS: dict[str, Card] = {
         "FedAvg with SAM on clients",
         Algorithm(perturbation=Sam(0.05)),
         "Caldarola et al., ECCV 2022; Qu et al., ICML 2022",
-        "rho 0.1 (CIFAR-10, Dirichlet alpha 0), 0.02 (CIFAR-10, alpha 100), 0.01 (Cityscapes, IDDA); "
-        "0.05 (FedSWA); 0.1 (FedWMSAM)",
+        "in Caldarola et al. 2022, rho 0.1 on CIFAR-10 with Dirichlet alpha 0, 0.02 on CIFAR-10 with alpha 100, and "
+        "0.01 on Cityscapes and IDDA; in the FedSWA paper (Liu et al. 2025), rho 0.05; in the FedWMSAM paper, rho 0.1",
         ("D5",),
     ),
     "fedasam": Card(
         "FedAvg with ASAM on clients",
         Algorithm(perturbation=Asam(0.5, 0.2)),
         "Caldarola et al., ECCV 2022",
-        "rho 0.7 (CIFAR-10, Dirichlet alpha 0), 0.5 (CIFAR-100, IDDA), 0.1 (Cityscapes); eta 0.2",
+        "in Caldarola et al. 2022, rho 0.7 on CIFAR-10 with Dirichlet alpha 0, 0.5 on CIFAR-100 and IDDA, and 0.1 on "
+        "Cityscapes; eta 0.2",
     ),
     "mofedsam": Card(
         "FedCM with SAM on clients",
         Algorithm(Cm(), Sam(0.1)),
         "Qu et al., ICML 2022",
-        "alpha 0.1, rho 0.1; rho 0.01 is best in FedWMSAM's Table 6",
+        "alpha 0.1, rho 0.1; in Table 6 of the FedWMSAM paper, rho 0.01 is best",
         ("D5", "D11"),
     ),
     "fedgamma": Card(
@@ -144,7 +152,7 @@ CARDS: dict[str, Card] = {
         "FedDyn's dual with SAM on clients",
         Algorithm(Dyn(alpha=0.1), Sam(0.1)),
         "Sun et al., ICLR 2023",
-        "lambda 10 (alpha 0.1), rho 0.1, share 1",
+        "lambda 10 in the paper's notation, which is alpha 0.1 here; rho 0.1, share 1",
         ("D12",),
     ),
     "fedsmoo": Card(
@@ -159,7 +167,7 @@ CARDS: dict[str, Card] = {
         "Locally estimated global perturbation",
         Algorithm(perturbation=Lesam(0.1)),
         "Fan et al., ICML 2024",
-        "rho 0.1 for the published code; re-tune it for the paper's formula",
+        "rho 0.1, tuned for the published code with its indexing error (D3); tune it again for the paper's formula",
         ("D3", "D14"),
         released={"direction": "global", "indexing": "tensor"},
     ),
@@ -167,7 +175,7 @@ CARDS: dict[str, Card] = {
         "FedLESAM with SCAFFOLD",
         Algorithm(Scaffold(), Lesam(0.1)),
         "Fan et al., ICML 2024",
-        "rho 0.1 for the published code; re-tune it for the paper's formula",
+        "rho 0.1, tuned for the published code with its indexing error (D3); tune it again for the paper's formula",
         ("D3", "D10", "D14"),
         released={"direction": "global", "indexing": "tensor", "cv_weight": 0.1},
     ),
@@ -175,7 +183,7 @@ CARDS: dict[str, Card] = {
         "FedLESAM with FedDyn",
         Algorithm(Dyn(alpha=0.1), Lesam(0.1)),
         "Fan et al., ICML 2024",
-        "rho 0.1, alpha 0.1 for the published code; re-tune rho for the paper's formula",
+        "alpha 0.1; rho 0.1, tuned for the published code with its indexing error (D3); tune it again for the formula",
         ("D3", "D14"),
         released={"direction": "global", "indexing": "tensor"},
     ),
@@ -183,7 +191,8 @@ CARDS: dict[str, Card] = {
         "Linearly decaying local learning rate with server over-relaxation",
         Algorithm(lr_schedule=Linear(0.1), server=Sgd(1.5)),
         "Liu et al., ICML 2025",
-        "final_lr (rho) 0.1, server_lr (alpha) 1.5, lr decay 0.998, weight decay 1e-3, gradient clip 10",
+        "final_lr 0.1 (rho in the paper), server_lr 1.5 (alpha in the paper), lr decay 0.998, weight decay 1e-3, "
+        "gradients clipped at 10",
         ("D4", "D26", "D28"),
         released={"early_decay": True},
     ),
@@ -199,7 +208,7 @@ CARDS: dict[str, Card] = {
         "FedSWA with momentum-based stochastic control",
         Algorithm(Mo(), lr_schedule=Linear(0.1), server=Sgd(1.5)),
         "Liu et al., ICML 2025",
-        "gamma 0.2, final_lr (rho) 0.1, server_lr (alpha) 1.5, option II",
+        "gamma 0.2, final_lr 0.1 (rho in the paper), server_lr 1.5 (alpha in the paper), option II",
         ("D4", "D6", "D23", "D26", "D28"),
         released={"gamma": 0.1, "gamma_first_round": 1.0, "normaliser": "trapezoid", "early_decay": True},
     ),
@@ -207,7 +216,8 @@ CARDS: dict[str, Card] = {
         "Weighted personalised momentum with a momentum-guided perturbation",
         Algorithm(Wmsam(), Guided(0.01)),
         "FedWMSAM, NeurIPS 2025",
-        "alpha0 0.1, lam 0.01, lr decay 0.998, clip 10; rho 0.01 for the published code, re-tune (0.05 to 0.5) here",
+        "alpha0 0.1, lam 0.01, lr decay 0.998, clip 10; rho 0.01, tuned for the published code with its indexing error "
+        "(D3); with the formula, tune rho again (0.05 to 0.5)",
         ("D3", "D8", "D9", "D22"),
         released={"perturb_sign": -1, "indexing": "tensor"},
     ),

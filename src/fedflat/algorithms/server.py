@@ -19,7 +19,8 @@ class Sgd(Slot):
 
         x <- x + server_lr q
 
-    A ``server_lr`` above 1 is over-relaxation (alpha in FedSWA).
+    q = target - x points from the server model x to the target of the drift correction, by default the clients' mean. A
+    ``server_lr`` above 1 is over-relaxation (alpha in FedSWA): the server steps beyond the target.
 
     >>> from torch import tensor
     >>> Sgd(server_lr=1.5).step(tensor([1.0, 2.0]), tensor([0.2, -0.2]), {})
@@ -29,15 +30,16 @@ class Sgd(Slot):
     server_lr: float = param(1.0, "server learning rate (alpha in FedSWA)", above=0)
 
     def step(self, x: Tensor, q: Tensor, state: State) -> tuple[Tensor, State]:
-        """Update the server model.
+        """Return the new server model and the changed state; q = target - x points from the model to its target.
 
         Args:
             x: server model, shape (P,).
-            q: pseudo-displacement, shape (P,).
-            state: this slot's server state.
+            q: pseudo-displacement, shape (P,): target - x, with the target model from the drift correction (by default
+                the clients' mean). Adding q to x moves to the target, so q plays the role of a negative gradient.
+            state: this slot's server state, e.g. its momentum.
 
         Returns:
-            The new model and the changed state.
+            The new model of shape (P,), and the fields of the state that changed.
         """
         return x + self.server_lr * q, {}
 
@@ -59,7 +61,7 @@ class Momentum(Sgd):
     (tensor([1.4000, 2.0000]), {'m': tensor([0.4000, 0.0000])})
     """
 
-    beta: float = param(0.9, "momentum coefficient", low=0, high=1)
+    beta: float = param(0.9, "momentum coefficient: weight of the previous momentum m", low=0, high=1)
 
     def on_server(self) -> Fields:
         return (vector("m", sent=False, momentum="descent"),)
@@ -83,11 +85,11 @@ class Adaptive(Sgd, ABC):
 
     server_lr: float = param(0.1, "server learning rate", above=0)
     beta1: float = param(0.9, "decay of the first moment m", low=0, high=1)
-    tau: float = param(1e-3, "added to sqrt(v)", above=0)
-    v_init: float | None = param(None, "initial v; none means tau^2", low=0)
+    tau: float = param(1e-3, "added to sqrt(v), which keeps the step finite", above=0)
+    v_init: float | None = param(None, "initial value of v; none means tau^2", low=0)
     bias_correction: bool = param(False, "correct m and v for their initial values, as Keras and torch do")
     second_moment_of: Literal["displacement", "momentum"] = param(
-        "displacement", "what v squares: q, or m as in one version of the paper"
+        "displacement", "v averages the squares of q, or those of m as in one version of the paper"
     )
 
     def on_server(self) -> Fields:

@@ -24,10 +24,12 @@ Gradient = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Field:
-    """One piece of a slot's state: a vector of shape (P,) or a scalar of shape ()."""
+    """The declaration of one vector or scalar that a slot keeps or sends."""
 
     name: str
+    """Key of this entry in the state."""
     vector: bool = True
+    """Whether it is a vector of shape (P,) instead of a scalar."""
     start: float | Literal["model"] = 0.0
     """Initial value of every entry; ``"model"`` starts as a copy of the initial model."""
     sent: bool = True
@@ -46,7 +48,7 @@ class Field:
         return torch.full((), self.start, dtype=x.dtype, device=x.device)
 
     def scalars(self, size: int) -> int:
-        """How many numbers are sent for a model of ``size`` parameters."""
+        """Number of values that this field holds for a model of ``size`` parameters."""
         return size if self.vector else 1
 
 
@@ -213,25 +215,28 @@ class Drift(Slot):
 
     @property
     def full_gradient(self) -> FullGradient:
-        """Full-batch gradient at z: ``own`` computes the client's, ``common`` the cohort's mean before training."""
+        """Which full-batch gradient at z the drift needs before local training.
+
+        ``own``: the client's; ``common``: the mean over the cohort; ``none``: no such gradient.
+        """
         return "none"
 
     @property
     def full_gradient_batches(self) -> int:
-        """Number of batches that form the full-batch gradient; 0 uses all of the client's data."""
+        """Number of batches over which the full-batch gradient is computed; 0 uses all of the client's data."""
         return 0
 
     @property
     def extra_passes(self) -> int:
-        """Backward passes per local step in addition to the one at the iterate."""
+        """Backward passes per local step in addition to the one that computes the gradient g."""
         return 0
 
     def start(self, x: Tensor, server: State) -> Tensor:
-        """The model z to broadcast, shape (P,)."""
+        """The model z to broadcast, shape (P,), from the server model ``x`` and this slot's server state."""
         return x
 
     def begin(self, ctx: LocalContext) -> State:
-        """Local state at the start of a client's round, e.g. a correction that stays constant within it."""
+        """State of a client within one round, at its start, e.g. a correction that stays constant in the round."""
         return {}
 
     def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
@@ -253,33 +258,33 @@ class Drift(Slot):
         return uploaded
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """Changed client state, and messages sent in addition to the displacement, after the last local step."""
+        """After the last local step: changed client state, and messages sent in addition to the displacement."""
         return {}, {}
 
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
-        """The target model that the server optimiser moves towards, shape (P,), and changed server state."""
+        """The target model that the server optimiser moves towards, shape (P,), and the changed server state."""
         return means.z + means.displacement, {}
 
     def evaluated(self, server: State) -> State:
-        """Further models, by name, to evaluate along with the server model."""
+        """Further models by name, made from the server state, to evaluate along with the server model."""
         return {}
 
 
 LARGE_RHO = 10
 """A perturbation radius beyond every published value."""
-PERTURB_FROM = "ascend the data gradient, or the direction that the drift correction makes of it"
+PERTURB_FROM = "data: ascend along the data gradient; total: along the drift-corrected direction"
 
 
 @dataclass(frozen=True)
 class Perturbation(Slot):
-    """No perturbation: the gradient is evaluated at the iterate.
+    """No perturbation: the gradient is evaluated at the client's current weights y_k.
 
     e = 0
     """
 
     @property
     def ascent_passes(self) -> int:
-        """Backward passes per local step needed to compute the offset."""
+        """Backward passes per local step that are needed to compute the offset e."""
         return 0
 
     @property
@@ -292,29 +297,29 @@ class Perturbation(Slot):
         return f"rho={rho:g} evaluates gradients far from the model; lower it" if rho > LARGE_RHO else None
 
     def begin(self, ctx: LocalContext) -> State:
-        """Local state at the start of a client's round."""
+        """State of a client within one round, at its start."""
         return {}
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
-        """The offset of a local step.
+        """The offset e_k at which the gradient of a local step is evaluated, and changed local state.
 
         Args:
             ctx: the client's context.
             gradient: gradient of the current batch at any point, one backward pass per call.
 
         Returns:
-            The offset e_k of shape (P,), None for no offset, and changed local state.
+            The offset of shape (P,), or None for no offset; and the fields of the local state that changed.
         """
         return None, {}
 
     def blend(self, g: Tensor, ctx: LocalContext) -> Tensor:
-        """The gradient passed to the drift correction, from the one at the perturbed point, shape (P,)."""
+        """The gradient to pass to the drift correction, given the gradient ``g`` at the perturbed point, shape (P,)."""
         return g
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """Changed client state, and messages, after the last local step."""
+        """After the last local step: changed client state, and messages of this slot."""
         return {}, {}
 
     def aggregate(self, means: CohortMeans, server: State, x: Tensor) -> State:
-        """Changed server state of this slot; ``x`` is the new server model, shape (P,)."""
+        """Changed server state of this slot, from the cohort's means; ``x`` is the new server model, shape (P,)."""
         return {}

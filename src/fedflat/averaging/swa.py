@@ -18,8 +18,9 @@ class Swa(Average):
 
         w <- (n w + x) / (n + 1)
 
-    n counts the captured models. Averaging begins after a fraction ``start`` of the rounds; until the first capture,
-    w is the model at that time. The cycle is that of the learning-rate schedule (``cyclic``) unless ``every`` is set.
+    w is the average, x the captured server model, and n the number of models captured before. Averaging begins after a
+    fraction ``start`` of the rounds; until the first capture, w is the server model of that round. A cycle has as many
+    rounds as a cycle of the learning-rate schedule (``cyclic``), unless ``every`` is set.
 
     >>> from torch import tensor
     >>> from fedflat.testing import run_info
@@ -33,12 +34,12 @@ class Swa(Average):
     """
 
     start: float = param(0.75, "fraction of the rounds after which averaging begins", low=0, high=1)
-    every: int | None = param(None, "rounds between captures; none uses the schedule's cycle", low=1)
+    every: int | None = param(None, "rounds c between captures; none: the cycle of the schedule", low=1)
     weighting: Literal["mean", "literal"] = param(
-        "mean", "plain mean of the captured models as in the published code, or n = t / c as printed"
+        "mean", "mean: plain mean of the captured models, as in the published code; literal: n = t / c, as printed"
     )
     capture_phase: Literal["released", "cycle_end"] = param(
-        "released", "capture when t - start is a multiple of c, or at the lowest learning rate of a cycle"
+        "released", "released: capture when t - start is a multiple of c; cycle_end: at the lowest learning rate"
     )
 
     def begin(self, info: RunInfo, x: Tensor) -> AverageState:

@@ -14,11 +14,12 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Wima(Average):
-    """Mean of the last W server models (WiMA; Caldarola et al., eq. 4).
+    """Mean of the last W server models (WiMA; Caldarola et al. 2023, eq. 4).
 
         w = (1 / W) sum_{j<W} x^{t+1-j}
 
-    During the first W rounds it is the mean of the models so far; the initial model is excluded.
+    w is the average after round t (counted from 0), and x^t the server model after t rounds. During the first W rounds
+    w is the mean of the server models so far; the initial model x^0 is excluded.
 
     >>> from torch import tensor
     >>> from fedflat.testing import run_info

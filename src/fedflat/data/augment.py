@@ -29,6 +29,7 @@ class Augmentation:
     """Augmentation steps, in order of application; ``Augmentation()`` only normalises."""
 
     steps: tuple[AugmentationStep, ...] = ()
+    """The steps, in order of application."""
 
     @property
     def text(self) -> str:

@@ -84,29 +84,32 @@ class Callback:
     """
 
     def began(self, run: RunView) -> None:
-        """Called before the first round, also of a resumed run."""
+        """Called before the first round, and again when a run is resumed."""
 
     def round_done(self, run: RunView) -> None:
         """Called after every round, before its evaluation."""
 
     def evaluated(self, run: RunView) -> None:
-        """Called after every evaluation; ``run.history[-1]`` is the newest."""
+        """Called after every evaluation; ``run.history[-1]`` is its record."""
 
     def ended(self, run: RunView, record: Record) -> None:
         """Called after the last round, with the outcome of the run."""
 
 
 class RemoteCallback(Callback):
-    """A callback that needs only ``RunProgress`` and may miss rounds; it can observe runs in other processes."""
+    """Base class of callbacks that can observe runs in other processes.
+
+    Such a callback sees only the attributes of ``RunProgress``, and is not called for every round and evaluation.
+    """
 
     def began(self, run: RunProgress) -> None:
-        """Called before the first round, also of a resumed run."""
+        """Called before the first round, and again when a run is resumed."""
 
     def round_done(self, run: RunProgress) -> None:
-        """Called after a round."""
+        """Called after a round; rounds that follow each other quickly may share one call."""
 
     def evaluated(self, run: RunProgress) -> None:
-        """Called after an evaluation; ``run.history[-1]`` is the newest."""
+        """Called after an evaluation; ``run.history[-1]`` is its record."""
 
     def ended(self, run: RunProgress, record: Record) -> None:
         """Called after the last round, with the outcome of the run."""

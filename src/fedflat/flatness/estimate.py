@@ -15,9 +15,13 @@ class Estimate:
     """A mean with its 95 % confidence interval ``[low, high]``."""
 
     value: float
+    """The mean."""
     low: float
+    """Lower end of the interval."""
     high: float
+    """Upper end of the interval."""
     draws: int
+    """Number of values that were averaged."""
 
     @property
     def half_width(self) -> float:

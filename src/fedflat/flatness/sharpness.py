@@ -36,7 +36,9 @@ class Sharpness:
     """The rise of the loss within a radius ``rho``."""
 
     kind: str
+    """``sam``, ``asam`` or ``average``."""
     rho: float
+    """Radius of the ball."""
     loss: float
     """Loss at the centre."""
     value: float
@@ -46,6 +48,7 @@ class Sharpness:
     steps: int = 1
     """Ascent steps of a worst case."""
     examples: int = 0
+    """Number of examples of the loss."""
 
     def document(self) -> dict[str, Any]:
         """All values as a dictionary."""

@@ -20,7 +20,7 @@ EXPANSION = 6
 
 @dataclass(frozen=True)
 class BiSeNetV2(NormalisedModelSpec):
-    """Bilateral segmentation network: a class per pixel; four auxiliary heads on the semantic branch in training."""
+    """Bilateral segmentation network that predicts a class per pixel, with four auxiliary heads in training."""
 
     name = "bisenetv2"
     dataset = "camvid"

@@ -12,7 +12,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class FemnistCnn(ImageModelSpec):
-    """Two valid 3x3 convolutions, max-pooling, and a hidden layer of 128 units (Reddi et al. 2021)."""
+    """Two unpadded 3x3 convolutions, max-pooling, and a hidden layer of 128 units (Reddi et al. 2021)."""
 
     name = "femnist-cnn"
     dataset = "femnist"

@@ -24,7 +24,9 @@ class Layout:
     """Names and shapes of the tensors in a flat vector, in order."""
 
     names: tuple[str, ...]
+    """Name of each tensor."""
     shapes: tuple[tuple[int, ...], ...]
+    """Shape of each tensor."""
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Layout:

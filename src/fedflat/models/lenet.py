@@ -16,7 +16,7 @@ PADDED_BELOW = 32
 
 @dataclass(frozen=True)
 class LeNet5(ImageModelSpec):
-    """The 6-16-120-84 network (LeCun et al. 1998) with ReLU and max-pooling; images below 32 pixels are padded by 2."""
+    """LeNet-5 (LeCun et al. 1998) with ReLU and max-pooling; images smaller than 32 pixels are padded by 2."""
 
     name = "lenet5"
     dataset = "mnist"
@@ -34,7 +34,7 @@ class LeNet5(ImageModelSpec):
 
 @dataclass(frozen=True)
 class Cnn(ImageModelSpec):
-    """64-64-384-192: two unpadded 5x5 convolutions, two hidden layers; FedSAM's CNN, which FedSWA calls LeNet-5."""
+    """Two unpadded 5x5 convolutions (64 channels) and two hidden layers (384, 192); FedSWA's paper calls it LeNet-5."""
 
     name = "cnn"
     examples = (

@@ -22,7 +22,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class CharLstm(ModelSpec):
-    """Next-character prediction at each position of a text (McMahan et al. 2017; LEAF and FedJAX on Shakespeare)."""
+    """LSTM that predicts the next character at each position of a text (McMahan et al. 2017; LEAF; FedJAX)."""
 
     name = "char-lstm"
     dataset = "shakespeare"

@@ -18,7 +18,7 @@ STEM_CHANNELS, LAST_CHANNELS = 32, 1280
 
 @dataclass(frozen=True)
 class MobileNetV2(NormalisedModelSpec):
-    """Seventeen inverted residual blocks and a linear classifier, without dropout (FedSAM on landmarks)."""
+    """MobileNetV2: 17 inverted residual blocks and a linear classifier, without dropout (as in the FedSAM paper)."""
 
     name = "mobilenetv2"
     dataset = "landmarks"

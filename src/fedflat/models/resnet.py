@@ -19,7 +19,7 @@ MakeShortcut = Callable[[int, int, int], nn.Module]
 
 @dataclass(frozen=True)
 class ResNet18(NormalisedModelSpec):
-    """Four stages of two basic blocks, 64 to 512 channels, with 1x1 projections where the shape changes."""
+    """ResNet-18: four stages of two basic blocks, 64 to 512 channels, with 1x1 projections where the shape changes."""
 
     name = "resnet18"
     examples = (
@@ -49,7 +49,7 @@ class ResNet18(NormalisedModelSpec):
 
 @dataclass(frozen=True)
 class ResNet20(NormalisedModelSpec):
-    """The CIFAR network: three stages of three basic blocks, 16 to 64 channels, with parameter-free shortcuts."""
+    """ResNet-20 for CIFAR: three stages of three basic blocks, 16 to 64 channels, with parameter-free shortcuts."""
 
     name = "resnet20"
     examples = (ModelExample("resnet20", (3, 32, 32), 10, "He et al. 2016; WiMA (2023)"),)

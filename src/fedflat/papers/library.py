@@ -30,8 +30,11 @@ class PaperTable:
     """A table or figure of a paper, with its cells."""
 
     paper: Paper
+    """The paper that contains the table."""
     name: str
+    """Short name, e.g. ``table3``."""
     file: TableFile = field(repr=False)
+    """Content of the table's data file."""
 
     @property
     def full_name(self) -> str:
@@ -157,8 +160,11 @@ class Paper:
     """A paper with its tables and figures."""
 
     name: str
+    """Short name, e.g. ``fedswa``."""
     file: PaperFile = field(repr=False)
+    """Content of the paper's data file: title, protocols and notes."""
     tables: dict[str, PaperTable] = field(default_factory=dict, repr=False)
+    """Tables and figures by short name."""
 
     def protocol(self, name: str) -> Protocol:
         """Return a protocol by name."""

@@ -228,8 +228,11 @@ class Row:
     """One row of a comparison: an algorithm and one of its models, over all seeds."""
 
     algorithm: str
+    """Canonical text of the algorithm, including its averages."""
     model: str
+    """Name of the evaluated model: ``server``, or an average such as ``wima(window=50)``."""
     records: tuple[Record, ...]
+    """The runs of this row, one per seed."""
 
     @property
     def label(self) -> str:

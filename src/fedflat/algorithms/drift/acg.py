@@ -21,6 +21,8 @@ class Acg(Drift):
         m <- lam m + mean_S D_i
         x <- x + m
 
+    m is the server's momentum; clients start from z, the point to which it carries the server model x.
+
     >>> from torch import tensor
     >>> from fedflat.testing import cohort_means
     >>> acg, m = Acg(lam=0.5), tensor([0.2, -0.2])
@@ -32,7 +34,7 @@ class Acg(Drift):
     """
 
     lam: float = param(0.85, "server momentum and look-ahead factor", low=0, high=1)
-    beta: float = param(0.002, "pull towards z; the published 1e-3 multiplies a square without 1/2", low=0)
+    beta: float = param(0.002, "pull towards z; the paper's 1e-3 multiplies the square without a factor 1/2", low=0)
 
     def on_server(self) -> Fields:
         return (vector("m", sent=False, momentum="descent"),)

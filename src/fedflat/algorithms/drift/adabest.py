@@ -19,7 +19,8 @@ class AdaBest(Drift):
         a = mean_S y_K
         target = a + beta (a - a_previous)
 
-    Rounds count from t = 1; last_i is the round in which client i last participated, initially 0.
+    h_i is the bias estimate of client i, and a the mean of the cohort's models in this round. Rounds count from t = 1;
+    last_i is the round in which client i last participated, initially 0.
 
     >>> from fedflat.testing import cohort_means, local_context
     >>> ctx = local_context(y=[1.0, 3.0], z=[1.0, 1.0], client={"h": [0.4, 0.4], "last": 0.0}, round=1)
@@ -31,7 +32,7 @@ class AdaBest(Drift):
     """
 
     mu: float = param(0.02, "weight of the displacement in the bias estimate", low=0)
-    beta: float = param(0.9, "server extrapolation factor", low=0, high=1)
+    beta: float = param(0.9, "server extrapolation from the previous to the new mean", low=0, high=1)
 
     def on_server(self) -> Fields:
         return (vector("aggregate", start="model", sent=False),)

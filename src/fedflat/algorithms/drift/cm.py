@@ -17,6 +17,8 @@ class Cm(Drift):
         d_k = alpha g + (1 - alpha) Delta
         Delta <- mean_S (z - y_K) / H
 
+    Delta is the server's momentum, the mean direction of all local steps of the previous round.
+
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
     >>> cm = Cm(alpha=0.1)

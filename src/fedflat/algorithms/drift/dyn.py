@@ -19,8 +19,8 @@ class Dyn(Drift):
         a_i <- a_i + D_i
         target = mean_S y_K + mean_all a_i
 
-    The dual is stored as a sum of displacements, a_i = -ghat_i / alpha. With ``dual_scope=active`` (FedSpeed as
-    published) target = mean_S (y_K + a_i).
+    a_i is the dual variable of client i, the sum of its displacements; the paper's dual is -alpha a_i. mean_all is the
+    mean over all N clients. With ``dual_scope=active`` (FedSpeed as published), target = mean_S (y_K + a_i).
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -31,9 +31,9 @@ class Dyn(Drift):
     {'a': tensor([0.5000, 1.5000])}
     """
 
-    alpha: float = param(0.01, "regularisation strength; 1/lambda in FedSpeed, lamb in FedSMOO", above=0)
-    dual_scope: Literal["all", "active"] = param("all", "duals that the server adds: of all clients or of the cohort")
-    all_mean: bool = param(False, "also evaluate the mean of all clients' latest models (one more vector)")
+    alpha: float = param(0.01, "regularisation strength; 1/lambda in FedSpeed, lamb in FedSMOO's code", above=0)
+    dual_scope: Literal["all", "active"] = param("all", "average the duals over all clients or over the cohort")
+    all_mean: bool = param(False, "also evaluate the mean of all clients' latest models; clients keep one more vector")
 
     def on_server(self) -> Fields:
         fields = (vector("a", sent=False), vector("active", start="model", sent=False))

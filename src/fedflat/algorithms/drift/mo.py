@@ -19,7 +19,8 @@ class Mo(Drift):
         c_i+ = c_i - m + (z - y_K) / H
         m <- m + gamma mean_S (c_i+ - m)
 
-    This is option II; with ``option=I``, c_i+ is the client's full-batch gradient at z.
+    c_i is the control variate of client i, c_i+ its new value after the round, and m the server's momentum. This is
+    option II; with ``option=I``, c_i+ is the client's full-batch gradient at z.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -33,7 +34,7 @@ class Mo(Drift):
     """
 
     gamma: float = param(0.2, "step of the server momentum towards the clients' control variates", low=0, high=1)
-    option: Literal["I", "II"] = param("II", "control variate from the gradient at z (I) or the displacement (II)")
+    option: Literal["I", "II"] = param("II", "compute c_i+ from the gradient at z (I) or the displacement (II)")
     option_I_batches: int = param(0, "batches in option I's gradient; 0 uses all of the client's data", low=0)
     gamma_first_round: float | None = param(None, "gamma in round 0; 1 in the published code", low=0, high=1)
     normaliser: Literal["sum", "trapezoid"] = param(

@@ -19,7 +19,8 @@ class Scaffold(Drift):
         c_i+ = c_i - c + (z - y_K) / H
         c <- c + (|S| / N) mean_S (c_i+ - c_i)
 
-    This is option II; with ``option=I``, c_i+ is the client's full-batch gradient at z.
+    c_i is the control variate of client i, c_i+ its new value after the round, and c the server's control variate. This
+    is option II; with ``option=I``, c_i+ is the client's full-batch gradient at z.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -32,7 +33,7 @@ class Scaffold(Drift):
     ({'c': tensor([0.5000, 0.0000])}, {'dc': tensor([ 0., -2.])})
     """
 
-    option: Literal["I", "II"] = param("II", "control variate from the full gradient (I) or the displacement (II)")
+    option: Literal["I", "II"] = param("II", "compute c_i+ from the full-batch gradient (I) or the displacement (II)")
     cv_weight: float = param(1.0, "weight of c - c_i in the direction; 0.1 in FedLESAM-S's published code", low=0)
 
     @property

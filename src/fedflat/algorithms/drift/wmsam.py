@@ -27,6 +27,10 @@ class Wmsam(Drift):
         c <- c + (|S| / N) mean_S (c_i+ - c_i)
         Delta <- mean_S (z - y_K) / H
 
+    Delta is the server's momentum; c_i and c are the control variates of client i and of the server, c_i+ is the
+    client's new one. sim_i measures how much a client's displacement D_i disagrees with the momentum; its mean adapts
+    alpha, the weight of the gradient. C1 to C3 are the three components of the method in the authors' slides.
+
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
     >>> wmsam, server = Wmsam(), {"momentum": [1.0, -1.0], "c": [1.0, 1.0], "alpha": 0.5}
@@ -38,10 +42,12 @@ class Wmsam(Drift):
     """
 
     alpha0: float = param(0.1, "initial weight alpha of the gradient against the momentum", low=0, high=1)
-    lam: float = param(0.01, "adaptation rate of alpha; 0 keeps it fixed (ablation: Weighted off)", low=0, high=1)
-    personal: bool = param(True, "correct the momentum per client (ablation: Mom)")
+    lam: float = param(
+        0.01, "adaptation rate of alpha; 0 keeps it fixed (the ablation without Weighted)", low=0, high=1
+    )
+    personal: bool = param(True, "add c - c_i for each client; false: the ablation without Mom")
     alpha_signal: Literal["disagreement", "agreement"] = param(
-        "disagreement", "sim_i: 1 + cos(D_i, Delta) as in the published code, or -cos as printed"
+        "disagreement", "sim_i is 1 + cos(D_i, Delta) as in the published code, or -cos(D_i, Delta) as printed"
     )
 
     def on_server(self) -> Fields:

@@ -21,7 +21,8 @@ class Asam(Perturbation):
         e = rho T q / ||q||
         g = g(y_k + e)
 
-    Products are elementwise. T is 1 for parameters whose name does not contain "weight", unless ``scope=all``.
+    T is the elementwise scale of the perturbation, and all products are elementwise. T is 1 for parameters whose name
+    does not contain "weight", unless ``scope=all``.
 
     >>> from fedflat.testing import local_context
     >>> asam, ctx = Asam(rho=0.1, eta=0.0), local_context(y=[1.0, -2.0], z=[0.0, 0.0])

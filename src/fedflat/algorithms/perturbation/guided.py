@@ -21,7 +21,8 @@ class Guided(Perturbation):
         e_k = rho unit((z + k Delta_i) - y_k)
         g = g(y_k + e_k)
 
-    Delta_i = Delta + alpha / (1 - alpha) (c - c_i) is the drift's personalised momentum. Step 0 is unperturbed.
+    Delta_i = Delta + alpha / (1 - alpha) (c - c_i) is the momentum Delta of the drift correction ``wmsam``,
+    personalised by its control variates c and c_i. Step k = 0 is unperturbed.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -31,9 +32,9 @@ class Guided(Perturbation):
     """
 
     rho: float = param(0.01, "length of the offset", low=0)
-    perturb_sign: Literal[1, -1] = param(1, "1 ascends as in the paper, -1 looks ahead as in the published code")
+    perturb_sign: Literal[1, -1] = param(1, "1: uphill as in the paper; -1: downhill as in the published code")
     indexing: Literal["vector", "tensor"] = param(
-        "vector", "one offset vector, or one scalar per tensor as in the published code"
+        "vector", "vector: one offset per parameter; tensor: one scalar per tensor, as in the published code (D3)"
     )
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:

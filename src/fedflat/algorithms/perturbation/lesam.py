@@ -29,9 +29,9 @@ class Lesam(Perturbation):
         e = rho (w_old - z) / ||w_old - z||
         g = g(y_k + e)
 
-    w_old is the model that the client received in its previous round; its first round is unperturbed. The offset
-    stays constant within a round. With ``direction=global`` (published code), w_old is the server's previous model
-    for all clients, which costs one more vector down.
+    w_old is the model that the client received when it last participated; its first round is unperturbed. The offset
+    stays constant within a round. With ``direction=global`` (published code), w_old is the server model of the previous
+    round for all clients, which the server must send in addition to z.
 
     >>> from fedflat.testing import local_context
     >>> ctx = local_context(y=[1.0, 1.0], z=[1.0, 1.0], client={"last": [4.0, 5.0], "seen": 1.0})
@@ -41,10 +41,10 @@ class Lesam(Perturbation):
 
     rho: float = param(0.1, "length of the offset", low=0)
     direction: Literal["client", "global"] = param(
-        "client", "towards the client's previously received model, or against the last global step"
+        "client", "client: towards the model that the client received before; global: against the last server step"
     )
     indexing: Literal["vector", "tensor"] = param(
-        "vector", "one offset vector, or one scalar per tensor as in the published code"
+        "vector", "vector: one offset per parameter; tensor: one scalar per tensor, as in the published code (D3)"
     )
 
     def on_server(self) -> Fields:

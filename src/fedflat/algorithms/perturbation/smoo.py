@@ -23,8 +23,9 @@ class Smoo(Perturbation):
         g = g(y_k + sh)
         s <- rho unit(mean_S (mu_i - sh))
 
-    The dual mu_i changes at every step and is kept between rounds. The server uses the last sh of each client; with
-    ``s_source=dual`` it computes s from mu_i alone, as FL-Simulator does.
+    sh is the perturbation of a client's step, s the global perturbation that the server estimates, and mu_i the dual
+    variable of client i, which changes at every step and is kept between rounds. The server uses the last sh of each
+    client; with ``s_source=dual`` it computes s from mu_i alone, as FL-Simulator does.
 
     >>> from fedflat.testing import local_context
     >>> ctx = local_context(y=[2.0, 2.5], z=[0.0, 0.0], server={"s": [0.0, 0.0]}, local={"mu": [1.0, 1.0]})
@@ -34,7 +35,7 @@ class Smoo(Perturbation):
     """
 
     rho: float = param(0.1, "length of the offset", low=0)
-    s_source: Literal["paper", "dual"] = param("paper", "what clients send for s: mu_i - sh, or mu_i alone")
+    s_source: Literal["paper", "dual"] = param("paper", "paper: compute s from mu_i - sh; dual: from mu_i alone")
 
     @property
     def ascent_passes(self) -> int:

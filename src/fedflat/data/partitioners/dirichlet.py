@@ -22,10 +22,10 @@ ALPHA_HELP = "concentration: smaller values give clients fewer classes; 0: one c
 
 @dataclass(frozen=True)
 class Dirichlet(ClassCountPartitioner):
-    """Each client draws q ~ Dir(alpha), then equally many examples with classes from q, without replacement.
+    """Each client draws class probabilities q ~ Dir(alpha), then its examples according to q, without replacement.
 
-    When a class is exhausted, clients that need more examples draw again from q renormalised over the remaining classes
-    (Acar et al. 2021).
+    All clients get the same number of examples (or lognormal numbers, with ``sigma``). When a class is exhausted,
+    clients that need more examples draw again from q renormalised over the remaining classes (Acar et al. 2021).
     """
 
     sizes = "equal or lognormal"
@@ -49,7 +49,9 @@ class Dirichlet(ClassCountPartitioner):
 
 @dataclass(frozen=True)
 class DirichletReuse(ClassCountPartitioner):
-    """As ``dirichlet``, but an exhausted class starts again: some examples are used twice, others never.
+    """As ``dirichlet``, but an exhausted class is dealt again from its start: some examples go to two clients.
+
+    Other examples go to no client, because all clients together still get as many examples as there are.
 
     This is the partition in the released code of FedSWA, FL-Simulator, FedLESAM and FedWMSAM.
     """
@@ -75,7 +77,9 @@ class DirichletReuse(ClassCountPartitioner):
 
 @dataclass(frozen=True)
 class DirichletClasswise(ClassCountPartitioner):
-    """Each class is distributed over the clients by a draw from Dir(alpha), so client sizes vary.
+    """The examples of each class are distributed over the clients in proportions drawn from Dir(alpha).
+
+    The number of examples therefore varies between clients.
 
     A client that would be empty gets one example of the most frequent class of the largest client.
     """

@@ -13,12 +13,13 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class DirichletLda(ClassCountPartitioner):
-    """Clients in turn draw q ~ Dir(alpha * p), where p are the class shares, and take equally many examples by q.
+    """One client after another draws class probabilities q ~ Dir(alpha * p), then its examples according to q.
 
-    Here alpha is the sum over all classes, i.e. C times the alpha of ``dirichlet`` (Hsu et al. 2019). A client that
-    exhausts a class draws a new q over the remaining ones, so every example is used once. The numbers of classes per
-    client match the published files of Hsu et al. (2020), used by FedSAM (2022) and WiMA (2023): 1.3 and 5 on CIFAR-10
-    and CIFAR-100.
+    p holds the share of each class in the training set, and all clients get the same number of examples. Here alpha is
+    the sum over all C classes, i.e. C times the alpha of ``dirichlet`` (Hsu et al. 2019). A client that draws an
+    exhausted class draws a new q over the remaining classes, so every example is used once. The FedSAM (2022) and
+    WiMA (2023) papers use partition files of Hsu et al. (2020), whose clients have on average 1.3 classes on CIFAR-10
+    (alpha 0.05) and 5 on CIFAR-100 (alpha 0.5); this partition has about as many.
     """
 
     citation = "Hsu et al. 2019; the files of Hsu et al. 2020, used by FedSAM (2022) and WiMA (2023)"

@@ -14,7 +14,8 @@ from fedflat.text import param
 class LongTail(PartitionModifier):
     """Before partitioning, class c of C keeps n_max * factor^(-c / (C - 1)) examples (Cao et al. 2019).
 
-    n_max is the size of the largest class. Counts are rounded down, but every class keeps at least one example.
+    Classes c are counted from 0, and n_max is the size of the largest class. The number of examples is rounded down,
+    but every class keeps at least one example.
     """
 
     stream = 0x7A11

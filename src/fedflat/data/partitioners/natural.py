@@ -15,7 +15,7 @@ from fedflat.text import param
 class Natural(Partitioner):
     """Every writer, role, city or domain of the dataset is a client.
 
-    With ``largest``, natural clients that have more examples are divided into several.
+    With ``largest``, a writer, role, city or domain with more examples than that becomes several clients.
     """
 
     by_label = False

@@ -20,9 +20,10 @@ Graph = npt.NDArray[np.bool_]
 class Pathological(ClassCountPartitioner):
     """Every client has exactly ``classes`` classes, clients are equally large, and every example is used once.
 
-    The usual shards of a sorted list guarantee this only if shards end at class boundaries. Here a random bipartite
-    graph decides which client holds which class, with holders in proportion to class size. The counts are a flow in
-    that graph that maximises the smallest count; for balanced classes all counts are equal.
+    The usual method, dealing shards of the examples sorted by class, guarantees this only if shards end at class
+    boundaries. Here classes are assigned to clients at random, large classes to more clients than small ones. The
+    number of examples that a client gets of each of its classes is then chosen by a maximum-flow computation that makes
+    the smallest of these numbers as large as possible; if all classes are equally large, all these numbers are equal.
     """
 
     citation = "McMahan et al. 2017"

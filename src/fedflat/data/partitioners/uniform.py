@@ -20,7 +20,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Iid(ClassCountPartitioner):
-    """Every client gets random examples; client sizes are equal, or lognormal with ``sigma``."""
+    """Every client gets random examples; all clients get equally many, or lognormal numbers of them with ``sigma``."""
 
     by_label = False
     sizes = "equal or lognormal"
@@ -40,7 +40,7 @@ class Iid(ClassCountPartitioner):
 
 @dataclass(frozen=True)
 class Centralised(Partitioner):
-    """A single client has all examples: the reference for federated runs."""
+    """A single client has all training examples; such a run is the centralised reference for federated runs."""
 
     by_label = False
     fixes_clients = True

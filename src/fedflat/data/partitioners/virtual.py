@@ -18,14 +18,14 @@ from fedflat.text import param
 class Virtual(Partitioner):
     """Each client draws class probabilities q ~ Dir(alpha), then ``size`` training examples according to q.
 
-    Clients may share examples. Each is generated on access from the seed and its number, so the cost depends on the
-    clients used, not on how many there are.
+    Different clients may have the same examples. A client's examples are drawn when the client is first used, from the
+    seed and the client's number, so the cost depends on the clients used, not on how many there are.
     """
 
     disjoint = False
     citation = "for studies of scale"
     examples = ("virtual(size=100,alpha=0.1)",)
-    clients: int | None = param(None, "number of clients; none: the number given elsewhere", low=1, high=10**15)
+    clients: int | None = param(None, "number of clients; none: the setting data.clients", low=1, high=10**15)
     size: int = param(50, "number of examples per client", low=1)
     alpha: float = param(0.1, ALPHA_HELP, low=0)
 

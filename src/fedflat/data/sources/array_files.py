@@ -50,14 +50,14 @@ class ArrayFileOptions:
         "an .npz, .parquet or .csv file, a folder of .npy files, or a folder with train.parquet and test.parquet",
         path=True,
     )
-    target: str = param("target", "tables: column of classes")
-    group: str = param("group", "tables: column of natural clients, if it exists")
-    shape: str = param("", "tables: shape of an example such as 3x32x32, if inputs are flat")
+    target: str = param("target", "for .parquet and .csv: name of the column of classes")
+    group: str = param("group", "for .parquet and .csv: name of the column of natural clients, if it exists")
+    shape: str = param("", "for .parquet and .csv: shape of an example such as 3x32x32, if inputs are flat")
 
 
 @dataclass(frozen=True)
 class ArrayFiles(DatasetSource):
-    """Arrays in files, held in memory if they fit and mapped otherwise."""
+    """Arrays are read into memory if they fit, and memory-mapped otherwise."""
 
     options: ArrayFileOptions = field(default=ArrayFileOptions(), kw_only=True)
 

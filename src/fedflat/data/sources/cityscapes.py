@@ -39,7 +39,7 @@ class CityscapesOptions(MaskOptions):
 
 @dataclass(frozen=True)
 class Cityscapes(FolderSource):
-    """Cityscapes with fine annotations; natural clients are cities.
+    """The masks are the fine annotations; each city is a natural client.
 
     Attributes:
         sizes: required numbers of training and validation images; None accepts any.
@@ -80,8 +80,9 @@ CITYSCAPES = Cityscapes(
     "street scenes of 21 cities, each pixel of one of 19 classes",
     roots=("cityscapes", "Cityscapes"),
     instructions=(
-        "from leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip at "
-        "https://www.cityscapes-dataset.com/downloads/ (account required)"
+        "download leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip at "
+        "https://www.cityscapes-dataset.com/downloads/ (account required) and unpack both into the folder cityscapes "
+        "of the data directory"
     ),
     card=DatasetCard(
         examples="2,975 / 500",

@@ -50,7 +50,7 @@ class WeatherOptions:
 
 @dataclass(frozen=True)
 class DigitMasks(DatasetSource):
-    """1,797 greyscale images of 32x32 pixels with masks; the five weathers alternate."""
+    """1,797 greyscale images of 32x32 pixels with masks; each image has one of five simulated weathers, in turn."""
 
     options: WeatherOptions = field(default=WeatherOptions(), kw_only=True)
 

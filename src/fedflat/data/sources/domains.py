@@ -38,7 +38,7 @@ class UserDomainOptions(DomainOptions):
 
 @dataclass(frozen=True)
 class DomainFolders(FolderSource):
-    """One folder per domain, with one folder per class in each.
+    """Each domain is a folder with one subfolder of images per class; each domain is a natural client.
 
     Attributes:
         sizes: required number of images per domain; empty accepts any domains.
@@ -124,8 +124,9 @@ PACS = DomainFolders(
     sizes={"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929},
     num_classes=7,
     instructions=(
-        "from PACS.zip at https://drive.google.com/uc?id=1JFr8f805nMUelQWWmfnJR3y4_SYoN5Pd "
-        "(published at https://dali-dl.github.io/project_iccv2017.html); rename its folder kfold to PACS"
+        "download PACS.zip at https://drive.google.com/uc?id=1JFr8f805nMUelQWWmfnJR3y4_SYoN5Pd "
+        "(published at https://dali-dl.github.io/project_iccv2017.html), unpack it into the data directory and rename "
+        "its folder kfold to PACS"
     ),
     card=DatasetCard(
         examples="9,991 in total",
@@ -145,8 +146,9 @@ OFFICE_HOME = DomainFolders(
     sizes={"Art": 2427, "Clipart": 4365, "Product": 4439, "Real World": 4357},
     num_classes=65,
     instructions=(
-        "from OfficeHomeDataset_10072016.zip at https://drive.google.com/uc?id=1uY0pj7oFsjMxRwaD3Sxy0jgel0fsYXLC "
-        "(published at https://www.hemanthdv.org/officeHomeDataset.html)"
+        "download OfficeHomeDataset_10072016.zip at "
+        "https://drive.google.com/uc?id=1uY0pj7oFsjMxRwaD3Sxy0jgel0fsYXLC "
+        "(published at https://www.hemanthdv.org/officeHomeDataset.html) and unpack it into the data directory"
     ),
     card=DatasetCard(
         examples="15,588 in total",

@@ -51,7 +51,7 @@ class HubOptions(ImageOptions):
 
 @dataclass(frozen=True)
 class Hub(DatasetSource):
-    """A dataset of the Hub."""
+    """The dataset is downloaded with Flower's ``flwr-datasets``, converted to arrays, and cached."""
 
     options: HubOptions = field(default=HubOptions(), kw_only=True)
 

@@ -41,7 +41,7 @@ class IddaOptions(MaskOptions):
 
 @dataclass(frozen=True)
 class Idda(FolderSource):
-    """IDDA in the layout of its third version."""
+    """The files are those of IDDA V3. A domain is a combination of town, weather and vehicle, and a natural client."""
 
     options: IddaOptions = field(default=IddaOptions(), kw_only=True)
 
@@ -85,7 +85,9 @@ IDDA = Idda(
     "idda",
     "simulated driving in 105 domains, each pixel of one of 16 classes",
     roots=("IDDAsmall",),
-    instructions="from IDDA V3, on request at https://idda-dataset.github.io/home/download/",
+    instructions=(
+        "request IDDA V3 at https://idda-dataset.github.io/home/download/ and unpack it into the data directory"
+    ),
     card=DatasetCard(
         examples="4,320 / 1,920 (`unseen=country`), 3,312 / 2,928 (`unseen=rainy`)",
         shape="3x540x960, masks",

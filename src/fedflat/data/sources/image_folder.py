@@ -26,7 +26,7 @@ class ImageFolderOptions(ImageOptions):
 
 @dataclass(frozen=True)
 class ImageFolder(DatasetSource):
-    """Images by class; without a test folder, every fifth image of each class is a test example."""
+    """Images are in one folder per class; without a test folder, every fifth image of each class is a test example."""
 
     options: ImageFolderOptions = field(default=ImageFolderOptions(), kw_only=True)
 

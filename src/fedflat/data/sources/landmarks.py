@@ -42,7 +42,7 @@ class LandmarksOptions(ImageOptions):
 
 @dataclass(frozen=True)
 class Landmarks(FileSource[CsvRows]):
-    """Natural clients are photographers; the test set has other photographers.
+    """Each photographer of the training set is a natural client; the test set has photos by other photographers.
 
     Attributes:
         num_classes: number of classes.
@@ -129,8 +129,8 @@ LANDMARKS = Landmarks(
         ),
     ),
     instructions=(
-        f"and the images as {ROOT}/images/<id>.jpg or {ROOT}/train/a/b/c/<id>.jpg, from images_000.tar to "
-        "images_499.tar at https://s3.amazonaws.com/google-landmark/train/ (500 GB in total)"
+        "download images_000.tar to images_499.tar at https://s3.amazonaws.com/google-landmark/train/ (500 GB) "
+        f"and put the images into the data directory, as {ROOT}/images/<id>.jpg or {ROOT}/train/a/b/c/<id>.jpg"
     ),
     card=DatasetCard(
         examples="164,172 / 19,526",

@@ -154,11 +154,11 @@ class DatasetSource(ABC):
 
     def file_instructions(self, data_dir: Path) -> str:
         """Say, as part of a message, which files are expected where and how to get them."""
-        instructions = [self.instructions] if self.instructions else []
+        message = f"expected {', '.join(self.files)} in {data_dir}"
         if self.downloads:
             folders = sorted({download.url.rpartition("/")[0] + "/" for download in self.downloads})
-            instructions.insert(0, f"from {' and '.join(folders)}")
-        return f"expected {', '.join(self.files)} in {data_dir}, {'; '.join(instructions)}"
+            message += f", from {' and '.join(folders)}"
+        return f"{message}; {self.instructions}" if self.instructions else message
 
 
 @dataclass(frozen=True)

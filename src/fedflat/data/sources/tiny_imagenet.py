@@ -21,7 +21,7 @@ ARCHIVE, ROOT = "tiny-imagenet-200.zip", "tiny-imagenet-200"
 
 @dataclass(frozen=True)
 class TinyImageNet(DatasetSource):
-    """Tiny ImageNet, decoded once."""
+    """The test set is the published validation set. Images are decoded on first use and cached."""
 
     options: ImageOptions = field(default=ImageOptions(), kw_only=True)
     num_classes: int = 200

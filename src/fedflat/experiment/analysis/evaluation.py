@@ -65,9 +65,13 @@ class Evaluation:
     """Metrics of one model by part, and the reasons for missing parts."""
 
     model: str
+    """Name of the evaluated model."""
     metric: str
+    """Name of the primary metric."""
     parts: dict[str, Part]
+    """Values of each evaluated part, e.g. ``test`` or ``clients``, by name of the part."""
     missing: dict[str, str]
+    """For each part that was requested but does not apply: the reason."""
 
     def __getitem__(self, part: str) -> Part:
         """The metrics of one part."""

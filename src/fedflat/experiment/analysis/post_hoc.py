@@ -39,7 +39,7 @@ Progress = Callable[[str], None]
 
 @dataclass
 class PostHoc:
-    """A run with its problem and a fixed sample of examples and clients.
+    """Measurements of a run's models and clients that are made after training, on a fixed sample of its data.
 
     Attributes:
         record: the run.
@@ -118,7 +118,12 @@ class PostHoc:
         )
 
     def constants(self, name: str = "server") -> list[Measurements]:
-        """L, beta, sigma and sigma_g of a model at every available round."""
+        """The constants in the bounds of Liu et al. 2025 (FedSWA), for a model at every available round.
+
+        L: largest gradient norm of a single example; beta: smoothness (largest Hessian eigenvalue); sigma: standard
+        deviation of an example's gradient within a client; sigma_g: mean distance between clients' gradients and
+        the global one.
+        """
 
         def measure(model: ModelState) -> Measurements:
             constants, gradients = self.sample.constants(model)
@@ -136,7 +141,7 @@ class PostHoc:
         return rows
 
     def theory(self, constants: Sequence[Measurements] | None = None) -> Theory:
-        """Theorem 5.1 with the run's empirical constants.
+        """The generalisation bounds of Theorem 5.1 in Liu et al. 2025 (FedSWA), with the run's measured constants.
 
         Args:
             constants: the results of ``constants`` and ``logged_constants``, if already computed.
@@ -146,7 +151,10 @@ class PostHoc:
         return theory(self.config, self.partition, self.problem.data.num_classes, measured)
 
     def moments(self) -> tuple[list[Moment], str]:
-        """All moments from which a round can be replayed, and why the other saved rounds cannot (else empty)."""
+        """All moments from which a round can be replayed, and the reason why other saved rounds cannot.
+
+        The reason is empty if every saved round can be replayed.
+        """
         moments = {0: moment_at_start(self.algorithm, self.initial, self.config)}
         missing = missing_state(self.algorithm, self.config)
         saved = [rounds for rounds in self.model_rounds() if rounds]

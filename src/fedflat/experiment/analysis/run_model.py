@@ -152,12 +152,17 @@ class RunModel:
     """A model of a run with its problem and partition."""
 
     record: Record
+    """The run."""
     name: str
+    """Name of the model: ``server`` or an average."""
     rounds: int | None
     """Round after which it was saved; None for the final model."""
     problem: Problem = field(repr=False)
+    """Network, task and data of the run."""
     partition: Partition = field(repr=False)
+    """The examples of each client."""
     state: ModelState = field(repr=False)
+    """Weights and buffers of the model."""
     tf32: bool = False
     """Whether a GPU may use TF32."""
 
@@ -342,7 +347,6 @@ def open_model_or_client(text: str, **options: Any) -> RunModel:
 def client_of(source: Reference) -> int | None:
     """The client number of a reference to a client model, else None.
 
-    >>> from pathlib import Path
     >>> client_of(Reference(Path("runs/a"), "client3", 50)), client_of(Reference(Path("runs/a"), "wima"))
     (3, None)
     """

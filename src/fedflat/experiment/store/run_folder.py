@@ -283,14 +283,19 @@ class Record:
     """A run as plain data: config, evaluations and outcome."""
 
     config: Config
+    """The complete config of the run."""
     history: list[dict[str, Any]]
     """One record per evaluation, as in metrics.jsonl."""
     status: str
+    """``running``, ``paused``, ``finished``, ``stopped`` or ``diverged``."""
     reason: str
+    """Why the run stopped early or diverged; empty otherwise."""
     seconds: float
+    """Wall-clock seconds of the run so far, without the time between interruption and resumption."""
     models: dict[str, ModelState] = field(repr=False)
     """The final models by name; empty if they are only on disk."""
     folder: RunFolder | None = None
+    """The run folder; None for a run in memory."""
     user_objects: dict[str, Any] = field(default_factory=dict, repr=False)
     """User-supplied ``data``, ``model`` and ``task``, while the run is in memory."""
     statistics: dict[int, Tensor] = field(default_factory=dict, repr=False)

@@ -164,7 +164,9 @@ class Ends:
     """Requests the ``high`` largest and the ``low`` smallest eigenvalues."""
 
     high: int
+    """Number of largest eigenvalues."""
     low: int = 0
+    """Number of smallest eigenvalues."""
 
     @property
     def count(self) -> int:
@@ -188,6 +190,7 @@ class Largest:
     """Requests the ``count`` eigenvalues of largest magnitude."""
 
     count: int
+    """Number of eigenvalues."""
 
     def select(self, values: np.ndarray) -> np.ndarray:
         """Return the indices of the requested values among ascending ``values``, largest magnitude first."""
@@ -209,7 +212,9 @@ class Eigenpairs:
     residuals: Tensor
     """[k], |H v - lambda v| of each pair."""
     products: int
+    """Number of matrix-vector products used."""
     converged: bool
+    """Whether every residual is below the tolerance."""
 
 
 def lanczos(

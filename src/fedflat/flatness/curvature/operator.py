@@ -24,8 +24,11 @@ class Operator:
     apply: Callable[[Tensor], Tensor]
     """Maps rows [b, P] to the products of the matrix with each row, [b, P]."""
     size: int
+    """Number of rows P of the matrix."""
     dtype: torch.dtype = torch.float32
+    """Type of the vectors."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    """Device of the vectors."""
     products: int = 0
     """Number of products computed so far."""
 

@@ -38,17 +38,27 @@ class Spectrum:
     lambda_min: float | None
     """The smallest (most negative) eigenvalue; None with power iteration."""
     trace: Estimate | None
+    """Estimated trace; None if it was not requested."""
     density: Density | None
+    """Estimated density of all eigenvalues; None if it was not requested."""
     method: str
+    """``lanczos`` or ``power``."""
     by: str
+    """Order of the eigenvalues: ``value`` or ``magnitude``."""
     converged: bool
+    """Whether every residual is below the tolerance."""
     products: int
     """Total number of Hessian-vector products."""
     seconds: float
+    """Wall-clock seconds of the computation."""
     parameters: int
+    """Number of parameters P of the model."""
     examples: int
+    """Number of examples of the loss."""
     loss: float
+    """Loss at the weights."""
     precision: str
+    """Precision of matrix products: ``tf32``, ``float32`` or ``float64``."""
 
     @property
     def lambda_max(self) -> float:

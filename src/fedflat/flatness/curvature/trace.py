@@ -70,8 +70,11 @@ class Density:
     """Quadrature nodes and weights of the spectral density, one pair of arrays per random vector."""
 
     nodes: tuple[np.ndarray, ...]
+    """Approximate eigenvalues, one array per random vector."""
     weights: tuple[np.ndarray, ...]
+    """Weight of each node; the weights of a random vector sum to 1."""
     products: int
+    """Number of Hessian-vector products used."""
 
     def moment(self, power: int) -> Estimate:
         """Estimate the mean of eigenvalue^power, i.e. tr H^power / P."""

@@ -26,7 +26,9 @@ class Model(NamedTuple):
     """A point of a landscape: flat weights [P] and flat floating-point buffers (e.g. BatchNorm statistics)."""
 
     weights: Tensor
+    """Flat weights, [P]."""
     buffers: Tensor
+    """Flat floating-point buffers; empty if the model has none."""
 
 
 Measure = Callable[[Model], Mapping[str, Tensor]]
@@ -44,7 +46,9 @@ class Mark:
     """A model's position in a landscape."""
 
     name: str
+    """Name of the model."""
     position: tuple[float, ...]
+    """Coordinates of the model, one per axis."""
     distance: float = 0.0
     """Distance of the model from the plane, if it was projected onto it."""
     values: dict[str, float] = field(default_factory=dict)
@@ -56,9 +60,13 @@ class Landscape:
     """Values on a line or a grid: ``values[name][i, j]`` belongs to ``(axes[0][i], axes[1][j])``."""
 
     kind: Kind
+    """``around`` a model, ``plane`` through three models, or ``path`` between two."""
     axes: tuple[tuple[float, ...], ...]
+    """Coordinates of the grid points along each axis."""
     values: dict[str, Values]
+    """For each quantity, e.g. ``train_loss``: an array with one dimension per axis."""
     marks: tuple[Mark, ...] = ()
+    """Models shown in the landscape."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """How it was computed: names, seed, radius, number of examples, ..."""
 

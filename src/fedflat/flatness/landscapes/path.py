@@ -38,7 +38,9 @@ class Barrier:
     """The largest rise above the interpolated loss, and the position t at which it occurs."""
 
     height: float
+    """Largest rise above the straight line between the end values."""
     at: float
+    """Position on the path, from 0 (first model) to 1 (second model)."""
 
 
 def path_landscape(

@@ -40,8 +40,11 @@ class Plane:
     """A plane through three weight vectors."""
 
     origin: Tensor
+    """The first model a, [P] float64."""
     u: Tensor
+    """Unit vector from the first model to the second, [P]."""
     v: Tensor
+    """Unit vector orthogonal to u, towards the third model, [P]."""
     corners: tuple[tuple[float, float], ...]
     """The coordinates of the three models."""
 

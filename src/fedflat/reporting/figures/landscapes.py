@@ -44,8 +44,11 @@ class Panel:
     """A landscape with its title and caption."""
 
     title: str
+    """Title of the panel."""
     landscape: Landscape
+    """The landscape to draw."""
     figures: str = ""
+    """Numbers shown below the panel, e.g. lambda_max; may be empty."""
 
 
 def contours(panels: Sequence[Panel], value: str = "train_loss", title: str = "") -> Figure:

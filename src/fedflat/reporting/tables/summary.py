@@ -23,6 +23,7 @@ class Summary:
     """Summary of one model's metric on the test set."""
 
     last: float
+    """The value at the last evaluation."""
     mean_last: float
     """The mean over the evaluations of the last 100 rounds."""
     mean_count: int
