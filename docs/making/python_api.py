@@ -7,11 +7,15 @@ import dataclasses
 import importlib
 import inspect
 import re
+import textwrap
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
 from making.markdown import about, block, joined, summary
+
+ATTRIBUTES = re.compile(r"\n*^Attributes:\n+(?:(?: {4}|- ).*\n?)+", re.MULTILINE)
+"""The Attributes section of a docstring as Markdown."""
 
 
 class Page(NamedTuple):
@@ -161,7 +165,7 @@ def _entry(module: str, name: str) -> list[str]:
     found = importlib.import_module(module)
     if not hasattr(found, name):
         raise ValueError(f"docs/making/python_api.py lists {module}:{name}, which does not exist; update PAGES")
-    value = getattr(found, name)
+    value = inspect.unwrap(getattr(found, name))  # a cached function is shown like the function
     lines = [f"## {name}", ""]
     if inspect.isclass(value):
         return lines + _class(name, value, module)
@@ -179,7 +183,8 @@ def _import(module: str, name: str) -> list[str]:
 
 def _class(name: str, value: type, module: str) -> list[str]:
     shown = signature(name, value.__init__) if _has_own_init(value) else name
-    lines = [*block(f"class {shown}".splitlines(), "py"), about(value), "", *_import(module, name)]
+    text = ATTRIBUTES.sub("\n", about(value)).rstrip()  # described at each field instead
+    lines = [*block(f"class {shown}".splitlines(), "py"), text, "", *_import(module, name)]
     for field, (kind, meaning) in fields(value).items():
         lines.append(f"- **`{field}`** : `{kind}`" + (f". {meaning}" if meaning else ""))
     for attribute, member in members(value):
@@ -202,22 +207,43 @@ def _has_own_init(value: type) -> bool:
 
 
 def members(value: type) -> Iterator[tuple[str, Any]]:
-    """The public methods and properties that a class itself defines."""
+    """The public methods and properties that a class itself defines; a field whose default is a function is neither."""
+    annotations = vars(value).get("__annotations__", {})
     for name, member in vars(value).items():
+        if name in annotations:
+            continue
         documented = isinstance(member, (property, classmethod, staticmethod)) or inspect.isfunction(member)
         if documented and not name.startswith("_"):
             yield name, member
 
 
 def fields(value: type) -> dict[str, tuple[str, str]]:
-    """The annotated fields of a class: type and meaning, from the string below each or the help of ``param``."""
+    """The annotated fields of a class: type and meaning.
+
+    The meaning is the string below a field, the help of ``param``, or the entry in the docstring's Attributes section.
+    """
     try:
-        (tree,) = ast.parse(inspect.cleandoc(inspect.getsource(value))).body
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(value))).body
     except (OSError, TypeError, SyntaxError):
         return {}
     if not isinstance(tree, ast.ClassDef):
         return {}
-    return {name: entry for name, entry in annotated(tree.body) if not name.startswith("_")}
+    described = _attributes(value)
+    return {
+        name: (kind, meaning or described.get(name, ""))
+        for name, (kind, meaning) in annotated(tree.body)
+        if not name.startswith("_")
+    }
+
+
+def _attributes(value: type) -> dict[str, str]:
+    """The entries of the Attributes section of a class's docstring, as sentences by name."""
+    section = re.search(r"^Attributes:\n((?: {4}.*\n?)+)", inspect.getdoc(value) or "", re.MULTILINE)
+    if section is None:
+        return {}
+    entries = re.findall(r"^(\w+): (.*(?:\n +.*)*)", textwrap.dedent(section[1]), re.MULTILINE)
+    texts = {name: " ".join(text.replace("``", "`").split()) for name, text in entries}
+    return {name: f"{text[:1].upper()}{text[1:].rstrip('.')}." for name, text in texts.items()}
 
 
 def annotated(body: list[ast.stmt]) -> Iterator[tuple[str, tuple[str, str]]]:

@@ -102,9 +102,14 @@ class Augmentation:
         return raw
 
     def mix(self, draws: Draws, size: int | None = None) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return lam and the permutation pi of mixup for a batch of ``size``; None without mixup.
+        """Return the blending weights lam and the permutation pi of mixup for a batch; None without mixup.
 
-        The loss is lam CE(f, Y) + (1 - lam) CE(f, Y[pi]).
+        Example i is blended with example pi[i]. With outputs f and targets Y, the loss is
+        lam CE(f, Y) + (1 - lam) CE(f, Y[pi]), where CE is the cross-entropy.
+
+        Args:
+            draws: the random numbers of the step, from ``draw``.
+            size: number of examples of the batch; default: that of a full batch.
         """
         return (draws["lam"], permutation(draws, size)) if "lam" in draws else None
 

@@ -9,7 +9,7 @@ VARIABLE = "FEDFLAT_DATA"
 
 
 def data_dir(explicit: str | Path | None = None) -> Path:
-    """Return ``explicit`` if given, else ``$FEDFLAT_DATA``, else ``fedflat/data`` in the user's cache."""
+    """Return ``explicit`` if given, else ``$FEDFLAT_DATA``, else ``fedflat/data`` under the user's cache directory."""
     chosen = explicit if explicit is not None else os.environ.get(VARIABLE)
     return Path(chosen).expanduser() if chosen else user_cache() / "data"
 

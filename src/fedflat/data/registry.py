@@ -124,12 +124,16 @@ def load_corruptions(
 
 
 def fetch(text: str, data_dir: str | Path | None = None, progress: Progress | None = None) -> None:
-    """Download the missing or damaged files of a dataset."""
+    """Download the missing or damaged files of a dataset; the arguments are those of ``load``."""
     download_source(dataset_source(text), resolve_data_dir(data_dir), progress)
 
 
 def verify(text: str, data_dir: str | Path | None = None) -> tuple[FileReport, ...]:
-    """Hash every file of a dataset and compare it with the known hashes."""
+    """Hash every file of a dataset and compare it with the known hashes; the arguments are those of ``load``.
+
+    Returns:
+        One report per file: its path, its hash, and whether the hash is the known one.
+    """
     return dataset_source(text).verify(resolve_data_dir(data_dir))
 
 

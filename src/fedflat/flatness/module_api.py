@@ -71,7 +71,11 @@ def density(
 ) -> Density:
     """Estimate the spectral density of the Hessian; costs ``draws * steps`` products.
 
-    ``model``, ``loss``, ``data`` and ``batch`` are those of ``spectrum``; the others those of ``lanczos_quadrature``.
+    Args:
+        model, loss, data, batch: as in ``spectrum``.
+        draws: number of random vectors.
+        steps: Hessian-vector products per random vector.
+        seed: seed of the random vectors.
     """
     return lanczos_quadrature(_hessian(model, loss, data, batch), draws=draws, steps=steps, seed=seed)
 
@@ -87,8 +91,10 @@ def sharpness(
 ) -> Sharpness:
     """Measure the rise of the loss around the model.
 
-    ``model``, ``loss``, ``data`` and ``batch`` are those of ``spectrum``; ``kind`` (``sam``, ``asam`` or ``average``)
-    and ``options`` those of ``sharpness_of``.
+    Args:
+        model, loss, data, batch: as in ``spectrum``.
+        kind: ``sam`` or ``asam`` (worst case), or ``average``.
+        options: further arguments of ``sharpness_of``, e.g. the radius ``rho``.
     """
     return sharpness_of(_objective(model, loss, data, batch), kind, **options)
 

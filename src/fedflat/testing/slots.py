@@ -67,7 +67,16 @@ def cohort_means(
     round: int = 0,
     common_gradient: Numbers | None = None,
 ) -> CohortMeans:
-    """The means of a cohort that received ``z``, moved by ``displacement`` and sent ``mean``.
+    """The cohort means that a slot's ``aggregate`` receives, built from plain numbers.
+
+    Args:
+        z: model that the clients received; also the server model.
+        displacement: mean displacement of the clients.
+        mean: means of the slot's messages, by name.
+        lr_sum: sum H of each client's learning rates.
+        share: cohort size divided by the number of clients.
+        round: round, counted from 0.
+        common_gradient: the cohort's mean full-batch gradient at z, if the drift requests it.
 
     >>> cohort_means(z=[1.0, 2.0], displacement=[-0.1, 0.1], lr_sum=0.1).direction
     tensor([ 1., -1.])
@@ -78,7 +87,13 @@ def cohort_means(
 
 
 def run_info(rounds: int, size: int = 2, cycle: int = 1) -> RunInfo:
-    """What an average needs to know about a run of ``rounds`` rounds with models of ``size`` parameters."""
+    """What an average may know about a run, for calling averages by hand.
+
+    Args:
+        rounds: number of rounds of the run.
+        size: number of parameters of the model.
+        cycle: rounds after which the learning-rate schedule repeats.
+    """
     return RunInfo(rounds, cycle, torch.zeros(size, dtype=torch.bool), lambda name, count: [torch.zeros(size)] * count)
 
 

@@ -25,6 +25,7 @@ class MappedTensor(torch.Tensor):
     """
 
     path: Path
+    """The ``.npy`` file."""
     # As for torch's own Parameter: results of operations are plain tensors.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 

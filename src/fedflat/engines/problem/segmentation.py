@@ -22,7 +22,7 @@ class Segmentation:
     Pixels with target IGNORED count in neither. A model with auxiliary heads is trained on the sum of all heads' losses
     (booster training; Yu et al. 2021).
 
-    Args:
+    Attributes:
         hard: share of each image's pixels, those with the highest loss, to average over (Caldarola et al. 2022,
             appendix C.2).
         auxiliary: weight of each auxiliary head's loss.

@@ -57,6 +57,7 @@ class Classification:
     """Cross-entropy loss and accuracy. Outputs are logits [batch, classes], targets are labels [batch]."""
 
     metric: str = "accuracy"
+    """Name of the primary metric, by which models are compared."""
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Mean cross-entropy."""
@@ -108,6 +109,7 @@ class NextCharacter:
     """
 
     metric: str = "accuracy"
+    """Name of the primary metric, by which models are compared."""
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Mean cross-entropy over all characters of a batch."""

@@ -39,7 +39,17 @@ def random_direction(size: int, seed: int, number: int, like: Tensor) -> Tensor:
 def directions_around(
     layout: Layout, weights: Tensor, seed: int = 0, count: int = 2, one_dimensional: OneDimensional = "zero"
 ) -> tuple[Tensor, ...]:
-    """Draw ``count`` filter-normalised directions [P]; the same random numbers for every model of this layout."""
+    """Draw ``count`` random filter-normalised directions [P].
+
+    The random numbers depend only on ``seed`` and P, so models of the same layout share them.
+
+    Args:
+        layout: names and shapes of the model's parameters.
+        weights: the model's weights, [P].
+        seed: seed of the random numbers.
+        count: number of directions.
+        one_dimensional: ``zero`` or ``scaled``, the treatment of one-dimensional tensors such as biases.
+    """
     return tuple(
         filter_normalised(layout, random_direction(layout.size, seed, number, weights), weights, one_dimensional)
         for number in range(count)

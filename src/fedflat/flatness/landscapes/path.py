@@ -81,7 +81,14 @@ def _interpolate(a: Model, b: Model, axis: Sequence[float]) -> Iterator[Model]:
 
 
 def barrier(shares: Sequence[float], values: Values) -> Barrier:
-    """Return the barrier of ``values`` at positions ``shares``; infinite if a value between the ends is not finite.
+    """Return the barrier on a path between two models: the largest rise above the line between the end values.
+
+    Args:
+        shares: positions on the path, from 0 (first model) to 1 (second model); positions outside are ignored.
+        values: the loss at each position.
+
+    Returns:
+        Height and position of the barrier; the height is infinite if a value between the ends is not finite.
 
     >>> barrier((0.0, 0.25, 0.5, 0.75, 1.0), np.array([1.0, 1.5, 4.0, 2.0, 3.0]))
     Barrier(height=2.0, at=0.5)
