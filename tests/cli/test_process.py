@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from fedflat.experiment.store.files import LOCK_FILE
+from tests.time_limits import scaled
 
 FEDFLAT = (sys.executable, "-m", "fedflat")
 ENVIRONMENT = {
@@ -29,7 +30,13 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 def fedflat(*arguments: str, **more: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*FEDFLAT, *arguments], check=False, capture_output=True, text=True, env=ENVIRONMENT, timeout=120, **more
+        [*FEDFLAT, *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        timeout=scaled(120),
+        **more,
     )  # type: ignore[call-overload]
 
 
@@ -39,7 +46,12 @@ def test_version_and_help_need_no_torch():
         "try: main()\nfinally: print('torch' in sys.modules)"
     )
     result = subprocess.run(
-        [sys.executable, "-c", script], check=False, capture_output=True, text=True, env=ENVIRONMENT, timeout=120
+        [sys.executable, "-c", script],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        timeout=scaled(120),
     )
     assert result.stdout.strip().endswith("False") and "compare" in result.stdout
     assert fedflat("--version").stdout.startswith("fedflat 0.")
@@ -57,7 +69,7 @@ def test_waiting_threads_do_not_spin():
             capture_output=True,
             text=True,
             env=ENVIRONMENT | given,
-            timeout=120,
+            timeout=scaled(120),
         )
         assert done.stdout.split()[-2:] == [meant, "False"], "torch reads it when it is loaded"
 
@@ -137,7 +149,7 @@ def test_an_interruption_says_how_to_continue(tmp_path):
         ):
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        told = process.communicate(timeout=60)[1]
+        told = process.communicate(timeout=scaled(60))[1]
         assert process.returncode == 130
         last = told.splitlines()[-1]
         assert last.startswith("fedflat: interrupted") and last.endswith("fedflat resume run")
@@ -155,7 +167,7 @@ def test_ctrl_c_while_workers_start_prints_one_line(tmp_path):
             time.sleep(0.01)
         time.sleep(0.2)
         os.killpg(process.pid, signal.SIGINT)
-        told = process.communicate(timeout=60)[1]
+        told = process.communicate(timeout=scaled(60))[1]
         assert process.returncode == 130
         (line,) = told.splitlines()
         assert line.startswith("fedflat: interrupted") and line.endswith("fedflat resume run")
@@ -178,7 +190,7 @@ def test_a_closed_pipe_is_not_an_error(arguments):
     process.stdout.close()
     assert process.stderr.read() == b""
     process.stderr.close()
-    process.wait(timeout=60)
+    process.wait(timeout=scaled(60))
 
 
 def test_a_terminal_without_unicode():
@@ -187,6 +199,6 @@ def test_a_terminal_without_unicode():
         check=False,
         capture_output=True,
         env=ENVIRONMENT | {"PYTHONIOENCODING": "ascii"},
-        timeout=120,
+        timeout=scaled(120),
     )
     assert result.returncode == 0 and b"training.clip" in result.stdout and result.stderr == b""

@@ -27,6 +27,7 @@ from fedflat.engines.ray.worker import check_facts, problem_facts
 from fedflat.errors import UserError
 from fedflat.experiment.setup.problem import build_problem
 
+from ..time_limits import scaled
 from .federations import engine_of, small
 from .nodes import Nodes, python, said
 
@@ -34,7 +35,9 @@ from .nodes import Nodes, python, said
 def test_ray_is_not_installed() -> None:
     """In a separate process, from which Ray is hidden."""
     code = "import sys; sys.modules['ray'] = None; import fedflat; fedflat.run('fedavg', rounds=1, engine='ray')"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=240)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=scaled(240)
+    )
     last = ended.stderr.strip().splitlines()[-1]
     assert "engine.name=ray" in last and 'pip install "fedflat[ray]"' in last
 

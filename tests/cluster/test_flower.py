@@ -17,6 +17,7 @@ from fedflat.experiment.run import Run
 from fedflat.experiment.store.run_folder import RunFolder, load_record
 from tests.deploy.processes import RealFederation, toml
 
+from ..time_limits import scaled
 from .nodes import Nodes
 
 pytestmark = pytest.mark.slow
@@ -47,7 +48,7 @@ def test_flowers_simulation_on_a_cluster_of_two_nodes(cluster: Nodes, tmp_path: 
             settings = toml({**SETTINGS, "deploy.out": str(out), "deploy.score": False})
             flags = ["--federation-config", "num-supernodes=3 client-resources-num-cpus=1", "--run-config", settings]
             command = ["flwr", "run", str(tmp_path / "sites"), "sites", *flags]
-            subprocess.run(command, check=True, env=federation.environment, capture_output=True, timeout=120)
+            subprocess.run(command, check=True, env=federation.environment, capture_output=True, timeout=scaled(120))
             cluster.await_task("ClientAppActor")
             federation.until(lambda: RunFolder(out).is_over, 240)
         finally:

@@ -15,6 +15,7 @@ import fedflat
 from fedflat.engines.ray.worker_pool import MOST_LOSSES
 from fedflat.errors import UserError
 
+from ..time_limits import scaled
 from .federations import engine_of, same, small, walk
 from .nodes import Nodes, python, said
 
@@ -98,7 +99,7 @@ def test_a_whole_node_is_lost(cluster: Nodes, tmp_path: Path) -> None:
     ):
         assert said(driver) == "1 2"
         cluster.kill("Worker")
-        output, errors = driver.communicate(timeout=300)
+        output, errors = driver.communicate(timeout=scaled(300))
     assert driver.returncode == 0, errors[-2000:]
     assert output.splitlines()[-1] in ("lost 1", "lost 2")  # on a busy machine Ray may drop the other worker too
     fedflat.run(base=config, engine="loop", workers=1, out=tmp_path / "loop")
@@ -122,7 +123,7 @@ def test_the_driver_is_killed_and_the_run_resumed(cluster: Nodes, tmp_path: Path
         driver.wait()
     assert not (folder / "model.safetensors").exists()
     with python("-m", "fedflat", "resume", str(folder), "--quiet") as again:
-        errors = again.communicate(timeout=300)[1]
+        errors = again.communicate(timeout=scaled(300))[1]
     assert again.returncode == 0, errors[-2000:]
     fedflat.run(base=config, engine="loop", workers=1, ray_address=None, out=tmp_path / "loop")
     assert weights(folder) == weights(tmp_path / "loop")

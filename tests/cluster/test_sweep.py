@@ -22,6 +22,7 @@ from fedflat.experiment.campaign.sweep import LockedRun, Sweep, plan_sweep, run_
 from fedflat.experiment.campaign.sweep_file import read_sweep
 from tests.sweeps import FILE, RUNS
 
+from ..time_limits import scaled
 from .federations import small
 from .nodes import Nodes, python
 
@@ -29,7 +30,7 @@ pytest.importorskip("ray", reason='Ray is not installed (pip install "fedflat[ra
 
 
 def printed(sweep: subprocess.Popen[str]) -> dict[str, Any]:
-    out, complaints = sweep.communicate(timeout=300)
+    out, complaints = sweep.communicate(timeout=scaled(300))
     assert sweep.returncode == 0, complaints[-2000:]
     found: dict[str, Any] = json.loads(out)
     return found

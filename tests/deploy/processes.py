@@ -17,6 +17,7 @@ from fedflat.deploy.trust.certificates import write_certificates
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.run_folder import RunFolder
 
+from ..time_limits import scaled
 from .proxy import Proxy
 
 BIN = Path(sys.executable).parent
@@ -69,7 +70,7 @@ class RealFederation:
                 subprocess.Popen(["flwr", "supernode", "register", str(key), "sites"], env=self.environment)
                 for key in keys
             ]
-            assert [process.wait(60) for process in asked] == [0] * len(keys)
+            assert [process.wait(scaled(60)) for process in asked] == [0] * len(keys)
 
     def start_simulation(self) -> None:
         """Start a SuperLink that simulates its nodes."""
@@ -125,7 +126,13 @@ class RealFederation:
         """Submit a run with ``flwr run`` and return its output, without streaming logs, which takes a core."""
         command = ["flwr", "run", str(project), "sites", "--run-config", toml(settings)]
         done = subprocess.run(
-            command, check=False, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=60
+            command,
+            check=False,
+            env=self.environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=scaled(60),
         )
         return done.stdout + done.stderr
 
@@ -143,12 +150,12 @@ class RealFederation:
         """Stop a run, given the output of ``flwr run``."""
         number = printed.split("started run ")[1].split()[0]
         subprocess.run(
-            ["flwr", "stop", number, "sites"], check=True, env=self.environment, capture_output=True, timeout=60
+            ["flwr", "stop", number, "sites"], check=True, env=self.environment, capture_output=True, timeout=scaled(60)
         )
 
     def until(self, happened: Callable[[], bool], timeout: float) -> None:
         """Wait until a condition holds."""
-        end = time.monotonic() + timeout
+        end = time.monotonic() + scaled(timeout)
         while not happened():
             if time.monotonic() > end or "\nfedflat: " in self.log("warm"):
                 raise TimeoutError(self.log("warm") + self.log("superlink")[-2000:])

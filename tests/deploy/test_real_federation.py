@@ -18,6 +18,7 @@ from fedflat.deploy.settings import experiment_of
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.run_folder import RunFolder, load_record
 
+from ..time_limits import scaled
 from .processes import RealFederation, real_federation, rounds_done
 
 pytestmark = pytest.mark.slow
@@ -130,7 +131,7 @@ def test_a_node_killed_during_a_round_returns_with_its_state(federation: RealFed
         "algorithm": "scaffold",
         "federation.clients_per_round": SITES,
         "training.rounds": 4,
-        "deploy.timeout": 15.0,
+        "deploy.timeout": scaled(15.0),
     }
     federation.start_run(project, {**SETTINGS, **more, "deploy.out": str(out)})
     federation.until(lambda: rounds_done(out) >= 1, 60)

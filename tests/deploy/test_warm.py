@@ -19,6 +19,7 @@ from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 from fedflat.deploy.flower import forks, warm
 from fedflat.errors import UserError
 
+from ..time_limits import scaled
 from .processes import free_port
 
 
@@ -37,7 +38,7 @@ def test_a_fork_handles_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     others = set(multiprocessing.active_children())
     assert forks.ForkExecutor().launch(spec) == LaunchResult.accepted()
     for fork in set(multiprocessing.active_children()) - others:
-        fork.join(timeout=60)
+        fork.join(timeout=scaled(60))
     process, command, *arguments = json.loads((tmp_path / "call.json").read_text())
     assert process != os.getpid() and command == "flwr-clientapp"
     assert arguments[1:] == ["127.0.0.1:8100", "--token", "secret", "--insecure", "--parent-pid", "77"]

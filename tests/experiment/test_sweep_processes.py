@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.sweeps import FILE, RUNS
+from tests.time_limits import scaled
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +37,7 @@ def start(file: Path, out: Path, *more: str) -> subprocess.Popen[str]:
 
 def finish(process: subprocess.Popen[str]) -> dict[str, str]:
     """By whom each run was done, as a process tells it."""
-    printed, complaints = process.communicate(timeout=120)
+    printed, complaints = process.communicate(timeout=scaled(120))
     assert process.returncode == 0, complaints
     return {run["name"]: run["by"] for run in json.loads(printed)["runs"]}
 
