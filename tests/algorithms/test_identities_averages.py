@@ -36,8 +36,8 @@ def course(average: Average, models: Any = MODELS, **info: Any) -> list[np.ndarr
     running = begin(average, len(models) - 1, x=models[0], **info)
     found = []
     for t in range(len(models) - 1):
-        running.before(t, torch.as_tensor(models[t]))
-        running.after(t, torch.as_tensor(models[t + 1]))
+        running.before_round(t, torch.as_tensor(models[t]))
+        running.update(t, torch.as_tensor(models[t + 1]))
         mean = running.model(torch.as_tensor(models[t + 1]))
         found.append(None if mean is None else mean.numpy())
     return found
@@ -118,8 +118,8 @@ def test_ema() -> None:
 def test_swa_warns_if_it_captures_no_model(average: Swa, rounds: int, captures: bool) -> None:
     running = begin(average, rounds, cycle=20)
     for t in range(rounds):
-        running.before(t, torch.zeros(6))
-        running.after(t, torch.zeros(6))
+        running.before_round(t, torch.zeros(6))
+        running.update(t, torch.zeros(6))
     assert bool(running.tensors().get("captured", torch.tensor(0))) is captures
     warning = average.warning(RunInfo(rounds, 20, CLASSIFIER, lambda name, count: RowStore()))
     assert (warning is None) is captures
@@ -160,8 +160,8 @@ def test_an_average_goes_on_where_it_was_left(average: Average, stop: int) -> No
             saved = {name: tensor.clone() for name, tensor in running.tensors().items()}
             running = average.begin(info, torch.as_tensor(X0))
             running.restore(saved)
-        running.before(t, torch.as_tensor(MODELS[t]))
-        running.after(t, torch.as_tensor(MODELS[t + 1]))
+        running.before_round(t, torch.as_tensor(MODELS[t]))
+        running.update(t, torch.as_tensor(MODELS[t + 1]))
         found.append(running.model(torch.as_tensor(MODELS[t + 1])))
     for left, right in zip(found, course(average, cycle=4), strict=True):
         assert (left is None) == (right is None)

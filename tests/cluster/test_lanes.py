@@ -35,7 +35,7 @@ class OneWorker(RayEngine):
         self.worker = Worker()
         self.worker._setup = WorkerSetup(self.engine.problem, self.engine)
         self._source = ProblemSource("here", [], problem_facts(self.problem))
-        self._training, self._stamp, self.states = None, 0, StateDirectory(lambda: self)  # type: ignore[arg-type, return-value]
+        self._training, self._state_version, self.states = None, 0, StateDirectory(lambda: self)  # type: ignore[arg-type, return-value]
         actor = SimpleNamespace(copy_states=SimpleNamespace(remote=self.worker.copy_states))
         self.started_workers = [WorkerHandle(actor, None)]
         self.sizes: list[int] = []

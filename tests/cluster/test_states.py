@@ -175,7 +175,7 @@ def test_states_that_workers_evicted_are_sent_again(ray: Any, monkeypatch: pytes
 
 
 def test_a_cache_keeps_recent_states_and_all_of_the_last_round() -> None:
-    cache = StateCache(limit=100)
+    cache = StateCache(max_cached_bytes=100)
     for stamp in (1, 2):
         for client in range(3):
             cache.put("t", 10 * stamp + client, stamp, {"c": np.zeros(5)})

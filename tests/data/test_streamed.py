@@ -101,7 +101,7 @@ def test_a_run_is_the_same_to_the_bit(landmarks: Path) -> None:
 def test_the_cache_never_exceeds_its_limit(landmarks: Path) -> None:
     names = sorted(str(path.relative_to(landmarks)) for path in landmarks.rglob("*.jpg"))
     one = 3 * 8 * 8
-    cache = DecodedImageCache(FolderTree(landmarks), names, ImageOptions(size=8), limit=4 * one + 5)
+    cache = DecodedImageCache(FolderTree(landmarks), names, ImageOptions(size=8), max_cached_bytes=4 * one + 5)
     assert cache.rows([0, 1, 2, 3]).shape == (4, 3, 8, 8) and cache.decoded == 4
     cache.rows([3, 2, 3, 0])
     assert cache.decoded == 4, "all of them were kept"
@@ -110,16 +110,16 @@ def test_the_cache_never_exceeds_its_limit(landmarks: Path) -> None:
     before = cache.rows([1]).clone()
     assert cache.decoded == 6 and set(cache.images) == {2, 0, 9, 1}
     cache.rows(list(range(10)))
-    assert sum(picture.nbytes for picture in cache.images.values()) <= cache.limit and len(cache.images) == 4
+    assert sum(picture.nbytes for picture in cache.images.values()) <= cache.max_cached_bytes and len(cache.images) == 4
     assert torch.equal(cache.rows([1]), before)
-    nothing = DecodedImageCache(FolderTree(landmarks), names, ImageOptions(size=8), limit=0)
+    nothing = DecodedImageCache(FolderTree(landmarks), names, ImageOptions(size=8), max_cached_bytes=0)
     assert torch.equal(nothing.rows([1, 1])[1], before[0]) and not nothing.images and nothing.decoded == 1
 
 
 def test_the_cache_is_bounded_in_gigabytes(landmarks: Path) -> None:
     inputs = streamed(landmarks, ",cache=0.000002")
-    assert inputs.cache.limit == 2000 and len(inputs[:]) == COUNT and len(inputs.cache.images) == 2
-    assert streamed(landmarks).cache.limit == 2 * 10**9
+    assert inputs.cache.max_cached_bytes == 2000 and len(inputs[:]) == COUNT and len(inputs.cache.images) == 2
+    assert streamed(landmarks).cache.max_cached_bytes == 2 * 10**9
     with pytest.raises(UserError, match="cache=-1 is out of range"):
         streamed(landmarks, ",cache=-1")
 

@@ -40,7 +40,7 @@ class Descent:
     """``total`` clips the corrected direction, ``grad`` the raw gradient before the drift correction."""
 
     def clip_gradient(self, g: Tensor) -> Tensor:
-        """The raw gradient of shape (P,), clipped if ``clip_mode`` is ``grad``."""
+        """The gradient ``g`` of shape (P,) before the drift correction, clipped if ``clip_mode`` is ``grad``."""
         return _clipped(g, self.clip) if self.clip is not None and self.clip_mode == "grad" else g
 
     def move(self, y: Tensor, d: Tensor, lr: Tensor, velocity: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -115,7 +115,7 @@ class Algorithm:
     """Averages of server models, evaluated along with the server model."""
 
     def conflict(self) -> str | None:
-        """Why the slots cannot be combined, or None if they can."""
+        """A sentence that says why the slots' values cannot be combined, or None if they can."""
         slots: dict[str, Slot] = {name: getattr(self, name) for name in SLOTS}
         for slot in slots.values():
             reason = slot.conflict(slots)
@@ -148,7 +148,15 @@ class Algorithm:
         return {name: new_state(fields, x) for name, fields in self.client_fields().items()}
 
     def momentum(self, server: States) -> tuple[Tensor, int] | None:
-        """The momentum that a slot declares, and the sign that makes it a descent direction; None without one."""
+        """The algorithm's momentum vector, for measurements; None if no slot keeps one.
+
+        Args:
+            server: server state by slot.
+
+        Returns:
+            The vector of shape (P,), and the factor, 1 or -1, that turns it into a descent direction: -1 for a momentum
+            of gradients, 1 for a momentum of displacements.
+        """
         for slot, fields in self.server_fields().items():
             for declared in fields:
                 if declared.momentum:
@@ -156,12 +164,12 @@ class Algorithm:
         return None
 
     def floats_down(self, size: int) -> int:
-        """Numbers sent to each client per round, for a model of ``size`` parameters."""
+        """Numbers that the server sends to each client per round: the model of ``size`` parameters and slot state."""
         sent = sum(field.scalars(size) for field in flat_fields(self.server_fields()).values() if field.sent)
         return size + sent + self._gradient_floats(size)
 
     def floats_up(self, size: int) -> int:
-        """Numbers sent by each client per round, for a model of ``size`` parameters."""
+        """Numbers that each client sends per round: a displacement of ``size`` parameters and the slots' messages."""
         sent = sum(field.scalars(size) for field in flat_fields(self.message_fields()).values())
         return size + sent + self._gradient_floats(size)
 
@@ -171,13 +179,17 @@ class Algorithm:
 
     @property
     def backward_passes(self) -> int:
-        """Backward passes per local step, without the full-batch gradient that some drifts need once per round."""
+        """Backward passes per local step, without the full-batch gradient that some drifts need once per round.
+
+        One pass at the perturbed point, those that compute the perturbation, and the drift's own for each gradient that
+        it corrects.
+        """
         ascent_passes = self.perturbation.ascent_passes
         drift_corrections = 1 + (ascent_passes if self.perturbation.uses_drift else 0)
         return 1 + ascent_passes + self.drift.extra_passes * drift_corrections
 
     def broadcast(self, x: Tensor, server: States) -> Tensor:
-        """The model z from which clients start, shape (P,)."""
+        """The model z from which clients start, shape (P,), given the server model ``x`` and its state by slot."""
         return self.drift.start(x, server["drift"])
 
     def begin(
@@ -241,6 +253,9 @@ class Algorithm:
             d_k = direction(clip(g))
             y_{k+1} = y_k - eta_k (clip(d_k) + weight_decay y_k)
 
+        Here y_k is the client's model after k steps, e_k the perturbation, g(.) the batch gradient at a point, d_k the
+        direction after the drift correction and eta_k the learning rate.
+
         Args:
             local: the client's state before the step.
             gradient: gradient of the current batch at any point, one backward pass per call.
@@ -262,7 +277,12 @@ class Algorithm:
         )
 
     def _ascent_gradient(self, drift: LocalContext, gradient: Gradient) -> Gradient:
-        """The gradient from which the perturbation computes its offset, drift-corrected if it asks for that."""
+        """The gradient function from which the perturbation computes its offset, drift-corrected if it asks for that.
+
+        Args:
+            drift: the drift's context before the step.
+            gradient: gradient of the current batch at any point.
+        """
         if not self.perturbation.uses_drift:
             return gradient
 
@@ -272,7 +292,10 @@ class Algorithm:
         return corrected
 
     def finish(self, local: LocalState) -> tuple[States, Message]:
-        """The client's new state and its message, after the last local step."""
+        """The client's new state by slot and its message, after the last local step.
+
+        The server optimiser keeps no client state and receives no message of its own, hence its empty entries.
+        """
         drift_state, drift_sent = self.drift.finish(local.drift)
         perturbation_state, perturbation_sent = self.perturbation.finish(local.perturbation)
         client = {
@@ -284,10 +307,12 @@ class Algorithm:
         return client, Message(self.drift.displacement(local.drift), local.drift.lr_sum, sent)
 
     def aggregate(self, cohort: CohortMeans, means: States, server: States) -> tuple[Tensor, States]:
-        """The new server model of shape (P,) and the new server state.
+        """The new server model of shape (P,) and the new server state by slot.
+
+        The drift turns the averages into a target model; the server optimiser moves the server model x towards it.
 
         Args:
-            cohort: averaged displacements of the cohort.
+            cohort: averaged displacements of the cohort, and the server model x at the start of the round.
             means: averaged messages by slot.
             server: server state by slot.
         """

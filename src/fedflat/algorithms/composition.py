@@ -40,12 +40,12 @@ _BUILT_IN = {name for registry in (NAMED, *PART_REGISTRIES.values()) for name in
 
 
 def parts() -> dict[str, tuple[str, type[Any]]]:
-    """All parts by name: slot and class."""
+    """Slot and class of every part that ``+`` can add to an algorithm, by the part's name."""
     return {name: (slot, part) for slot, registry in PART_REGISTRIES.items() for name, part in registry.items()}
 
 
 def part_name(spec: object) -> str | None:
-    """The registered name of a slot's value or an average, or None if its class is not registered."""
+    """The registered name of ``spec``, a slot's value or an average; None if its class is not registered."""
     for registry in PART_REGISTRIES.values():
         name = registry.name_of(type(spec))
         if name is not None:
@@ -66,20 +66,26 @@ def register(name: str, component: Algorithm | type[Any]) -> None:
         UserError: the name is malformed or taken, or the component is of no known kind.
     """
     registry = _registry_for(name, component)
-    # A text must not be ambiguous: algorithms and parts share their names. (Parts check each other's names themselves.)
-    others: list[Registry[Any]] = []
+    # An algorithm and a part must not have the same name, which would make texts ambiguous. Part registries reject each
+    # other's names themselves, and models appear in other texts.
+    registries_to_check: list[Registry[Any]] = []
     if registry is NAMED:
-        others = list(PART_REGISTRIES.values())
+        registries_to_check = list(PART_REGISTRIES.values())
     elif registry is not MODELS:
-        others = [NAMED]
-    for other in others:
-        if isinstance(name, str) and other.spelling(name):
-            raise UserError(f"'{name}' already names a built-in or registered {other.kind}; choose another name")
+        registries_to_check = [NAMED]
+    for taken in registries_to_check:
+        if isinstance(name, str) and taken.spelling(name):
+            raise UserError(f"'{name}' already names a built-in or registered {taken.kind}; choose another name")
     registry.register(name, cast("Any", component))
 
 
 def _registry_for(name: str, component: object) -> Registry[Any]:
-    """The registry that a component belongs to; raises ``UserError`` for anything that cannot be registered."""
+    """The registry that a component belongs to; raises ``UserError`` for anything that cannot be registered.
+
+    Args:
+        name: the requested name, for the error message.
+        component: an algorithm, or a class derived from a slot's base class or from ``ModelSpec``.
+    """
     if isinstance(component, Algorithm):
         return NAMED
     if isinstance(component, type):
@@ -93,7 +99,7 @@ def _registry_for(name: str, component: object) -> Registry[Any]:
 
 
 def registered() -> dict[str, Algorithm | type[Any]]:
-    """The components that are not built in, by name."""
+    """The algorithms and parts that users or installed packages have registered, by name."""
     components = dict(NAMED)
     for registry in PART_REGISTRIES.values():
         components |= registry
@@ -102,7 +108,10 @@ def registered() -> dict[str, Algorithm | type[Any]]:
 
 @cache
 def load_installed() -> tuple[str, ...]:
-    """Register the components of installed packages, once; returns their names."""
+    """Register the algorithms and parts that installed packages provide as entry points; returns their names.
+
+    Cached, because a name can be registered only once.
+    """
     points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
     for point in points:
         try:
@@ -135,18 +144,22 @@ SETTINGS = {
 
 
 def algorithm(text: str) -> Algorithm:
-    """Parse a text into an algorithm.
+    """Parse a text into an algorithm: a named algorithm, then parts added with ``+``.
+
+    Raises:
+        UserError: a name or parameter is unknown, a slot is set twice, or the slots cannot be combined.
 
     >>> algorithm("scaffold+sam(rho=0.1)") == algorithm("FedGAMMA")
     True
     """
     calls = parse(text)
+    # Load installed packages only if the text has names that are not known without them.
     if any(NAMED.spelling(call.name) is None and _slot_of(call.name) is None for call in calls):
         load_installed()
     built = _named(calls[0])
-    filled_slots: set[str] = set()
+    set_slots: set[str] = set()
     for part in calls[1:]:
-        built = _with_part(built, part, text, filled_slots)
+        built = _with_part(built, part, text, set_slots)
     reason = built.conflict()
     if reason is not None:
         raise UserError(f"'{text}' is not a valid combination: {reason}")
@@ -161,6 +174,7 @@ def canonical(algorithm: Algorithm) -> str:
     >>> canonical(Algorithm(Scaffold(), Sam(rho=0.2)))
     'fedgamma(rho=0.2)'
     """
+    # Try every named algorithm, in both variants, as the start of the text.
     texts = [_text_based_on(name, algorithm, released) for name in NAMED for released in (False, True)]
     if not any(texts):
         specs = [*(getattr(algorithm, slot) for slot in SLOTS), *algorithm.averages]
@@ -173,17 +187,21 @@ def canonical(algorithm: Algorithm) -> str:
 
 
 def _is_default(spec: object) -> bool:
-    """Whether a slot's value is one of FedAvg's."""
+    """Whether a slot's value is FedAvg's, i.e. adds nothing; ``Algorithm()`` is FedAvg."""
     return spec in [getattr(Algorithm(), slot) for slot in SLOTS]
 
 
 def _slot_of(name: str) -> str | None:
-    """The slot of the part called ``name``, or None if there is no such part."""
+    """The slot that the part called ``name`` sets, e.g. ``perturbation`` for ``sam``; None if there is no such part."""
     return next((slot for slot, registry in PART_REGISTRIES.items() if registry.spelling(name)), None)
 
 
 def _named(call: Call) -> Algorithm:
-    """The named algorithm of a text's first call, with its parameters set."""
+    """The named algorithm of a text's first call, such as ``fedsam(rho=0.1)``, with its parameters set.
+
+    A parameter is set in every slot that has one of this name. ``variant=released`` first sets the parameters with
+    which the published code differs from the paper.
+    """
     name = NAMED.spelling(call.name)
     if name is None:
         if _slot_of(call.name):
@@ -215,14 +233,14 @@ def _named(call: Call) -> Algorithm:
     return built
 
 
-def _with_part(built: Algorithm, call: Call, text: str, filled_slots: set[str]) -> Algorithm:
-    """Add a part to an algorithm.
+def _with_part(built: Algorithm, call: Call, text: str, set_slots: set[str]) -> Algorithm:
+    """The algorithm with one more part, such as ``asam(rho=0.5)``.
 
     Args:
         built: the algorithm so far.
         call: name and parameters of the part.
         text: the whole text, for error messages.
-        filled_slots: the slots that the text has set; this part's slot is added.
+        set_slots: the slots that earlier parts of the text have set; this part's slot is added.
     """
     slot = _slot_of(call.name)
     if slot is None:
@@ -238,16 +256,16 @@ def _with_part(built: Algorithm, call: Call, text: str, filled_slots: set[str]) 
             raise UserError(f"'{text}' adds {call.name} twice with the same parameters; remove one of them")
         return replace(built, averages=(*built.averages, spec))
     present = getattr(built, slot)
-    if slot in filled_slots or present != getattr(Algorithm(), slot):
+    if slot in set_slots or present != getattr(Algorithm(), slot):
         raise UserError(
             f"'{text}' sets the {SLOT_NAMES[slot]} twice: it is already {_part_text(present)}; remove {call.name}"
         )
-    filled_slots.add(slot)
+    set_slots.add(slot)
     return replace(built, **{slot: spec})
 
 
 def _reject_setting(name: str) -> None:
-    """Raise ``UserError`` if a name is that of a method which fedflat configures as a setting."""
+    """Raise ``UserError`` if ``name`` is a method, such as mixup, that is a setting of a run and not an algorithm."""
     if name.lower() in SETTINGS:
         raise UserError(
             f"'{name}' is a setting that works with every algorithm, not an algorithm; use {SETTINGS[name.lower()]}"
@@ -277,7 +295,7 @@ def _text_based_on(name: str, target: Algorithm, released: bool) -> str | None:
     for slot in SLOTS:
         wanted, present = getattr(target, slot), getattr(base, slot)
         if type(wanted) is type(present):
-            values |= changed(wanted, present)
+            values |= changed(wanted, present)  # the parameters that differ
         elif present == getattr(Algorithm(), slot):
             added.append(wanted)
         else:

@@ -69,6 +69,7 @@ class Linear(LrSchedule):
     early_decay: bool = param(False, "apply the decay in round 0 already, as in the published code")
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
+        """The learning rate of step k of K: eta_t, the round's rate, decreasing linearly towards ``final_lr`` eta_t."""
         eta_t = schedule.lr * schedule.decay ** (round + int(self.early_decay))
         return eta_t * (1 - (1 - self.final_lr) * step / steps)
 
@@ -94,9 +95,12 @@ class Cyclic(LrSchedule):
     start: float = param(0.75, "fraction of the rounds after which cycles begin", low=0, high=1)
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
-        """eta_t of a cycle, or eta before the cycles begin; both times decay^t."""
-        q = (round % self.length + 1) / self.length
-        cyclic_lr = (1 - q) * schedule.lr + q * self.low
+        """The learning rate of round t: that of its position in the cycle, or eta before the cycles begin.
+
+        Both are multiplied by decay^t. Cycles of one round, which would always be at the lowest rate, are ignored.
+        """
+        position = (round % self.length + 1) / self.length  # q, 1 at the end of a cycle
+        cyclic_lr = (1 - position) * schedule.lr + position * self.low
         has_begun = (round >= rounds_before(self.start, schedule.rounds)) & (self.length > 1)
         return torch.where(has_begun, cyclic_lr, torch.full_like(cyclic_lr, schedule.lr)) * schedule.decay**round
 

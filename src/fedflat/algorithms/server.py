@@ -44,6 +44,7 @@ class Sgd(Slot):
         return x + self.server_lr * q, {}
 
     def divergence_hint(self) -> str | None:
+        """Why a large ``server_lr`` may make a run diverge; None up to 2."""
         if self.server_lr <= 2:
             return None
         return f"server_lr={self.server_lr:g} extrapolates far beyond the clients' mean; lower it"
@@ -67,10 +68,12 @@ class Momentum(Sgd):
         return (vector("m", sent=False, momentum="descent"),)
 
     def step(self, x: Tensor, q: Tensor, state: State) -> tuple[Tensor, State]:
+        """Add the displacement q to the momentum m, and move the server model x along m; returns x and the new m."""
         m = self.beta * state["m"] + q
         return x + self.server_lr * m, {"m": m}
 
     def divergence_hint(self) -> str | None:
+        """How much momentum amplifies a constant displacement: 1 / (1 - beta) in the limit."""
         gain = f"{1 / (1 - self.beta):.0f}-fold" if self.beta < 1 else "without bound"
         return f"server momentum beta={self.beta} amplifies displacements {gain}; lower beta or server_lr"
 
@@ -110,7 +113,11 @@ class Adaptive(Sgd, ABC):
         return v
 
     def step(self, x: Tensor, q: Tensor, state: State) -> tuple[Tensor, State]:
-        """Update the moments m and v, then x <- x + server_lr m / (sqrt(v) + tau)."""
+        """Update the moments m of q and v of q^2 (or m^2), then x <- x + server_lr m / (sqrt(v) + tau).
+
+        q is the displacement towards the aggregated model; t counts rounds. ``bias_correction`` corrects both moments
+        for their initial values in this step, but stores them uncorrected, as in Adam.
+        """
         m = self.beta1 * state["m"] + (1 - self.beta1) * q
         squared = q**2 if self.second_moment_of == "displacement" else m**2
         v = self.second_moment(state["v"], squared)

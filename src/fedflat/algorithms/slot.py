@@ -40,7 +40,7 @@ class Field:
     """For server state: marks the slot's momentum, in gradient units (ascent) or displacement units (descent)."""
 
     def new(self, x: Tensor) -> Tensor:
-        """The initial value for a model ``x`` of shape (P,)."""
+        """The field's initial value: a copy of the initial model ``x`` of shape (P,), or ``start`` in every entry."""
         if self.start == "model":
             return x.clone()
         if self.vector:
@@ -155,7 +155,7 @@ class CohortMeans(NamedTuple):
 
 
 def unit(v: Tensor) -> Tensor:
-    """v / ||v||, with one l2 norm over all P entries; a zero vector stays zero.
+    """``v`` of shape (P,) scaled to l2 norm 1; a zero vector stays zero.
 
     >>> unit(torch.tensor([3.0, 4.0]))
     tensor([0.6000, 0.8000])
@@ -293,6 +293,7 @@ class Perturbation(Slot):
         return False
 
     def divergence_hint(self) -> str | None:
+        """Why a very large radius ``rho`` may make a run diverge; None for perturbations without a radius."""
         rho = getattr(self, "rho", 0)
         return f"rho={rho:g} evaluates gradients far from the model; lower it" if rho > LARGE_RHO else None
 

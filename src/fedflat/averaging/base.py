@@ -36,24 +36,27 @@ class RunInfo:
 class AverageState(ABC):
     """The state of an average during a run."""
 
-    def before(self, round: int, x: Tensor) -> None:  # noqa: B027 - most averages need only ``after``
-        """Called before ``round`` (counted from 0) with the server model of shape (P,)."""
+    def before_round(self, round: int, x: Tensor) -> None:  # noqa: B027 - most averages need only ``update``
+        """See the server model ``x`` of shape (P,) with which ``round`` (counted from 0) starts."""
 
     @abstractmethod
-    def after(self, round: int, x: Tensor) -> None:
-        """Called after ``round`` (counted from 0) with the server model of shape (P,)."""
+    def update(self, round: int, x: Tensor) -> None:
+        """Update the average with the server model ``x`` of shape (P,) that ``round`` (counted from 0) produced."""
 
     @abstractmethod
     def model(self, x: Tensor) -> Tensor | None:
-        """The averaged model of shape (P,) given the server model ``x``; None before the first one exists."""
+        """The averaged model of shape (P,), in the dtype of the server model ``x``; None before averaging has begun.
+
+        ``x`` also supplies the entries that the average leaves out.
+        """
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors to store in a checkpoint."""
+        """The state as tensors by name, to store in a checkpoint."""
 
     @abstractmethod
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Restore the state returned by ``tensors``."""
+        """Load ``tensors``, which the method of this name returned when the checkpoint was written."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ class Ema(Average):
     >>> from fedflat.testing import run_info
     >>> state = Ema(decay=0.75).begin(run_info(rounds=2), tensor([0.0, 0.0]))
     >>> for round, x in enumerate([tensor([1.0, 2.0]), tensor([5.0, 6.0])]):
-    ...     state.after(round, x)
+    ...     state.update(round, x)
     >>> state.model(x)  # 0.75 [1, 2] + 0.25 [5, 6]
     tensor([2., 3.])
     """
@@ -40,8 +40,8 @@ class EmaState(AverageState):
         self.decay = decay
         self.mean: Tensor | None = None
 
-    def after(self, round: int, x: Tensor) -> None:
-        """w <- decay w + (1 - decay) x; the first model starts the average."""
+    def update(self, round: int, x: Tensor) -> None:
+        """Set the average w to decay w + (1 - decay) x, where x is the server model; the first model starts w."""
         if self.mean is None:
             self.mean = x.double()
         else:

@@ -27,8 +27,8 @@ class Swa(Average):
     >>> state = Swa(start=0.0, every=1).begin(run_info(rounds=3), tensor([9.0, 9.0]))
     >>> models = [tensor([7.0, 7.0]), tensor([1.0, 2.0]), tensor([3.0, 6.0])]
     >>> for round, x in enumerate(models):
-    ...     state.before(round, x)
-    ...     state.after(round, x)
+    ...     state.before_round(round, x)
+    ...     state.update(round, x)
     >>> state.model(x)  # the released rule captures from the second round on
     tensor([2., 4.])
     """
@@ -46,6 +46,7 @@ class Swa(Average):
         return self._state(info)
 
     def warning(self, info: RunInfo) -> str | None:
+        """A warning if the run is too short to capture a single model, otherwise None."""
         state = self._state(info)
         if any(state.captures(round) for round in range(state.start, info.rounds)):
             return None
@@ -55,6 +56,7 @@ class Swa(Average):
         )
 
     def _state(self, info: RunInfo) -> SwaState:
+        """The initial state; a run that continues another one cannot average that run's rounds."""
         start = max(rounds_before(self.start, info.rounds), info.first)
         return SwaState(self, start, self.every or info.cycle)
 
@@ -73,12 +75,16 @@ class SwaState(AverageState):
         self.mean: Tensor | None = None
         self.captured = 0
 
-    def before(self, round: int, x: Tensor) -> None:
+    def before_round(self, round: int, x: Tensor) -> None:
+        """Start the mean at the server model ``x`` when averaging begins."""
         if round == self.start:
             self.mean = x.double()
 
-    def after(self, round: int, x: Tensor) -> None:
-        """w <- (n w + x) / (n + 1) in the rounds that are captured."""
+    def update(self, round: int, x: Tensor) -> None:
+        """Capture the server model x that ``round`` produced: w <- (n w + x) / (n + 1), with w the mean of n models.
+
+        Before averaging has begun (w is None), and in rounds that are not captured, nothing changes.
+        """
         if self.mean is None or not self.captures(round):
             return
         n = self.captured if self.spec.weighting == "mean" else round / self.cycle
@@ -86,7 +92,11 @@ class SwaState(AverageState):
         self.captured += 1
 
     def captures(self, round: int) -> bool:
-        """Whether the model after ``round`` enters the mean."""
+        """Whether the model that ``round`` (counted from 0) produces enters the mean.
+
+        ``cycle_end`` captures in the last round of each cycle, where the learning rate is lowest. ``released`` captures
+        every ``cycle`` rounds from ``start``; ``start`` itself counts only for the weighting that the paper prints.
+        """
         if self.spec.capture_phase == "cycle_end":
             return round >= self.start and (round + 1) % self.cycle == 0
         first_capture = self.start if self.spec.weighting == "literal" else self.start + 1
@@ -99,5 +109,5 @@ class SwaState(AverageState):
         return {} if self.mean is None else {"mean": self.mean, "captured": torch.tensor(self.captured)}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        if tensors:
+        if tensors:  # empty if the checkpoint was written before averaging began
             self.mean, self.captured = tensors["mean"], int(tensors["captured"])

@@ -25,7 +25,7 @@ class Wima(Average):
     >>> from fedflat.testing import run_info
     >>> state = Wima(window=2).begin(run_info(rounds=3), tensor([9.0, 9.0]))
     >>> for round, x in enumerate([tensor([7.0, 7.0]), tensor([1.0, 2.0]), tensor([3.0, 6.0])]):
-    ...     state.after(round, x)
+    ...     state.update(round, x)
     >>> state.model(x)  # ([1, 2] + [3, 6]) / 2
     tensor([2., 4.])
     """
@@ -43,6 +43,13 @@ class WimaState(AverageState):
     """The sum of the window's models, and a ring that holds them."""
 
     def __init__(self, spec: Wima, info: RunInfo, x: Tensor) -> None:
+        """Start with an empty window.
+
+        Args:
+            spec: the average's parameters.
+            info: creates the ring buffer for the window, and marks the entries of the classifier.
+            x: the initial server model, shape (P,); only its shape and device matter.
+        """
         self.window = spec.window
         self.ring = info.ring(f"wima-{spec.window}-{spec.part}", spec.window)
         # Double precision keeps rounding errors of removed models out of the sum.
@@ -51,8 +58,8 @@ class WimaState(AverageState):
         # Mask of the averaged entries; None averages all.
         self.mask = {"all": None, "classifier": info.classifier, "features": ~info.classifier}[spec.part]
 
-    def after(self, round: int, x: Tensor) -> None:
-        """Add a model to the window, in place of the one from W rounds ago."""
+    def update(self, round: int, x: Tensor) -> None:
+        """Add the server model ``x`` of shape (P,) to the window, in place of the one from W rounds ago."""
         position = self.rounds % self.window
         self.sum += x
         if self.rounds >= self.window:

@@ -146,7 +146,7 @@ def encode_labels(
         The tensors ``[train, test]``, and the names; no names if the labels are integers.
     """
     splits = [None if values is None else as_native(values) for values in (train, test)]
-    kinds = {_dtype_kind(values) for values in splits if values is not None and len(values)}
+    kinds = {_dtype_kind(values) for values in splits if values is not None and len(values)}  # numpy's letters
     integer_kinds = set("biu")
     if kinds <= integer_kinds:
         return [None if values is None else torch.as_tensor(values).long() for values in splits], []
@@ -162,7 +162,7 @@ def encode_labels(
     for word in distinct:
         if word not in names:
             raise one_of("class", word, names, owner=dataset)
-    number_of_distinct = np.array([names.index(word) for word in distinct])
+    number_of_distinct = np.array([names.index(word) for word in distinct])  # class number of each distinct word
     tensors = [
         None if values is None else torch.from_numpy(number_of_distinct[np.searchsorted(distinct, values)])
         for values in words
@@ -171,7 +171,7 @@ def encode_labels(
 
 
 def as_native(values: Any) -> torch.Tensor | npt.NDArray[Any]:
-    """Return tensors unchanged, anything else as an array in native byte order, the only one that torch supports."""
+    """Return a tensor unchanged, and anything else as an array in native byte order, the only one torch supports."""
     if isinstance(values, torch.Tensor):
         return values
     try:
@@ -182,14 +182,14 @@ def as_native(values: Any) -> torch.Tensor | npt.NDArray[Any]:
 
 
 def _dtype_kind(values: torch.Tensor | npt.NDArray[Any]) -> str:
-    """Return numpy's letter for a type: f for floats; i, u and b for integers; others for words."""
+    """Return numpy's letter for the type of ``values``: f for floats; i, u and b for integers; others for words."""
     if isinstance(values, torch.Tensor):
         return "f" if values.is_floating_point() else "i"
     return values.dtype.kind
 
 
 def _to_masks(targets: Any) -> torch.Tensor:
-    """Convert masks [n, height, width] to uint8, after checking their ids."""
+    """Convert masks [n, height, width] to a new uint8 tensor, after checking that all class ids are 0 to 255."""
     ids = torch.as_tensor(as_native(targets))
     if ids.is_floating_point() or (ids.numel() and (int(ids.min()) < 0 or int(ids.max()) > IGNORED)):
         raise UserError(f"masks contain invalid ids; expected integers from 0 to {IGNORED} ({IGNORED}: ignored pixels)")
@@ -197,13 +197,20 @@ def _to_masks(targets: Any) -> torch.Tensor:
 
 
 def _highest_label(targets: torch.Tensor, is_segmentation: bool) -> int:
-    """Return the highest class number; 0 if there are no labels."""
+    """Return the highest class number in ``targets``, ignored mask pixels aside; 0 if there are no labels."""
     labels = targets[targets != IGNORED] if is_segmentation else targets
     return int(labels.max()) if labels.numel() else 0
 
 
 def _to_inputs(values: Array, name: str) -> torch.Tensor:
-    """Convert inputs to a tensor of a supported type; mapped files stay mapped, grey images get a channel."""
+    """Convert inputs to a CPU tensor of a supported type (uint8, float32 or integers).
+
+    Memory-mapped files stay mapped, and grey images [n, height, width] get a channel dimension.
+
+    Args:
+        values: inputs as for ``from_arrays``.
+        name: name of the dataset, for messages.
+    """
     path = _mapped_file(values)
     native = as_native(values) if path is None else open_mapped(path)
     if not isinstance(native, torch.Tensor) and native.dtype.kind not in NUMERIC_KINDS:
@@ -229,7 +236,7 @@ def _mapped_file(values: Any) -> Path | None:
 
 
 def _infer_kind(name: str, inputs: torch.Tensor) -> Kind:
-    """Infer the kind of a dataset without masks from its inputs."""
+    """Infer the kind of a dataset without masks from its inputs [n, ...]; ``name`` is for messages."""
     if inputs.ndim == 4:
         if inputs.shape[1] not in IMAGE_CHANNELS and inputs.shape[3] in IMAGE_CHANNELS:
             raise UserError(

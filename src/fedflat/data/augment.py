@@ -65,11 +65,13 @@ class Augmentation:
         draws: Draws = {}
         if not self.steps:
             return draws
+        # One stream per registered augmentation, used or not, so that adding one does not change the draws of others.
         streams = dict(zip(AUGMENTATIONS, rng.spawn(len(AUGMENTATIONS)), strict=True))
         for step in self.steps:
             name = _name_of(step)
             if step.needs_images and len(shape) != 3:
                 raise UserError(f"{name} needs images, but these inputs have shape {shape}; use 'none'")
+            # Row by row, so that the first steps draw the same numbers however many steps follow.
             uniforms = streams[name].random((steps, step.per_step + batch * step.per_example))
             per_step, per_example = np.split(uniforms, [step.per_step], axis=1)
             draws |= step.draws(per_step, per_example.reshape(steps, batch, step.per_example), shape)
@@ -95,8 +97,13 @@ class Augmentation:
         return values
 
     def targets(self, raw: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Transform masks [n, height, width] like their images; return all other targets unchanged."""
-        if raw.ndim == 3:
+        """Transform masks like their images; return all other targets unchanged.
+
+        Args:
+            raw: targets of a batch, as in ``Examples``; masks have shape [n, height, width].
+            draws: draws of one step.
+        """
+        if raw.ndim == 3:  # masks
             for step in self.steps:
                 raw = step.on_masks(raw, draws)
         return raw
@@ -132,6 +139,7 @@ def augmentation(text: str) -> Augmentation:
         if name in steps:
             raise UserError(f"'{text}' contains {name} more than once; expected each augmentation once")
         steps[name] = make(AUGMENTATIONS[name], call, "augmentation")
+    # Applied in the registry's order, whatever the order in the text.
     return Augmentation(tuple(steps[name] for name in AUGMENTATIONS if name in steps))
 
 

@@ -56,7 +56,7 @@ class AugmentationStep(ABC):
         return pixels
 
     def on_values(self, values: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Transform a batch after normalisation."""
+        """Transform a batch of normalised inputs [n, ...]."""
         return values
 
     def on_masks(self, masks: torch.Tensor, draws: Draws) -> torch.Tensor:
@@ -80,7 +80,10 @@ class CropFlip(AugmentationStep):
     per_example = 4
 
     def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
-        """Draw the upper left corner of the window in the padded image, and whether to flip."""
+        """Return each window's upper left corner in the padded image (``corner``), and whether to flip (``mirrored``).
+
+        Arguments as in ``AugmentationStep.draws``. A corner at (padding, padding) leaves the image where it is.
+        """
         row, column, flip, crop = np.moveaxis(per_example, -1, 0)
         corner = uniform_integers(np.stack([row, column], -1), 2 * self.padding + 1)
         if self.style == "mean":
@@ -97,7 +100,7 @@ class CropFlip(AugmentationStep):
         return self._crop(masks[:, None], draws, IGNORED)[:, 0]
 
     def _crop(self, images: torch.Tensor, draws: Draws, fill: int = 0) -> torch.Tensor:
-        """Pad images [n, C, H, W] with ``fill``, and cut and flip the drawn windows."""
+        """Pad images [n, C, H, W] with ``fill``, then cut the drawn windows, of the original size, and flip them."""
         size, _, height, width = images.shape
         corner, mirrored = draws["corner"][:size], draws["mirrored"][:size]
         window_rows = torch.arange(height, device=images.device)
@@ -115,12 +118,12 @@ class Cutout(AugmentationStep):
     per_example = 2
 
     def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
-        """Draw the row and column of the square's centre."""
+        """Return the row and column of each square's centre (``centre``), uniform over the image."""
         centre = uniform_integers(per_example, np.array(shape[1:]))
         return {"centre": torch.from_numpy(centre)}
 
     def on_values(self, values: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Set the squares to 0, the mean of normalised values."""
+        """Set the drawn squares of normalised images [n, C, H, W] to 0, which is the mean."""
         size, _, height, width = values.shape
         corner = draws["centre"][:size] - self.size // 2
         top, left = corner[:, :1], corner[:, 1:]
@@ -143,8 +146,11 @@ class Mixup(AugmentationStep):
     per_example = 1
 
     def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
-        """Draw lam, and sort keys of the permutation; a prefix of the keys permutes a shorter batch."""
-        lam = per_step[:, 0]
+        """Return the weight ``lam`` of each step, and sort keys of its permutation (``order``).
+
+        A prefix of the keys permutes a batch that is shorter than the one drawn for.
+        """
+        lam = per_step[:, 0]  # uniform, i.e. Beta(1, 1)
         if self.alpha != 1:
             from scipy.special import betaincinv
 
@@ -152,7 +158,7 @@ class Mixup(AugmentationStep):
         return {"lam": torch.from_numpy(lam).float(), "order": torch.from_numpy(per_example[..., 0]).float()}
 
     def on_values(self, values: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Blend the batch with its permutation."""
+        """Blend the normalised inputs [n, ...] with a permutation of themselves: lam X + (1 - lam) X[pi]."""
         if not values.is_floating_point():
             raise UserError("mixup blends numbers, but these inputs are tokens; use augmentation 'none'")
         lam, order = draws["lam"].to(values.dtype), permutation(draws, len(values))
@@ -174,7 +180,10 @@ class RandomResizedCrop(AugmentationStep):
     per_example = 2 * attempts + 2
 
     def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
-        """Draw the top, left, height and width of each window."""
+        """Return the top, left, height and width of each window in pixels (``window``).
+
+        All attempts are drawn at once, and the first window that fits into the image is used.
+        """
         image_size = np.array(shape[1:])
         # One column per attempt, then two numbers for the corner.
         area_uniforms, aspect_uniforms, corner_uniforms = np.split(
@@ -193,7 +202,7 @@ class RandomResizedCrop(AugmentationStep):
         return {"window": torch.from_numpy(np.concatenate([corner, window], -1))}
 
     def on_pixels(self, pixels: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Resize the windows, interpolating bilinearly between pixels inside them."""
+        """Resize the drawn windows to the size of the images [n, C, H, W], interpolating bilinearly inside them."""
         top, left, height, width = draws["window"][: len(pixels)].to(torch.float32)[..., None].unbind(1)
         values = pixels if pixels.is_floating_point() else pixels.to(torch.float32)
         coordinates = []
@@ -224,11 +233,12 @@ class ScaleCrop(AugmentationStep):
     per_example = 3
 
     def __post_init__(self) -> None:
+        """Raise a ``UserError`` if the range of scales is empty."""
         if self.low > self.high:
             raise UserError(f"scale-crop has low={self.low:g} above high={self.high:g}; expected low <= high")
 
     def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
-        """Draw the size of the scaled image, and the window's origin in it.
+        """Return the height and width of each scaled image (``scaled``), and the window's corner in it (``origin``).
 
         The origin is negative if the scaled image is smaller than the window.
         """
@@ -244,7 +254,7 @@ class ScaleCrop(AugmentationStep):
         """Scale and cut normalised images [n, C, H, W]; pixels outside the image become 0, the mean."""
         # Positions in bfloat16 would be off by pixels.
         precise = values if values.dtype == torch.float64 else values.float()
-        coordinates, inside = [], []
+        coordinates, inside = [], []  # per axis: source positions, and whether they lie in the scaled image
         for axis, size in enumerate(values.shape[2:]):
             positions, scaled_size = self._scaled_positions(axis, size, draws, len(values))
             source = ((positions + 0.5) * (size / scaled_size.to(precise.dtype)) - 0.5).clamp(0, size - 1)
@@ -316,7 +326,7 @@ for _name, _step in _BUILT_IN.items():
 
 
 def uniform_integers(uniforms: Uniforms, count: int | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Convert uniforms on [0, 1) to integers uniform on 0, ..., ``count`` - 1."""
+    """Convert uniforms on [0, 1) to integers uniform on 0, ..., ``count`` - 1; ``count`` may be one per entry."""
     return np.minimum((uniforms * count).astype(np.int64), count - 1)
 
 
@@ -346,5 +356,5 @@ def sample_bilinear(images: torch.Tensor, rows: torch.Tensor, columns: torch.Ten
 
 
 def permutation(draws: Draws, size: int | None = None) -> torch.Tensor:
-    """Return mixup's permutation of a batch; padding examples go last if their ``order`` is infinite."""
+    """Return mixup's permutation of a batch of ``size`` (None: as drawn); infinite keys put padding examples last."""
     return draws["order"][:size].argsort()

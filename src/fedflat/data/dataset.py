@@ -112,7 +112,10 @@ class Dataset:
 
     @cached_property
     def content(self) -> str:
-        """sha256 over the types, shapes and values of all examples; independent of where they came from."""
+        """sha256 over the types, shapes and values of all examples; independent of where they came from.
+
+        Tensors are hashed in blocks, since they may exceed memory.
+        """
         digest = hashlib.sha256()
         for examples in (self.train, self.test):
             for name, tensor in examples.tensors().items():
@@ -132,7 +135,7 @@ def every_fifth(labels: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def summarise_sizes(sizes: npt.NDArray[np.int64]) -> dict[str, float]:
-    """Return the smallest, median and largest of some sizes; empty if there are none."""
+    """Return the smallest, median and largest of ``sizes`` as ``min``, ``median`` and ``max``; empty without sizes."""
     if not len(sizes):
         return {}
     return {"min": int(sizes.min()), "median": float(np.median(sizes)), "max": int(sizes.max())}
@@ -182,7 +185,13 @@ def _type_and_shape(inputs: torch.Tensor) -> str:
 
 
 def _check_examples(label: str, examples: Examples, dataset: Dataset) -> None:
-    """Raise a ``UserError`` if the examples of one split are inconsistent; ``label`` names the split."""
+    """Raise a ``UserError`` if the examples of one split are inconsistent.
+
+    Args:
+        label: the split in words, for messages.
+        examples: the examples to check.
+        dataset: the dataset they belong to, whose kind, classes and group names they must match.
+    """
     lengths = {name: len(tensor) for name, tensor in examples.tensors().items()}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{length} {name}" for name, length in lengths.items())
@@ -206,7 +215,10 @@ def _check_examples(label: str, examples: Examples, dataset: Dataset) -> None:
 
 
 def _check_labels(label: str, examples: Examples, dataset: Dataset) -> None:
-    """Raise a ``UserError`` unless targets are int64 classes, one per example or, for text, one per position."""
+    """Raise a ``UserError`` unless targets are int64 classes, one per example or, for text, one per position.
+
+    The arguments are those of ``_check_examples``.
+    """
     targets, inputs = examples.targets, examples.inputs
     if targets.dtype != torch.int64:
         raise UserError(f"the targets of {label} are {targets.dtype}; expected class numbers of type int64")
@@ -223,7 +235,10 @@ def _check_labels(label: str, examples: Examples, dataset: Dataset) -> None:
 
 
 def _check_masks(label: str, examples: Examples, dataset: Dataset) -> None:
-    """Raise a ``UserError`` unless images and masks are uint8, of one size, with known ids."""
+    """Raise a ``UserError`` unless images and masks are uint8, of one size, and every mask pixel has a known class.
+
+    The arguments are those of ``_check_examples``.
+    """
     masks, images = examples.targets, examples.inputs
     if images.dtype != torch.uint8 or images.ndim != 4 or masks.dtype != torch.uint8:
         raise UserError(

@@ -100,7 +100,7 @@ def _label_columns(data: Dataset) -> dict[str, Any]:
 
 
 def _make_table(columns: dict[str, Any]) -> Any:
-    """Build a table of Hugging Face ``datasets``, the type that Flower partitioners take."""
+    """Build a table of Hugging Face ``datasets``, the type that Flower partitioners take, from columns [n] by name."""
     if importlib.util.find_spec("datasets") is None:
         raise UserError(f"Flower partitioners require the package datasets; install it with: {INSTALL}")
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")

@@ -91,7 +91,7 @@ class PartitionSpec:
 
 
 def partition_spec(text: str) -> PartitionSpec:
-    """Parse the text of a partition and check its parameters.
+    """Parse the text of a partition, a partitioner and modifiers joined by ``+``, and check its parameters.
 
     >>> partition_spec("Dirichlet(alpha=0.5)+held-out").text
     'dirichlet(alpha=0.5)+held-out'
@@ -114,6 +114,7 @@ def partition_spec(text: str) -> PartitionSpec:
         if modifier.needs_disjoint and not partitioner.disjoint:
             raise UserError(f"{key} cannot be added to {name}, whose clients share examples; choose another partition")
         modifiers[key] = modifier
+    # Modifiers are applied in the registry's order, whatever the order in the text.
     ordered = {key: modifiers[key] for key in PARTITION_MODIFIERS if key in modifiers}
     return PartitionSpec(name, partitioner, ordered)
 
@@ -198,7 +199,7 @@ class Partition:
         client_shares = histogram / np.maximum(histogram.sum(1, keepdims=True), 1)
         sizes = np.array([len(positions) for positions in clients])
         used = len(np.unique(np.concatenate(clients)))
-        available = len(targets) - len(self.validation) - len(self.thinned) - sum(map(len, self.unseen))
+        trainable = len(targets) - len(self.validation) - len(self.thinned) - sum(map(len, self.unseen))
         return {
             "partitioner": self.text,
             "seed": self.seed,
@@ -209,7 +210,7 @@ class Partition:
             "sizes": summarise_sizes(sizes),
             "validation": len(self.validation),
             "thinned": len(self.thinned),
-            "coverage": used / available,
+            "coverage": used / trainable,
             "duplicates": int(sizes.sum()) - used,
             "classes_per_client": float(np.count_nonzero(histogram, axis=1).mean()),
             "heterogeneity": float(np.abs(client_shares - class_shares).sum(1).mean() / 2),

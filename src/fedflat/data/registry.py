@@ -51,7 +51,7 @@ def names() -> tuple[str, ...]:
 
 
 def dataset_source(text: str) -> DatasetSource:
-    """Look up a dataset and check its parameters.
+    """Look up a dataset by its text, e.g. ``pacs(size=32)``, and check its parameters.
 
     >>> dataset_source("pacs(size=32)").options.size
     32
@@ -62,7 +62,7 @@ def dataset_source(text: str) -> DatasetSource:
 
 
 def spell_dataset(text: str) -> str:
-    """Convert a dataset name to its registered spelling, and the path of an array file to ``arrays(path=FILE)``.
+    """Convert the name in a dataset text to its registered spelling, and a path of arrays to ``arrays(path=FILE)``.
 
     >>> spell_dataset("CIFAR-10"), spell_dataset("Fashion-MNIST"), spell_dataset("wine.npz")
     ('cifar10', 'fashion_mnist', 'arrays(path=wine.npz)')
@@ -138,7 +138,14 @@ def verify(text: str, data_dir: str | Path | None = None) -> tuple[FileReport, .
 
 
 def _ensure_complete(source: DatasetSource, directory: Path, download: bool, progress: Progress | None) -> None:
-    """Download missing files, or raise a ``UserError`` that says how to obtain them."""
+    """Download missing files, or raise a ``UserError`` that says how to obtain them.
+
+    Args:
+        source: the dataset.
+        directory: the data directory.
+        download: whether downloading is allowed.
+        progress: called while bytes arrive; see ``Progress``.
+    """
     if not source.missing(directory):
         return
     if not download or not source.downloads:

@@ -87,7 +87,13 @@ def _as_array(value: Any) -> np.ndarray:
 
 
 def _input_blocks(items: Iterable[Any], label: str, labels: list[Sequence[Any]]) -> Iterator[np.ndarray]:
-    """Yield the inputs in blocks; append the other fields of each item to ``labels``."""
+    """Yield the inputs in blocks of up to 256 rows; append the other fields of each item to ``labels``.
+
+    Args:
+        items: ``(input, class)`` or ``(input, class, client)``.
+        label: name of the items in messages.
+        labels: receives ``[class]`` or ``[class, client]`` for each item.
+    """
     block: list[np.ndarray] = []
     shape: tuple[int, ...] | None = None
     for position, item in enumerate(items):
@@ -113,7 +119,7 @@ def _input_blocks(items: Iterable[Any], label: str, labels: list[Sequence[Any]])
 
 
 def _write_blocks(file: Path, blocks: Iterator[np.ndarray]) -> MappedTensor:
-    """Write blocks of rows to ``file``, which appears once it is complete."""
+    """Write blocks of rows to the ``.npy`` file ``file``, which appears once it is complete, and map it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.part")
     first = next(blocks)

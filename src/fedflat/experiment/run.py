@@ -211,7 +211,7 @@ class Run:
             store.now = round_index + 1  # stamps the rows that are written in this round
         flat_model = _flat(server.model)
         for average in self.averages.values():
-            average.before(round_index, flat_model)
+            average.before_round(round_index, flat_model)
         cohort = [self.client(number) for number in self.cohort(round_index)]
         outcome = self.engine.train(self.training, round_index, server.model, server.states, cohort)
         if self._observer.is_due(round_index + 1):
@@ -228,7 +228,7 @@ class Run:
         self._loss = outcome.loss
         flat_model = _flat(model)
         for average in self.averages.values():
-            average.after(round_index, flat_model)
+            average.update(round_index, flat_model)
         self._notify("round_done")
 
     def cohort(self, number: int) -> Sequence[int]:

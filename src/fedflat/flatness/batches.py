@@ -50,7 +50,7 @@ class TensorBatches(Sequence[Batch]):
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
         if not 0 <= index < len(self):
-            raise IndexError(index)
+            raise IndexError(index)  # ends a for loop over this sequence
         rows = self.positions[index * self.batch : (index + 1) * self.batch]
         return select_rows(self.inputs, rows), select_rows(self.targets, rows)
 
@@ -86,7 +86,7 @@ def batches_of(data: Any, batch: int = 500) -> Sequence[Batch]:
 
 
 def batch_sizes(batches: Sequence[Batch]) -> list[int]:
-    """Return the number of examples of each batch."""
+    """Return the number of examples in each batch; only the last batch of ``TensorBatches`` may be smaller."""
     if isinstance(batches, TensorBatches):  # no need to slice the tensors
         full_batches, remainder = divmod(len(batches.positions), batches.batch)
         return [batches.batch] * full_batches + ([remainder] if remainder else [])
@@ -94,12 +94,17 @@ def batch_sizes(batches: Sequence[Batch]) -> list[int]:
 
 
 def select_examples(batches: Sequence[Batch], positions: Tensor) -> Sequence[Batch]:
-    """Return the examples at ``positions`` (indices over all batches) in batches of the first batch's size."""
+    """Return some of the examples, in batches of the first batch's size.
+
+    Args:
+        batches: the data; its examples are numbered consecutively over all batches.
+        positions: sorted numbers of the examples to return, [n].
+    """
     if isinstance(batches, TensorBatches):
         return batches.take(positions)
     sizes = batch_sizes(batches)
     selected_inputs, selected_targets, start = [], [], 0
-    for (inputs, targets), size in zip(batches, sizes, strict=True):
+    for (inputs, targets), size in zip(batches, sizes, strict=True):  # this batch holds start .. start + size - 1
         rows = positions[(positions >= start) & (positions < start + size)] - start
         if len(rows):
             selected_inputs.append(select_rows(inputs, rows))
@@ -109,7 +114,7 @@ def select_examples(batches: Sequence[Batch], positions: Tensor) -> Sequence[Bat
 
 
 def draw_positions(count: int, size: int, seed: int) -> Tensor:
-    """Draw ``size`` distinct positions below ``count``, sorted; the same for the same seed."""
+    """Draw ``size`` distinct positions below ``count``, [size] in ascending order; the same for the same seed."""
     if not 1 <= size <= count:
         raise UserError(f"cannot draw {size} examples; expected 1 to {count}, the number of examples")
     return torch.from_numpy(np.sort(generator(seed, "subset").choice(count, size, replace=False)))
@@ -137,7 +142,7 @@ def select_rows(value: Any, rows: Tensor) -> Any:
 
 
 def count_examples(value: Any) -> int:
-    """Return the number of examples in a nested structure: the length of its first tensor."""
+    """Return the number of examples in a tensor or a nested structure of tensors: the length of the first tensor."""
     first = value
     while not isinstance(first, Tensor):
         if isinstance(first, Mapping) and first:

@@ -36,6 +36,10 @@ class Estimate:
 def estimate(draws: Sequence[float], offset: float = 0.0) -> Estimate:
     """Return the mean of independent draws plus ``offset``, with Student's t interval (infinite for a single draw).
 
+    Args:
+        draws: the random values.
+        offset: a known constant that is added to the mean without uncertainty.
+
     >>> mean = estimate([1.0, 2.0, 3.0])
     >>> mean.value, round(mean.low, 3), round(mean.high, 3)
     (2.0, -0.484, 4.484)

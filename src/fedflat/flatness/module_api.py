@@ -33,7 +33,7 @@ def spectrum(
     """Compute the largest eigenvalues of the Hessian of the mean loss, the smallest one, and the trace.
 
     Args:
-        model: evaluated in evaluation mode and left unchanged.
+        model: evaluated in evaluation mode and left unchanged; an ``Objective`` includes loss and data.
         loss: ``loss(output, target)``, the mean over a batch.
         data: a DataLoader, a list of batches, or a pair of tensors (inputs, targets).
         count: number of eigenvalues; default: 50, or all if there are fewer.
@@ -52,9 +52,15 @@ def trace(
     batch: int = 500,
     seed: int = 0,
 ) -> Estimate:
-    """Estimate the Hessian's trace (Hutchinson) with its confidence interval; costs ``draws`` products.
+    """Estimate the trace of the Hessian of the mean loss by Hutchinson's method, with its confidence interval.
 
-    ``model``, ``loss``, ``data`` and ``batch`` are those of ``spectrum``; ``seed`` determines the random vectors.
+    Args:
+        model: evaluated in evaluation mode and left unchanged; an ``Objective`` includes loss and data.
+        loss: ``loss(output, target)``, the mean over a batch.
+        data: a DataLoader, a list of batches, or a pair of tensors (inputs, targets).
+        draws: number of random vectors, each of which costs one Hessian-vector product.
+        batch: batch size for a pair of tensors.
+        seed: seed of the random vectors.
     """
     return hutchinson(_hessian(model, loss, data, batch), draws=draws, seed=seed)
 
@@ -69,7 +75,7 @@ def density(
     batch: int = 500,
     seed: int = 0,
 ) -> Density:
-    """Estimate the spectral density of the Hessian; costs ``draws * steps`` products.
+    """Estimate the spectral density of the Hessian of the mean loss by stochastic Lanczos quadrature.
 
     Args:
         model, loss, data, batch: as in ``spectrum``.
@@ -89,7 +95,7 @@ def sharpness(
     batch: int = 500,
     **options: Any,
 ) -> Sharpness:
-    """Measure the rise of the loss around the model.
+    """Measure how much the mean loss rises around the model.
 
     Args:
         model, loss, data, batch: as in ``spectrum``.
@@ -100,14 +106,17 @@ def sharpness(
 
 
 def _hessian(model: nn.Module | Objective, loss: Loss | None, data: Any, batch: int) -> Operator:
-    """Return the Hessian of the mean loss; raise a ``UserError`` if the loss cannot be differentiated reliably."""
+    """Return the Hessian of the mean loss as an operator; the arguments are those of ``trace``.
+
+    Raises a ``UserError`` if the loss is not finite or not deterministic.
+    """
     objective = _objective(model, loss, data, batch)
     objective.check()
     return Operator.of_hessian(objective)
 
 
 def _objective(model: nn.Module | Objective, loss: Loss | None, data: Any, batch: int) -> Objective:
-    """Return ``model`` if it is an objective; otherwise build one from the module, loss and data."""
+    """Return ``model`` if it is an objective; otherwise build one from the module, loss, data and batch size."""
     if isinstance(model, Objective):
         return model
     if not isinstance(model, nn.Module):

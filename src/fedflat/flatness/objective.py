@@ -143,7 +143,7 @@ class Objective:
         return "tf32" if self.tf32 and self.device.type == "cuda" else str(self.dtype).removeprefix("torch.")
 
     def with_data(self, batches: Sequence[Batch]) -> Objective:
-        """Return the same model and loss on other data."""
+        """Return the same model and loss on other batches of (inputs, targets)."""
         objective = Objective(
             self.module,
             self._loss,
@@ -155,7 +155,7 @@ class Objective:
             tf32=self.tf32,
             channels_last=self._channels_last,
         )
-        objective._compiled = self._compiled
+        objective._compiled = self._compiled  # compiled code does not depend on the data
         return objective
 
     def subset(self, size: int, seed: int) -> Objective:
@@ -181,12 +181,13 @@ class Objective:
 
     @torch.enable_grad()
     def loss_and_gradient(self, w: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the mean loss at ``w`` and its gradient [P], from one pass over the data."""
+        """Return the mean loss at ``w`` [P] (default: the model's weights) and its gradient [P], from one pass."""
 
         def batch_loss_and_gradient(batch: Batch) -> Tensor:
             leaves = _leaves(self._parameters_at(w))
             loss = self._batch_loss(leaves, batch)
             gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+            # As one vector, so that both are averaged over batches together.
             return torch.cat([loss.detach().reshape(1), self._flatten(gradients)])
 
         with self._evaluation_mode():
@@ -199,7 +200,12 @@ class Objective:
 
     @torch.enable_grad()
     def hessian_products(self, w: Tensor | None, vectors: Tensor) -> Tensor:
-        """Return the Hessian at ``w`` times each row of ``vectors``, [b, P]; all rows share one first derivative."""
+        """Return the products of the Hessian with several vectors, [b, P]; they share the first derivative.
+
+        Args:
+            w: the point at which the Hessian is taken, [P]; None means the model's weights.
+            vectors: the vectors as rows, [b, P].
+        """
         weights = list(self._parameters_at(w).values())
         vector_tensors = [list(self.layout.views(vector).values()) for vector in vectors]
 
@@ -219,9 +225,18 @@ class Objective:
     def _batch_products(
         self, weights: Sequence[Tensor], vectors: Sequence[Sequence[Tensor]], inputs: Any, targets: Any
     ) -> list[Sequence[Tensor]]:
-        """Return the Hessian of one batch times each vector; weights, vectors and products have a tensor per parameter.
+        """Return the products of one batch's Hessian with each vector.
 
         Each product is the gradient of <gradient, vector>, so the gradient is computed once, with its graph.
+
+        Args:
+            weights: the point at which the Hessian is taken, one tensor per parameter.
+            vectors: the vectors, each with one tensor per parameter.
+            inputs: the batch's inputs, on the device of the weights.
+            targets: the batch's targets, likewise.
+
+        Returns:
+            The products, each with one tensor per parameter.
         """
         leaves = _leaves(dict(zip(self.layout.names, weights, strict=True)))
         parameters = list(leaves.values())
@@ -245,7 +260,7 @@ class Objective:
 
     @torch.no_grad()
     def metrics(self, w: Tensor | None = None) -> dict[str, float]:
-        """Return the mean loss at ``w`` and all metrics of ``sums``, by name."""
+        """Return the mean loss at ``w`` [P] (default: the model's weights) and all metrics of ``sums``, by name."""
         if self._sums is None:
             return {"loss": float(self.loss(w))}
         parameters = self._parameters_at(w)
@@ -285,7 +300,7 @@ class Objective:
             raise UserError(
                 f"got a weight vector of shape {tuple(w.shape)}; expected ({self.size},), one entry per weight"
             )
-        views = self.layout.views(w.detach())
+        views = self.layout.views(w.detach())  # with filters channels last
         return views if self._channels_last else {name: view.contiguous() for name, view in views.items()}
 
     def _flatten(self, tensors: Sequence[Tensor]) -> Tensor:
@@ -294,7 +309,7 @@ class Objective:
 
     def _mean_over_batches(self, function: Callable[[Batch], Tensor]) -> Tensor:
         """Return the mean of ``function(batch)``, weighted by the batches' numbers of examples."""
-        total: Tensor | None = None
+        total: Tensor | None = None  # its shape is known after the first batch
         for size, batch in zip(self._batch_sizes, self.batches, strict=True):
             weighted = function(batch).mul_(size / self.examples)
             total = weighted if total is None else total.add_(weighted)
@@ -302,7 +317,7 @@ class Objective:
         return total
 
     def _batch_loss(self, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        """Return the mean loss over one batch, a scalar tensor."""
+        """Return the mean loss over one batch (inputs, targets), for parameters by name, as a scalar tensor."""
         inputs, targets = batch
         loss = self._loss(self._output(parameters, inputs), self._to_device(targets))
         if not isinstance(loss, Tensor) or loss.numel() != 1:
@@ -311,7 +326,10 @@ class Objective:
         return loss.reshape(())
 
     def _output(self, parameters: Mapping[str, Tensor], inputs: Any) -> Any:
-        """Return the model's output; a tuple of inputs becomes positional arguments, a mapping keyword arguments."""
+        """Return the model's output with the given parameters, by name, in place of its own.
+
+        Inputs are a tensor, a tuple (positional arguments of the model) or a mapping (keyword arguments).
+        """
         inputs = self._to_device(inputs)
         if self._prepare is not None:
             inputs = map_tensors(inputs, self._prepare)

@@ -18,7 +18,7 @@ Switch = tuple[Any, str]
 
 
 def allow_tf32(allowed: bool) -> None:
-    """Allow or forbid rounding float32 products and convolutions to TF32."""
+    """Allow or forbid a GPU to round float32 matrix products and convolutions to TF32, until it is changed again."""
     for backend, attribute in _switches():
         value = allowed if attribute == "allow_tf32" else "tf32" if allowed else "ieee"
         setattr(backend, attribute, value)
@@ -27,7 +27,7 @@ def allow_tf32(allowed: bool) -> None:
 @contextmanager
 def tf32_allowed(allowed: bool) -> Iterator[None]:
     """Allow or forbid TF32 within the context, then restore the previous setting."""
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available():  # TF32 exists only on GPUs
         yield
         return
     previous = [(switch, getattr(*switch)) for switch in _switches() if _is_readable(switch)]

@@ -104,7 +104,21 @@ def adaptive_scale(objective: Objective, eta: float = 0.0, scope: str = "weight"
 
 
 def _ascend(objective: Objective, scale: Tensor, rho: float, steps: int, seed: int) -> tuple[float, float]:
-    """Return the loss, and the largest rise found by normalised ascent in u = T^-1 e projected onto |u| <= rho."""
+    """Find the largest rise of the loss by projected gradient ascent within the radius.
+
+    The ascent is in scaled coordinates u = T^-1 e, where e is the perturbation of the weights, projected onto |u| <=
+    rho.
+
+    Args:
+        objective: the loss as a function of the weights.
+        scale: the diagonal of T, [P].
+        rho: radius in scaled coordinates.
+        steps: number of ascent steps.
+        seed: seed of the direction taken if the gradient is zero.
+
+    Returns:
+        The loss at the objective's weights, and the largest rise above it.
+    """
     w = objective.weights
     loss, gradient = objective.loss_and_gradient()
     u = torch.zeros_like(w)
@@ -127,7 +141,14 @@ def _ascend(objective: Objective, scale: Tensor, rho: float, steps: int, seed: i
 
 
 def _average(objective: Objective, rho: float, directions: int, seed: int) -> Sharpness:
-    """Average the rise over random directions of length rho, in antithetic pairs."""
+    """Average the rise of the loss over random directions, in antithetic pairs e and -e.
+
+    Args:
+        objective: the loss as a function of the weights.
+        rho: length of every direction.
+        directions: number of pairs.
+        seed: seed of the directions.
+    """
     if directions < 2:
         raise UserError(f"directions={directions} is invalid; a confidence interval needs at least 2")
     w, loss = objective.weights, objective.loss()
@@ -141,14 +162,17 @@ def _average(objective: Objective, rho: float, directions: int, seed: int) -> Sh
 
 
 def _normal(like: Tensor, seed: int, purpose: str, number: int = 0) -> Tensor:
-    """Return a standard normal vector with the length, dtype and device of ``like``."""
+    """Return a standard normal vector with the length, dtype and device of ``like``.
+
+    The numbers depend only on ``seed``, on ``purpose`` and on ``number``, which distinguishes vectors of one purpose.
+    """
     return torch.as_tensor(generator(seed, purpose, number).standard_normal(len(like)), dtype=like.dtype).to(
         like.device
     )
 
 
 def _finite(value: Tensor, name: str) -> float:
-    """Return ``value`` as a float; raise a ``UserError`` if it is NaN or infinite."""
+    """Return a scalar tensor as a float; raise a ``UserError`` that calls it ``name`` if it is NaN or infinite."""
     if not value.isfinite():
         raise UserError(
             f"the {name} is {float(value)}, so sharpness is undefined; "

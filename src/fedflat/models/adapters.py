@@ -28,9 +28,9 @@ class Adapter(NamedTuple):
     """A layer to adapt.
 
     Attributes:
-        layer: its name.
+        layer: its name in the model.
         pieces: number of equal pieces of its outputs: 3 for a layer that computes query, key and value, else 1.
-        adapted: numbers of the pieces that get an A and B each.
+        adapted: numbers, from 0, of the pieces that get an A and B each.
     """
 
     layer: str
@@ -65,7 +65,7 @@ class LowRankLinear(nn.Linear):
         nn.init.kaiming_uniform_(self.lora_a_weight, a=math.sqrt(5))
 
     def forward(self, input: Tensor) -> Tensor:
-        """Add (alpha / r) B A x to each adapted piece of W x + b."""
+        """Compute W x + b for inputs x, and add (alpha / r) B A x to each adapted piece of the outputs."""
         products_with_a = torch.split(F.linear(input, self.lora_a_weight), self.rank, -1)
         outputs = list(F.linear(input, self.weight, self.bias).chunk(self.pieces, -1))
         for piece, a_x, b in zip(self.adapted, products_with_a, self.lora_b_weight.unbind(0), strict=True):
@@ -73,7 +73,7 @@ class LowRankLinear(nn.Linear):
         return torch.cat(outputs, -1) if self.pieces > 1 else outputs[0]
 
     def to_linear(self) -> nn.Linear:
-        """Return the equivalent plain layer, with weight W + (alpha / r) B A."""
+        """Return the equivalent plain layer, with weight W + (alpha / r) B A; it shares the bias."""
         plain = nn.Linear.__new__(nn.Linear)  # skips the random initialisation
         nn.Module.__init__(plain)
         plain.in_features, plain.out_features = self.in_features, self.out_features
@@ -99,7 +99,10 @@ def adaptable_layers(model: nn.Module) -> list[str]:
 
 
 def attention_adapters(model: nn.Module) -> list[Adapter]:
-    """Choose the query and value layers of attention, including the outer thirds of a joint ``qkv`` layer."""
+    """Choose the query and value layers of attention to adapt, recognised by their names.
+
+    In a joint ``qkv`` layer, these are the first and the last third of the outputs.
+    """
     adapters = []
     for name in adaptable_layers(model):
         layer_type = name.rpartition(".")[2]

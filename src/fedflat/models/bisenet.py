@@ -92,7 +92,14 @@ class Stem(nn.Module):
     """Downsamples by 4 on two paths, convolution and pooling (figure 4a)."""
 
     def __init__(self, inputs: int, outputs: int, bottleneck: int, norm: MakeNorm) -> None:
-        """Build the stem; ``bottleneck`` is the number of channels inside the convolutional path."""
+        """Build the stem.
+
+        Args:
+            inputs: channels of the images.
+            outputs: channels of the result.
+            bottleneck: channels inside the convolutional path.
+            norm: makes a normalisation layer for a number of channels.
+        """
         super().__init__()
         self.first = convolution(inputs, outputs, norm, stride=2)
         self.left = nn.Sequential(
@@ -115,7 +122,14 @@ class Expansion(nn.Module):
     """
 
     def __init__(self, inputs: int, outputs: int, norm: MakeNorm, stride: int = 1) -> None:
-        """Build the layer from ``inputs`` to ``outputs`` channels; with stride 1 both must be equal."""
+        """Build the layer.
+
+        Args:
+            inputs: number of input channels.
+            outputs: number of output channels, equal to ``inputs`` with stride 1.
+            norm: makes a normalisation layer for a number of channels.
+            stride: 1, or 2 to halve height and width.
+        """
         super().__init__()
         expanded = EXPANSION * inputs
         # nn.Identity has no parameters; it keeps the parameter names independent of the stride.
@@ -141,7 +155,7 @@ class ContextEmbedding(nn.Module):
     """Adds the global mean to every position (figure 4b)."""
 
     def __init__(self, channels: int, norm: MakeNorm) -> None:
-        """Build the layers: ``whole`` acts on the global mean, ``last`` on the sum."""
+        """Build the layers: ``whole`` acts on the global mean, ``last`` on the sum; ``norm`` makes a normalisation."""
         super().__init__()
         self.whole = nn.Sequential(norm(channels), convolution(channels, channels, norm, kernel=1))
         self.last = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
@@ -157,7 +171,10 @@ class GuidedAggregation(nn.Module):
     """Bilateral guided aggregation: each branch gates the other, then both are added (figure 6)."""
 
     def __init__(self, channels: int, norm: MakeNorm) -> None:
-        """Build for each branch a path that keeps its resolution and one that changes it to the other's."""
+        """Build for each branch a path that keeps its resolution and one that changes it to the other's.
+
+        ``norm`` makes a normalisation layer for a number of channels.
+        """
         super().__init__()
         self.detail_kept = nn.Sequential(depthwise(channels, channels, norm), projection(channels, channels))
         self.detail_shrunk = nn.Sequential(

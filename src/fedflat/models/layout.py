@@ -69,7 +69,10 @@ class Layout:
         return torch.cat([_flatten(tensors[name]) for name in self.names])
 
     def indicator(self, chosen: Callable[[str], bool], like: Tensor) -> Tensor:
-        """Return a boolean vector [P] on the device of ``like``, true for the tensors whose names are chosen."""
+        """Return a boolean vector [P], true for the entries of tensors whose name ``chosen`` accepts.
+
+        It is on the device of ``like``.
+        """
         return _repeat_flags(tuple(chosen(name) for name in self.names), tuple(self.sizes), like.device)
 
     def per_tensor(self, values: Tensor) -> Tensor:

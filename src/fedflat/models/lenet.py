@@ -51,7 +51,15 @@ class Cnn(ImageModelSpec):
 def _two_convolutions(
     input_shape: tuple[int, ...], channels: tuple[int, int], padding: int, hidden: tuple[int, int], classes: int
 ) -> nn.Module:
-    """Build two 5x5 convolutions with max-pooling and two hidden layers; ``padding`` is that of the first."""
+    """Build two 5x5 convolutions, each with ReLU and max-pooling, two hidden layers and a classifier.
+
+    Args:
+        input_shape: channels, height and width of an image.
+        channels: output channels of the convolutions.
+        padding: padding of the first convolution in pixels.
+        hidden: units of the hidden layers.
+        classes: number of classes.
+    """
     first, second = channels
     height, width = (_pooled_side(side + 2 * padding) for side in input_shape[1:])
     return nn.Sequential(

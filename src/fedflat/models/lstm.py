@@ -40,7 +40,7 @@ class CharLstm(ModelSpec):
         require_sequence(self.name, input_shape)
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Build the network; the vocabulary has ``classes`` characters."""
+        """Build the network for a vocabulary of ``classes`` characters, which are both inputs and predictions."""
         recurrent: list[nn.Module] = []
         for layer in range(self.layers):
             inputs = self.embedding if layer == 0 else self.hidden
@@ -55,7 +55,7 @@ class CharacterNetwork(nn.Module):
     """Characters [batch, length] int64 to logits [batch, length, vocabulary]; states start at zero for each sample."""
 
     def __init__(self, embedding: nn.Embedding, recurrent: list[nn.Module], classifier: nn.Module, tanh: bool) -> None:
-        """Chain the layers; ``tanh`` applies a tanh to the output of each recurrent layer."""
+        """Chain embedding, recurrent layers and classifier; ``tanh`` adds a tanh after each recurrent layer."""
         super().__init__()
         self.embedding = embedding
         self.recurrent = nn.ModuleList(recurrent)
@@ -80,7 +80,12 @@ class UnrolledLstm(nn.Module):
     """
 
     def __init__(self, inputs: int, hidden: int) -> None:
-        """Draw the parameters uniformly from -1/sqrt(hidden) to 1/sqrt(hidden), as ``nn.LSTM`` does."""
+        """Draw the parameters uniformly from -1/sqrt(hidden) to 1/sqrt(hidden), as ``nn.LSTM`` does.
+
+        Args:
+            inputs: dimensions of each input vector.
+            hidden: dimensions of the states.
+        """
         super().__init__()
         self.hidden = hidden
         bound = 1 / math.sqrt(hidden)
@@ -94,7 +99,12 @@ class UnrolledLstm(nn.Module):
         self.bias_hh_l0 = uniform(4 * hidden)
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return the states h [batch, length, hidden] at each position, and the last h and c [batch, hidden]."""
+        """Run over the inputs ``x`` [batch, length, inputs].
+
+        Returns:
+            The hidden states h at each position [batch, length, hidden], and the last hidden and cell states (h, c),
+            each [batch, hidden]; i, f, g and o are the usual gates.
+        """
         # The input part does not depend on the state: one large product over all positions.
         from_input = F.linear(x, self.weight_ih_l0, self.bias_ih_l0 + self.bias_hh_l0)
         h = c = from_input.new_zeros(x.shape[0], self.hidden)

@@ -56,7 +56,14 @@ class MobileNetV2(NormalisedModelSpec):
         return MobileNetwork(nn.Sequential(*layers), nn.Linear(last, classes))
 
     def _block(self, inputs: int, outputs: int, expansion: int, stride: int) -> nn.Module:
-        """Build a block that expands the channels, filters each of them and projects to ``outputs`` channels."""
+        """Build an inverted residual block: expand the channels, filter each of them, project to ``outputs`` channels.
+
+        Args:
+            inputs: number of input channels.
+            outputs: number of output channels.
+            expansion: factor by which the channels are expanded; 1 skips the expansion.
+            stride: stride of the filters; a block that keeps the shape adds its input to its output.
+        """
         expanded = inputs * expansion
         layers = [self._conv_norm_relu(inputs, expanded, 1)] if expansion > 1 else []
         layers += [

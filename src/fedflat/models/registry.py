@@ -33,7 +33,7 @@ def names() -> list[str]:
 
 
 def model_spec(text: str) -> ModelSpec:
-    """Parse the text of a model and check its parameters.
+    """Parse the text of a model, a name with parameters in parentheses, and check the parameters.
 
     >>> model_spec("MLP(hidden=32)")
     Mlp(hidden=32, layers=1)

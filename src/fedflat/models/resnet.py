@@ -103,7 +103,15 @@ class BasicBlock(nn.Module):
     """``relu(shortcut(x) + norm(conv(relu(norm(conv(x))))))`` with 3x3 convolutions."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: MakeNorm, shortcut: MakeShortcut) -> None:
-        """Build a block from ``inputs`` to ``outputs`` channels; ``shortcut`` is used only if the shape changes."""
+        """Build a block.
+
+        Args:
+            inputs: number of input channels.
+            outputs: number of output channels.
+            stride: 1, or 2 to halve height and width.
+            norm: makes a normalisation layer for a number of channels.
+            shortcut: makes the shortcut; used only if the shape changes.
+        """
         super().__init__()
         self.residual = nn.Sequential(
             Conv3x3(inputs, outputs, stride), norm(outputs), nn.ReLU(), Conv3x3(outputs, outputs), norm(outputs)

@@ -83,7 +83,7 @@ class Layers(TrainedPart):
     )
 
     def parameter_names(self, model: nn.Module) -> set[str]:
-        """Return the names of all parameters in the named layers, and of the named parameters."""
+        """Return the names of all parameters that the option ``names`` selects: whole layers or single parameters."""
         parameters = [name for name, _ in model.named_parameters()]
         selected: set[str] = set()
         for layer in _split_names(self.names, "layers(names=...)", "layers(names=blocks.10|blocks.11)"):
@@ -114,7 +114,7 @@ class Lora(TrainedPart):
         add_adapters(model, self.adapters(model), self.rank, self.alpha)
 
     def adapters(self, model: nn.Module) -> list[Adapter]:
-        """Return the layers to adapt, as the parameter ``layers`` selects them."""
+        """Return the layers of ``model`` to adapt, as the option ``layers`` selects them."""
         layers = adaptable_layers(model)
         if not layers:
             raise UserError("training.train=lora: this model has no linear layer; use head or layers(names=...)")
@@ -139,7 +139,7 @@ class Lora(TrainedPart):
         return [Adapter(name) for name in layers if name in selected]
 
     def _match_layers(self, layers: list[str]) -> set[str]:
-        """Return those ``layers`` that begin or end with one of the names in the parameter ``layers``."""
+        """Return those of the linear ``layers`` whose name begins or ends with a name in the option ``layers``."""
         selected: set[str] = set()
         for part in _split_names(self.layers, "lora(layers=...)", "lora(layers=fc1|fc2)"):
             # The dots make only whole components match: "fc" matches "block.fc" but not "block.fc1".
@@ -207,7 +207,13 @@ def _layer_of(parameter: str) -> str:
 
 
 def _split_names(value: str | int | float, setting: str, example: str) -> list[str]:
-    """Split names joined by ``|``; a numeric name, as in ``nn.Sequential``, arrives as a number."""
+    """Split names joined by ``|``.
+
+    Args:
+        value: the joined names; a numeric name, as in ``nn.Sequential``, arrives as a number.
+        setting: the option they come from, for the error message.
+        example: a valid value of it, for the error message.
+    """
     names = [name.strip() for name in str(value).split("|") if name.strip()]
     if not names:
         raise UserError(f"training.train: {setting} is empty; expected, for example, {example}")

@@ -161,7 +161,7 @@ class Block(nn.Module):
     """A pre-norm transformer block: attention and an MLP, each with a residual connection."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
-        """Build a block for tokens of ``width`` dimensions, with ``hidden`` units in the MLP."""
+        """Build a block for tokens of ``width`` dimensions, with ``heads`` attention heads and ``hidden`` MLP units."""
         super().__init__()
         self.norm1 = nn.LayerNorm(width, EPSILON)
         self.attn = Attention(width, heads)

@@ -74,7 +74,7 @@ def join_qkv(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def resize_positions(positions: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Resize position embeddings [1, 1 + patches, width] to another grid, keeping the class token's.
+    """Resize position embeddings [1, 1 + patches, width] to a grid of (rows, columns), keeping the class token's.
 
     As in timm: bicubic interpolation with antialiasing and ``align_corners=False``, in float32. Embeddings that are not
     a class token and a square grid are returned unchanged.

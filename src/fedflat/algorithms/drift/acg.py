@@ -46,9 +46,11 @@ class Acg(Drift):
         return g + self.beta * ctx.displacement
 
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
+        """The target z + mean D_i, which is x + m for the new m, as z = x + lam m already holds the old momentum."""
         return means.z + means.displacement, {"m": self.lam * server["m"] + means.displacement}
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
+        """Why the server optimiser among ``slots`` cannot be used, or None if it is plain SGD with ``server_lr`` 1."""
         if slots["server"] == Sgd():
             return None
         return "FedACG has its own server momentum and allows only the server optimiser sgd(server_lr=1)"

@@ -44,12 +44,16 @@ class AdaBest(Drift):
         return g - ctx.client["h"]
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """h_i <- h_i / (t - last_i) - mu D_i, and last_i <- t."""
+        """Update the client's bias estimate, h_i <- h_i / (t - last_i) - mu D_i, and last_i <- t; sends no message.
+
+        D_i = y - z is the displacement and last_i the client's previous round; t counts from 1.
+        """
         t = ctx.round + 1
         h = ctx.client["h"] / (t - ctx.client["last"]) - self.mu * ctx.displacement
         return {"h": h, "last": t.to(h.dtype)}, {}
 
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
+        """The mean of the clients' models a, extrapolated: target = a + beta (a - a_previous)."""
         a = means.z + means.displacement
         return a + self.beta * (a - server["aggregate"]), {"aggregate": a}
 

@@ -33,6 +33,7 @@ class Cm(Drift):
         return (vector("momentum", momentum="ascent"),)
 
     def begin(self, ctx: LocalContext) -> State:
+        """The momentum's share of every direction in this round, (1 - alpha) Delta."""
         return {"momentum": (1 - self.alpha) * ctx.server["momentum"]}
 
     def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:

@@ -36,6 +36,7 @@ class Dyn(Drift):
     all_mean: bool = param(False, "also evaluate the mean of all clients' latest models; clients keep one more vector")
 
     def on_server(self) -> Fields:
+        """The mean dual ``a``, and the models to evaluate: ``active``, and ``everyone`` if ``all_mean``."""
         fields = (vector("a", sent=False), vector("active", start="model", sent=False))
         return (*fields, vector("everyone", start="model", sent=False)) if self.all_mean else fields
 
@@ -56,14 +57,21 @@ class Dyn(Drift):
         return uploaded if self.dual_scope == "all" else (uploaded - client["a"]) / 2
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """a_i <- a_i + D_i; for the mean of all clients' models, also send how far this client's model has changed."""
+        """Add the displacement D_i to the dual a_i.
+
+        With ``all_mean`` the client also keeps its model and sends how far it has changed since the client last
+        participated, from which the server updates the mean of all clients' models.
+        """
         state = {"a": ctx.client["a"] + ctx.displacement}
         if not self.all_mean:
             return state, {}
         return state | {"last": ctx.y}, {"change": ctx.y - ctx.client["last"]}
 
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
-        """target = mean_S y_K + a, where the server's a is the mean of all clients' a_i."""
+        """target = mean_S y_K + a, where the server's a is the mean of all clients' a_i.
+
+        With ``dual_scope=active`` the uploaded vectors contain the duals already (see ``displacement``).
+        """
         target = means.z + means.displacement
         state = {"active": target}
         if self.all_mean:
@@ -85,7 +93,7 @@ class Dyn(Drift):
         )
 
     def evaluated(self, server: State) -> State:
-        """The means of the cohort's and of all clients' local models, before the dual is added."""
+        """Further models to evaluate, by name: means of the cohort's and of all clients' models, without the dual."""
         models = {}
         if self.dual_scope == "all":
             models["active mean"] = server["active"]

@@ -34,13 +34,19 @@ class FrozenMomentum(Drift):
     def on_server(self) -> Fields:
         return (vector("m", momentum="ascent"),) if self.beta else ()
 
-    def _with_momentum(self, q: Tensor, ctx: LocalContext) -> Tensor:
-        """d_k = q_k + beta m."""
-        d = self._gradient_weight * q
+    def _with_momentum(self, gradient: Tensor, ctx: LocalContext) -> Tensor:
+        """The direction d_k = q_k + beta m of a step: the gradient q_k, shape (P,), plus the server's momentum."""
+        d = self._gradient_weight * gradient
         return d + self.beta * ctx.server["m"] if self.beta else d
 
     def _target(self, means: CohortMeans, server: State, gradient: Tensor | None) -> tuple[Tensor, State]:
-        """The target model, and the momentum updated with the cohort's full-batch gradient G."""
+        """The target model, and the server momentum m updated with the cohort's full-batch gradient G.
+
+        Args:
+            means: averages over the cohort.
+            server: the drift's server state.
+            gradient: G, shape (P,); None is allowed only without momentum (beta = 0).
+        """
         target = means.z + means.displacement
         if not self.beta:
             return target, {}
@@ -79,6 +85,7 @@ class Mime(FrozenMomentum):
         return "every client trains with the mean of the cohort's gradients"
 
     def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
+        """Momentum plus g(y_k) - g(z) + G; z is shifted by the same perturbation as y_k."""
         assert ctx.common_gradient is not None
         return self._with_momentum(g - gradient(ctx.perturbed(ctx.z)) + ctx.common_gradient, ctx)
 

@@ -65,19 +65,22 @@ class Mo(Drift):
         return g + ctx.local["correction"]
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """The control variate c_i+ by option I (the full-batch gradient) or II; sends c_i+ - m."""
+        """Keep the new control variate c_i+ and send c_i+ - m.
+
+        Option I: c_i+ is the client's full-batch gradient. Option II: c_i - m + (z - y_K) / H, without that gradient.
+        """
         c = ctx.own_gradient
         if c is None:
             c = ctx.client["c"] - ctx.server["m"] + (ctx.z - ctx.y) / self._normaliser(ctx)
         return {"c": c}, {"dm": c - ctx.server["m"]}
 
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
-        """m <- m + gamma mean_S (c_i+ - m)."""
+        """Move the model by the mean displacement, and the server momentum m by gamma mean_S (c_i+ - m)."""
         gamma = self.gamma
         if means.round == 0 and self.gamma_first_round is not None:
             gamma = self.gamma_first_round
         return means.z + means.displacement, {"m": server["m"] + gamma * means.mean["dm"]}
 
     def _normaliser(self, ctx: LocalContext) -> Tensor:
-        """H, by which a displacement is divided."""
+        """H, which turns a displacement into gradient units: the sum of the round's learning rates, or an estimate."""
         return ctx.lr_sum if self.normaliser == "sum" else ctx.steps * (ctx.first_lr + ctx.final_lr) / 2

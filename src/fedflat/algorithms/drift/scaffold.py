@@ -56,7 +56,10 @@ class Scaffold(Drift):
         return g + ctx.local["correction"]
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """The control variate c_i+ by option I (the full-batch gradient) or II; sends c_i+ - c_i."""
+        """Keep the new control variate c_i+ and send c_i+ - c_i.
+
+        Option I: c_i+ is the client's full-batch gradient. Option II: c_i - c + (z - y_K) / H, without that gradient.
+        """
         c = ctx.own_gradient
         if c is None:
             c = ctx.client["c"] - ctx.server["c"] + ctx.mean_direction

@@ -61,9 +61,11 @@ class Wmsam(Drift):
         return (vector("dc"), scalar("signal")) if self.personal else (scalar("signal"),)
 
     def begin(self, ctx: LocalContext) -> State:
-        """The part of d_k that stays constant within the round, alpha r_i + (1 - alpha) Delta.
+        """The part of the direction d_k that stays constant within the round, alpha r_i + (1 - alpha) Delta.
 
-        ``personal momentum`` is Delta_i = Delta + alpha / (1 - alpha) r_i, which the perturbation ``guided`` follows.
+        alpha is the adaptive weight of gradients, Delta the server's momentum and r_i = c - c_i the client's
+        correction. ``personal momentum`` is Delta_i = Delta + alpha / (1 - alpha) r_i, which the perturbation
+        ``guided`` follows.
         """
         alpha, momentum = ctx.server["alpha"], ctx.server["momentum"]
         r = ctx.server["c"] - ctx.client["c"] if self.personal else torch.zeros_like(momentum)
@@ -81,7 +83,7 @@ class Wmsam(Drift):
         return {"c": c}, {"dc": c - ctx.client["c"], "signal": signal}
 
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
-        """Update alpha, Delta and c; the model moves by the mean displacement."""
+        """Update the weight alpha, momentum Delta and control variate c; the model moves by the mean displacement."""
         alpha = (1 - self.lam) * server["alpha"] + self.lam * means.mean["signal"].clamp(*SIGNAL_RANGE)
         state = {"momentum": means.direction, "alpha": alpha}
         if self.personal:
@@ -94,7 +96,10 @@ class Wmsam(Drift):
         return "the server's control variate must equal the mean of the clients' control variates"
 
     def _signal(self, displacement: Tensor, momentum: Tensor) -> Tensor:
-        """sim_i, from the cosine of D_i and Delta; 0 if either vector is 0."""
+        """The signal sim_i for the weight alpha, from the cosine of D_i (``displacement``) and Delta (``momentum``).
+
+        It is 0 if either vector is 0, which leaves their cosine undefined.
+        """
         norms = displacement.norm() * momentum.norm()
         cosine = (displacement @ momentum) / norms.clamp(min=torch.finfo(norms.dtype).tiny)
         signal = 1 + cosine if self.alpha_signal == "disagreement" else -cosine

@@ -51,7 +51,10 @@ class Asam(Perturbation):
         return {"scaled": ctx.layout.indicator(lambda name: self.scope == "all" or "weight" in name, ctx.z)}
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
-        """e = rho T unit(T g(y_k)); none if rho is 0."""
+        """The offset e = rho T unit(T g(y_k)) and no changed state; no offset if rho is 0.
+
+        T = |y_k| + eta scales each entry of the model y_k; it is 1 for parameters that are not scaled.
+        """
         if self.rho == 0:
             return None, {}
         T = torch.where(ctx.local["scaled"], ctx.y.abs() + self.eta, 1.0)

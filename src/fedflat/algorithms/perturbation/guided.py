@@ -38,7 +38,10 @@ class Guided(Perturbation):
     )
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
-        """e_k = rho unit((z + k Delta_i) - y_k); none if rho is 0."""
+        """The offset e_k = rho unit((z + k Delta_i) - y_k) and no changed state; no offset if rho is 0.
+
+        z + k Delta_i is where k steps along the personalised momentum Delta_i would have led from the received model z.
+        """
         if self.rho == 0:
             return None, {}
         direction = ctx.z + ctx.step * ctx.drift["personal momentum"] - ctx.y
@@ -46,6 +49,7 @@ class Guided(Perturbation):
         return self.perturb_sign * self.rho * direction, {}
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
+        """Why the drift among ``slots`` offers no personalised momentum to follow, or None if it does."""
         drift = slots["drift"]
         if not isinstance(drift, Wmsam):
             return "the guided perturbation follows FedWMSAM's personalised momentum and requires the drift wmsam"

@@ -54,7 +54,11 @@ class Lesam(Perturbation):
         return (vector("last"), scalar("seen")) if self.direction == "client" else ()
 
     def begin(self, ctx: LocalContext) -> State:
-        """e = rho unit(w_old - z), which is 0 in a client's first round, when ``seen`` is 0."""
+        """The round's offset e = rho unit(w_old - z), where z is the received model and w_old the one received before.
+
+        In a client's first round ``seen`` is 0, and so is the offset. With ``direction=global``, z - w_old is the
+        server's last step.
+        """
         if self.direction == "client":
             direction = ctx.client["seen"] * (ctx.client["last"] - ctx.z)
         else:
@@ -69,7 +73,7 @@ class Lesam(Perturbation):
         return ctx.local["offset"], {}
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """Keep z as w_old of the client's next round."""
+        """Keep the received model z as w_old of the client's next round, and mark the client as seen."""
         if self.direction == "global":
             return {}, {}
         return {"last": ctx.z, "seen": ctx.lr_sum.new_ones(())}, {}

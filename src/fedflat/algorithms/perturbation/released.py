@@ -9,8 +9,9 @@ from fedflat.models.layout import Layout
 
 
 def scalar_shift(direction: Tensor, layout: Layout) -> Tensor:
-    """Shift every entry of parameter tensor j by the scalar v[j] / sum_j |v[j]|, with v the flat ``direction``.
+    """An offset of shape (P,) that shifts all entries of parameter tensor j by one scalar, v[j] / sum_j |v[j]|.
 
+    v[j] is entry j of the flat vector ``direction`` of shape (P,), so only its first entries are used, one per tensor.
     The published code indexes the flat vector by tensor number (FedLESAM optimizer/LESAM.py:32,48; FedWMSAM
     optimizer/WMSAM.py:36,51) and divides by a sum of norms instead of one norm.
 

@@ -45,7 +45,10 @@ class Sam(Perturbation):
         return {} if self.share == 1 else {"ascent": torch.zeros_like(ctx.z)}
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
-        """e = rho unit(g(y_k)), none if rho is 0; keeps g(y_k) for ``blend``."""
+        """The offset e = rho unit(g(y_k)), None if rho is 0, and the local state that changes.
+
+        g(y_k) is the gradient at the client's model; ``blend`` needs it again if ``share`` is below 1.
+        """
         if self.rho == 0:
             return None, {}
         g = gradient(ctx.y)
@@ -53,12 +56,13 @@ class Sam(Perturbation):
         return offset, {} if self.share == 1 else {"ascent": g}
 
     def blend(self, g: Tensor, ctx: LocalContext) -> Tensor:
-        """(1 - share) g(y_k) + share g(y_k + e)."""
+        """(1 - share) g(y_k) + share g(y_k + e), where ``g`` is g(y_k + e), the gradient at the perturbed point."""
         if self.share == 1 or self.rho == 0:
             return g
         return (1 - self.share) * ctx.local["ascent"] + self.share * g
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
+        """Why these parameters contradict each other, or None; every other slot is allowed."""
         if self.share == 1 or self.perturb_from == "data":
             return None
         return "share below 1 blends data gradients and would add the drift correction twice; use perturb_from=data"

@@ -54,14 +54,20 @@ class Smoo(Perturbation):
         return {"mu": ctx.client["mu"], "sh": torch.zeros_like(ctx.z)}
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
-        """sh = rho unit(g(y_k) - mu_i - s), none if rho is 0; mu_i <- mu_i + sh - s."""
+        """The offset sh = rho unit(g(y_k) - mu_i - s), None if rho is 0; the dual mu_i becomes mu_i + sh - s.
+
+        g(y_k) is the gradient at the client's model, and s the server's mean perturbation.
+        """
         if self.rho == 0:
             return None, {}
         sh = self.rho * unit(gradient(ctx.y) - ctx.local["mu"] - ctx.server["s"])
         return sh, {"mu": ctx.local["mu"] + sh - ctx.server["s"], "sh": sh}
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """Keep the dual mu_i; send mu_i - sh for the server's s, or mu_i alone."""
+        """Keep the dual mu_i, and send mu_i - sh (``s_source=paper``) or mu_i alone, from which the server computes s.
+
+        sh is the offset of the last step.
+        """
         mu = ctx.local["mu"]
         sent = mu - ctx.local["sh"] if self.s_source == "paper" else mu
         return {"mu": mu}, {"s": sent}
@@ -70,6 +76,7 @@ class Smoo(Perturbation):
         return {"s": self.rho * unit(means.mean["s"])}
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
+        """Why the drift among ``slots`` cannot be used, or None if it is ``dyn``."""
         if isinstance(slots["drift"], Dyn):
             return None
         return "FedSMOO's perturbation is part of FedDyn's dual problem and requires the drift dyn"

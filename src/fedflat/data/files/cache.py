@@ -90,7 +90,13 @@ def select_rows(inputs: torch.Tensor, rows: np.ndarray, data_dir: Path, name: st
     """Select rows of an array without exceeding memory.
 
     Consecutive rows of a mapped array stay mapped. Other rows are copied to memory if they fit there, else to a cache
-    entry ``name`` that is mapped.
+    entry that is mapped.
+
+    Args:
+        inputs: the array [n, ...], in memory or mapped.
+        rows: positions of the rows to return [m].
+        data_dir: directory whose cache may hold the copy.
+        name: readable prefix of the cache entry's name.
     """
     are_consecutive = len(rows) > 0 and bool((np.diff(rows) == 1).all())
     if are_consecutive and isinstance(inputs, MappedTensor):
@@ -103,14 +109,14 @@ def select_rows(inputs: torch.Tensor, rows: np.ndarray, data_dir: Path, name: st
             for start in range(0, len(rows), BLOCK_ROWS):
                 writer.append(inputs[torch.from_numpy(rows[start : start + BLOCK_ROWS])].numpy())
 
-    stamp = inputs.path.stat()
+    source = inputs.path.stat()
     rows_hash = hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest()
-    key = fingerprint((inputs.path, stamp.st_size, stamp.st_mtime_ns, rows_hash))
-    return open_cached(cache_entry(data_dir, name, key, copy_rows), "rows")
+    content_key = fingerprint((inputs.path, source.st_size, source.st_mtime_ns, rows_hash))
+    return open_cached(cache_entry(data_dir, name, content_key, copy_rows), "rows")
 
 
 def require_space(space: DiskSpace, root: Path) -> None:
-    """Raise a ``UserError`` if the disk of ``root`` is too full; checked before hours of decoding."""
+    """Raise a ``UserError`` if the disk of the folder ``root`` is too full; checked before hours of decoding."""
 
     def size_text(size: int) -> str:
         return f"{size / 1e9:.1f} GB" if size > 1e8 else f"{size / 1e6:.3f} MB"
@@ -126,10 +132,10 @@ def require_space(space: DiskSpace, root: Path) -> None:
 def fits_in_memory(size: int) -> bool:
     """Whether ``size`` bytes are at most a quarter of the memory of this machine or container."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit_file = Path("/sys/fs/cgroup/memory.max")
-    limit = limit_file.read_text().strip() if limit_file.is_file() else ""
-    if limit.isdigit():  # "max" means no limit
-        memory = min(memory, int(limit))
+    container_limit_file = Path("/sys/fs/cgroup/memory.max")
+    container_limit = container_limit_file.read_text().strip() if container_limit_file.is_file() else ""
+    if container_limit.isdigit():  # "max" means no limit
+        memory = min(memory, int(container_limit))
     return 4 * size <= memory
 
 
@@ -141,7 +147,7 @@ def _is_writable(data_dir: Path) -> bool:
 
 
 def _remove_abandoned(root: Path) -> None:
-    """Remove temporary folders of this machine's processes that were killed while writing."""
+    """Remove temporary folders in ``root`` whose process, on this machine, was killed while writing."""
     prefix = f".writing-{socket.gethostname()}-"
     for folder in root.glob(f"{prefix}*"):
         process = int(folder.name.removeprefix(prefix).partition("-")[0])

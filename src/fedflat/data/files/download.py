@@ -28,7 +28,13 @@ BLOCK_BYTES = 1 << 16
 
 
 def download_source(source: DatasetSource, data_dir: Path, progress: Progress | None = None) -> None:
-    """Download the missing or damaged files of a dataset; intact files are left alone."""
+    """Download the missing or damaged files of a dataset; intact files are left alone.
+
+    Args:
+        source: the dataset.
+        data_dir: where its files belong.
+        progress: called while bytes arrive; see ``Progress``.
+    """
     for download in source.downloads:
         if all(source.is_intact(data_dir, file) for file in download.files):
             continue
@@ -47,7 +53,10 @@ def download_source(source: DatasetSource, data_dir: Path, progress: Progress | 
 
 
 def _install(download: Download, data_dir: Path, progress: Progress) -> None:
-    """Download a file, verify its md5, and move it or its unpacked content into place."""
+    """Download a file, verify its md5, and move it or its unpacked content into ``data_dir``.
+
+    The bytes are received in a ``.part`` file, so that an interrupted download can be resumed.
+    """
     part = download.part(data_dir)
     part.parent.mkdir(parents=True, exist_ok=True)
     _receive_with_retries(download.url, part, progress)
@@ -65,7 +74,7 @@ def _install(download: Download, data_dir: Path, progress: Progress) -> None:
 
 
 def _receive_with_retries(url: str, part: Path, progress: Progress) -> None:
-    """Receive a file into ``part``, resuming after broken connections; errors of the last attempt are raised."""
+    """Receive ``url`` into the file ``part``, resuming after broken connections; raises errors of the last attempt."""
     for _ in range(ATTEMPTS - 1):
         try:
             if _receive(url, part, progress):
@@ -77,7 +86,7 @@ def _receive_with_retries(url: str, part: Path, progress: Progress) -> None:
 
 
 def _receive(url: str, part: Path, progress: Progress) -> bool:
-    """Append the missing bytes to ``part``; return False if the connection broke before the end."""
+    """Append the missing bytes of ``url`` to the file ``part``; return False if the connection broke before the end."""
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 
@@ -92,7 +101,7 @@ def _receive(url: str, part: Path, progress: Progress) -> bool:
         raise
     with response:
         resumed = response.status == HTTPStatus.PARTIAL_CONTENT
-        received = received if resumed else 0
+        received = received if resumed else 0  # a server without ranges sends the whole file again
         length = response.headers.get("Content-Length")
         total = received + int(length) if length else None
         with part.open("ab" if resumed else "wb") as out:
@@ -104,7 +113,7 @@ def _receive(url: str, part: Path, progress: Progress) -> bool:
 
 
 def _unpack(archive: Path, download: Download, data_dir: Path) -> None:
-    """Unpack the wanted files into a temporary folder, then move them into place.
+    """Unpack the files of a downloaded archive into a temporary folder, then move them into ``data_dir``.
 
     Destinations come from ``download.files``; names in the archive never decide where a file is written.
     """

@@ -68,7 +68,14 @@ class ImageList:
     is_test: list[bool] = field(default_factory=list)
 
     def add(self, files: Sequence[str], target: int, group: int = 0, test: bool | None = None) -> None:
-        """Add images of one class; with ``test=None``, every fifth of them is a test example."""
+        """Add images of one class and one natural client.
+
+        Args:
+            files: their names in the tree.
+            target: their class.
+            group: their natural client.
+            test: whether they are test examples; None makes every fifth of them one.
+        """
         targets = [target] * len(files)
         self.files += files
         self.targets += targets
@@ -76,15 +83,15 @@ class ImageList:
         self.is_test += every_fifth(np.array(targets)).tolist() if test is None else [test] * len(files)
 
     def add_masked(self, file: str, mask: str, group: int = 0, test: bool = False) -> None:
-        """Add an image and its mask."""
+        """Add the image ``file`` and its ``mask``, by names in the tree; ``group`` is its natural client."""
         self.files.append(file)
         self.masks.append(mask)
         self.groups.append(group)
         self.is_test.append(test)
 
-    def stamped(self, files: Sequence[str]) -> list[str]:
-        """Return file names with the stamps of their content, for a fingerprint."""
-        return [f"{file} {self.tree.stamps[file]}" for file in files]
+    def with_versions(self, files: Sequence[str]) -> list[str]:
+        """Return each file name followed by the file's version, which changes with its content, for a fingerprint."""
+        return [f"{file} {self.tree.files[file]}" for file in files]
 
     def examples(
         self, rows: npt.NDArray[np.int64], inputs: torch.Tensor, masks: torch.Tensor | None = None
@@ -124,10 +131,10 @@ def image_dataset(name: str, data_dir: Path, images: ImageList, options: ImageOp
         return {"inputs": image, "sums": channel_sums(image)}
 
     size, prefix = options.size, f"{name.partition('(')[0]}-{options.size}"
-    key = fingerprint((size, options.fit, *images.stamped(images.files)))
+    content_key = fingerprint((size, options.fit, *images.with_versions(images.files)))
     write = partial(write_decoded, decode, images.files, {"inputs": (3, size, size), "sums": (2, 3)})
     space = DiskSpace(len(images.files) * 3 * size**2, name, "choose a smaller size")
-    entry = cache_entry(data_dir, prefix, key, write, space)
+    entry = cache_entry(data_dir, prefix, content_key, write, space)
     return decoded_dataset(name, data_dir, entry, prefix, images)
 
 
@@ -189,7 +196,7 @@ def channel_sums(image: Pixels) -> npt.NDArray[np.int64]:
 
 @contextmanager
 def open_image(tree: Tree, name: str) -> Iterator[PillowImage]:
-    """Open an image file; any error in the body of the ``with`` statement is reported as a damaged image."""
+    """Open the image file ``name`` of a tree; any error in the ``with`` statement is reported as a damaged image."""
     from PIL import Image
 
     try:
@@ -206,7 +213,7 @@ def decode_image(tree: Tree, name: str, options: ImageOptions) -> Pixels:
 
 
 def to_pixels(image: Any, options: ImageOptions, mode: Literal["RGB", "L"] = "RGB") -> Pixels:
-    """Resize a Pillow image to [channels, size, size]."""
+    """Resize a Pillow image to [channels, size, size] uint8, with size and fit from ``options``; ``L`` is greyscale."""
     from PIL import Image
 
     side = options.size
@@ -214,9 +221,9 @@ def to_pixels(image: Any, options: ImageOptions, mode: Literal["RGB", "L"] = "RG
     image = as_8_bit(image).convert(mode)
     width, height = image.size
     if (width, height) != (side, side):
-        edge = min(width, height)
-        left, top = (width - edge) / 2, (height - edge) / 2
-        box = (left, top, left + edge, top + edge) if options.fit == "crop" else None
+        square = min(width, height)
+        left, top = (width - square) / 2, (height - square) / 2
+        box = (left, top, left + square, top + square) if options.fit == "crop" else None  # None: the whole image
         image = image.resize((side, side), Image.Resampling.BILINEAR, box)
     return channels_first(image)
 

@@ -37,7 +37,7 @@ class MappedTensor(torch.Tensor):
         return mapped
 
     def part(self, start: int, length: int, dim: int = 0) -> MappedTensor:
-        """``length`` consecutive entries along ``dim``, still mapped."""
+        """Return ``length`` consecutive entries along dimension ``dim``, from ``start`` on, still mapped."""
         return MappedTensor.of(self.narrow(dim, start, length), self.path)
 
     def channels_first(self) -> MappedTensor:
@@ -72,7 +72,7 @@ def open_mapped(path: Path, remedy: str = "write it again with numpy.save") -> M
 
 
 def _reopen(path: str, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> MappedTensor:
-    """Map a file again and restore the view that was pickled."""
+    """Map a file again, after unpickling, as a view of the given shape, stride and storage offset (in elements)."""
     return MappedTensor.of(open_mapped(Path(path)).as_strided(shape, stride, offset), Path(path))
 
 
@@ -109,7 +109,7 @@ class ArrayWriter:
         self._stream.close()
 
     def _write_header(self) -> None:
-        """Write the ``.npy`` header; numpy pads it so that the number of rows can grow in place."""
+        """Write the ``.npy`` header at the current position; numpy pads it so that the number of rows can grow."""
         header = {
             "descr": np.lib.format.dtype_to_descr(self.dtype),
             "fortran_order": False,

@@ -50,10 +50,11 @@ class MaskDecoder:
     width: int
 
     def __call__(self, files: tuple[str, str]) -> dict[str, npt.NDArray[np.generic]]:
-        """Decode an image file and its mask file.
+        """Decode an image file and its mask file, given by their names in the tree.
 
         Returns:
-            ``inputs`` [3, height, width] (bilinear), ``masks`` [height, width] (nearest), ``sums`` [2, 3].
+            ``inputs`` [3, height, width] (bilinear), ``masks`` [height, width] (nearest), and ``sums`` [2, 3], the sum
+            and sum of squares of each channel.
         """
         from PIL import Image
 
@@ -68,13 +69,13 @@ class MaskDecoder:
         ids = np.asarray(mask_image)
         ids = ids[..., 0] if ids.ndim == 3 else ids  # some publishers store the id in the first colour channel
         self._check_ids(ids, mask)
-        class_of_id = np.full(256, IGNORED, np.uint8)
+        class_of_id = np.full(256, IGNORED, np.uint8)  # a lookup table for all possible bytes
         class_of_id[list(self.classes)] = list(self.classes.values())
         rows, columns = _nearest(ids.shape[0], self.height), _nearest(ids.shape[1], self.width)
         return {"inputs": pixels, "masks": class_of_id[ids[np.ix_(rows, columns)]], "sums": channel_sums(pixels)}
 
     def _check_ids(self, ids: Pixels, mask: str) -> None:
-        """Raise a ``UserError`` if a mask contains an id without a class."""
+        """Raise a ``UserError`` if ``ids``, the pixels of the file ``mask``, contain an id without a class."""
         unknown = sorted(set(np.unique(ids).tolist()) - set(self.classes))
         if unknown:
             raise UserError(
@@ -105,12 +106,12 @@ def mask_dataset(
     """
     height, width = _target_size(images.tree, images.files[0], options)
     pairs = list(zip(images.files, images.masks, strict=True))
-    stamped = images.stamped([file for pair in pairs for file in pair])
-    key = fingerprint((height, width, sorted(class_of_id.items()), *stamped))
+    file_versions = images.with_versions([file for pair in pairs for file in pair])
+    content_key = fingerprint((height, width, sorted(class_of_id.items()), *file_versions))
     shapes = {"inputs": (3, height, width), "masks": (height, width), "sums": (2, 3)}
     write = partial(write_decoded, MaskDecoder(images.tree, class_of_id, height, width), pairs, shapes)
     prefix = f"{name.partition('(')[0]}-{height}x{width}"
-    return decoded_dataset(name, data_dir, cache_entry(data_dir, prefix, key, write), prefix, images)
+    return decoded_dataset(name, data_dir, cache_entry(data_dir, prefix, content_key, write), prefix, images)
 
 
 def _target_size(tree: Tree, first: str, options: MaskOptions) -> tuple[int, int]:
@@ -121,7 +122,10 @@ def _target_size(tree: Tree, first: str, options: MaskOptions) -> tuple[int, int
 
 
 def _nearest(size: int, new_size: int) -> npt.NDArray[np.int64]:
-    """Return the source row or column for each of ``new_size``: the one that contains its centre, as in Pillow."""
+    """Return, for each row (or column) of a mask resized from ``size`` to ``new_size``, the row to copy, [new_size].
+
+    It is the row that contains the new row's centre, as in Pillow's nearest-neighbour resizing.
+    """
     return (2 * np.arange(new_size) + 1) * size // (2 * new_size)
 
 

@@ -35,12 +35,12 @@ class DecodedImageCache:
         tree: the files.
         names: file name of each position.
         options: how images are resized.
-        limit: size of the cache in bytes.
+        max_cached_bytes: size of the cache.
     """
 
-    def __init__(self, tree: Tree, names: Sequence[str], options: ImageOptions, limit: int) -> None:
+    def __init__(self, tree: Tree, names: Sequence[str], options: ImageOptions, max_cached_bytes: int) -> None:
         """Start with an empty cache."""
-        self.tree, self.names, self.options, self.limit = tree, list(names), options, limit
+        self.tree, self.names, self.options, self.max_cached_bytes = tree, list(names), options, max_cached_bytes
         self.images: OrderedDict[int, Pixels] = OrderedDict()
         self.decoded = 0
         """Number of images decoded so far."""
@@ -55,7 +55,7 @@ class DecodedImageCache:
         return {**vars(self), "images": OrderedDict(), "decoded": 0}
 
     def rows(self, positions: Sequence[int]) -> torch.Tensor:
-        """Return the images at ``positions``, [n, 3, size, size] uint8."""
+        """Return the images at ``positions``, [n, 3, size, size] uint8, decoding those that are not cached."""
         distinct = list(dict.fromkeys(positions))
         missing = [position for position in distinct if position not in self.images]
         decoded = dict(zip(missing, self._decode(missing), strict=True))
@@ -66,7 +66,7 @@ class DecodedImageCache:
         for row, position in enumerate(positions):
             batch[row] = images[position]
         # The cache may be smaller than a batch, so it is updated only after the batch has been copied.
-        capacity = self.limit // int(np.prod(self.shape))
+        capacity = self.max_cached_bytes // int(np.prod(self.shape))  # number of images
         self.images |= images
         for position in distinct:
             self.images.move_to_end(position)
@@ -105,7 +105,10 @@ class StreamedTensor(MappedTensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Answer queries such as ``shape``; reject operations on the values, which do not exist."""
+        """Answer queries such as ``shape``; reject operations that return a tensor, because there are no values.
+
+        torch calls this for every function applied to the tensor.
+        """
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor):
@@ -139,7 +142,9 @@ class StreamedTensor(MappedTensor):
         return StreamedTensor.of_cache, (self.cache, self.first, len(self))
 
 
-def streamed_dataset(name: str, data_dir: Path, images: ImageList, options: ImageOptions, limit: int) -> Dataset:
+def streamed_dataset(
+    name: str, data_dir: Path, images: ImageList, options: ImageOptions, max_cached_bytes: int
+) -> Dataset:
     """Build a classification dataset whose images are decoded on access.
 
     Args:
@@ -147,25 +152,26 @@ def streamed_dataset(name: str, data_dir: Path, images: ImageList, options: Imag
         data_dir: directory whose cache holds the statistics.
         images: the files, with their classes and natural clients; training images come first.
         options: how images are resized.
-        limit: size in bytes of each process's cache of decoded images.
+        max_cached_bytes: size of each process's cache of decoded images.
     """
     total, train_count = len(images.files), images.is_test.count(False)
     assert not any(images.is_test[:train_count]), "training images must come first"
     sampled_rows = np.unique(np.linspace(0, train_count - 1, min(train_count, SAMPLE)).round().astype(np.int64))
     sample = [images.files[row] for row in sampled_rows]
-    key = fingerprint((options.size, options.fit, *images.stamped(sample)))
+    content_key = fingerprint((options.size, options.fit, *images.with_versions(sample)))
     prefix = f"{name.partition('(')[0]}-{options.size}-sample"
-    entry = cache_entry(data_dir, prefix, key, partial(_write_sums, images.tree, sample, options))
+    entry = cache_entry(data_dir, prefix, content_key, partial(_write_sums, images.tree, sample, options))
     sums = open_cached(entry, "sums").numpy()
     mean, std = statistics_of_sums(sums.sum(0), options.size**2 * len(sample))
-    inputs = StreamedTensor.of_cache(DecodedImageCache(images.tree, images.files, options, limit), 0, total)
+    cache = DecodedImageCache(images.tree, images.files, options, max_cached_bytes)
+    inputs = StreamedTensor.of_cache(cache, 0, total)
     train = images.examples(np.arange(train_count), inputs.part(0, train_count))
     test = images.examples(np.arange(train_count, total), inputs.part(train_count, total - train_count))
     return Dataset(name, train, test, tuple(images.classes), mean, std, group_names=tuple(images.group_names))
 
 
 def _write_sums(tree: Tree, names: list[str], options: ImageOptions, folder: Path) -> None:
-    """Write the channel sums of each named image to ``sums.npy`` in ``folder``."""
+    """Write the channel sums [2, 3] of each named image to ``sums.npy`` in ``folder``, one row per image."""
     with ArrayWriter(folder / "sums.npy", (2, 3), np.int64) as sums:
         for name in names:
             sums.append(channel_sums(decode_image(tree, name, options))[None])

@@ -69,7 +69,15 @@ def _read_frame(file: Path) -> pandas.DataFrame:
 
 
 def _to_arrays(table: pandas.DataFrame, file: Path, target: str, group: str, shape: str) -> dict[str, Any]:
-    """Convert a table to the arrays ``inputs`` and ``targets``, and ``groups`` if it has that column."""
+    """Convert a table to the arrays ``inputs`` and ``targets``, and ``groups`` if it has that column.
+
+    Args:
+        table: one row per example.
+        file: the file it comes from, for messages.
+        target: column of classes.
+        group: column of natural clients; may be absent.
+        shape: shape of one example such as ``3x32x32``, or empty to keep inputs as they are.
+    """
     if target not in table:
         raise UserError(
             f"{file} has no column '{target}'; name the column of classes with target= "
@@ -92,7 +100,7 @@ def _to_arrays(table: pandas.DataFrame, file: Path, target: str, group: str, sha
 
 
 def _stack_lists(rows: list[Any], file: Path) -> np.ndarray:
-    """Convert nested lists of equal shape, one per example, to one array."""
+    """Convert nested lists of equal shape, one per example, to one array [n, ...]; ``file`` is for messages."""
     try:
         inputs = np.array([_to_nested_lists(row) for row in rows])
     except ValueError as error:
@@ -108,7 +116,7 @@ def _to_nested_lists(row: Any) -> Any:
 
 
 def _parse_shape(shape: str, count: int, file: Path) -> tuple[int, ...]:
-    """Parse the shape of an example, e.g. ``3x32x32``, which must have ``count`` numbers."""
+    """Parse the shape of an example, e.g. ``3x32x32``, which must have ``count`` numbers; ``file`` is for messages."""
     words = shape.lower().split("x")
     sizes = tuple(int(word) for word in words if word.isdigit())
     if len(sizes) < len(words) or np.prod(sizes) != count:

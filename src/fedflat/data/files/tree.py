@@ -23,8 +23,8 @@ class Tree(ABC):
 
     @property
     @abstractmethod
-    def stamps(self) -> dict[str, str]:
-        """Every file name in sorted order, with a short text that changes when the file changes."""
+    def files(self) -> dict[str, str]:
+        """Every file name in sorted order, with the file's version: a short text that changes when the file does."""
 
     @abstractmethod
     def open(self, name: str) -> IO[bytes]:
@@ -36,14 +36,14 @@ class Tree(ABC):
 
     def read_text(self, name: str) -> str:
         """Read a text file."""
-        if name not in self.stamps:
+        if name not in self.files:
             raise UserError(f"{self.path}/{name} is missing; unpack the dataset again")
         with self.open(name) as stream:
             return stream.read().decode("utf-8", "replace")
 
     @cached_property
     def _names(self) -> list[str]:
-        return list(self.stamps)
+        return list(self.files)
 
     def files_below(self, folder: str) -> list[str]:
         """Return the names of all files below ``folder``, at any depth."""
@@ -62,11 +62,11 @@ class Tree(ABC):
 
 
 class FolderTree(Tree):
-    """The files of a folder, without hidden ones; stamps are size and modification time."""
+    """The files of a folder, without hidden ones; their versions are size and modification time."""
 
     @cached_property
-    def stamps(self) -> dict[str, str]:
-        return dict(sorted(_folder_stamps(self.path, "")))
+    def files(self) -> dict[str, str]:
+        return dict(sorted(_list_files(self.path, "")))
 
     def subfolders(self, folder: str) -> list[str]:
         children = (self.path / folder).iterdir()
@@ -77,7 +77,7 @@ class FolderTree(Tree):
 
 
 class ZipTree(Tree):
-    """The files of a zip archive, relative to its single top-level folder if it has one; stamps are size and CRC."""
+    """The files of a zip archive, relative to its single top-level folder if it has one; versions are size and CRC."""
 
     def __init__(self, path: Path) -> None:
         """Open the archive and list its files, without those that macOS adds."""
@@ -87,34 +87,40 @@ class ZipTree(Tree):
         except (OSError, zipfile.BadZipFile) as error:
             raise UserError(f"{path} is not a complete zip archive ({error}); download it again") from error
         members = (info for info in self._zip.infolist() if not info.is_dir() and "__MACOSX" not in info.filename)
-        self._files = {info.filename: info for info in members}
-        top_level = {name.partition("/")[0] for name in self._files}
-        has_single_folder = len(top_level) == 1 and all("/" in name for name in self._files)
+        self._members = {info.filename: info for info in members}
+        top_level = {name.partition("/")[0] for name in self._members}
+        has_single_folder = len(top_level) == 1 and all("/" in name for name in self._members)
         self._root = f"{top_level.pop()}/" if has_single_folder else ""
 
     @cached_property
-    def stamps(self) -> dict[str, str]:
-        stamps = {name.removeprefix(self._root): f"{info.file_size} {info.CRC}" for name, info in self._files.items()}
-        return dict(sorted(stamps.items()))
+    def files(self) -> dict[str, str]:
+        """Every file name in sorted order, with the file's version: its size and checksum."""
+        members = self._members.items()
+        versions = {name.removeprefix(self._root): f"{info.file_size} {info.CRC}" for name, info in members}
+        return dict(sorted(versions.items()))
 
     def subfolders(self, folder: str) -> list[str]:
-        """Return the names of the folders directly in ``folder``; archives store folders as names that end in /."""
+        """Return the names of the folders directly in ``folder``, an empty text for the top level."""
         prefix = f"{self._root}{folder}/" if folder else self._root
+        # An archive stores an empty folder as a name that ends in a slash.
         inside = (name.removeprefix(prefix) for name in self._zip.namelist() if name.startswith(prefix))
         return sorted({name.partition("/")[0] for name in inside if "/" in name})
 
     def open(self, name: str) -> IO[bytes]:
-        return self._zip.open(self._files[f"{self._root}{name}"])
+        return self._zip.open(self._members[f"{self._root}{name}"])
 
 
-def _folder_stamps(folder: Path, prefix: str) -> Iterator[tuple[str, str]]:
-    """Yield the name, after ``prefix``, and the stamp of every file below a folder, without hidden ones."""
+def _list_files(folder: Path, prefix: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and the version (size and modification time) of every file below a folder, without hidden ones.
+
+    Names are relative to ``folder`` and preceded by ``prefix``, the path of ``folder`` itself in the tree.
+    """
     with os.scandir(folder) as children:
         for child in children:
             if child.name.startswith("."):
                 continue
             if child.is_dir():
-                yield from _folder_stamps(Path(child.path), f"{prefix}{child.name}/")
+                yield from _list_files(Path(child.path), f"{prefix}{child.name}/")
             else:
                 status = child.stat()
                 yield f"{prefix}{child.name}", f"{status.st_size} {status.st_mtime_ns}"

@@ -34,17 +34,21 @@ class Dirichlet(ClassCountPartitioner):
     alpha: float = param(0.1, ALPHA_HELP, low=0)
     sigma: float = param(0.0, SIGMA_HELP, low=0, high=10)
 
-    def counts(self, available: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
-        """Draw class counts [clients, classes] that use each of the ``available`` examples per class once."""
+    def counts(self, examples_per_class: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
+        """Draw how many examples of each class every client gets, [clients, classes]; every example is used once.
+
+        The arguments are those of ``ClassCountPartitioner.counts``.
+        """
         draw_sizes = partial(client_sizes, sigma=self.sigma, rng=rng)
         if self.alpha == 0:
-            return one_class_per_client(available, clients, draw_sizes)
-        log_priors = log_dirichlet(self.alpha, (clients, len(available)), rng)
+            return one_class_per_client(examples_per_class, clients, draw_sizes)
+        log_priors = log_dirichlet(self.alpha, (clients, len(examples_per_class)), rng)
 
         def priors(remaining: IntArray) -> Reals:
+            """Return every client's class distribution q, renormalised over the remaining classes."""
             return softmax(log_priors[:, remaining])
 
-        return draw_class_counts(available, draw_sizes(int(available.sum()), clients), priors, rng)
+        return draw_class_counts(examples_per_class, draw_sizes(int(examples_per_class.sum()), clients), priors, rng)
 
 
 @dataclass(frozen=True)
@@ -63,15 +67,18 @@ class DirichletReuse(ClassCountPartitioner):
     alpha: float = param(0.1, ALPHA_HELP, low=0)
     sigma: float = param(0.0, SIGMA_HELP, low=0, high=10)
 
-    def counts(self, available: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
-        """Draw class counts [clients, classes]; a class may be drawn more often than its ``available`` examples."""
+    def counts(self, examples_per_class: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
+        """Draw how many examples of each class every client gets, [clients, classes].
+
+        A class may be drawn more often than it has examples. Arguments as in ``ClassCountPartitioner.counts``.
+        """
         draw_sizes = partial(client_sizes, sigma=self.sigma, rng=rng)
         if self.alpha == 0:
-            return one_class_per_client(available, clients, draw_sizes)
-        present = np.flatnonzero(available)
-        priors = softmax(log_dirichlet(self.alpha, (clients, len(available)), rng)[:, present])
-        counts = np.zeros((clients, len(available)), dtype=np.int64)
-        counts[:, present] = rng.multinomial(draw_sizes(int(available.sum()), clients), priors)
+            return one_class_per_client(examples_per_class, clients, draw_sizes)
+        present = np.flatnonzero(examples_per_class)  # classes without examples are never drawn
+        priors = softmax(log_dirichlet(self.alpha, (clients, len(examples_per_class)), rng)[:, present])
+        counts = np.zeros((clients, len(examples_per_class)), dtype=np.int64)
+        counts[:, present] = rng.multinomial(draw_sizes(int(examples_per_class.sum()), clients), priors)
         return counts
 
 
@@ -89,14 +96,17 @@ class DirichletClasswise(ClassCountPartitioner):
     examples = ("dirichlet-classwise(alpha=0.1)",)
     alpha: float = param(0.1, ALPHA_HELP, low=0)
 
-    def counts(self, available: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
-        """Draw class counts [clients, classes] that use each of the ``available`` examples per class once."""
+    def counts(self, examples_per_class: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
+        """Draw how many examples of each class every client gets, [clients, classes]; every example is used once.
+
+        The arguments are those of ``ClassCountPartitioner.counts``.
+        """
         if self.alpha == 0:
-            return one_class_per_client(available, clients)
-        shares = softmax(log_dirichlet(self.alpha, (len(available), clients), rng))
+            return one_class_per_client(examples_per_class, clients)
+        shares = softmax(log_dirichlet(self.alpha, (len(examples_per_class), clients), rng))
         # The examples of each class are cut at rounded positions, so that every example is used.
-        cuts = np.rint(np.cumsum(shares, axis=1) * available[:, None]).astype(np.int64)
-        cuts[:, -1] = available
+        cuts = np.rint(np.cumsum(shares, axis=1) * examples_per_class[:, None]).astype(np.int64)
+        cuts[:, -1] = examples_per_class
         counts = np.diff(cuts, axis=1, prepend=0).T.copy()
         sizes = counts.sum(1)
         for empty in np.flatnonzero(sizes == 0):
@@ -109,14 +119,14 @@ class DirichletClasswise(ClassCountPartitioner):
 
 
 def draw_class_counts(
-    available: IntArray, sizes: IntArray, priors: Callable[[IntArray], Reals], rng: np.random.Generator
+    examples_per_class: IntArray, sizes: IntArray, priors: Callable[[IntArray], Reals], rng: np.random.Generator
 ) -> IntArray:
     """Draw class counts for all clients at once, without using more examples than there are.
 
     Scarce classes are rationed at random among the clients that drew them; clients left short draw again.
 
     Args:
-        available: number of examples of each class [classes].
+        examples_per_class: number of examples of each class [classes].
         sizes: number of examples of each client [clients].
         priors: maps the indices of the remaining classes to every client's distribution over them [clients, remaining].
         rng: source of randomness.
@@ -124,8 +134,8 @@ def draw_class_counts(
     Returns:
         Counts [clients, classes] with row sums ``sizes``.
     """
-    unused, missing = available.copy(), sizes.copy()
-    counts = np.zeros((len(sizes), len(available)), dtype=np.int64)
+    unused, missing = examples_per_class.copy(), sizes.copy()
+    counts = np.zeros((len(sizes), len(examples_per_class)), dtype=np.int64)
     # A client is short only if a class was exhausted, so there are at most as many iterations as classes.
     while missing.any():
         remaining = np.flatnonzero(unused)
@@ -139,19 +149,19 @@ def draw_class_counts(
 
 
 def one_class_per_client(
-    available: IntArray, clients: int, split_class: Callable[[int, int], IntArray] = equal_sizes
+    examples_per_class: IntArray, clients: int, split_class: Callable[[int, int], IntArray] = equal_sizes
 ) -> IntArray:
     """Return counts [clients, classes] with one class per client; classes have nearly equally many clients.
 
     Args:
-        available: number of examples of each class [classes].
+        examples_per_class: number of examples of each class [classes].
         clients: number of clients.
         split_class: divides a number of examples among a number of clients.
 
     >>> one_class_per_client(np.array([6, 4]), 3).tolist()
     [[3, 0], [3, 0], [0, 4]]
     """
-    present = np.count_nonzero(available)
+    present = np.count_nonzero(examples_per_class)
     if clients < present:
         raise UserError(
             f"alpha=0 gives every client one class, but there are {present} classes and only {clients} clients; "
@@ -159,24 +169,29 @@ def one_class_per_client(
         )
     # A class with m examples has places for m clients: fill the first places of all classes, then the second, ...
     # Larger classes come first in each turn.
-    class_of_place = np.repeat(np.arange(len(available)), available)
-    turn_of_place = np.concatenate([np.arange(count) for count in available])
-    filled = np.lexsort((class_of_place, -available[class_of_place], turn_of_place))[:clients]
-    clients_per_class = np.bincount(class_of_place[filled], minlength=len(available))
-    counts = np.zeros((clients, len(available)), dtype=np.int64)
+    class_of_place = np.repeat(np.arange(len(examples_per_class)), examples_per_class)
+    turn_of_place = np.concatenate([np.arange(count) for count in examples_per_class])
+    filled = np.lexsort((class_of_place, -examples_per_class[class_of_place], turn_of_place))[:clients]
+    clients_per_class = np.bincount(class_of_place[filled], minlength=len(examples_per_class))
+    counts = np.zeros((clients, len(examples_per_class)), dtype=np.int64)
     first = 0
     for label in np.flatnonzero(clients_per_class):
         last = first + clients_per_class[label]
-        counts[first:last, label] = split_class(int(available[label]), int(clients_per_class[label]))
+        counts[first:last, label] = split_class(int(examples_per_class[label]), int(clients_per_class[label]))
         first = last
     return counts
 
 
 def log_dirichlet(alpha: float | Reals, shape: tuple[int, int], rng: np.random.Generator) -> Reals:
-    """Draw the logarithms of unnormalised Dir(alpha) rows, for any alpha above 0, scalar or per class.
+    """Draw the logarithms of unnormalised rows from Dir(alpha); ``softmax`` normalises them.
 
-    In logarithms no share is zero, so rows can be renormalised over any subset of classes. Gamma variables of a small
-    shape a underflow, hence log G(a) = log G(a + 1) + log(U) / a.
+    In logarithms no share is zero, so rows can be renormalised over any subset of classes. A gamma variable G(a) with a
+    small shape parameter a underflows, hence log G(a) = log G(a + 1) + log(U) / a with U uniform.
+
+    Args:
+        alpha: concentration above 0, a scalar or one per column.
+        shape: number of rows, and entries per row.
+        rng: source of randomness.
     """
     bounded = np.clip(alpha, 1e-300, 1e300)
     logs: Reals = np.log(rng.standard_gamma(bounded + 1, shape)) + np.log1p(-rng.random(shape)) / bounded

@@ -28,14 +28,17 @@ class DirichletLda(ClassCountPartitioner):
         0.5, "total concentration: smaller values give clients fewer classes; 0: one class per client", low=0
     )
 
-    def counts(self, available: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
-        """Draw class counts [clients, classes] that use each of the ``available`` examples per class once."""
+    def counts(self, examples_per_class: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
+        """Draw how many examples of each class every client gets, [clients, classes]; every example is used once.
+
+        The arguments are those of ``ClassCountPartitioner.counts``.
+        """
         if self.alpha == 0:
-            return one_class_per_client(available, clients)
-        concentration = self.alpha * (available / available.sum())
-        unused = available.copy()
-        counts = np.zeros((clients, len(available)), dtype=np.int64)
-        for client, missing in enumerate(equal_sizes(int(available.sum()), clients)):
+            return one_class_per_client(examples_per_class, clients)
+        concentration = self.alpha * (examples_per_class / examples_per_class.sum())
+        unused = examples_per_class.copy()
+        counts = np.zeros((clients, len(examples_per_class)), dtype=np.int64)
+        for client, missing in enumerate(equal_sizes(int(examples_per_class.sum()), clients)):
             # A client is short only if it exhausted a class, so there are at most clients + classes draws.
             while missing:
                 remaining = np.flatnonzero(unused)

@@ -39,7 +39,13 @@ class Listed(Partitioner):
     )
 
     def divide(self, data: LabelledExamples, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
-        """Convert the listed positions in the training set to indices in ``data``, which lacks held-out examples."""
+        """Convert the listed positions in the training set to indices in ``data``, which lacks held-out examples.
+
+        Args:
+            data: the examples to distribute.
+            clients: None, or the number of clients, which must agree with the file.
+            rng: unused; the file determines everything.
+        """
         lists = self._read_lists(data.total)
         if clients not in (None, len(lists)):
             raise UserError(f"{self.path} lists {len(lists)} clients, not {clients}; set clients to null")
@@ -49,7 +55,7 @@ class Listed(Partitioner):
         divided = []
         for client, positions in enumerate(lists):
             indices = np.sort(index_of_position[positions])
-            indices = indices[indices >= 0]
+            indices = indices[indices >= 0]  # -1 marks held-out examples
             if not len(indices):
                 raise UserError(
                     f"client {client} of {self.path} has no examples left after validation and longtail; "
@@ -59,7 +65,7 @@ class Listed(Partitioner):
         return divided
 
     def _read_lists(self, examples: int) -> list[IntArray]:
-        """Read the positions of each client in a training set of ``examples``."""
+        """Read the positions of each client's examples, in a training set with ``examples`` examples."""
         if self.path is None:
             raise UserError("listed needs the file of the partition; write listed(path=FILE.json)")
         content = self._read_verified(Path(self.path).expanduser())
@@ -141,7 +147,13 @@ def content_hash(content: bytes) -> str:
 
 
 def _check_lists(lists: list[IntArray], examples: int, path: str) -> None:
-    """Raise a ``UserError`` unless the clients have disjoint, non-empty lists of valid positions."""
+    """Raise a ``UserError`` unless the clients have disjoint, non-empty lists of valid positions.
+
+    Args:
+        lists: positions of each client's examples.
+        examples: size of the training set.
+        path: the file they come from, for messages.
+    """
     if not lists or not all(map(len, lists)):
         raise UserError(f"{path} has a client without examples; expected at least one client, with one example each")
     positions = np.concatenate(lists)

@@ -28,14 +28,22 @@ class Natural(Partitioner):
     )
 
     def divide(self, data: LabelledExamples, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
-        """Return the indices of each natural client's examples; divide clients above ``largest`` at random."""
+        """Return the indices of each natural client's examples; divide clients above ``largest`` at random.
+
+        Args:
+            data: the examples, with their natural clients in ``data.groups``.
+            clients: None, or the number of clients, which must agree with the data.
+            rng: source of randomness for dividing clients.
+        """
         if data.groups is None:
             raise UserError("this dataset has no natural clients; choose another partition, e.g. dirichlet")
         sizes = np.bincount(data.groups, minlength=data.num_groups)
-        pieces = np.ones_like(sizes) if self.largest is None else np.ceil(sizes / self.largest).astype(np.int64)
-        if clients not in (None, int(pieces.sum())):
+        # Number of clients that each natural client becomes.
+        divisions = np.ones_like(sizes) if self.largest is None else np.ceil(sizes / self.largest).astype(np.int64)
+        if clients not in (None, int(divisions.sum())):
             raise UserError(
-                f"the natural partition of this dataset has {pieces.sum()} clients, not {clients}; set clients to null"
+                f"the natural partition of this dataset has {divisions.sum()} clients, not {clients}; "
+                "set clients to null"
             )
         if not sizes.all():
             raise UserError(
@@ -46,6 +54,6 @@ class Natural(Partitioner):
         if self.largest is None:
             return by_group
         divided: list[IntArray] = []
-        for indices, count in zip(by_group, pieces, strict=True):
+        for indices, count in zip(by_group, divisions, strict=True):
             divided += map(np.sort, np.array_split(rng.permutation(indices), count))
         return divided

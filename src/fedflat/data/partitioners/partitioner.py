@@ -91,11 +91,11 @@ class ClassCountPartitioner(Partitioner):
     """A partitioner that is defined by how many examples of each class every client gets."""
 
     @abstractmethod
-    def counts(self, available: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
+    def counts(self, examples_per_class: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
         """Decide how many examples of each class every client gets.
 
         Args:
-            available: number of examples of each class [classes].
+            examples_per_class: number of examples of each class [classes].
             clients: number of clients.
             rng: source of randomness.
 
@@ -104,6 +104,7 @@ class ClassCountPartitioner(Partitioner):
         """
 
     def divide(self, data: LabelledExamples, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
+        """Draw every client's examples at random, according to ``counts``."""
         number = check_clients(clients, len(data.targets))
         return draw_examples(self.counts(data.class_counts, number, rng), data.targets, rng)
 
@@ -167,9 +168,13 @@ def draw_examples(counts: IntArray, targets: IntArray, rng: np.random.Generator)
 
 
 def class_counter(targets: torch.Tensor | IntArray, num_classes: int) -> Callable[[IntArray], IntArray]:
-    """Return a function that counts the classes [classes] of the examples at given positions.
+    """Return a function that maps positions of examples to the number of examples (or pixels) per class [classes].
 
     Masks are counted once, one by one, since together they may exceed memory; ignored pixels are left out.
+
+    Args:
+        targets: targets of the whole training set, as in ``Examples``.
+        num_classes: number of classes.
     """
     labels = np.asarray(targets)
     if labels.ndim < 3:
@@ -196,10 +201,16 @@ def coarse_of_class(labels: IntArray, coarse: IntArray, num_classes: int) -> Int
 
 
 def validation_positions(labels: IntArray, share: float, rng: np.random.Generator) -> IntArray:
-    """Draw a ``share`` of every class, rounded to the nearest integer, and return the sorted positions."""
+    """Draw the examples that are held out for validation, and return their sorted positions.
+
+    Args:
+        labels: class of each example [n].
+        share: share of every class to draw, rounded to a whole number of examples.
+        rng: source of randomness.
+    """
     if not 0 <= share < 1:
         raise UserError(f"the validation share is {share}; expected at least 0 and below 1")
-    held_out = [np.zeros(0, dtype=np.int64)]
+    held_out = [np.zeros(0, dtype=np.int64)]  # so that there is something to concatenate without examples
     for label in np.unique(labels):
         shuffled = rng.permutation(np.flatnonzero(labels == label))
         held_out.append(shuffled[: round(share * len(shuffled))])

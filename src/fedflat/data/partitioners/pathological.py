@@ -12,8 +12,9 @@ from fedflat.errors import UserError
 from fedflat.text import param
 
 MAX_ATTEMPTS = 50
-"""Number of random graphs to try; fewer for large ones, of which nearly all or nearly none are feasible."""
-Graph = npt.NDArray[np.bool_]
+"""Number of random assignments to try; fewer for large ones, of which nearly all or nearly none are feasible."""
+Assignment = npt.NDArray[np.bool_]
+"""Which client holds which class, [clients, classes]."""
 
 
 @dataclass(frozen=True)
@@ -30,78 +31,96 @@ class Pathological(ClassCountPartitioner):
     examples = ("pathological(classes=2)", "pathological(classes=4)")
     classes: int = param(2, "number of classes per client", low=1)
 
-    def counts(self, available: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
-        """Draw class counts [clients, classes] that use each of the ``available`` examples per class once."""
-        sizes, present = equal_sizes(int(available.sum()), clients), np.flatnonzero(available)
-        available_present, edges = available[present], clients * self.classes
-        if not self.classes <= len(present) <= edges or self.classes > sizes.min():
+    def counts(self, examples_per_class: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
+        """Draw how many examples of each class every client gets, [clients, classes]; every example is used once.
+
+        First draws which client holds which class, then finds counts; draws again if no counts are feasible. The
+        arguments are those of ``ClassCountPartitioner.counts``.
+        """
+        sizes, present = equal_sizes(int(examples_per_class.sum()), clients), np.flatnonzero(examples_per_class)
+        present_counts, pairs = examples_per_class[present], clients * self.classes  # pairs of a client and a class
+        if not self.classes <= len(present) <= pairs or self.classes > sizes.min():
             raise UserError(
                 f"{clients} clients of {sizes.min()} examples cannot have exactly {self.classes} of {len(present)} "
                 f"classes each; expected at most {min(len(present), sizes.min())} classes per client, "
                 "and enough clients to hold all classes"
             )
-        clients_per_class = _clients_per_class(available_present, clients, edges)
+        clients_per_class = _clients_per_class(present_counts, clients, pairs)
         attempts = max(3, min(MAX_ATTEMPTS, 5_000_000 // (clients * len(present))))
-        if clients_per_class.sum() < edges:
-            attempts = 0  # the classes are too small for that many edges, so there is no graph to try
+        if clients_per_class.sum() < pairs:
+            attempts = 0  # the classes have too few examples for that many holders, so there is no assignment to try
         for _ in range(attempts):
-            graph = _random_graph(clients_per_class, clients, self.classes, rng)
-            balanced = _balanced_counts(graph, sizes, available_present)
+            assignment = _draw_assignment(clients_per_class, clients, self.classes, rng)
+            balanced = _balanced_counts(assignment, sizes, present_counts)
             if balanced is not None:
-                counts = np.zeros((clients, len(available)), dtype=np.int64)
+                counts = np.zeros((clients, len(examples_per_class)), dtype=np.int64)
                 counts[:, present] = balanced
                 return counts
         raise UserError(
             f"cannot give {clients} clients equal sizes and exactly {self.classes} classes each from classes of "
-            f"{available_present.min()} to {available_present.max()} examples; "
+            f"{present_counts.min()} to {present_counts.max()} examples; "
             "try other numbers, or dirichlet(alpha=0)"
         )
 
 
-def _clients_per_class(available: IntArray, clients: int, edges: int) -> IntArray:
-    """Distribute the graph's edges over the classes in proportion to their size, 1 to ``clients`` for each class.
+def _clients_per_class(examples_per_class: IntArray, clients: int, pairs: int) -> IntArray:
+    """Decide how many clients hold each class, in proportion to its size and from 1 to ``clients``, [classes].
 
-    By D'Hondt's method: the k-th edge of a class with m examples has the quotient m / k, and the edges with the largest
-    quotients are chosen. A class cannot have more edges than examples.
+    By D'Hondt's method, as for seats in a parliament: the k-th holder of a class with m examples has the quotient m /
+    k, and the holders with the largest quotients are chosen. A class cannot have more holders than examples.
+
+    Args:
+        examples_per_class: number of examples of each class, all above 0 [classes].
+        clients: number of clients.
+        pairs: total number of holders, i.e. of pairs of a client and a class that it holds.
     """
     divisors = np.arange(1, clients + 1)
-    quotients = np.where(divisors <= available[:, None], available[:, None] / divisors, 0)
+    quotients = np.where(divisors <= examples_per_class[:, None], examples_per_class[:, None] / divisors, 0)
     quotients[:, 0] = np.inf  # every class has at least one client
-    chosen = np.argsort(-quotients, axis=None, kind="stable")[: min(edges, np.count_nonzero(quotients))]
-    return np.bincount(chosen // clients, minlength=len(available))
+    chosen = np.argsort(-quotients, axis=None, kind="stable")[: min(pairs, np.count_nonzero(quotients))]
+    return np.bincount(chosen // clients, minlength=len(examples_per_class))
 
 
-def _random_graph(
+def _draw_assignment(
     clients_per_class: IntArray, clients: int, classes_per_client: int, rng: np.random.Generator
-) -> Graph:
-    """Draw which client holds which class [clients, classes], with the given numbers per class and per client."""
-    graph = np.zeros((clients, len(clients_per_class)), dtype=bool)
-    needed = clients_per_class.copy()
+) -> Assignment:
+    """Draw which client holds which class, [clients, classes].
+
+    Args:
+        clients_per_class: number of clients that hold each class [classes].
+        clients: number of clients.
+        classes_per_client: number of classes that each client holds.
+        rng: source of randomness.
+    """
+    assignment = np.zeros((clients, len(clients_per_class)), dtype=bool)
+    needed = clients_per_class.copy()  # clients that each class still needs
     for client in range(clients):
         # The largest Gumbel keys are a draw without replacement, in proportion to the clients still needed.
         with np.errstate(divide="ignore"):
             keys = np.log(needed) + rng.gumbel(size=len(needed))
-        # A class that needs every remaining client must be taken now; then the graph can always be completed.
+        # A class that needs every remaining client must be taken now; then the assignment can always be completed.
         keys[needed == clients - client] = np.inf
         chosen = np.argsort(-keys, kind="stable")[:classes_per_client]
-        graph[client, chosen] = True
+        assignment[client, chosen] = True
         needed[chosen] -= 1
-    return graph
+    return assignment
 
 
-def _balanced_counts(graph: Graph, sizes: IntArray, available: IntArray) -> IntArray | None:
-    """Maximise the smallest count along the graph by bisection; None if no counts are feasible.
+def _balanced_counts(assignment: Assignment, sizes: IntArray, examples_per_class: IntArray) -> IntArray | None:
+    """Find counts [clients, classes] whose smallest non-zero entry is as large as possible; None if there are none.
+
+    Bisects over that smallest entry.
 
     Args:
-        graph: which client holds which class [clients, classes].
+        assignment: which client holds which class [clients, classes].
         sizes: number of examples of each client [clients].
-        available: number of examples of each class [classes].
+        examples_per_class: number of examples of each class [classes].
     """
     best = None
-    low, high = 1, int(min((sizes // graph.sum(1)).min(), (available // graph.sum(0)).min()))
+    low, high = 1, int(min((sizes // assignment.sum(1)).min(), (examples_per_class // assignment.sum(0)).min()))
     while low <= high:
         middle = (low + high + 1) // 2
-        counts = _feasible_counts(graph, sizes, available, middle)
+        counts = _feasible_counts(assignment, sizes, examples_per_class, middle)
         if counts is None:
             high = middle - 1
         else:
@@ -109,25 +128,34 @@ def _balanced_counts(graph: Graph, sizes: IntArray, available: IntArray) -> IntA
     return best
 
 
-def _feasible_counts(graph: Graph, sizes: IntArray, available: IntArray, least: int) -> IntArray | None:
-    """Find counts of at least ``least`` along the graph with the given row and column sums; None if there are none.
+def _feasible_counts(
+    assignment: Assignment, sizes: IntArray, examples_per_class: IntArray, least: int
+) -> IntArray | None:
+    """Find counts [clients, classes] with the given row and column sums, or None if there are none.
 
-    Beyond ``least`` per edge, the examples are a maximum flow from a source through clients and classes to a sink.
+    After ``least`` examples for each pair of a client and a class it holds, the remaining examples are a maximum flow
+    from a source through clients and classes to a sink.
+
+    Args:
+        assignment: which client holds which class [clients, classes].
+        sizes: number of examples of each client, the row sums [clients].
+        examples_per_class: number of examples of each class, the column sums [classes].
+        least: smallest count for a class that a client holds.
     """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import maximum_flow
 
-    clients, classes = graph.shape
-    client, label = np.nonzero(graph)
+    clients, classes = assignment.shape
+    client, label = np.nonzero(assignment)
     # Nodes: the clients, the classes, the source, the sink.
     source, sink = clients + classes, clients + classes + 1
     tails = np.concatenate([np.full(clients, source), client, clients + np.arange(classes)])
     heads = np.concatenate([np.arange(clients), clients + label, np.full(classes, sink)])
-    supply, demand = sizes - least * graph.sum(1), available - least * graph.sum(0)
+    supply, demand = sizes - least * assignment.sum(1), examples_per_class - least * assignment.sum(0)
     capacity = np.concatenate([supply, supply[client], demand]).astype(np.int32)
     result = maximum_flow(csr_array((capacity, (tails, heads)), shape=(sink + 1, sink + 1)), source, sink)
-    if result.flow_value < supply.sum():
+    if result.flow_value < supply.sum():  # some clients cannot be filled
         return None
-    counts = np.zeros(graph.shape, dtype=np.int64)
+    counts = np.zeros(assignment.shape, dtype=np.int64)
     counts[client, label] = result.flow.toarray()[client, clients + label] + least
     return counts

@@ -28,13 +28,16 @@ class Iid(ClassCountPartitioner):
     examples = ("iid", "iid(sigma=0.5)")
     sigma: float = param(0.0, SIGMA_HELP, low=0, high=10)
 
-    def counts(self, available: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
-        """Deal the shuffled labels of all ``available`` examples to the clients, and count them [clients, classes]."""
-        classes = len(available)
-        labels = rng.permutation(np.repeat(np.arange(classes), available))
-        client = np.repeat(np.arange(clients), client_sizes(len(labels), clients, self.sigma, rng))
+    def counts(self, examples_per_class: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
+        """Deal the shuffled labels of all examples to the clients, and count the classes of each, [clients, classes].
+
+        The arguments are those of ``ClassCountPartitioner.counts``.
+        """
+        classes = len(examples_per_class)
+        labels = rng.permutation(np.repeat(np.arange(classes), examples_per_class))
+        client_of_label = np.repeat(np.arange(clients), client_sizes(len(labels), clients, self.sigma, rng))
         counts = np.zeros((clients, classes), dtype=np.int64)
-        np.add.at(counts, (client, labels), 1)
+        np.add.at(counts, (client_of_label, labels), 1)
         return counts
 
 
@@ -49,7 +52,7 @@ class Centralised(Partitioner):
     examples = ("centralised",)
 
     def divide(self, data: LabelledExamples, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
-        """Give all examples to one client."""
+        """Give all examples in ``data`` to one client; ``clients`` may be None or 1, and ``rng`` is unused."""
         if clients not in (None, 1):
             raise UserError(f"a centralised partition has 1 client, not {clients}; set clients to 1")
         return [np.arange(len(data.targets))]

@@ -34,7 +34,13 @@ class Virtual(Partitioner):
         return self.clients is not None
 
     def divide(self, data: LabelledExamples, clients: int | None, rng: np.random.Generator) -> VirtualClients:
-        """Return a lazy sequence of clients; ``rng`` draws only the seed from which they are generated."""
+        """Return a lazy sequence of clients.
+
+        Args:
+            data: the examples to draw from.
+            clients: number of clients, unless the parameter ``clients`` gives it.
+            rng: draws only the seed from which the clients are generated.
+        """
         if self.clients is not None and clients not in (None, self.clients):
             raise UserError(
                 f"the partition virtual(clients={self.clients}) conflicts with clients={clients}; give only one of them"
@@ -54,7 +60,7 @@ class VirtualClients(Sequence[IntArray]):
 
     Attributes:
         positions: positions of all examples, sorted by class [n].
-        available: number of examples of each class that occurs.
+        examples_per_class: number of examples of each class that occurs.
         size: examples per client.
         alpha: concentration.
         seed: seed of all draws, together with the client's number.
@@ -62,7 +68,7 @@ class VirtualClients(Sequence[IntArray]):
     """
 
     positions: IntArray
-    available: IntArray
+    examples_per_class: IntArray
     size: int
     alpha: float
     seed: int
@@ -86,21 +92,22 @@ class VirtualClients(Sequence[IntArray]):
         return replace(self, positions=positions[self.positions])
 
     def _draw(self, client: int) -> IntArray:
-        """Draw the sorted positions of one client's examples."""
+        """Draw the sorted positions of the examples of the client with this number."""
         rng = np.random.default_rng(np.random.SeedSequence([self.seed, client]))
         counts = self._draw_class_counts(rng)
-        class_starts = np.cumsum(self.available) - self.available
+        class_starts = np.cumsum(self.examples_per_class) - self.examples_per_class
         drawn = []
         for label in np.flatnonzero(counts):
-            repeats, rest = divmod(int(counts[label]), int(self.available[label]))
+            repeats, rest = divmod(int(counts[label]), int(self.examples_per_class[label]))
             # If more examples are wanted than exist, the whole class repeats; the rest is drawn without replacement.
-            drawn += [class_starts[label] + np.arange(self.available[label])] * repeats
-            drawn.append(class_starts[label] + rng.choice(self.available[label], rest, replace=False, shuffle=False))
+            drawn += [class_starts[label] + np.arange(self.examples_per_class[label])] * repeats
+            partial_class = rng.choice(self.examples_per_class[label], rest, replace=False, shuffle=False)
+            drawn.append(class_starts[label] + partial_class)
         return np.sort(self.positions[np.concatenate(drawn)])
 
     def _draw_class_counts(self, rng: np.random.Generator) -> IntArray:
-        """Draw how many examples of each class one client has; with alpha = 0, all are of one class."""
-        classes = len(self.available)
+        """Draw how many examples of each class one client has, [classes]; with alpha = 0, all are of one class."""
+        classes = len(self.examples_per_class)
         if self.alpha > 0:
             return rng.multinomial(self.size, softmax(log_dirichlet(self.alpha, (1, classes), rng))[0])
         counts = np.zeros(classes, dtype=np.int64)

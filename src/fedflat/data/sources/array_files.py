@@ -111,8 +111,17 @@ def dataset_of_arrays(name: str, arrays: NamedArrays, path: Path, data_dir: Path
 
 
 def _split_off_test_set(arrays: dict[str, Any], data_dir: Path) -> dict[str, Any]:
-    """Divide the training arrays into training and test arrays: every fifth example of each class is a test example."""
+    """Divide training arrays into training and test arrays: every fifth example of each class is a test example.
+
+    Args:
+        arrays: ``train_inputs``, ``train_targets`` and ``train_groups``; the last may be None.
+        data_dir: directory whose cache holds copies of large arrays.
+
+    Returns:
+        Inputs, targets and groups of both splits, by name.
+    """
     labels = np.asarray(arrays["train_targets"])
+    # Masks and sequences have no single class, so their examples are treated as one class.
     is_test = every_fifth(labels if labels.ndim == 1 else np.zeros(len(labels)))
     inputs = torch.as_tensor(as_native(arrays["train_inputs"]))
     splits: dict[str, Any] = {}
@@ -125,7 +134,10 @@ def _split_off_test_set(arrays: dict[str, Any], data_dir: Path) -> dict[str, Any
 
 
 def _read_npy(file: Path, remedy: str = "write it again with numpy.save") -> Any:
-    """Map an array of numbers; read words and numbers in foreign byte order into memory."""
+    """Map an array of numbers; read words and numbers in foreign byte order into memory.
+
+    ``remedy`` is the advice in the error message for a damaged file.
+    """
     try:
         array = np.load(file, mmap_mode="r")
         can_be_mapped = array.dtype.kind in NUMERIC_KINDS and array.dtype.isnative
@@ -148,8 +160,8 @@ def _read_npz(path: Path, data_dir: Path) -> NamedArrays:
                     with archive.open(info) as stream, (folder / f"{name}.npy").open("wb") as out:
                         shutil.copyfileobj(stream, out)
 
-            stamp = path.stat()
-            entry = cache_entry(data_dir, "arrays", fingerprint((path, stamp.st_size, stamp.st_mtime_ns)), unpack)
+            status = path.stat()
+            entry = cache_entry(data_dir, "arrays", fingerprint((path, status.st_size, status.st_mtime_ns)), unpack)
             remedy = f"delete {entry} to have it rebuilt"
             return {name: _read_npy(entry / f"{name}.npy", remedy) for name in members}
     except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:

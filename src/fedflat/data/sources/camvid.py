@@ -44,7 +44,7 @@ class CamVid(FolderSource):
         return tuple(f"{split}{kind}" for split in self.splits for kind in ("", "annot"))
 
     def read(self, data_dir: Path) -> Dataset:
-        """List the frames and masks, with drives as natural clients if all names contain one."""
+        """List the frames and masks, with drives as natural clients if all file names start with a drive."""
         tree = self.tree(data_dir)
         frames = [(split, name) for split in self.splits for name in _list_frames(tree, split)]
         drives = [name.partition("_")[0] if "_" in name else "" for _, name in frames]
@@ -58,7 +58,7 @@ class CamVid(FolderSource):
 
 
 def _list_frames(tree: Tree, split: str) -> list[str]:
-    """Return the file names of a split's frames, each of which must have a mask."""
+    """Return the file names of the frames of ``split`` (train, val or test), each of which must have a mask."""
     frames = [Path(name).name for name in tree.files_below(split) if is_image(name)]
     masks = [Path(name).name for name in tree.files_below(f"{split}annot") if is_image(name)]
     unpaired = sorted(set(frames) ^ set(masks))

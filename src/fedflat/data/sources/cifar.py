@@ -46,7 +46,11 @@ class Cifar(FileSource[dict[str, Any]]):
     std: tuple[float, float, float] = (1.0, 1.0, 1.0)
 
     def parse(self, path: Path) -> tuple[dict[str, Any], str]:
-        """Read a batch: pixels [n, 3072] under ``data`` and labels [n], both uint8."""
+        """Read a file, and return its content by key and the hash of the content.
+
+        A batch has pixels [n, 3072] under ``data`` and labels [n] under each key of ``labels``, both uint8. CIFAR-100
+        has one more file, with the class names.
+        """
         content = read_plain_pickle(path, self.remedy)
         if self.class_names and path.name == Path(self.class_names[0]).name:
             names = content.get(self.class_names[1])  # this file has class names instead of images
@@ -91,7 +95,14 @@ class Cifar(FileSource[dict[str, Any]]):
         return Examples(images, labels[-1], coarse=labels[0] if len(labels) > 1 else None)
 
     def _check_labels(self, path: Path, labels: object, key: str, images: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Convert labels to an array, after checking that there is one byte per image."""
+        """Convert labels to an array, after checking that they are one byte for each image.
+
+        Args:
+            path: the file, for messages.
+            labels: the value read from it; may be anything.
+            key: its key in the file, for messages.
+            images: number of images in the file.
+        """
         if (
             not isinstance(labels, list)
             or len(labels) != images

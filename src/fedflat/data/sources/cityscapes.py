@@ -68,9 +68,10 @@ class Cityscapes(FolderSource):
         images = ImageList(tree, CLASSES, cities)
         for number, name in enumerate(train + val):
             mask = name.replace(IMAGES, MASKS, 1).removesuffix(IMAGE_SUFFIX) + MASK_SUFFIX
-            if mask not in tree.stamps:
+            if mask not in tree.files:
                 raise UserError(f"{tree.path}/{mask} is missing; unpack gtFine_trainvaltest.zip next to {IMAGES}")
             images.add_masked(name, mask, cities.index(Path(name).parent.name), test=number >= len(train))
+        # Label ids go from 0 to 33; those outside LABEL_IDS are ignored.
         class_of_id = dict.fromkeys(range(34), IGNORED) | {id_: label for label, id_ in enumerate(LABEL_IDS)}
         return mask_dataset(self.text, data_dir, images, class_of_id, self.options)
 

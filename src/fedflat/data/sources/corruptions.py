@@ -46,7 +46,7 @@ class CorruptedCifar(FileSource[MappedTensor]):
     per_severity: int = 10_000
 
     def parse(self, path: Path) -> tuple[MappedTensor, str]:
-        """Map the array in a file after checking the file's md5."""
+        """Map the array in a file after checking the file's md5; returns the array and the sha256 of its values."""
         published, md5 = self.file_md5s.get(f"{self.root}/{path.name}"), md5_of(path)
         if published not in (None, md5):
             raise UserError(f"{path} differs from the published file (md5 {md5}; expected {published}); {self.remedy}")
@@ -74,12 +74,18 @@ class CorruptedCifar(FileSource[MappedTensor]):
             examples[corruption] = {}
             for severity in SEVERITIES:
                 start, stop = (severity - 1) * self.per_severity, severity * self.per_severity
-                severe = images.part(start, self.per_severity)
-                examples[corruption][severity] = Examples(severe, labels[start:stop])
+                images_of_severity = images.part(start, self.per_severity)
+                examples[corruption][severity] = Examples(images_of_severity, labels[start:stop])
         return examples
 
     def _open_array(self, data_dir: Path, name: str, shape: tuple[int, ...]) -> MappedTensor:
-        """Map a file after checking its type and shape; ``shape`` is that of one row, () for labels."""
+        """Map the array in ``<name>.npy`` after checking its type and shape.
+
+        Args:
+            data_dir: the data directory.
+            name: a corruption, or ``labels``.
+            shape: shape of one row; () for labels, whose integer type may vary.
+        """
         path = data_dir / self.root / f"{name}.npy"
         array, expected = open_mapped(path), (len(SEVERITIES) * self.per_severity, *shape)
         types = (torch.uint8,) if shape else (torch.uint8, torch.int32, torch.int64)

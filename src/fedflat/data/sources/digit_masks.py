@@ -55,7 +55,7 @@ class DigitMasks(DatasetSource):
     options: WeatherOptions = field(default=WeatherOptions(), kw_only=True)
 
     def read(self, data_dir: Path) -> Dataset:
-        """Derive images and masks from ``digits``, and drop training examples of the unseen weather."""
+        """Derive images and masks from the dataset ``digits``, and drop training examples of the unseen weather."""
         if self.options.unseen not in (None, *WEATHERS):
             raise one_of("weather", self.options.unseen, (*WEATHERS, "none"), owner=self.name)
         digits = DIGITS.read(data_dir)

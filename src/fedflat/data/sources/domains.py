@@ -74,9 +74,12 @@ class DomainFolders(FolderSource):
         return image_dataset(self.text, data_dir, images, self.options)
 
     def _list_files(self, tree: Tree) -> dict[str, FilesByClass]:
-        """Return the images of every domain and class, in sorted order, after checking their numbers."""
+        """Return the images by domain and class, in sorted order, after checking their numbers.
+
+        Images that are not exactly in ``<domain>/<class>/`` and, for published datasets, other domains are left out.
+        """
         files: dict[str, FilesByClass] = {domain: {} for domain in self.sizes}
-        for file in tree.stamps:
+        for file in tree.files:
             folders = file.split("/")[:-1]
             if len(folders) == 2 and is_image(file):
                 domain, label = folders
@@ -93,7 +96,12 @@ class DomainFolders(FolderSource):
         return files
 
     def _list_classes(self, tree: Tree, files: dict[str, FilesByClass]) -> list[str]:
-        """Return the class names in alphabetical order, after checking that every domain has every class."""
+        """Return the class names in alphabetical order, after checking that every domain has every class.
+
+        Args:
+            tree: the dataset's folder, for messages.
+            files: the images by domain and class.
+        """
         classes = sorted(set().union(*files.values()))
         for domain, by_class in files.items():
             for name in classes:
@@ -106,7 +114,10 @@ class DomainFolders(FolderSource):
         return classes
 
     def _find_test_domain(self, domains: list[str]) -> str | None:
-        """Return the domain that the parameter ``test_domain`` names; ``real_world`` finds ``Real World``."""
+        """Return the one of ``domains`` that the option ``test_domain`` names, or None if it is not set.
+
+        Case does not matter, and underscores stand for spaces: ``real_world`` finds ``Real World``.
+        """
         if self.options.test_domain is None:
             return None
         for domain in domains:

@@ -22,7 +22,15 @@ class Femnist(Leaf):
     """Images are greyscale with 28x28 pixels, dark strokes on white, stored as bytes (LEAF divides them by 255)."""
 
     def convert(self, x: list[Any], y: list[Any]) -> ArraysByName:
-        """Convert a writer's images, lists of 784 pixels from 0 to 1, and labels to uint8 and int64."""
+        """Convert one writer's examples to arrays; raises a ``ValueError`` for invalid ones.
+
+        Args:
+            x: the images, each a list of 784 pixels from 0 to 1.
+            y: their classes, integers from 0 to 61.
+
+        Returns:
+            ``inputs`` [n, 1, 28, 28] uint8 and ``targets`` [n] int64.
+        """
         values, labels = np.array(x, dtype=np.float32), np.array(y)
         if values.shape != (len(x), SIDE * SIDE):
             raise ValueError(f"expected {SIDE * SIDE} values per image")
@@ -38,7 +46,7 @@ class Femnist(Leaf):
         }
 
     def statistics(self, train: list[ArraysByName]) -> dict[str, Any]:
-        """Compute the mean and standard deviation of the training pixels, which depend on the sample of writers."""
+        """Compute the mean and standard deviation of all training pixels, from the arrays of each training writer."""
         sums = np.zeros((2, 1), dtype=np.int64)
         for writer in train:
             values = writer["inputs"].astype(np.int64)

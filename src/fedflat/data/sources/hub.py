@@ -67,7 +67,10 @@ class Hub(DatasetSource):
         return dataset_of_arrays(self.text, arrays, entry, data_dir)
 
     def _write_arrays(self, folder: Path) -> None:
-        """Download the dataset and write its arrays, class names and statistics to ``folder``."""
+        """Download the dataset and write its arrays, class names and statistics to ``folder``.
+
+        Images become greyscale if all of them are, otherwise RGB.
+        """
         splits = self._load_splits()
         features = splits["train"].features
         columns = self._choose_columns(features)
@@ -81,12 +84,16 @@ class Hub(DatasetSource):
                 np.save(folder / f"{name}_{column}.npy", values)
         about = {"classes": getattr(features[target], "names", None), "mean": None, "std": None}
         images = open_mapped(folder / "train_inputs.npy")
+        # Without a test split, examples are split off when the dataset is read, and the statistics computed then.
         if "test" in splits and images.dtype == torch.uint8 and images.ndim == 4:
             about["mean"], about["std"] = channel_statistics(images)
         (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
 
     def _load_splits(self) -> dict[str, Any]:
-        """Load the training split, and the test split if it exists."""
+        """Load the splits ``train`` and, if it exists, ``test`` from the Hub.
+
+        A test split that the user named must exist; the default name ``test`` may be absent.
+        """
         if importlib.util.find_spec("flwr_datasets") is None:
             raise UserError(f"{self.text} requires flwr-datasets; install it with: {INSTALL}")
         os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
@@ -110,10 +117,14 @@ class Hub(DatasetSource):
         return splits
 
     def _choose_columns(self, features: Any) -> tuple[str, str, str | None]:
-        """Return the columns of inputs, classes and natural clients; the last is None without natural clients."""
+        """Return the names of the columns of inputs, classes and natural clients (None without natural clients).
+
+        ``features`` maps each column of the dataset to its Hugging Face type.
+        """
         types: dict[str, str] = {name: type(feature).__name__ for name, feature in features.items()}
 
         def choose(parameter: str, column: str | None, default_type: str) -> str:
+            """Return the column that the user named or, if none, the first one of the default type."""
             for name, type_ in types.items():
                 if name == column or (not column and type_ == default_type):
                     return name
@@ -128,7 +139,14 @@ class Hub(DatasetSource):
     def _read_items(
         self, split: Any, columns: tuple[str, str, str | None], label: str, mode: Literal["L", "RGB"]
     ) -> Iterator[tuple[Any, ...]]:
-        """Yield (input, class) or (input, class, client) for each row; images are resized to uint8 arrays."""
+        """Yield (input, class) or (input, class, client) for each row; images are resized to uint8 arrays.
+
+        Args:
+            split: rows of the Hugging Face dataset, as dictionaries.
+            columns: names of the columns of inputs, classes and clients; None without clients.
+            label: the split in words, for messages.
+            mode: ``L`` for greyscale images, else ``RGB``.
+        """
         inputs, target, group = columns
         for position, row in enumerate(split):
             value = row[inputs]

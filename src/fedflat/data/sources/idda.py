@@ -26,7 +26,7 @@ IDS = {7: 0, 6: 0, 8: 1, 1: 2, 11: 3, 2: 4, 5: 5, 13: 6, 12: 7, 9: 8, 19: 9, 20:
        16: 15}  # fmt: skip
 """Class of each mask id; road lines (6) are road, all other ids from 0 to 23 are ignored."""
 UNSEEN = {"country": ("T07", 0), "rainy": ("HRN", 1)}
-"""Which piece of the domain name, at which position, marks a domain as unseen."""
+"""Option ``unseen``: the town (position 0 of a domain's name) or weather (position 1) that marks a domain as unseen."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Idda(FolderSource):
             is_unseen = self._is_unseen(domain)
             for position, name in enumerate(filter(is_image, tree.files_below(f"{domain}/RGB"))):
                 mask = f"{domain}/Semantic/{Path(name).stem}.png"
-                if mask not in tree.stamps:
+                if mask not in tree.files:
                     raise UserError(f"{tree.path}/{mask} is missing; expected a mask for every image: {self.remedy}")
                 images.add_masked(name, mask, group, is_unseen or position % TEST_EVERY == TEST_EVERY - 1)
         if all(images.is_test):
@@ -71,14 +71,14 @@ class Idda(FolderSource):
         return mask_dataset(self.text, data_dir, images, class_of_id, self.options)
 
     def _is_unseen(self, domain: str) -> bool:
-        """Whether a domain is held out, according to one of the three pieces of its name."""
-        pieces = domain.split("_")
-        if len(pieces) != 3:
+        """Whether a domain is held out, according to its name ``town_weather_vehicle`` and the option ``unseen``."""
+        town_weather_vehicle = domain.split("_")
+        if len(town_weather_vehicle) != 3:
             raise UserError(f"unknown IDDA domain {domain}; expected town_weather_vehicle, e.g. T01_CN_A")
         if self.options.unseen is None:
             return False
-        unseen_piece, position = UNSEEN[self.options.unseen]
-        return pieces[position] == unseen_piece
+        unseen_value, position = UNSEEN[self.options.unseen]
+        return town_weather_vehicle[position] == unseen_value
 
 
 IDDA = Idda(

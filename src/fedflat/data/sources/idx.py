@@ -52,7 +52,10 @@ class Idx(FileSource[Bytes]):
         return super().find(data_dir, file) or super().find(data_dir, file.removesuffix(".gz"))
 
     def parse(self, path: Path) -> tuple[Bytes, str]:
-        """Read an idx file; the hash is that of the uncompressed file."""
+        """Read an idx file, and return its values (images [n, 28, 28] or labels [n]) and their hash.
+
+        The hash is the sha256 of the uncompressed file.
+        """
         try:
             raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         except (OSError, EOFError, zlib.error) as error:

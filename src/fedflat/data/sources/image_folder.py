@@ -33,7 +33,7 @@ class ImageFolder(DatasetSource):
     def read(self, data_dir: Path) -> Dataset:
         """List the images of each class in the training and the test folder, if these exist."""
         tree = open_tree(Path(self.path).expanduser().absolute())
-        folders = {name.partition("/")[0] for name in tree.stamps if "/" in name}
+        folders = {name.partition("/")[0] for name in tree.files if "/" in name}
         train = next((name for name in TRAIN if name in folders), "")
         test = next((name for name in TEST if name in folders), "")
         train_files = _files_by_class(tree, train)
@@ -58,10 +58,13 @@ class ImageFolder(DatasetSource):
 
 
 def _files_by_class(tree: Tree, folder: str) -> dict[str, list[str]]:
-    """Return the images in each subfolder of ``folder``, at any depth; a subfolder without images is an error."""
+    """Return the images below each subfolder of ``folder``, at any depth, by the subfolder's name, which is the class.
+
+    An empty ``folder`` means the top level. Raises a ``UserError`` if a subfolder contains no images.
+    """
     files: dict[str, list[str]] = {}
     prefix = f"{folder}/" if folder else ""
-    for name in tree.stamps:
+    for name in tree.files:
         label, slash, _ = name.removeprefix(prefix).partition("/")
         if name.startswith(prefix) and slash and is_image(name):
             files.setdefault(label, []).append(name)

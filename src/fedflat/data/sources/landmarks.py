@@ -55,7 +55,10 @@ class Landmarks(FileSource[CsvRows]):
     sizes: tuple[int, int] | None = (164_172, 19_526)
 
     def parse(self, path: Path) -> tuple[CsvRows, str]:
-        """Read the rows of a list, after checking its columns and classes; the hash is that of the file."""
+        """Read the rows of a CSV file, after checking its columns and classes; returns them and the file's sha256.
+
+        Only the training list has a column with the photographer, ``user_id``.
+        """
         raw = path.read_bytes()
         rows = list(csv.DictReader(raw.decode("utf-8", "replace").splitlines()))
         columns = ["image_id", "class"]
@@ -102,15 +105,16 @@ class Landmarks(FileSource[CsvRows]):
         for row in test_rows:
             images.add([_find_image(tree, row["image_id"])], int(row["class"]), len(users), test=True)
         if self.options.decode == "streamed":
-            return streamed_dataset(self.text, data_dir, images, self.options, limit=int(self.options.cache * 1e9))
+            cache_bytes = int(self.options.cache * 1e9)
+            return streamed_dataset(self.text, data_dir, images, self.options, cache_bytes)
         return image_dataset(self.text, data_dir, images, self.options)
 
 
 def _find_image(tree: FolderTree, image: str) -> str:
-    """Return the file name of an image, in either layout."""
+    """Return the name in the tree of the image with this id, in the folder ``images`` or the layout of the archives."""
     names = (f"images/{image}.jpg", f"train/{'/'.join(image[:3])}/{image}.jpg")
     for name in names:
-        if name in tree.stamps:
+        if name in tree.files:
             return name
     raise UserError(
         f"image {image} is missing; expected {tree.path}/{names[0]} or {tree.path}/{names[1]}: "

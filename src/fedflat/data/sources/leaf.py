@@ -65,7 +65,10 @@ class Leaf(DatasetSource):
 
     @abstractmethod
     def convert(self, x: list[Any], y: list[Any]) -> ArraysByName:
-        """Convert the examples of one user to arrays of equal length; raise a ``ValueError`` for invalid examples."""
+        """Convert one user's inputs ``x`` and labels ``y`` to arrays of equal length, by name.
+
+        Raises a ``ValueError`` for invalid examples.
+        """
 
     @abstractmethod
     def assemble(self, leaf: LeafArrays) -> Dataset:
@@ -92,19 +95,25 @@ class Leaf(DatasetSource):
 
     def read(self, data_dir: Path) -> Dataset:
         """Convert the JSON files to arrays unless they are cached, and build the dataset."""
-        paths, stamps = {}, []
+        paths, file_versions = {}, []
         for split, folder in zip(SPLITS, self.files, strict=True):
             paths[split] = sorted((data_dir / folder).glob("*.json"))
             for path in paths[split]:
-                stamps.append(f"{split}/{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}")
-        entry = cache_entry(data_dir, self.name, fingerprint(stamps), partial(self._write_arrays, paths))
+                file_versions.append(f"{split}/{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}")
+        entry = cache_entry(data_dir, self.name, fingerprint(file_versions), partial(self._write_arrays, paths))
         about = json.loads((entry / "about.json").read_text(encoding="utf-8"))
         arrays = {name: open_cached(entry, name) for name in about["arrays"]}
         groups = open_cached(entry, "groups").clone()
         return self.assemble(LeafArrays(arrays, groups, about["train"], tuple(about["users"]), about["statistics"]))
 
     def _write_arrays(self, paths: dict[str, list[Path]], folder: Path) -> None:
-        """Convert JSON files to arrays in ``folder``: training users in alphabetical order, then test users."""
+        """Convert JSON files to arrays in ``folder``: training users in alphabetical order, then test users.
+
+        Args:
+            paths: the files of ``train`` and ``test``.
+            folder: an empty folder of the cache. It gets one ``.npy`` file per array, ``groups.npy`` with the user of
+                each example, and ``about.json`` with user names and statistics.
+        """
         train = self._read_users(paths["train"], allow_empty=False)
         test = self._read_users(paths["test"], allow_empty=True)
         if not train or not test:
@@ -129,7 +138,12 @@ class Leaf(DatasetSource):
         (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
 
     def _read_users(self, paths: list[Path], allow_empty: bool) -> dict[str, ArraysByName]:
-        """Read the arrays of each user, joined over files; ``allow_empty`` skips users without examples."""
+        """Read the arrays of each user, by user name; a user's examples in several files are joined.
+
+        Args:
+            paths: LEAF's JSON files.
+            allow_empty: whether to skip users without examples instead of raising a ``UserError``.
+        """
         by_user: dict[str, list[ArraysByName]] = {}
         for path in paths:
             for user, x, y in _read_examples(path, self.remedy):
@@ -144,13 +158,16 @@ class Leaf(DatasetSource):
                 except (ValueError, TypeError) as error:
                     raise UserError(f"user {user} in {path} has invalid examples: {error}; {self.remedy}") from error
         joined = {}
-        for user, pieces in by_user.items():
-            joined[user] = {name: np.concatenate([arrays[name] for arrays in pieces]) for name in pieces[0]}
+        for user, of_files in by_user.items():
+            joined[user] = {name: np.concatenate([arrays[name] for arrays in of_files]) for name in of_files[0]}
         return joined
 
 
 def _read_examples(path: Path, remedy: str) -> Iterator[tuple[str, list[Any], list[Any]]]:
-    """Yield the users of a file, with the inputs and labels of each, after checking the file's format."""
+    """Yield (user, inputs, labels) for every user of a LEAF file, after checking its format.
+
+    ``remedy`` is the advice in error messages.
+    """
     try:
         body = json.loads(path.read_bytes())
     except ValueError as error:

@@ -38,7 +38,15 @@ class Shakespeare(Leaf):
     options: ShakespeareOptions = field(default=ShakespeareOptions(), kw_only=True)
 
     def convert(self, x: list[Any], y: list[Any]) -> ArraysByName:
-        """Convert a role's sequences of 80 characters and their next characters to rows of 81 numbers."""
+        """Convert one role's examples to arrays; raises a ``ValueError`` for invalid ones.
+
+        Args:
+            x: texts of 80 characters.
+            y: the character that follows each text.
+
+        Returns:
+            ``rows`` [n, 81] int64, the numbers of the 80 characters and of the next one.
+        """
         if {len(line) for line in x} != {LENGTH} or {len(character) for character in y} != {1}:
             raise ValueError(f"expected inputs of {LENGTH} characters and labels of one")
         text = "".join(line + character for line, character in zip(x, y, strict=True))
@@ -51,7 +59,7 @@ class Shakespeare(Leaf):
         return {"rows": numbers.reshape(-1, LENGTH + 1)}
 
     def assemble(self, leaf: LeafArrays) -> Dataset:
-        """Build the dataset, with inputs [n, 80] and targets [n, 80] or [n]."""
+        """Build the dataset from its arrays, with inputs [n, 80] and targets [n, 80] (or [n] for ``targets=last``)."""
         splits = []
         for test in (False, True):
             rows = leaf.split("rows", test)

@@ -197,7 +197,10 @@ class FileSource(DatasetSource, Generic[Content]):
         return True
 
     def _read_verified(self, data_dir: Path, file: str) -> tuple[Content, str]:
-        """Read the content of a file and its hash, after comparing the hash with the published one."""
+        """Read a file and return its content and the content's sha256; raises a ``UserError`` if it differs.
+
+        A file without a published hash is accepted as it is.
+        """
         path = self.find(data_dir, file)
         if path is None:
             raise UserError(f"{data_dir / file} is missing; {self.remedy}")
@@ -210,7 +213,10 @@ class FileSource(DatasetSource, Generic[Content]):
         return content, digest
 
     def _verify_file(self, data_dir: Path, file: str) -> FileReport:
-        """Report whether a file is as published, by its content hash or else by its md5."""
+        """Report whether a file is as published, by its content hash or else by its md5.
+
+        A different md5 proves nothing, since the file may be compressed differently; it is reported as unknown (None).
+        """
         _, digest = self._read_verified(data_dir, file)
         if file in self.digests:  # a different hash has raised an error
             return FileReport(file, digest, True)
@@ -242,7 +248,8 @@ class FolderSource(DatasetSource):
         return "unpack the dataset again"
 
     def find(self, data_dir: Path, file: str) -> Path | None:
-        part = file.partition("/")[2]
+        """Return the path of a required folder below the first accepted name of the dataset's folder that has it."""
+        part = file.partition("/")[2]  # without the recommended name of the dataset's folder
         return next((data_dir / root / part for root in self.roots if (data_dir / root / part).is_dir()), None)
 
     def verify(self, data_dir: Path) -> tuple[FileReport, ...]:

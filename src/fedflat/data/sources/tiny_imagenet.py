@@ -68,7 +68,7 @@ class TinyImageNet(DatasetSource):
         return image_dataset(self.text, data_dir, images, self.options)
 
     def _read_test_targets(self, tree: Tree, ids: list[str]) -> dict[str, int]:
-        """Return the class of each test image, by file name."""
+        """Return the class of each test image, by file name; ``ids`` are the class ids in the order of the classes."""
         targets = {}
         for line in tree.read_text("val/val_annotations.txt").splitlines():
             if not line.strip():
@@ -78,7 +78,7 @@ class TinyImageNet(DatasetSource):
                 raise UserError(f"{tree.path}/val/val_annotations.txt has no known class for {image}; {self.remedy}")
             targets[f"val/images/{image}"] = ids.index(fields[0])
         for file in targets:
-            if file not in tree.stamps:
+            if file not in tree.files:
                 raise UserError(f"{tree.path} lacks {file}; {self.remedy}")
         if len(targets) != self.test_images:
             raise UserError(f"{tree.path} has {len(targets)} test images; expected {self.test_images}; {self.remedy}")
@@ -93,8 +93,8 @@ class TinyImageNet(DatasetSource):
 
 
 def _class_names(tree: Tree, ids: list[str]) -> list[str]:
-    """Return the first word for each class in ``words.txt``, or the ids if that file does not exist."""
-    if "words.txt" not in tree.stamps:
+    """Return a name for each class id: the first word listed for it in ``words.txt``, or the id without that file."""
+    if "words.txt" not in tree.files:
         return ids
     words = dict(line.split("\t", 1) for line in tree.read_text("words.txt").splitlines() if "\t" in line)
     return [words.get(id_, id_).partition(",")[0] for id_ in ids]

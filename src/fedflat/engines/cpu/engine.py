@@ -42,7 +42,10 @@ class LoopEngine(CohortEngine):
         self._checked_training: Training | None = None
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
-        """Train a cohort for one round and average what it sends, in cohort order."""
+        """Train a cohort for one round and average what it sends, in cohort order; arguments as in ``Engine.train``.
+
+        Falls back to this process for a training, e.g. a user's algorithm, that worker processes cannot import.
+        """
         with one_thread(), explain_full_shared_memory():
             if training is not self._checked_training:
                 self._checked_training = training
@@ -51,7 +54,10 @@ class LoopEngine(CohortEngine):
             return super().train(training, round, model, server, cohort)
 
     def allocate(self, training: Training, rows: int, like: Tensor) -> CohortBuffers:
-        """Memory for a cohort of ``rows`` clients, shared with the workers."""
+        """Memory for a cohort of ``rows`` clients, shared with the workers; kept as long as training and size allow.
+
+        ``like`` gives dtype and device.
+        """
         if self.buffers is None or self.buffers.rows < rows or self._allocated_for is not training:
             sizes = self.problem.layout.size, self.problem.buffers.size
             self.buffers = CohortBuffers.new(training.algorithm, *sizes, rows, like, shared=self.workers > 1)
@@ -62,7 +68,11 @@ class LoopEngine(CohortEngine):
     def full_gradients(
         self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client]
     ) -> tuple[int, int]:
-        """Write each client's full gradient at z into ``buffers.gradient``; returns backward passes and samples."""
+        """Write the gradient of each client's whole dataset at z, the broadcast model, into ``buffers.gradient``.
+
+        Returns:
+            Its cost, in backward passes and samples.
+        """
         tasks = [(training, round, row, client.number, client.indices) for row, client in enumerate(cohort)]
         costs = self._map(_full_gradient, tasks)
         return sum(passes for passes, _ in costs), sum(samples for _, samples in costs)
@@ -70,7 +80,10 @@ class LoopEngine(CohortEngine):
     def train_rows(
         self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client], integers: dict[str, Tensor]
     ) -> list[ClientReport]:
-        """Train the clients whose inputs are in ``buffers``; client i of the cohort writes its results into row i."""
+        """Train the clients whose inputs are in ``buffers``; client i of the cohort writes its results into row i.
+
+        ``integers`` are the server model's integer buffers by name; every report has the client's own.
+        """
         arrays = to_arrays(integers)
         tasks = [(training, round, row, client.number, client.indices, arrays) for row, client in enumerate(cohort)]
         results = self._map(_train, tasks)
@@ -93,17 +106,23 @@ class LoopEngine(CohortEngine):
         return evaluation_result(self.problem.task, plan, sums, list(models), examples)
 
     def _share(self, name: str, value: object) -> None:
-        """Make a value available to ``_map``; workers that hold another engine's values get it in the next ``_map``."""
+        """Make a value available, under a name, to the functions that ``_map`` calls.
+
+        If the workers hold another engine's values, they get it in the next ``_map``.
+        """
         self._shared[name] = value
         if self.workers > 1 and self._pool is not None and self._pool.owner is self._token:
             self._pool.share(name, value)
 
     def _map(self, function: Any, tasks: list[tuple[Any, ...]]) -> list[Any]:
-        """``function(shared, *task)`` for every task, in this process or spread over the workers."""
+        """``function(shared, *task)`` for every task, in order, in this process or spread over the workers.
+
+        ``shared`` are the values given to ``_share``, by name.
+        """
         if self.workers == 1:
             return [function(self._shared, *task) for task in tasks]
         pool = process_pool(self.workers)
-        if pool is not self._pool or pool.owner is not self._token:
+        if pool is not self._pool or pool.owner is not self._token:  # new workers, or another engine used them
             self._pool, pool.owner = pool, self._token
             for name, value in self._shared.items():
                 pool.share(name, value)
@@ -121,7 +140,8 @@ def _train(
 ) -> tuple[ClientReport, Arrays]:
     """Train one client in a worker; returns its report, and its integer buffers separately.
 
-    Both without tensors, because a tensor in a pipe would take its own piece of shared memory.
+    Both are without tensors, because a tensor in a pipe would take its own piece of shared memory. ``shared`` holds the
+    problem and the memory of the cohort; the other arguments are those of ``train_client``.
     """
     problem: Problem = shared["problem"]
     tensors = to_tensors(integers, problem.device)
@@ -132,7 +152,10 @@ def _train(
 def _full_gradient(
     shared: dict[str, Any], training: Training, round: int, row: int, client: int, indices: np.ndarray
 ) -> tuple[int, int]:
-    """Compute one client's full gradient at z in a worker; returns backward passes and samples."""
+    """Compute the gradient of one client's dataset at z in a worker, and write it into the client's row.
+
+    Arguments as in ``_train``; returns the cost in backward passes and samples.
+    """
     cohort: CohortBuffers = shared["cohort"]
     gradient, passes, samples = seeded_full_gradient(shared["problem"], training, cohort, round, client, indices, row)
     cohort.gradient[row].copy_(gradient)
@@ -140,7 +163,14 @@ def _full_gradient(
 
 
 def _evaluate(shared: dict[str, Any], model: int, name: str, positions: Tensor) -> Arrays:
-    """The task's sums over one batch: the examples at ``positions`` of the set ``name``, for the model at an index."""
+    """The task's metrics, summed over the examples of one batch.
+
+    Args:
+        shared: ``problem``, ``models`` (weights and buffers as rows, and integer buffers) and ``examples`` by set.
+        model: index of the model.
+        name: name of the set of examples.
+        positions: positions of the batch's examples in the set [batch].
+    """
     problem: Problem = shared["problem"]
     models, integers = shared["models"]
     weights, buffers = torch.split(models[model], [problem.layout.size, problem.buffers.size])

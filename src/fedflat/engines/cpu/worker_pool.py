@@ -46,7 +46,8 @@ class ProcessPool:
     def map(self, function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]]) -> list[Any]:
         """``function(shared, *task)`` for every task, spread over the workers; results are in the order of the tasks.
 
-        Any exception, Ctrl-C included, stops the workers, because the next caller would receive their stale results.
+        ``shared`` are the values that the worker has received through ``share``, by name. Any exception, Ctrl-C
+        included, stops the workers, because the next caller would receive their stale results.
         """
         waiting = deque(enumerate(tasks))
         results: list[Any] = [None] * len(waiting)
@@ -73,7 +74,7 @@ class ProcessPool:
                 "then continue with fedflat resume"
             ) from None
         finally:
-            if busy:
+            if busy:  # only after an exception
                 self.close(patience=0.2)
         return results
 
@@ -87,7 +88,7 @@ _pool: ProcessPool | None = None
 
 
 def process_pool(workers: int) -> ProcessPool:
-    """The pool of this process, restarted only if its size changes or a worker died: starting workers takes seconds."""
+    """The pool of ``workers`` processes, replaced only if its size changes or one died: starting takes seconds."""
     global _pool  # noqa: PLW0603
     if _pool is None or len(_pool.children) != workers or not _pool.is_alive:
         if _pool is not None:
@@ -125,7 +126,10 @@ def explain_full_shared_memory() -> Iterator[None]:
 
 
 def _serve(pipe: Connection) -> None:
-    """Run a worker: store the values that the parent shares, call functions with them, return (failed, result)."""
+    """Run a worker until the parent closes the pipe: store the values it shares, and call functions with them.
+
+    Answers each call with (failed, result), where the result of a failed call is its exception.
+    """
     keep_memory()
     shared: dict[str, Any] = {}
     while True:

@@ -51,12 +51,18 @@ class LaneEngine(CohortEngine):
         self._batches_at_once = BATCHES_AT_ONCE if problem.device.type == "cuda" else 1
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
-        """Queue a cohort's round on the lanes and reduce what it sends, without waiting for the device."""
+        """Queue a cohort's round on the lanes and average what it sends, without waiting for the device.
+
+        The arguments are those of ``Engine.train``.
+        """
         self.problem.set_training_mode()  # an evaluation may have come before
         return super().train(training, round, model, server, cohort)
 
     def allocate(self, training: Training, rows: int, like: Tensor) -> CohortBuffers:
-        """Memory for a cohort of ``rows`` clients, and the lanes that work on it."""
+        """Memory for a cohort of ``rows`` clients, and the lanes that work on it; ``like`` gives dtype and device.
+
+        Both are kept until a larger cohort or another training needs new ones.
+        """
         if self.buffers is None or self.buffers.rows < rows or self.lanes[0].training is not training:
             problem = self.problem
             is_same_training = bool(self.lanes) and self.lanes[0].training is training
@@ -69,7 +75,11 @@ class LaneEngine(CohortEngine):
     def full_gradients(
         self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client]
     ) -> tuple[int, int]:
-        """Write each client's full gradient at z into ``buffers.gradient``; returns backward passes and samples."""
+        """Write the gradient of each client's whole dataset at z, the broadcast model, into ``buffers.gradient``.
+
+        Returns:
+            Its cost, in backward passes and samples.
+        """
         passes = samples = 0
         for row, client in enumerate(cohort):
             gradient, client_passes, client_samples = seeded_full_gradient(
@@ -82,7 +92,10 @@ class LaneEngine(CohortEngine):
     def train_rows(
         self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client], integers: dict[str, Tensor]
     ) -> list[ClientReport]:
-        """Train the clients whose inputs are in ``buffers``; client i of the cohort writes its results into row i."""
+        """Train the clients whose inputs are in ``buffers``; client i of the cohort writes its results into row i.
+
+        ``integers`` are the server model's integer buffers by name. As many clients train at once as fit on the GPU.
+        """
         self._lanes_wait_for_main_stream()
         numbered = list(enumerate(cohort))
         reports: list[ClientReport] = []
@@ -95,6 +108,8 @@ class LaneEngine(CohortEngine):
         self, training: Training, round: int, clients: list[tuple[int, Client]], integers: dict[str, Tensor]
     ) -> list[ClientReport]:
         """Train the first of the clients, given as (row, client), one per lane.
+
+        The lanes take their steps in turn, which lets their work overlap on the device.
 
         Returns:
             The reports of the clients that were trained: fewer than there are lanes if not all of them fit, and none if
@@ -121,7 +136,13 @@ class LaneEngine(CohortEngine):
         return reports
 
     def _reduce_lanes(self, lane: Lane, training: Training, shortage: DoesNotFit) -> None:
-        """Keep only the lanes before one that does not fit, or that one alone if it is the first."""
+        """Keep only the lanes before ``lane``, which does not fit, or that one alone if it is the first.
+
+        Args:
+            lane: the lane that does not fit.
+            training: how clients train, for the error message.
+            shortage: bytes needed and free; raised as a ``UserError`` if there is only one lane.
+        """
         fitting = self.lanes.index(lane)
         if len(self.lanes) == 1:
             free = f"{shortage.free / 2**30:.1f} GB"
@@ -140,7 +161,7 @@ class LaneEngine(CohortEngine):
         return prepared or ClientBatches(self.problem, training, round, client.number, client.indices)
 
     def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
-        """Draw a coming round's batches while the device is busy with this one."""
+        """Draw a coming round's batches while the device is busy; the cohort is given as (client, indices)."""
         self._prepared = {
             (round, number): ClientBatches(self.problem, training, round, number, indices) for number, indices in cohort
         }

@@ -65,7 +65,10 @@ class DoesNotFit(Exception):
 
 
 def memory_needed(work: Callable[[], None]) -> int:
-    """Bytes that ``work`` allocates on the GPU on top of what is in use; they are freed again."""
+    """Call ``work``, and return the bytes that it allocated on the GPU on top of what was in use; they are freed again.
+
+    Raises ``DoesNotFit`` if there is not enough memory.
+    """
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     try:
@@ -127,7 +130,18 @@ class Lane:
         return torch.cuda.stream(self.stream) if self.stream is not None else nullcontext()
 
     def load(self, round: int, row: int, client: Client, batches: ClientBatches, integers: dict[str, Tensor]) -> None:
-        """Bring a client to its first step, without waiting for the device."""
+        """Bring a client to its first step, without waiting for the device.
+
+        Captures begin and steps as CUDA graphs when they are first needed. A capture runs the work a few times, so the
+        client's state is loaded again afterwards.
+
+        Args:
+            round: number of the round, from 0.
+            row: the client's row in the cohort's memory.
+            client: the client.
+            batches: its batches of this round.
+            integers: integer buffers of the server's model, by name.
+        """
         training, cohort = self.training, self.cohort
         self._row, self._sizes, self._gradient_cost = row, batches.sizes, (0, 0)
         self._load_batches(batches)
@@ -156,7 +170,7 @@ class Lane:
         return len(self._sizes)
 
     def step(self, k: int) -> None:
-        """Queue the client's step k, if it has one."""
+        """Queue the client's step k, if it has one: as a captured graph, or eagerly for a seldom-used batch size."""
         if k >= len(self._sizes):
             return
         size = self._sizes[k]
@@ -171,7 +185,7 @@ class Lane:
         return {size for size, uses in self._uses.items() if size == full or uses > SELDOM}
 
     def unload(self) -> ClientReport:
-        """Write the client's results to its row, after its last step."""
+        """After the last step, write the client's state, message and statistics to its row; returns its report."""
         with suppress(DoesNotFit):  # then run it uncaptured, which takes less memory
             self._finish = self._finish or self._captured(self._finish_client)
         (self._finish or self._finish_client)()
@@ -190,7 +204,7 @@ class Lane:
         )
 
     def _load_batches(self, batches: ClientBatches) -> None:
-        """Copy a client's batches to where the captured step reads them.
+        """Copy a client's batches to the tensors that the captured step reads.
 
         A client with more steps than there is room for needs new memory and new graphs.
         """
@@ -206,7 +220,7 @@ class Lane:
             self.batches[name][:steps].copy_(tensor, non_blocking=True)
 
     def _load_buffers(self, row: int, integers: dict[str, Tensor]) -> None:
-        """Copy a client's BatchNorm statistics and integer buffers to where the captured step reads them."""
+        """Copy BatchNorm statistics, from the client's row, and integer buffers to the tensors that the step reads."""
         self.statistics.copy_(self.cohort.buffers[row])
         if not self.integers:
             self.integers = {name: value.clone() for name, value in integers.items()}
@@ -236,7 +250,10 @@ class Lane:
         self.loss.zero_()
 
     def _step(self, size: int) -> None:
-        """Take step k with a batch of ``size`` examples, and copy the new values into the static tensors."""
+        """Take step k with a batch of ``size`` examples, and copy the new values into the static tensors.
+
+        k is read from a tensor on the device, so that a captured graph takes the next step at every replay.
+        """
         assert self.local is not None
         draws = {name: tensor.index_select(0, self.k)[0] for name, tensor in self.batches.items()}
         positions = draws.pop("indices")[:size]  # without the padding
@@ -309,7 +326,10 @@ def _with_static_tensors(local: LocalState) -> LocalState:
 
 
 def _copy_changed(source: LocalState, target: LocalState) -> None:
-    """Copy the tensors of ``source`` into those of ``target``, each target once; shared tensors need no copy."""
+    """Copy the tensors of ``source`` into the static tensors of ``target``, which has the same structure.
+
+    Tensors that both share need no copy, and a target that occurs twice is written once.
+    """
     copied = set()
     for new, old in zip(pytree.tree_leaves(source), pytree.tree_leaves(target), strict=True):
         if isinstance(new, Tensor) and new is not old and id(old) not in copied:

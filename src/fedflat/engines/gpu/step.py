@@ -44,7 +44,7 @@ Advance = Callable[[LocalState, Tensor, dict[str, Tensor], Tensor, dict[str, Ten
 
 
 def in_place(problem: Problem, training: Training) -> Advance:
-    """The eager step; BatchNorm statistics and counters change in place."""
+    """Build the eager local step for this problem and training; BatchNorm statistics and counters change in place."""
 
     def advance(
         local: LocalState, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
@@ -166,7 +166,10 @@ def agree(
 
 
 def changing(local: LocalState) -> list[Tensor]:
-    """The tensors of a client that a step changes; drift and perturbation share the iterate and the counters."""
+    """The tensors of a client that a step changes, in a fixed order that starts with the iterate.
+
+    Drift and perturbation share the iterate and the counters, so these are taken from the drift only.
+    """
     velocity = [] if local.velocity is None else [local.velocity]
-    at = local.drift
-    return [at.y, at.step, at.lr_sum, *at.local.values(), *local.perturbation.local.values(), *velocity]
+    drift = local.drift
+    return [drift.y, drift.step, drift.lr_sum, *drift.local.values(), *local.perturbation.local.values(), *velocity]

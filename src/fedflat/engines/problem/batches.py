@@ -62,7 +62,10 @@ class BatchLoader:
             self._prepare_images()
 
     def inputs(self, positions: Tensor, draws: dict[str, Tensor]) -> Tensor:
-        """Inputs at ``positions`` [batch], augmented with the given random draws and normalised."""
+        """Inputs at ``positions`` [batch] of the training set, augmented and normalised.
+
+        ``draws`` are the random numbers of the augmentation for this batch, by name.
+        """
         stored = self._inputs.index_select(0, positions)
         if self._stored_channels_last:
             stored = stored.permute(0, 3, 1, 2)

@@ -35,7 +35,10 @@ class CompiledGradient:
         self._compiled: Any = torch.compile(self._loss_and_gradient, dynamic=False, fullgraph=True, backend=backend)
 
     def __call__(self, vector: Tensor, batch: Batch) -> tuple[Tensor, Tensor] | None:
-        """Loss and gradient [parameters] of a batch, or None if this batch is not compiled or compiling failed."""
+        """Loss and gradient [parameters] of a batch at the weights ``vector``; None if the caller must compute them.
+
+        That is so for other batch sizes, for mixup, and once compiling has failed.
+        """
         if not self._usable or len(batch.targets) != self._size or batch.mixed_targets is not None:
             return None
         is_first_call = self._fast_model is None
@@ -54,12 +57,15 @@ class CompiledGradient:
         return loss.detach(), gradient
 
     def _fall_back(self, reason: str) -> None:
-        """Warn, and leave all further batches to the caller."""
+        """Warn that the local step ``reason``, and leave all further batches to the caller."""
         self._usable = False
         warnings.warn(f"the local step {reason}; continuing without compilation", stacklevel=3)
 
     def _agrees_with_eager(self, vector: Tensor, batch: Batch, loss: Tensor) -> bool:
-        """Whether a compiled loss equals the eager one; faster layers may change a model that inspects activations."""
+        """Whether ``loss``, the compiled one at the weights ``vector``, equals the eager one up to rounding.
+
+        Faster layers may change the result of a model that inspects activations.
+        """
         if any(isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0 for layer in self._model.modules()):
             return True  # dropout differs in every pass
         with torch.no_grad():

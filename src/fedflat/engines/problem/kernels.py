@@ -37,7 +37,7 @@ def _operator(signature: str, empty_outputs: Callable[..., Any]) -> Callable[[Op
 
 
 def _empty_convolution(image: Tensor, weight: Tensor, bias: Tensor, padding_rows: int) -> Tensor:
-    """Allocate the output of ``convolve``."""
+    """Allocate the output of ``convolve``, which has the same arguments."""
     out, kernel_height, kernel_width, _ = weight.shape
     _, height, width, examples = image.shape
     return image.new_empty(out, height + 2 * padding_rows - kernel_height + 1, width - kernel_width + 1, examples)
@@ -65,7 +65,7 @@ def convolve(image: Tensor, weight: Tensor, bias: Tensor, padding_rows: int) -> 
 def _empty_convolution_gradients(
     image: Tensor, gradient: Tensor, kernel_height: int, kernel_width: int, padding_rows: int
 ) -> tuple[Tensor, Tensor]:
-    """Allocate the outputs of ``convolution_gradients``."""
+    """Allocate the outputs of ``convolution_gradients``, which has the same arguments: weight and bias gradients."""
     out = gradient.shape[0]
     return image.new_empty(out, kernel_height, kernel_width, image.shape[0]), image.new_empty(out)
 

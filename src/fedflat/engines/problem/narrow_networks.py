@@ -108,7 +108,10 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
-        """Return the gradients of image, weight and bias, given that of the output."""
+        """Return the gradients of image, weight and bias, given that of the output; the padding has none.
+
+        The image's gradient is None if it is not needed, as for the network's input.
+        """
         image, weight = ctx.saved_tensors
         _, kernel_height, kernel_width, channels = weight.shape
         gradient = gradient.contiguous()
@@ -145,7 +148,7 @@ class _MaxPool(torch.autograd.Function):
 
 
 def _contiguous(image: Tensor) -> Tensor:
-    """Make an image contiguous, once for all kernels that read it.
+    """Make an image [channels, height, width, examples] contiguous, once for all kernels that read it.
 
     For the network's input, torch's compiler would repeat the copy of ``contiguous()`` for every kernel.
     """

@@ -25,6 +25,7 @@ class FrozenParameters:
     """
 
     def __init__(self, model: nn.Module, arithmetic: torch.dtype | None = None, channels_last: bool = False) -> None:
+        """Collect the frozen tensors; changes only the memory layout of the model."""
         self._parameters = {name: p for name, p in model.named_parameters() if not p.requires_grad}
         for parameter in self._parameters.values():
             if channels_last and parameter.ndim == 4:  # the layout of trained parameters in a flat vector
@@ -97,6 +98,7 @@ class FunctionalCall:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        """Look up where the modules of ``model`` store each parameter and buffer."""
         self._model = model
         # By the name of a tensor, the dictionaries and keys under which modules store it: several for tied tensors.
         self._locations: dict[str, list[tuple[dict[str, Any], str]]] = {}
@@ -110,7 +112,7 @@ class FunctionalCall:
                         self._locations.setdefault(name, []).append((tensors, key))
 
     def call(self, tensors: Mapping[str, Tensor], inputs: Tensor) -> Any:
-        """The module's output with ``tensors``, by name, in place of its own; these are restored afterwards."""
+        """The module's output on ``inputs`` with ``tensors``, by name, in place of its own, which are then restored."""
         originals = {}
         for name in tensors:
             holder, key = self._locations[name][0]

@@ -190,7 +190,7 @@ class Problem:
         return batch.share * loss + (1 - batch.share) * self.task.loss(output, batch.mixed_targets)
 
     def plain_loss(self, vector: Tensor, inputs: Tensor, targets: Tensor, model: nn.Module | None = None) -> Tensor:
-        """Mean loss of a batch, for a model without BatchNorm statistics; ``model`` replaces the model."""
+        """Mean loss of a batch at the weights ``vector`` of a model without BatchNorm; ``model`` replaces the model."""
         return self.task.loss(self.output(vector, {}, inputs, model), targets)
 
     def loss_and_gradient(self, vector: Tensor, buffers: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
@@ -288,7 +288,7 @@ class Problem:
         return [module for module in self.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
 
     def metric_sums(self, vector: Tensor, buffers: dict[str, Tensor], examples: Examples) -> dict[str, Tensor]:
-        """The task's sums over ``examples``, with the model in evaluation mode."""
+        """The task's metrics, summed over ``examples``; evaluates the model as ``predict`` does."""
         return self.task.sums(self.predict(vector, buffers, examples.inputs), examples.targets)
 
     @torch.no_grad()

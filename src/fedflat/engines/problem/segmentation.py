@@ -47,7 +47,12 @@ class Segmentation:
         return loss
 
     def _hard_pixel_loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Mean cross-entropy over the ``hard`` share of each image's valid pixels: rounded down, at least one pixel."""
+        """Mean cross-entropy over the ``hard`` share of each image's valid pixels: rounded down, at least one pixel.
+
+        Args:
+            logits: output of one head [n, classes, H, W].
+            target: class of each pixel [n, H, W]; pixels with ``IGNORED`` are not valid.
+        """
         losses = _cross_entropy(logits, target).flatten(1)
         valid_pixels = (target != IGNORED).flatten(1).sum(1)
         hard_pixels = (valid_pixels.double() * self.hard).long().clamp(min=1).minimum(valid_pixels)
@@ -58,7 +63,7 @@ class Segmentation:
         return torch.where(is_hard, highest_losses, 0).sum() / hard_pixels.sum().clamp(min=1)
 
     def sums(self, output: Output, target: Tensor) -> dict[str, Tensor]:
-        """Sums over the valid pixels of a batch.
+        """Sums over the valid pixels of a batch, from logits [n, classes, H, W] and classes [n, H, W].
 
         Returns:
             ``confusion`` [truth, prediction] counts pixels, ``loss`` [classes] is the cross-entropy by true class, and
@@ -77,7 +82,12 @@ class Segmentation:
         return {"confusion": confusion[:classes], "loss": loss, "images": images[:classes]}
 
     def finish(self, totals: Mapping[str, Tensor], count: int) -> dict[str, float]:
-        """Mean cross-entropy per pixel, mIoU over the classes that occur, and pixel accuracy."""
+        """Mean cross-entropy per pixel, mIoU over the classes that occur, and pixel accuracy.
+
+        Args:
+            totals: the results of ``sums``, added over batches.
+            count: number of images; unused, since all metrics count pixels.
+        """
         confusion, iou = totals["confusion"].double(), _intersection_over_union(totals["confusion"])
         pixels = max(float(confusion.sum()), 1.0)
         occurs = confusion.sum(1) > 0
@@ -89,7 +99,10 @@ class Segmentation:
         }
 
     def by_class(self, totals: Mapping[str, Tensor]) -> dict[int, dict[str, float]]:
-        """For each class that occurs: IoU, mean cross-entropy, and the number of images that contain it."""
+        """For each class that occurs: IoU, mean cross-entropy, and the number of images that contain it.
+
+        ``totals`` are the results of ``sums``, added over batches.
+        """
         pixels, iou = totals["confusion"].sum(1), _intersection_over_union(totals["confusion"])
         return {
             label: {

@@ -76,8 +76,8 @@ class CustomLoss(Classification):
     function: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """The function's value; raises ``UserError`` if it is not a differentiable scalar."""
-        if torch.compiler.is_compiling():
+        """The user's function applied to logits and targets; raises ``UserError`` if it is no differentiable scalar."""
+        if torch.compiler.is_compiling():  # compile only the function, not the checks
             return self.function(output, target)
         try:
             loss = self.function(output, target)
@@ -124,8 +124,8 @@ class NextCharacter:
 
 
 def _per_character(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits [n, characters] and targets [n], one row per character to predict."""
-    if output.ndim == 3 and target.ndim == 1:
+    """Logits [n, characters] and targets [n], one row per character to predict, from those of a batch of texts."""
+    if output.ndim == 3 and target.ndim == 1:  # one character per text: the one after the last position
         output = output[:, -1]
     return output.reshape(-1, output.shape[-1]), target.reshape(-1)
 

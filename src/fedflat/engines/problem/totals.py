@@ -57,7 +57,13 @@ class EvaluationBatch(NamedTuple):
 
 
 def evaluation_plan(problem: Problem, models: int, examples: Mapping[str, Examples]) -> list[EvaluationBatch]:
-    """All batches of an evaluation, in the order in which their sums must be added."""
+    """All batches of an evaluation, in the order in which their sums must be added.
+
+    Args:
+        problem: decides how a set is divided into batches.
+        models: number of models.
+        examples: the sets to evaluate on, by name.
+    """
     return [
         EvaluationBatch(model, name, positions)
         for model in range(models)
@@ -73,7 +79,15 @@ def evaluation_result(
     models: Sequence[str],
     examples: Collection[str],
 ) -> dict[str, dict[str, Metrics]]:
-    """Metrics by model and set of examples, from the task's sums over each batch of the plan."""
+    """Metrics by model and set of examples: model -> set -> metric -> value.
+
+    Args:
+        task: turns sums into metrics.
+        plan: the evaluated batches, from ``evaluation_plan``.
+        sums: the task's sums over each batch of the plan, in the same order.
+        models: names of the models.
+        examples: names of the sets.
+    """
     totals = {model: {name: Totals(task) for name in examples} for model in models}
     for batch, batch_sums in zip(plan, sums, strict=True):
         totals[models[batch.model]][batch.examples].add(batch_sums, len(batch.positions))

@@ -104,6 +104,8 @@ def connect(address: str | None, workers: int | None, purpose: str = "engine.nam
 def is_same_cluster(address: str, other_address: str) -> bool:
     """Whether two addresses HOST:PORT belong to one cluster: same port, and same host or one of them loopback.
 
+    A loopback address (127.x.x.x) means this machine, which the other address may name by its network address.
+
     >>> is_same_cluster("127.0.0.1:6379", "10.0.0.1:6379"), is_same_cluster("10.0.0.2:6379", "10.0.0.1:6379")
     (True, False)
     >>> is_same_cluster("10.0.0.1:1", "10.0.0.1:2")
@@ -162,7 +164,12 @@ def first_line(error: BaseException) -> str:
 
 
 def choose_device(ray: Any, requested: str) -> Device:
-    """The device that workers train on: GPUs if the cluster has some, unless ``requested`` is ``cpu``."""
+    """The device that workers train on: GPUs if the cluster has some, unless ``requested`` is ``cpu``.
+
+    Args:
+        ray: the connected Ray module.
+        requested: ``cpu``, ``cuda`` or ``auto``.
+    """
     gpus = ray.cluster_resources().get("GPU", 0)
     if requested == "cuda" and gpus < 1:
         raise UserError(
@@ -172,7 +179,13 @@ def choose_device(ray: Any, requested: str) -> Device:
 
 
 def choose_workers(ray: Any, requested: int | None, device: Device) -> int:
-    """Number of workers: by default one per GPU or core. Several may share a GPU, but not a core."""
+    """Number of workers: by default one per GPU or core. Several may share a GPU, but not a core.
+
+    Args:
+        ray: the connected Ray module.
+        requested: the number that the user wants; None for the default.
+        device: what the workers train on.
+    """
     resources = ray.cluster_resources()
     cores = int(resources.get("CPU", 0))
     if requested is None:

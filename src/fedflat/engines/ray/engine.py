@@ -27,7 +27,7 @@ from fedflat.engines.gpu.engine import MOST_LANES
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.totals import evaluation_plan, evaluation_result
 from fedflat.engines.ray.cluster import Device, choose_device, choose_workers, connect, gpus_per_worker
-from fedflat.engines.ray.messages import INITIAL_STAMP, Broadcast, ProblemSource, WorkerSetup
+from fedflat.engines.ray.messages import INITIAL_STATE_VERSION, Broadcast, ProblemSource, WorkerSetup
 from fedflat.engines.ray.results import (
     CohortResults,
     RoundContext,
@@ -96,7 +96,7 @@ class RayEngine:
         self.buffers: CohortBuffers | None = None
         self._source = ProblemSource(uuid.uuid4().hex, [self.ray.put(build(self.device))], problem_facts(problem))
         self._training: tuple[Training, str] | None = None
-        self._stamp = INITIAL_STAMP
+        self._state_version = INITIAL_STATE_VERSION
         self.states = StateDirectory(lambda: self.pool)
         pool = self.pool
         pool.wait_for_all()
@@ -112,7 +112,7 @@ class RayEngine:
         with one_thread():
             z = training.algorithm.broadcast(model.weights, server)
             initial_state = most_common_state(cohort)
-            broadcast = self._broadcast(training, round, z, server, model, cohort, initial_state)
+            broadcast = self._build_broadcast(training, round, z, server, model, cohort, initial_state)
             context = RoundContext(training, cohort, broadcast, self.ray.put(broadcast), None, initial_state)
             common, extra_cost = self._common_gradient(context, z)
             if common is not None:
@@ -121,7 +121,7 @@ class RayEngine:
             has_rows = bool(results.items[0].result.rows)
             return self._outcome_from_rows(results) if has_rows else outcome_from_sums(results)
 
-    def _broadcast(
+    def _build_broadcast(
         self,
         training: Training,
         round: int,
@@ -131,14 +131,18 @@ class RayEngine:
         cohort: list[Client],
         initial_state: Any,
     ) -> Broadcast:
-        """The data that every client of a round reads, as arrays; a new training gets a new key."""
+        """Build the message with everything that all clients of a round read, as arrays; a new training gets a new key.
+
+        ``z`` is the model that clients start from [parameters], and ``initial_state`` the state object of first-time
+        participants, or None. The other arguments are those of ``train``.
+        """
         if self._training is None or self._training[0] is not training:
             self._training, self.buffers = (training, uuid.uuid4().hex), None
-        _, key = self._training
-        self._stamp += 1
+        _, training_key = self._training
+        self._state_version += 1
         received = {name for name, field in flat_fields(training.algorithm.server_fields()).items() if field.sent}
         return Broadcast(
-            key=key,
+            training_key=training_key,
             training=training,
             round=round,
             z=z.numpy(),
@@ -146,12 +150,15 @@ class RayEngine:
             buffers=model.buffers.numpy(),
             integers=to_arrays(model.integers),
             count=len(cohort),
-            stamp=self._stamp,
+            state_version=self._state_version,
             initial_state={} if initial_state is None else state_to_arrays(initial_state),
         )
 
     def _common_gradient(self, context: RoundContext, z: Tensor) -> tuple[Tensor | None, tuple[int, int]]:
-        """The cohort's gradient at z [parameters], if the algorithm has one, with its backward passes and samples."""
+        """The mean gradient of the cohort's data at z [parameters], weighted by samples; None if the drift needs none.
+
+        Also returns its cost in backward passes and samples.
+        """
         if context.training.algorithm.drift.full_gradient != "common":
             return None, (0, 0)
         items = self._work_items("full_gradients", context, None)
@@ -173,7 +180,10 @@ class RayEngine:
         common: Tensor | None,
         extra_cost: tuple[int, int],
     ) -> CohortResults:
-        """Train the cohort on the workers; its new states stay there until they are fetched."""
+        """Train the cohort on the workers; its new states stay there until they are fetched.
+
+        The arguments become fields of the result; ``common`` is the cohort's gradient at z, if the drift needs it.
+        """
         training, cohort = context.training, context.cohort
         weights = None
         if self._workers_return_sums(training, len(cohort)):
@@ -204,12 +214,12 @@ class RayEngine:
         self.slowest = max(seconds.values())
 
     def _work_items(self, call: str, context: RoundContext, weights: CohortWeights | None) -> list[WorkItem]:
-        """Divide the cohort into work items, each planned for a worker.
+        """Divide the cohort into work items, each planned for a worker, by expected time and by where states are.
 
         Args:
             call: the worker's method, ``train`` or ``full_gradients``.
             context: training, cohort and broadcast of the round.
-            weights: weights of the cohort if workers return sums.
+            weights: weights of the cohort if workers return sums; None if they return every client's row.
         """
         cohort = context.cohort
         costs = [
@@ -228,27 +238,33 @@ class RayEngine:
         ]
         items = []
         for worker, share in zip(workers, assign_shares(group_costs, transfers), strict=True):
-            for piece in self._split_share(share, group_costs, by_block):
-                rows = sorted(row for group in piece for row in groups[group])
+            for item_groups in self._split_share(share, group_costs, by_block):
+                rows = sorted(row for group in item_groups for row in groups[group])
                 items.append(
                     WorkItem(
                         call,
                         self._arguments(call, context, rows, weights, worker, state_bytes),
                         rows,
                         home=worker,
-                        seconds=sum(group_costs[group] for group in piece),
-                        transfer_seconds=sum(max(transfers[group]) for group in piece),
+                        seconds=sum(group_costs[group] for group in item_groups),
+                        transfer_seconds=sum(max(transfers[group]) for group in item_groups),
                     )
                 )
         return items
 
     def _split_share(self, share: list[int], group_costs: list[float], by_block: bool) -> list[list[int]]:
-        """Split a worker's share of the groups into the pieces that it trains at once."""
+        """Split a worker's share of the groups into work items, each a list of groups.
+
+        Args:
+            share: indices of the worker's groups of rows.
+            group_costs: expected seconds of every group.
+            by_block: whether groups are blocks of the aggregation, whose sums must be returned separately.
+        """
         if by_block:
             return [[group] for group in share]
-        if self.sums_shares:  # a worker with a GPU trains a piece side by side
+        if self.sums_shares:  # a worker with a GPU trains the clients of an item side by side
             count = ceil(len(share) / MOST_LANES)
-            return [list(map(int, piece)) for piece in np.array_split(share, count)] if share else []
+            return [list(map(int, part)) for part in np.array_split(share, count)] if share else []
         if not self.costs.is_measured:  # without knowing its cost, every client may be worth a message
             return split_share(share, group_costs, min_seconds=0.0)
         return split_share(share, group_costs)
@@ -265,6 +281,9 @@ class RayEngine:
         """The function that computes the arguments of a work item for the worker that runs it (``WorkItem.arguments``).
 
         The home worker receives missing states directly from other workers, which are asked for them now.
+
+        ``rows`` are the item's rows of the cohort, ``home`` is the worker that it is planned for, and ``state_bytes``
+        the size of one client's state, 0 if it is not needed. The other arguments are those of ``_work_items``.
         """
         clients = [context.cohort[row] for row in rows]
         client_weights = None if weights is None else weights.subset(rows)
@@ -291,13 +310,13 @@ class RayEngine:
         return arguments
 
     def _state_bytes(self, training: Training) -> int:
-        """Bytes of one client's state."""
+        """Size of one client's state in bytes."""
         fields = flat_fields(training.algorithm.client_fields()).values()
         numbers = sum(field.scalars(self.problem.layout.size) for field in fields)
         return numbers * torch.finfo(self.problem.dtype).bits // 8
 
     def _remote_states(self, worker: WorkerHandle, context: RoundContext, rows: list[int]) -> list[RemoteState]:
-        """The new states of the clients in some rows, which stay with the worker that trained them."""
+        """References to the new states of the clients in ``rows``, which stay with the worker that trained them."""
         clients = [context.cohort[row] for row in rows]
 
         def retrain() -> tuple[WorkerHandle, Arrays]:
@@ -316,12 +335,15 @@ class RayEngine:
         return self.states.record_trained(worker, context.broadcast, clients, retrain)
 
     def _workers_return_sums(self, training: Training, count: int) -> bool:
-        """Whether workers return sums over a cohort of ``count`` clients, not every client's row."""
+        """Whether workers return sums over a cohort of ``count`` clients, not every client's row.
+
+        Not if every row is needed, nor if there are too few blocks to keep all workers busy.
+        """
         has_enough_blocks = self.sums_shares or count >= BLOCK * BLOCKS_PER_WORKER * self.workers
         return has_enough_blocks and not self.shows_rows and not training.aggregation.needs_rows
 
     def _outcome_from_rows(self, results: CohortResults) -> Outcome:
-        """The outcome from every client's rows."""
+        """The outcome of a round in which workers returned every client's row: copies the rows and averages them."""
         training, cohort = results.context.training, results.context.cohort
         if self.buffers is None or self.buffers.rows < len(cohort):
             sizes = self.problem.layout.size, self.problem.buffers.size

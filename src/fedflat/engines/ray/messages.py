@@ -13,8 +13,8 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.cohort import Arrays, ClientReport
 from fedflat.engines.round.contract import Training
 
-INITIAL_STAMP = 0
-"""Stamp of the state of clients that have not participated yet; each round adds 1."""
+INITIAL_STATE_VERSION = 0
+"""Version of the state of clients that have not participated yet; training in a round gives a client a new version."""
 
 
 class WorkerSetup(NamedTuple):
@@ -53,7 +53,8 @@ class Broadcast:
     """What every client of a round reads; sent once per round and node.
 
     Attributes:
-        key: unique name of ``training``; the lanes engine reuses its captured steps as long as it stays the same.
+        training_key: unique name of ``training``; the lanes engine reuses its captured steps as long as it stays the
+            same.
         training: how clients train.
         round: number of the round.
         z: the model that clients start from [parameters].
@@ -61,11 +62,11 @@ class Broadcast:
         buffers: BatchNorm statistics [buffers].
         integers: integer buffers by name.
         count: clients in the whole cohort.
-        stamp: stamp of the states that clients end the round with.
+        state_version: version of the states that clients end the round with, higher in every round.
         initial_state: the state of clients that participate for the first time.
     """
 
-    key: str
+    training_key: str
     training: Training
     round: int
     z: np.ndarray
@@ -73,7 +74,7 @@ class Broadcast:
     buffers: np.ndarray
     integers: Arrays
     count: int
-    stamp: int
+    state_version: int
     initial_state: Arrays
 
 
@@ -83,20 +84,20 @@ class DispatchedClient(NamedTuple):
     Attributes:
         number: index of the client in the federation.
         indices: positions of its examples [examples].
-        stamp: which of its states it trains from.
+        state_version: version of the state that it trains from.
         state: that state; None if the worker has it.
         statistics: its own BatchNorm statistics [buffers], if any.
     """
 
     number: int
     indices: np.ndarray
-    stamp: int
+    state_version: int
     state: Arrays | None
     statistics: np.ndarray | None
 
 
 StateTransfer = list[tuple[int, int, Arrays]]
-"""States sent from one worker to another: client, stamp and state."""
+"""States sent from one worker to another: number of the client, version of its state, and the state."""
 
 
 @dataclass(frozen=True)
@@ -121,5 +122,5 @@ class TrainedClients:
 
 
 def bytes_of(arrays: Arrays) -> int:
-    """Bytes in some arrays."""
+    """Total size of some arrays in bytes."""
     return sum(array.nbytes for array in arrays.values())

@@ -64,7 +64,7 @@ class CohortResults(NamedTuple):
 
 
 def outcome_from_sums(results: CohortResults) -> Outcome:
-    """The outcome from sums over blocks, added in cohort order."""
+    """The outcome of a round in which workers returned sums over blocks of clients, added here in cohort order."""
     training, cohort = results.context.training, results.context.cohort
     blocks = [item.result.sums for item in sorted(results.items, key=lambda item: item.rows[0])]
     sums = {name: sum_of_blocks([torch.tensor(block[name]) for block in blocks]) for name in blocks[0]}
@@ -91,14 +91,17 @@ def outcome_from_sums(results: CohortResults) -> Outcome:
 
 
 def most_common_state(cohort: list[Client]) -> Mapping[str, State] | None:
-    """The state object that several clients share, which is that of clients that participate for the first time."""
+    """The state object that several clients of a cohort share, or None.
+
+    Only clients that participate for the first time share one object; sending it once saves traffic.
+    """
     by_id = {id(client.state): client.state for client in cohort}
     most_common_id, count = Counter(id(client.state) for client in cohort).most_common(1)[0]
     return by_id[most_common_id] if count > 1 else None
 
 
 def in_cohort_order(values_of_rows: Iterable[tuple[Sequence[int], Sequence[Any]]]) -> list[Any]:
-    """Sort values by their row in the cohort.
+    """Sort values by their row in the cohort, given as pairs (rows, values) of equal length.
 
     >>> in_cohort_order([([2, 0], ["c", "a"]), ([1], ["b"])])
     ['a', 'b', 'c']

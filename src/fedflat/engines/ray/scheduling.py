@@ -25,9 +25,15 @@ class ClientCosts:
         self._seconds_per_sample = 0.0
 
     def record(self, clients: Sequence[int], samples: Sequence[int], seconds: float) -> None:
-        """Record that some clients took ``seconds`` together for ``samples`` examples each."""
+        """Record how long some clients took.
+
+        Args:
+            clients: their numbers.
+            samples: examples that each of them saw.
+            seconds: time of all of them together.
+        """
         per_sample = seconds / max(1, sum(samples))
-        if self.is_measured:
+        if self.is_measured:  # an exponential moving average, which follows slow changes
             self._seconds_per_sample = 0.9 * self._seconds_per_sample + 0.1 * per_sample
         else:
             self._seconds_per_sample = per_sample
@@ -39,7 +45,10 @@ class ClientCosts:
             self._ratios.popitem(last=False)
 
     def expected_seconds(self, client: int, samples: int) -> float:
-        """Expected seconds for ``samples`` examples; the number of samples before anything was measured."""
+        """Expected seconds for ``client`` to see ``samples`` examples.
+
+        Before anything was measured it is the number of samples, which suffices to compare clients.
+        """
         ratio = self._ratios.get(client, 1.0)
         if 1 / NOISE_FACTOR <= ratio <= NOISE_FACTOR:
             ratio = 1.0
@@ -89,7 +98,7 @@ def assign_shares(costs: Sequence[float], transfers: Sequence[Sequence[float]]) 
         }
         position = min(loads_after_move, key=lambda p: max(loads_after_move[p]))
         new_loads = loads_after_move[position]
-        if max(new_loads) >= loads[busiest] * (1 - 1e-6):
+        if max(new_loads) >= loads[busiest] * (1 - 1e-6):  # no move helps by more than rounding
             return [sorted(share, key=lambda p: -costs[p]) for share in shares]
         shares[busiest].remove(position)
         shares[idlest].append(position)
@@ -102,20 +111,20 @@ def split_share(
     ratio: int = SHARE_TO_SMALLEST_PIECE,
     min_seconds: float = MIN_PIECE_SECONDS,
 ) -> list[list[int]]:
-    """Split a worker's share into pieces of decreasing size: half of it, then a quarter, and so on.
+    """Split a worker's share of the work into pieces of decreasing size: half of it, then a quarter, and so on.
 
-    Workers that finish early take over the last, small pieces of others.
+    Each piece becomes a work item. Workers that finish early take over the last, small pieces of others.
 
     Args:
-        share: the worker's positions.
+        share: the worker's positions (clients or blocks of clients).
         costs: seconds of work at every position.
-        ratio: ratio of the share to its smallest piece.
-        min_seconds: shortest piece.
+        ratio: ratio of the share's seconds to those of its smallest piece.
+        min_seconds: seconds of the shortest piece.
 
     >>> split_share(range(5), [1.0] * 5), split_share(range(5), [1.0] * 5, ratio=1)
     ([[0, 1, 2], [3], [4]], [[0, 1, 2, 3, 4]])
     """
-    remaining = sum(costs[position] for position in share)
+    remaining = sum(costs[position] for position in share)  # seconds not yet in a piece
     smallest = max(remaining / ratio, min_seconds)
     pieces: list[list[int]] = []
     load = target = 0.0
@@ -129,7 +138,7 @@ def split_share(
 
 
 def aggregation_blocks(count: int, size: int = BLOCK) -> list[list[int]]:
-    """Positions 0..count-1 in the blocks of the aggregation.
+    """The positions 0..count-1 of a cohort in blocks of ``size``, over which the aggregation forms partial sums.
 
     >>> aggregation_blocks(10)
     [[0, 1, 2, 3, 4, 5, 6, 7], [8, 9]]

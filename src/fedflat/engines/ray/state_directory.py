@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedflat.engines.ray.messages import INITIAL_STAMP, Broadcast, DispatchedClient, bytes_of
+from fedflat.engines.ray.messages import INITIAL_STATE_VERSION, Broadcast, DispatchedClient, bytes_of
 from fedflat.engines.ray.scheduling import MAX_REMEMBERED_CLIENTS
 from fedflat.engines.ray.worker_pool import WorkerHandle, WorkerPool
 from fedflat.engines.round.cohort import Arrays, state_from_arrays, state_to_arrays
@@ -65,25 +65,27 @@ class StateDirectory:
 
     def __init__(self, pool: Callable[[], WorkerPool]) -> None:
         self._pool = pool
-        self._homes: OrderedDict[int, tuple[WorkerHandle, int]] = OrderedDict()  # by client: worker and stamp
+        self._homes: OrderedDict[int, tuple[WorkerHandle, int]] = (
+            OrderedDict()
+        )  # by client: worker and version of the state
         self._pending: list[PendingStates] = []
         self._seconds_per_byte = INITIAL_SECONDS_PER_BYTE
         self.traffic = Traffic()
 
-    def transfer_seconds(self, client: Client, worker: WorkerHandle | None, size: int) -> float:
-        """Seconds to bring a client's state of ``size`` bytes to a worker."""
-        return 0.0 if not size or self._has_state(worker, client) else size * self._seconds_per_byte
+    def transfer_seconds(self, client: Client, worker: WorkerHandle | None, state_bytes: int) -> float:
+        """Expected seconds to bring a client's state of ``state_bytes`` to a worker; 0 if the worker has it."""
+        return 0.0 if not state_bytes or self._has_state(worker, client) else state_bytes * self._seconds_per_byte
 
     def request_transfers(
-        self, clients: Sequence[Client], worker: WorkerHandle | None, broadcast: Broadcast, size: int
+        self, clients: Sequence[Client], worker: WorkerHandle | None, broadcast: Broadcast, state_bytes: int
     ) -> tuple[set[int], list[Any]]:
         """Request the states of some clients from the other workers that have them, to be sent to ``worker``.
 
         Args:
             clients: the clients that ``worker`` will train.
-            worker: the worker that needs the states.
-            broadcast: the round's broadcast.
-            size: bytes of one state.
+            worker: the worker that needs the states; None if none has started.
+            broadcast: the round's broadcast, which names the training.
+            state_bytes: size of one state.
 
         Returns:
             The numbers of the clients whose states were requested, and references to their ``StateTransfer``.
@@ -91,16 +93,18 @@ class StateDirectory:
         requests: dict[WorkerHandle, list[tuple[int, int]]] = {}
         transferred: set[int] = set()
         for client in clients:
-            home, stamp = self._homes.get(client.number, (None, 0))
+            home, state_version = self._homes.get(client.number, (None, 0))
             if home is None or home is worker or home not in self._pool().workers:
-                continue
+                continue  # unknown, already there, or lost
             if self._has_state(home, client):
-                requests.setdefault(home, []).append((client.number, stamp))
+                requests.setdefault(home, []).append((client.number, state_version))
                 transferred.add(client.number)
         self.traffic.states += len(transferred)
-        self.traffic.moved += len(transferred) * size
+        self.traffic.moved += len(transferred) * state_bytes
         self.traffic.handed_over += len(transferred)
-        refs = [home.actor.transfer_states.remote(broadcast.key, request) for home, request in requests.items()]
+        refs = [
+            home.actor.transfer_states.remote(broadcast.training_key, request) for home, request in requests.items()
+        ]
         return transferred, refs
 
     def dispatch(
@@ -118,21 +122,22 @@ class StateDirectory:
             client: the client.
             worker: the worker that trains it.
             broadcast: what every client of the round reads.
-            initial_state: the state object that is also in the broadcast.
-            with_state: whether to send the state in any case.
+            initial_state: the state object of first-time participants, whose value is in the broadcast; None if there
+                is none.
+            with_state: whether to send the state in any case, because the worker turned out not to have it.
             is_transferred: whether another worker sends the state.
         """
         statistics = None if client.statistics is None else client.statistics.detach().cpu().numpy()
         if not with_state:
             if client.state is initial_state:
-                return DispatchedClient(client.number, client.indices, INITIAL_STAMP, None, statistics)
+                return DispatchedClient(client.number, client.indices, INITIAL_STATE_VERSION, None, statistics)
             is_at_worker = is_transferred or self._has_state(worker, client)
             if isinstance(client.state, RemoteState) and is_at_worker:
-                return DispatchedClient(client.number, client.indices, client.state.stamp, None, statistics)
+                return DispatchedClient(client.number, client.indices, client.state.state_version, None, statistics)
         state = state_to_arrays(client.state)
         self.traffic.states += bool(state)
         self.traffic.moved += bytes_of(state)
-        return DispatchedClient(client.number, client.indices, broadcast.stamp, state, statistics)
+        return DispatchedClient(client.number, client.indices, broadcast.state_version, state, statistics)
 
     def record_trained(
         self,
@@ -153,11 +158,11 @@ class StateDirectory:
             The new states, in the order of the clients.
         """
         numbers = [client.number for client in clients]
-        ref = worker.actor.copy_states.remote(broadcast.key, numbers, broadcast.stamp)
+        ref = worker.actor.copy_states.remote(broadcast.training_key, numbers, broadcast.state_version)
         pending = PendingStates(list(clients), ref, retrain)
-        pending.states = [RemoteState(broadcast.stamp, lambda: self._fetch(pending)) for _ in clients]
+        pending.states = [RemoteState(broadcast.state_version, lambda: self._fetch(pending)) for _ in clients]
         self._pending.append(pending)
-        self._set_home(worker, numbers, broadcast.stamp)
+        self._set_home(worker, numbers, broadcast.state_version)
         return pending.states
 
     def fetch_all(self) -> None:
@@ -166,7 +171,10 @@ class StateDirectory:
             self._fetch(self._pending[0])
 
     def _fetch(self, pending: PendingStates) -> None:
-        """Deliver pending states, from their worker or by training the clients again."""
+        """Copy pending states to the driver: from their worker, or by training the clients again if it is lost.
+
+        The time of a copy updates the estimate of the transfer speed.
+        """
         start = time.perf_counter()
         pool = self._pool()
         try:
@@ -175,16 +183,16 @@ class StateDirectory:
             self._seconds_per_byte = 0.9 * self._seconds_per_byte + 0.1 * per_byte
         except pool.state_losses:
             worker, arrays = pending.retrain()
-            self._set_home(worker, [client.number for client in pending.clients], pending.states[0].stamp)
+            self._set_home(worker, [client.number for client in pending.clients], pending.states[0].state_version)
         self._pending.remove(pending)
         self.traffic.copied += bytes_of(arrays)
         for row, state in enumerate(pending.states):
             state.deliver(state_from_arrays({name: rows[row] for name, rows in arrays.items()}))
 
-    def _set_home(self, worker: WorkerHandle, numbers: Sequence[int], stamp: int) -> None:
-        """Record that a worker has the states of some clients; forget those that participated longest ago."""
+    def _set_home(self, worker: WorkerHandle, numbers: Sequence[int], state_version: int) -> None:
+        """Record that a worker has this version of some clients' states; forget those that participated longest ago."""
         for number in numbers:
-            self._homes[number] = worker, stamp
+            self._homes[number] = worker, state_version
             self._homes.move_to_end(number)
         while len(self._homes) > MAX_REMEMBERED_CLIENTS:
             self._homes.popitem(last=False)
@@ -192,4 +200,6 @@ class StateDirectory:
     def _has_state(self, worker: WorkerHandle | None, client: Client) -> bool:
         """Whether a worker has a client's current state."""
         home = self._homes.get(client.number)
-        return isinstance(client.state, RemoteState) and home is not None and home == (worker, client.state.stamp)
+        return (
+            isinstance(client.state, RemoteState) and home is not None and home == (worker, client.state.state_version)
+        )

@@ -20,7 +20,7 @@ from fedflat.engines.cpu.engine import LoopEngine, one_thread
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.ray.messages import (
-    INITIAL_STAMP,
+    INITIAL_STATE_VERSION,
     Broadcast,
     DispatchedClient,
     ProblemSource,
@@ -55,42 +55,42 @@ class StateCache:
     """The states of the clients that a worker trained last.
 
     Args:
-        limit: bytes to keep; states of the last round are kept even if they take more.
+        max_cached_bytes: bytes to keep; states of the last round are kept even if they take more.
     """
 
-    def __init__(self, limit: int = CACHE_BYTES) -> None:
-        self._limit, self._bytes = limit, 0
-        # By training and client: stamp and state.
+    def __init__(self, max_cached_bytes: int = CACHE_BYTES) -> None:
+        self._max_cached_bytes, self._bytes = max_cached_bytes, 0
+        # By key of the training and number of the client: version of its state, and the state.
         self._entries: OrderedDict[tuple[str, int], tuple[int, Arrays]] = OrderedDict()
 
-    def put(self, training: str, client: int, stamp: int, state: Arrays) -> None:
-        """Add a client's state and evict the oldest ones.
+    def put(self, training_key: str, client: int, state_version: int, state: Arrays) -> None:
+        """Add a client's state, in place of its earlier one, and evict the oldest states of all clients.
 
         Args:
-            training: key of the training.
+            training_key: key of the training, ``Broadcast.training_key``.
             client: the client's number.
-            stamp: number of the state; higher in every round.
+            state_version: version of the state; higher in every round.
             state: flat arrays by name.
         """
-        self._drop((training, client))
-        self._entries[training, client] = stamp, state
+        self._drop((training_key, client))
+        self._entries[training_key, client] = state_version, state
         self._bytes += bytes_of(state)
-        while self._bytes > self._limit:
+        while self._bytes > self._max_cached_bytes:
             oldest = next(iter(self._entries))
-            oldest_stamp, _ = self._entries[oldest]
-            if oldest_stamp == stamp:
+            oldest_version, _ = self._entries[oldest]
+            if oldest_version == state_version:  # only states of this round are left
                 return
             self._drop(oldest)
 
-    def get(self, training: str, client: int, stamp: int) -> Arrays:
-        """A client's state with a given stamp; raises ``CacheMiss``."""
-        cached_stamp, state = self._entries.get((training, client), (None, {}))
-        if cached_stamp != stamp:
+    def get(self, training_key: str, client: int, state_version: int) -> Arrays:
+        """The given version of a client's state; raises ``CacheMiss`` if it is not, or no longer, cached."""
+        cached_version, state = self._entries.get((training_key, client), (None, {}))
+        if cached_version != state_version:
             raise CacheMiss
         return state
 
     def _drop(self, key: tuple[str, int]) -> None:
-        """Remove an entry, if it exists."""
+        """Remove the entry with this key (training and client), if it exists."""
         if key in self._entries:
             _, state = self._entries.pop(key)
             self._bytes -= bytes_of(state)
@@ -116,7 +116,10 @@ class Worker:
         return WorkerInfo(fedflat_version(), socket.gethostname(), os.getpid(), actor)
 
     def build_problem(self, source: ProblemSource) -> None:
-        """Build the problem and its engine; an error is raised again by every later call that needs the problem."""
+        """Build the problem and its engine; an error is raised again by every later call that needs the problem.
+
+        Raises a ``UserError`` if the data or weights on this node differ from the driver's.
+        """
         import ray
 
         # Release the old problem first, so that two are never in memory at once.
@@ -151,9 +154,9 @@ class Worker:
         """
         start = time.perf_counter()
         for transfer in transfers:
-            for number, stamp, state in transfer:
-                copy = {name: np.array(array) for name, array in state.items()}
-                self._cache.put(broadcast.key, number, stamp, copy)
+            for number, state_version, state in transfer:
+                copy = {name: np.array(array) for name, array in state.items()}  # out of Ray's object store
+                self._cache.put(broadcast.training_key, number, state_version, copy)
         setup = self._built_setup()
         training = self._current_training(setup, broadcast)
         count = len(clients)
@@ -166,7 +169,7 @@ class Worker:
             rows: Arrays = {}
             sums: Arrays = {}
             if weights is None:
-                rows = _rows(buffers, count)
+                rows = _sent_rows(buffers, count)
             else:
                 weighted = weighted_rows(training, buffers, weights, reports, broadcast.count)
                 sums = to_arrays({name: block_sum(*part) for name, part in weighted.items()})
@@ -182,21 +185,25 @@ class Worker:
         if states:
             for row, client in enumerate(clients):
                 state = {name: field_rows[row].copy() for name, field_rows in states.items()}
-                self._cache.put(broadcast.key, client.number, broadcast.stamp, state)
+                self._cache.put(broadcast.training_key, client.number, broadcast.state_version, state)
         seconds = time.perf_counter() - start
         return TrainedClients(reports, states if return_state else {}, statistics, rows, sums, seconds)
 
-    def copy_states(self, training: str, clients: list[int], stamp: int) -> Arrays:
-        """The states of some clients after a round, one row per client, for the driver."""
-        states = [self._cache.get(training, client, stamp) for client in clients]
+    def copy_states(self, training_key: str, clients: list[int], state_version: int) -> Arrays:
+        """One version of the states of some clients, given by number, for the driver: arrays with a row per client."""
+        states = [self._cache.get(training_key, client, state_version) for client in clients]
         return {name: np.stack([state[name] for state in states]) for name in states[0]}
 
-    def transfer_states(self, training: str, clients: list[tuple[int, int]]) -> StateTransfer:
-        """The states of some clients, given with their stamps, for another worker."""
-        return [(client, stamp, self._cache.get(training, client, stamp)) for client, stamp in clients]
+    def transfer_states(self, training_key: str, clients: list[tuple[int, int]]) -> StateTransfer:
+        """The states of some clients, given as (number, version of the state), for another worker."""
+        return [(client, version, self._cache.get(training_key, client, version)) for client, version in clients]
 
     def full_gradients(self, broadcast: Broadcast, clients: list[DispatchedClient]) -> tuple[np.ndarray, int, int]:
-        """Full gradients of some clients at z [clients, parameters], with backward passes and samples."""
+        """Gradients of some clients' whole datasets at z, the model of the broadcast.
+
+        Returns:
+            The gradients [clients, parameters], and their cost in backward passes and samples.
+        """
         setup = self._built_setup()
         with one_thread():
             buffers, cohort = self._filled_buffers(setup, broadcast, clients)
@@ -207,7 +214,7 @@ class Worker:
     def evaluate(
         self, models: list[tuple[np.ndarray, np.ndarray, Arrays]], tasks: list[tuple[int, str, np.ndarray]]
     ) -> list[Arrays]:
-        """The task's sums over some batches.
+        """The task's metrics, summed over the examples of each of some batches.
 
         Args:
             models: for each model its weights [parameters], buffers [buffers] and integer buffers by name.
@@ -236,9 +243,13 @@ class Worker:
         return self._setup
 
     def _current_training(self, setup: WorkerSetup, broadcast: Broadcast) -> Training:
-        """The broadcast's training: the same object in every round of a run, so that engines can reuse their memory."""
-        if self._training is None or self._training[0] != broadcast.key:
-            self._training = broadcast.key, broadcast.training
+        """The broadcast's training: the same object in every round of a run, so that engines can reuse their memory.
+
+        Every broadcast arrives with its own copy, of which the first is kept. A new training drops the engine's
+        buffers.
+        """
+        if self._training is None or self._training[0] != broadcast.training_key:
+            self._training = broadcast.training_key, broadcast.training
             setup.engine.buffers = None
         return self._training[1]
 
@@ -260,12 +271,15 @@ class Worker:
         return buffers, cohort
 
     def _state_of(self, client: DispatchedClient, broadcast: Broadcast) -> Arrays:
-        """The state that a client starts the round with, from the message, the broadcast or the cache."""
+        """The state that a client starts the round with, as flat arrays.
+
+        It comes from the client's message, from the broadcast for its first round, or else from this worker's cache.
+        """
         if client.state is not None:
             return client.state
-        if client.stamp == INITIAL_STAMP:
+        if client.state_version == INITIAL_STATE_VERSION:
             return broadcast.initial_state
-        return self._cache.get(broadcast.key, client.number, client.stamp)
+        return self._cache.get(broadcast.training_key, client.number, client.state_version)
 
 
 def fedflat_version() -> str:
@@ -274,7 +288,7 @@ def fedflat_version() -> str:
 
 
 def version_mismatch(node: str, theirs: str, ours: str) -> str:
-    """The error message for a node with another version of fedflat, whose results might differ."""
+    """The error message for a node whose version of fedflat, ``theirs``, is not ``ours``: results might differ."""
     return f"node {node} of the Ray cluster has fedflat {theirs}, not {ours}; install the same version on every node"
 
 
@@ -300,7 +314,7 @@ def check_facts(actual: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 def _rows_to_allocate(engine: LoopEngine | LaneEngine, clients: int, cohort: int) -> int:
-    """Rows to allocate for some clients of a cohort.
+    """Rows of ``CohortBuffers`` to allocate for ``clients`` clients of a cohort of ``cohort`` clients.
 
     For lanes, the next power of two: more rows mean new captures, and the number of clients varies between rounds.
     """
@@ -310,8 +324,8 @@ def _rows_to_allocate(engine: LoopEngine | LaneEngine, clients: int, cohort: int
     return min(cohort, power_of_two)
 
 
-def _rows(buffers: CohortBuffers, count: int) -> Arrays:
-    """The first ``count`` rows of everything that clients send, by name."""
+def _sent_rows(buffers: CohortBuffers, count: int) -> Arrays:
+    """What the first ``count`` clients send, one row per client, by name."""
     sent = {f"sent/{name}": rows for name, rows in buffers.sent.items()}
     all_rows = {"displacement": buffers.displacement, "buffers": buffers.buffers, **sent}
     return to_arrays({name: rows[:count] for name, rows in all_rows.items()})

@@ -114,7 +114,10 @@ class WorkerPool:
         return [worker.info.process for worker in self.workers if worker.info is not None]
 
     def wait_for_all(self) -> None:
-        """Wait until all workers have started, or until no more start because others use the cluster."""
+        """Wait until all workers have started, or until no more start because others use the cluster.
+
+        At least one must start; then each further one has ``EXTRA_TIMEOUT`` seconds.
+        """
         self._start_missing_workers()
         while any(worker.info is None for worker in self.workers):
             before = len(self.process_ids), self._failed_starts
@@ -123,7 +126,7 @@ class WorkerPool:
                 return
 
     def build_problem(self, source: ProblemSource) -> None:
-        """Make every started worker build a problem, and wait for it."""
+        """Make every started worker build the problem of ``source``, and wait for it; remove workers lost meanwhile."""
         requests = [(worker, self._request_problem(worker, source)) for worker in self.started_workers]
         for worker, ref in requests:
             try:
@@ -132,7 +135,13 @@ class WorkerPool:
                 self._remove(worker)
 
     def map(self, call: str, tasks: Sequence[tuple[Any, ...]], source: ProblemSource | None = None) -> list[Any]:
-        """``call(*task)`` for every task, each on a free worker; results are in the order of the tasks."""
+        """Call a method of the workers for every task, each on a free worker; results are in the order of the tasks.
+
+        Args:
+            call: name of the method.
+            tasks: its arguments for each call.
+            source: the problem that workers need for it.
+        """
         items = [WorkItem(call, lambda worker, with_state, task=task: task) for task in tasks]  # type: ignore[misc]
         self.run(items, source)
         return [item.result for item in items]
@@ -196,7 +205,10 @@ class WorkerPool:
         return False
 
     def run_now(self, item: WorkItem, source: ProblemSource) -> None:
-        """Run one item on the least busy worker, while other items may be running."""
+        """Run one item on the least busy worker, while other items may be running.
+
+        If that worker is lost, the next least busy one takes over, ``MOST_LOSSES`` times.
+        """
         for _ in range(MOST_LOSSES + 1):
             self._start_missing_workers()
             while not self.started_workers:
@@ -230,7 +242,13 @@ class WorkerPool:
             self.workers.append(WorkerHandle(actor, actor.identify.remote()))
 
     def _assign(self, waiting: list[WorkItem], running: dict[Any, WorkItem], source: ProblemSource | None) -> None:
-        """Give every worker its next item, and one more in advance if it has many, so that it never waits."""
+        """Give every worker its next item, and one more in advance if it has many, so that it never waits.
+
+        Args:
+            waiting: items to assign; assigned ones are removed.
+            running: the running items by Ray reference; assigned ones are added.
+            source: the problem that workers need.
+        """
         for queue_length in (1, 2):
             for worker in self.started_workers:
                 if len(worker.busy) >= queue_length:
@@ -258,6 +276,7 @@ class WorkerPool:
             return None if in_advance and len(unassigned) <= self.count else unassigned[0]
         if in_advance or not waiting:
             return None
+        # Only other workers' items are left: take over the last one of the slowest, if it would start earlier here.
         homes = dict.fromkeys(item.home for item in waiting)  # without duplicates, in order
         slowest = max(homes, key=lambda home: self._remaining_seconds(home, waiting))
         item = [item for item in waiting if item.home is slowest][-1]
@@ -266,7 +285,7 @@ class WorkerPool:
         return item if is_earlier_here else None
 
     def _remaining_seconds(self, worker: WorkerHandle | None, waiting: list[WorkItem]) -> float:
-        """Seconds until a worker is expected to finish its running and planned items."""
+        """Seconds until a worker is expected to finish its running items and those in ``waiting`` planned for it."""
         now = time.monotonic()
         running = worker.busy.values() if worker else ()
         seconds_running = sum(max(0.0, item.seconds - (now - item.start_time)) for item in running)
@@ -340,7 +359,7 @@ class WorkerPool:
 
 
 def _is_loss_of_other_worker(loss: Exception, worker: WorkerHandle) -> bool:
-    """Whether ``worker`` is fine and its call failed because another worker was lost, which it needed states from."""
+    """Whether ``worker`` still runs, and its call failed because another worker that should send it states was lost."""
     lost_actor = getattr(loss, "actor_id", None)
     return lost_actor is not None and worker.info is not None and lost_actor != worker.info.actor
 
@@ -349,7 +368,14 @@ _pool: WorkerPool | None = None
 
 
 def worker_pool(ray: Any, count: int, device: Device, gpus: float = 1.0) -> WorkerPool:
-    """The pool of this process, restarted only if another kind is requested: starting workers takes seconds."""
+    """The pool of this process, restarted only if another kind is requested: starting workers takes seconds.
+
+    Args:
+        ray: the connected Ray module.
+        count: number of workers.
+        device: what they train on.
+        gpus: share of a GPU for each.
+    """
     global _pool  # noqa: PLW0603
     job = ray.get_runtime_context().get_job_id()
     if _pool is None or (_pool.job, _pool.count, _pool.device, _pool.gpus) != (job, count, device, gpus):
@@ -359,7 +385,7 @@ def worker_pool(ray: Any, count: int, device: Device, gpus: float = 1.0) -> Work
 
 
 def close_worker_pool() -> None:
-    """Stop the workers of this process."""
+    """Stop the workers of this process, unless their Ray cluster has been shut down or replaced."""
     global _pool  # noqa: PLW0603
     if _pool is not None and _pool.ray.is_initialized() and _pool.job == _pool.ray.get_runtime_context().get_job_id():
         _pool.close()

@@ -137,7 +137,7 @@ def seeded_full_gradient(
     indices: np.ndarray,
     row: int,
 ) -> tuple[Tensor, int, int]:
-    """``full_gradient`` before local training, with dropout seeded by round and client.
+    """``full_gradient``, with the same arguments, before local training: dropout is seeded by round and client.
 
     The mean over the cohort is the common gradient that some drift corrections need.
     """
@@ -170,10 +170,10 @@ def full_gradient(
     Returns:
         The gradient [parameters], its cost in backward passes of training batches, and the number of examples used.
     """
-    batch_size, limit = training.plan.batch_size, training.algorithm.drift.full_gradient_batches
-    if limit:
+    batch_size, max_batches = training.plan.batch_size, training.algorithm.drift.full_gradient_batches
+    if max_batches:  # 0 means no limit
         order = generator(training.seed, "whole gradient", round, client).permutation(len(indices))
-        indices = indices[order[: limit * batch_size]]
+        indices = indices[order[: max_batches * batch_size]]
     size = len(indices)
     mean_gradient = torch.zeros_like(cohort.z)
     problem.set_training_mode()

@@ -103,13 +103,13 @@ class CohortBuffers:
         return len(self.displacement)
 
     def fill(self, algorithm: Algorithm, model: ModelState, server: States, cohort: Sequence[Client]) -> Tensor:
-        """Copy in what a cohort reads; returns z, the model that its clients start from [parameters]."""
+        """Compute and return z, the model that clients start from [parameters]; copy in all that the cohort reads."""
         z = algorithm.broadcast(model.weights, server)
         self.receive(z, server, model.buffers, cohort)
         return z
 
     def receive(self, z: Tensor, server: States, buffers: Tensor, cohort: Sequence[Client]) -> None:
-        """Copy in what a cohort reads, for a given z."""
+        """Copy in what a cohort reads: z, server state by slot, BatchNorm statistics [buffers], and clients' state."""
         self.z.copy_(z)
         for name, value in flat_state(server).items():
             if name in self.server:
@@ -284,7 +284,7 @@ def reduce_rows(
 
 
 def _robust_centres(aggregation: Aggregation, weighted: WeightedRows, model: ModelState) -> dict[str, Tensor]:
-    """Robust centres of everything that clients send, since an attacker may tamper with any of it."""
+    """Robust centres, by name, of all that clients send (``weighted_rows``): attackers may tamper with any of it."""
     # The weights of directions are scales, -1 / (count H_i): apply them first, because a median ignores weights.
     displacements, scales = weighted["direction"]
     count = len(displacements)
@@ -394,7 +394,7 @@ class CohortEngine(ABC):
     def full_gradients(
         self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client]
     ) -> tuple[int, int]:
-        """Write each client's full gradient at z into ``buffers.gradient``; returns backward passes and samples."""
+        """Write each client's full-batch gradient at z to ``buffers.gradient``; returns backward passes and samples."""
 
     @abstractmethod
     def train_rows(
@@ -403,4 +403,4 @@ class CohortEngine(ABC):
         """Train the clients whose inputs are in ``buffers``; client i of the cohort writes its results into row i."""
 
     def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:  # noqa: B027
-        """Prepare a coming round, given as (client, indices); by default there is nothing to prepare."""
+        """Prepare a coming round of the cohort, given as (client, indices); by default there is nothing to prepare."""

@@ -86,7 +86,7 @@ class Aggregation:
         return centre
 
     def _clipped(self, rows: Tensor) -> Tensor:
-        """Rows whose norm is at most ``longest`` times the cohort's median norm."""
+        """The rows [cohort, ...], shortened where their norm exceeds ``longest`` times the cohort's median norm."""
         norms = rows.reshape(len(rows), -1).norm(dim=1)
         largest_norm = self.longest * norms.quantile(0.5)
         scale = (largest_norm / norms.clamp_min(torch.finfo(rows.dtype).tiny)).clamp_max(1.0)
@@ -105,7 +105,11 @@ def weights_by_samples(samples: Sequence[int]) -> list[float]:
 
 
 def weighted_sum(rows: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
-    """The weighted sum of rows [cohort, ...] -> [...]; on a CPU in blocks of ``BLOCK`` rows, in order."""
+    """The weighted sum of rows [cohort, ...] -> [...]; weights [cohort].
+
+    On a CPU it adds in order, in blocks of ``BLOCK`` rows, so that Ray workers that sum single blocks get the same
+    bits.
+    """
     weighted = _scale_rows(rows, weights)
     if rows.is_cuda:
         return weighted.sum(0)
@@ -275,23 +279,26 @@ class RemoteState(Mapping[str, State]):
     """A client's state by slot after a certain round, fetched from its worker when it is first read.
 
     Args:
-        stamp: distinguishes this state from other states of the same client.
+        state_version: distinguishes this state from other states of the same client; higher in later rounds.
         fetch: gets the state from its worker and passes it to ``deliver``.
     """
 
-    def __init__(self, stamp: int, fetch: Callable[[], None]) -> None:
-        self.stamp = stamp
+    def __init__(self, state_version: int, fetch: Callable[[], None]) -> None:
+        self.state_version = state_version
         self._fetch = fetch
         self._read: Read | None = None
         self._store: Callable[[States], Read] | None = None
 
     def deliver(self, states: States) -> None:
-        """Accept the state from its worker: pass it to the store if there is one, otherwise keep it in memory."""
+        """Accept the state, by slot, from its worker: pass it to the store if there is one, else keep it in memory."""
         self._read = self._store(states) if self._store else lambda: states
         self._store, self._fetch = None, _do_nothing  # both hold references to earlier states
 
     def store_with(self, store: Callable[[States], Read]) -> None:
-        """Persist the state once it has been delivered; ``store`` writes it and returns a reader."""
+        """Persist the state now, or once it has been delivered.
+
+        ``store`` writes the state and returns a function that reads it, so that it need not stay in memory.
+        """
         if self._read is None:
             self._store = store
         else:

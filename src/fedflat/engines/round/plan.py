@@ -19,7 +19,7 @@ Rounds = Generator[int, None, None]
 
 
 def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
-    """A numpy generator for one purpose, in one round, for one client.
+    """A numpy generator determined by the seed, a purpose such as ``batches``, the round and the client's number.
 
     >>> bool(generator(1, "batches", 2, 3).random() == generator(1, "batches", 2, 3).random())
     True
@@ -28,7 +28,7 @@ def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.ra
 
 
 def seed_torch(seed: int, purpose: str, round: int = 0, client: int = 0) -> None:
-    """Seed torch's global generator, from which initial weights and dropout are drawn."""
+    """Seed torch's global generator, which draws initial weights and dropout; arguments as in ``generator``."""
     number = int(generator(seed, purpose, round, client).integers(2**62))
     # torch.manual_seed would spend half a millisecond recording a stack trace for a GPU that may never be used.
     torch.default_generator.manual_seed(number)
@@ -94,7 +94,10 @@ class Sampler:
     dropout: float = 0.0
 
     def __call__(self, seed: int, round: int) -> list[int]:
-        """The clients of a round in ascending order, at least one."""
+        """The numbers of the clients that participate in a round, in ascending order; at least one.
+
+        If no sampled client answers, the first one does, since a round without clients is undefined.
+        """
         rng = generator(seed, "cohort", round)
         count = self.clients_per_round
         if self.kind == "bernoulli":
@@ -122,9 +125,13 @@ class Plan:
     partial: float = 0.0
 
     def batches(self, seed: int, round: int, client: int, size: int) -> list[np.ndarray]:
-        """A client's batches, as positions in its ``size`` examples.
+        """A client's batches in a round, as positions in its own examples; the last batch of an epoch may be smaller.
 
-        Within an epoch examples are drawn without replacement; the last batch may be smaller.
+        Args:
+            seed: seed of the run.
+            round: number of the round, from 0.
+            client: the client's number.
+            size: number of the client's examples, drawn without replacement within an epoch.
         """
         rng = generator(seed, "batches", round, client)
         steps_per_epoch = ceil(size / self.batch_size)
@@ -147,7 +154,7 @@ class Plan:
         return full_epochs * size + remaining_steps * min(self.batch_size, size)
 
     def _completed_steps(self, steps: int, seed: int, round: int, client: int) -> int:
-        """The steps out of ``steps`` that a client completes: all, or with probability ``partial`` 1..steps."""
+        """How many of its ``steps`` a client completes: all, or with probability ``partial`` a random number."""
         if not self.partial:
             return steps
         rng = generator(seed, "partial", round, client)

@@ -48,7 +48,12 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
 
 
 def update_drift(rows: Tensor, update: Tensor) -> UpdateDrift:
-    """Return the drift of every client; ``rows`` holds the updates D_i, ``update`` is the server's update D."""
+    """Compare every client's update with the server's.
+
+    Args:
+        rows: the clients' updates D_i, [clients, P].
+        update: the server's update D, [P].
+    """
     return UpdateDrift(
         torch.stack([row.norm() for row in rows]),
         torch.stack([torch.dist(row, update) for row in rows]),
@@ -57,12 +62,17 @@ def update_drift(rows: Tensor, update: Tensor) -> UpdateDrift:
 
 
 def disagreement(rows: Tensor, weights: Sequence[float] | None = None) -> Disagreement:
-    """Return the disagreement of ``rows`` with weights p_i in the mean (default: equal); pairs are unweighted."""
+    """Measure how far client vectors v_i, such as gradients, disagree.
+
+    Args:
+        rows: the vectors v_i, [clients, P].
+        weights: weights p_i of the clients in means, which sum to 1; default: equal. Pairs are never weighted.
+    """
     count = len(rows)
     if weights is None:
         weights = [1 / count] * count
     p = torch.tensor(list(weights), dtype=rows.dtype, device=rows.device)
-    gram = torch.stack([rows @ row for row in rows])
+    gram = torch.stack([rows @ row for row in rows])  # inner products v_i . v_j; all results follow from them
     norms = gram.diagonal().clamp(min=0).sqrt()
     squared_norm_of_mean = (p @ gram @ p).clamp(min=0)
     cosines = _divide(gram, norms.outer(norms))

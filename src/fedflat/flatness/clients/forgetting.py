@@ -27,7 +27,11 @@ class Forgetting:
 
 
 def forgetting(accuracies: Sequence[Sequence[float]]) -> Forgetting:
-    """Measure the forgetting of each part, from ``accuracies[round][part]``."""
+    """Measure the forgetting of each part, where a part is a class or a client.
+
+    Args:
+        accuracies: ``accuracies[round][part]``, of at least two rounds, in order.
+    """
     values = np.asarray(accuracies, dtype=float)
     if values.ndim != 2 or len(values) < 2:
         raise UserError("forgetting needs accuracies of at least two rounds; measure more often (flatness.every)")

@@ -31,7 +31,17 @@ class CompiledProduct:
     def __call__(
         self, weights: Sequence[Tensor], vector: Sequence[Tensor], inputs: Any, targets: Any
     ) -> Sequence[Tensor] | None:
-        """Return the product, one tensor per parameter, or None if this batch cannot use the compiled function."""
+        """Return the product, or None if this batch cannot use the compiled function.
+
+        Args:
+            weights: the point at which the Hessian is taken, one tensor per parameter.
+            vector: the vector to multiply by, one tensor per parameter.
+            inputs: the batch's inputs.
+            targets: the batch's targets.
+
+        Returns:
+            The product, one tensor per parameter.
+        """
         if not self._usable or not self._has_compiled_shape(inputs, targets):
             return None
         try:
@@ -40,7 +50,7 @@ class CompiledProduct:
             with torch.no_grad():
                 product: Sequence[Tensor] = self._compiled(weights, vector, inputs, targets)
         except torch.OutOfMemoryError:
-            raise
+            raise  # not a failure of the compiler
         except Exception as error:  # compilers fail in many ways; a user's error reappears in the eager product
             self._usable = False
             warnings.warn(
@@ -59,7 +69,10 @@ class CompiledProduct:
         return inputs.shape == self._shape
 
     def _compile(self, *arguments: Any) -> Any:
-        """Trace the product with these arguments, including both derivatives, and compile the trace."""
+        """Trace the product with its arguments (weights, vector, inputs, targets), and compile the trace.
+
+        The trace contains the operations of both derivatives.
+        """
         from torch.fx.experimental.proxy_tensor import make_fx
 
         traced = make_fx(self._product)(*arguments)

@@ -36,12 +36,19 @@ class ConvolutionSettings(NamedTuple):
         return self.stride, self.padding, self.dilation, transposed, output_padding, self.groups
 
     def convolve(self, x: Tensor, w: Tensor) -> Tensor:
-        """Return C(x, w)."""
+        """Return the convolution C(x, w) of the input x with the filters w."""
         y: Tensor = torch.ops.aten.convolution(x, w, None, *self.torch_arguments)
         return y
 
     def differentiate(self, g: Tensor, x: Tensor, w: Tensor, wanted: int) -> Tensor:
-        """Return D(g, w) if ``wanted`` is INPUT (uses only the shape of x), or F(g, x) if FILTERS (likewise w)."""
+        """Return one gradient of a convolution, given the gradient g of its output.
+
+        Args:
+            g: gradient of the output.
+            x: the input; only its shape matters if ``wanted`` is ``INPUT``.
+            w: the filters; only their shape matters if ``wanted`` is ``FILTERS``.
+            wanted: ``INPUT`` for the gradient of x, D(g, w), or ``FILTERS`` for that of w, F(g, x).
+        """
         mask = [wanted == INPUT, wanted == FILTERS, False]
         gradients = torch.ops.aten.convolution_backward(g, x, w, None, *self.torch_arguments, mask)
         return gradients[wanted]  # type: ignore[no-any-return]
@@ -52,14 +59,17 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, settings: ConvolutionSettings) -> Tensor:
-        """Compute y = C(x, w)."""
+        """Convolve the input x with the filters w, and save both for ``backward``."""
         ctx.save_for_backward(x, w)
         ctx.settings = settings
         return settings.convolve(x, w)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Given the gradient g of y, compute dx = D(g, w) and dw = F(g, x), each only if needed."""
+        """Return the gradients dx of the input and dw of the filters from that of the output, g; None if not needed.
+
+        The settings, the third argument of ``forward``, have no gradient.
+        """
         (g,) = gradients
         x, w = ctx.saved_tensors
         dx = input_gradient(g, w, x, ctx.settings) if ctx.needs_input_grad[0] else None
@@ -72,14 +82,20 @@ class ConvolutionInputGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, g: Tensor, w: Tensor, like: Tensor, settings: ConvolutionSettings) -> Tensor:
-        """Compute dx = D(g, w) in the shape of ``like``."""
+        """Compute dx = D(g, w), the gradient of a convolution's input, from that of its output, g, and the filters w.
+
+        ``like`` is any tensor with the input's shape, which g and w do not determine.
+        """
         ctx.save_for_backward(g, w)
         ctx.settings = settings
         return settings.differentiate(g, like, w, INPUT)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Given the gradient u of dx, compute dg = C(u, w) and dw = F(g, u), each only if needed."""
+        """Given the gradient u of dx, return dg = C(u, w) and dw = F(g, u), each None if not needed.
+
+        C is the convolution and F the gradient of its filters; ``like`` and the settings have no gradient.
+        """
         (u,) = gradients
         g, w = ctx.saved_tensors
         dg = convolve(u, w, ctx.settings) if ctx.needs_input_grad[0] else None
@@ -92,14 +108,20 @@ class ConvolutionFilterGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, g: Tensor, x: Tensor, like: Tensor, settings: ConvolutionSettings) -> Tensor:
-        """Compute dw = F(g, x) in the shape of ``like``."""
+        """Compute dw = F(g, x), the gradient of a convolution's filters, from that of its output, g, and its input x.
+
+        ``like`` is any tensor with the filters' shape, which g and x do not determine.
+        """
         ctx.save_for_backward(g, x)
         ctx.settings = settings
         return settings.differentiate(g, x, like, FILTERS)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Given the gradient v of dw, compute dg = C(x, v) and dx = D(g, v), each only if needed."""
+        """Given the gradient v of dw, return dg = C(x, v) and dx = D(g, v), each None if not needed.
+
+        C is the convolution and D the gradient of its input; ``like`` and the settings have no gradient.
+        """
         (v,) = gradients
         g, x = ctx.saved_tensors
         dg = convolve(x, v, ctx.settings) if ctx.needs_input_grad[0] else None
@@ -122,9 +144,18 @@ def convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Replace `torch.conv1d`, `torch.conv2d` or `torch.conv3d`, with the same arguments.
+    """Compute a convolution whose second derivative is fast; equals ``torch_function`` with the same arguments.
 
-    ``torch_function``, the original, handles padding given as a string and inputs without a batch dimension.
+    Args:
+        torch_function: the original: `torch.conv1d`, `torch.conv2d` or `torch.conv3d`. It handles the rare cases,
+            padding given as a string and inputs without a batch dimension.
+        input: as in torch, like all further arguments.
+        weight: the filters.
+        bias: one number per output channel.
+        stride: one number, or one per axis.
+        padding: likewise.
+        dilation: likewise.
+        groups: groups of channels that are convolved separately.
     """
     if isinstance(padding, str) or input.dim() != weight.dim():
         return torch_function(input, weight, bias, stride, padding, dilation, groups)

@@ -36,18 +36,30 @@ TOLERANCE = 1e-3
 
 
 class Ritz(NamedTuple):
-    """Ritz values in ascending order with their residual norms |H v - lambda v|."""
+    """Approximate eigenpairs (Ritz pairs) from a basis of ``size`` vectors, in ascending order of the values."""
 
     values: np.ndarray
+    """[size]."""
     vectors: np.ndarray
-    """Ritz vectors as columns, in coordinates of the basis."""
+    """Ritz vectors as columns, in coordinates of the basis, [size, size]."""
     residuals: np.ndarray
+    """|H v - lambda v| of each pair, [size]."""
     reducible: np.ndarray
     """The part of the residuals that further steps can reduce; the rest was inherited at a restart."""
 
 
 class Krylov:
-    """An orthonormal basis of at most ``room`` vectors, started from ``first`` or from a random vector."""
+    """The orthonormal basis that Lanczos grows, one vector per product with the matrix.
+
+    Args:
+        operator: the symmetric matrix H.
+        room: most vectors in the basis.
+        seed: seed of random vectors.
+        first: the vector to start from, [P]; default: a random one.
+
+    Attributes:
+        size: vectors in the basis so far.
+    """
 
     def __init__(self, operator: Operator, room: int, seed: int = 0, first: Tensor | None = None) -> None:
         self.operator, self.room = operator, min(room, operator.size)
@@ -82,7 +94,11 @@ class Krylov:
         return self._projection[: self.size, : self.size]
 
     def step(self) -> None:
-        """Append the next vector to the basis and compute the following one from its product with H."""
+        """Append the next vector to the basis and compute the following one from its product with H.
+
+        The coefficients of the product in the basis are the next column of the projection T. The remainder is the
+        direction of the following vector, and its norm, ``_beta``, measures how far the basis is from invariant.
+        """
         basis = self._rows[: self.size + 1]
         remainder = self.operator(basis[-1:])[0]
         coefficients = torch.zeros_like(basis[:, 0])
@@ -94,7 +110,7 @@ class Krylov:
         self._projection[: self.size + 1, self.size] = self._projection[self.size, : self.size + 1] = column
         self._scale = max(self._scale, float(np.abs(column).max()))
         self.size += 1
-        if self.is_complete:
+        if self.is_complete:  # the remainder is rounding error
             self._beta = 0.0
             return
         self._beta = float(remainder.norm())
@@ -108,7 +124,10 @@ class Krylov:
             self._rows[self.size] = remainder / self._beta
 
     def ritz(self) -> Ritz:
-        """Return Ritz values, vectors and residuals of the current basis."""
+        """Return Ritz values, vectors and residuals of the current basis.
+
+        The residual of a Ritz vector is the part of its product outside the basis: ``_beta`` times its last coordinate.
+        """
         values, vectors = np.linalg.eigh(self.projection)
         reducible = self._beta * np.abs(vectors[-1])
         return Ritz(values, vectors, np.hypot(reducible, self._inherited_residuals(vectors)), reducible)
@@ -119,7 +138,14 @@ class Krylov:
         return torch.cat([_combine_rows(vectors, part) for part in parts], dim=1)
 
     def restart(self, ritz: Ritz, selected: np.ndarray, *, from_random: bool) -> None:
-        """Keep the selected Ritz vectors as the basis; continue from the next vector or from a random one."""
+        """Reduce the basis to selected Ritz vectors, which makes room for further steps.
+
+        Args:
+            ritz: the Ritz pairs of the current basis.
+            selected: indices of the pairs to keep, [k].
+            from_random: whether to continue from a random vector instead of the next one, to find eigenvectors that are
+                orthogonal to everything so far.
+        """
         count, next_row = len(selected), self._rows[self.size].clone()
         vectors = ritz.vectors[:, selected]
         for part in torch.split(self._rows[: self.size], COLUMNS, dim=1):
@@ -148,14 +174,14 @@ class Krylov:
     def _orthogonalise(self, row: Tensor) -> Tensor:
         """Return ``row`` orthogonalised against the basis and normalised."""
         basis = self._rows[: self.size]
-        for _ in range(2):
+        for _ in range(2):  # once leaves rounding errors
             row = row - (basis @ row) @ basis
             row = row / row.norm()
         return row
 
 
 def _combine_rows(vectors: np.ndarray, rows: Tensor) -> Tensor:
-    """Return the linear combinations of ``rows`` whose coefficients are the columns of ``vectors``."""
+    """Return k combinations [k, n] of ``rows`` [size, n]; coefficients are the columns of ``vectors`` [size, k]."""
     return torch.from_numpy(np.ascontiguousarray(vectors.T)).to(rows) @ rows
 
 
@@ -176,7 +202,7 @@ class Ends:
     def select(self, values: np.ndarray) -> np.ndarray:
         """Return the indices of the requested values among ascending ``values``, largest first."""
         descending = np.arange(len(values))[::-1]
-        if self.count >= len(values):
+        if self.count >= len(values):  # both ends together cover all values
             return descending
         return np.concatenate([descending[: self.high], descending[len(values) - self.low :]])
 
@@ -229,12 +255,15 @@ def lanczos(
 ) -> Eigenpairs:
     """Compute the requested eigenpairs until every residual is below ``tolerance`` times the eigenvalue's magnitude.
 
+    Once all have converged, the search restarts from a random vector, because Lanczos finds a repeated eigenvalue only
+    once per start. It ends when a restart changes nothing.
+
     Args:
         operator: the symmetric matrix.
-        wanted: ``Ends`` or ``Largest``.
+        wanted: the eigenvalues to find: ``Ends`` (largest and smallest) or ``Largest`` (in magnitude).
         tolerance: relative residual at which an eigenvalue counts as converged.
         room: maximum number of basis vectors in memory; default: 3 * count + 40.
-        max_products: default: 20 * (room + count).
+        max_products: products with the matrix after which the search stops unconverged; default: 20 * (room + count).
         seed: seed of the starting vectors.
         progress: called with (products, converged eigenvalues) at every convergence check.
     """
@@ -277,7 +306,7 @@ def lanczos(
 
 
 def _check_request(operator: Operator, wanted: Ends | Largest, tolerance: float, room: int) -> None:
-    """Raise a ``UserError`` for a request that Lanczos cannot fulfil."""
+    """Raise a ``UserError`` for a request that ``lanczos``, which has these arguments, cannot fulfil."""
     if wanted.count < 1:
         raise UserError("no eigenvalue requested; expected at least 1")
     if wanted.count > operator.size:
@@ -291,12 +320,19 @@ def _check_request(operator: Operator, wanted: Ends | Largest, tolerance: float,
 
 
 def _have_converged(ritz: Ritz, tolerance: float, dtype: torch.dtype) -> np.ndarray:
-    """Return for each Ritz value whether its residual is below ``tolerance`` times its magnitude."""
+    """Return for each Ritz value whether it has converged, [size].
+
+    Its residual, as far as further steps can reduce it, must be below ``tolerance`` times its magnitude, or below the
+    rounding error of products in ``dtype``.
+    """
     return np.asarray(ritz.reducible <= np.maximum(tolerance * np.abs(ritz.values), _rounding_error(ritz, dtype)))
 
 
 def _rounding_error(ritz: Ritz, dtype: torch.dtype) -> float:
-    """Return the rounding error of products with a matrix of this norm."""
+    """Return a bound on the rounding error of a product: 50 units of ``dtype``'s precision, relative to the matrix.
+
+    The norm of the matrix is estimated by the largest magnitude of a Ritz value.
+    """
     return float(50 * torch.finfo(dtype).eps * np.abs(ritz.values).max())
 
 
@@ -316,13 +352,24 @@ def _next_are_excluded(ritz: Ritz, wanted: Ends | Largest, tolerance: float, dty
 
 
 def _are_unchanged(ritz: Ritz, selected: np.ndarray, previous: np.ndarray, dtype: torch.dtype) -> bool:
-    """Whether every selected eigenvalue moved by less than its uncertainty since ``previous``."""
+    """Whether every selected eigenvalue has moved by less than its uncertainty since a previous search.
+
+    Args:
+        ritz: the current Ritz pairs.
+        selected: indices of the requested eigenvalues among them, [k].
+        previous: the values that the previous search found, [k].
+        dtype: precision of the products.
+    """
     changes = np.abs(ritz.values[selected] - previous)
     return bool((changes <= 2 * ritz.residuals[selected] + _rounding_error(ritz, dtype)).all())
 
 
 def _worth_keeping(ritz: Ritz, wanted: Ends | Largest, space: Krylov) -> np.ndarray:
-    """Return the indices kept at a restart: the requested ones, and more for half of the remaining room."""
+    """Return the indices of the Ritz pairs kept at a restart.
+
+    They are the requested ones and their neighbours, up to half of the remaining room: more neighbours speed up
+    convergence, more room delays the next restart. At least two pairs are dropped, so that the basis can grow.
+    """
     count = min(wanted.count + (space.room - wanted.count) // 2, len(ritz.values) - 2)
     request = wanted
     while request.count < count:

@@ -27,7 +27,10 @@ class Standardise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axes: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor]:
-        """Compute e and r; the latter only so that it can be differentiated again."""
+        """Return e = (x - mean) r and r = 1 / sqrt(variance + eps), with statistics over ``axes``.
+
+        r is an output only so that second derivatives can flow through it.
+        """
         variance, mean = torch.var_mean(x, axes, correction=0, keepdim=True)
         r = (variance + eps).rsqrt()
         e = (x - mean) * r
@@ -38,7 +41,11 @@ class Standardise(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Compute dx from the gradients g of e and s of r; either is None if its output is unused."""
+        """Return the gradient dx = r (P g - e r s / M) of x, from the gradients g of e and s of r.
+
+        P removes the mean and the component along e; M is the number of entries of a group. g or s is None if its
+        output is unused.
+        """
         g, s = gradients
         e, r = ctx.saved_tensors
         dx = None if g is None else standardise_gradient(g, e, r, ctx.axes)
@@ -53,7 +60,7 @@ class StandardiseGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, g: Tensor, e: Tensor, r: Tensor, axes: tuple[int, ...]) -> Tensor:
-        """Compute r P g."""
+        """Return r P g = r (g - mean(g) - e mean(e g)), the gradient of x through e alone."""
         g_mean, eg_mean = g.mean(axes, keepdim=True), (e * g).mean(axes, keepdim=True)
         ctx.save_for_backward(g, e, r, g_mean, eg_mean)
         ctx.axes = axes
@@ -62,7 +69,10 @@ class StandardiseGradient(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, u: Tensor) -> Any:
-        """Compute the gradients of <u, r P g> with respect to g, e and r."""
+        """Return the gradients of <u, r P g> with respect to g, e and r, where u is the gradient of the result.
+
+        They are r P u, -r (mean(e u) g + mean(e g) u) and the inner product <u, P g> within each group.
+        """
         g, e, r, g_mean, eg_mean = ctx.saved_tensors
         u_mean, eu_mean = u.mean(ctx.axes, keepdim=True), (e * u).mean(ctx.axes, keepdim=True)
         dg = (u - u_mean - e * eu_mean) * r
@@ -79,7 +89,10 @@ standardise_gradient: Callable[..., Tensor] = StandardiseGradient.apply
 def group_norm(
     input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
-    """Replace `torch.nn.functional.group_norm`; contiguous and channels-last images are not copied."""
+    """Compute `torch.nn.functional.group_norm`, with the same arguments, so that its second derivative is fast.
+
+    Contiguous and channels-last images are not copied.
+    """
     channels_last = input.dim() == 4 and input.is_contiguous(memory_format=torch.channels_last)
     x = input.movedim(1, -1) if channels_last else input
     axis = x.dim() - 1 if channels_last else 1  # of the channels
@@ -100,14 +113,14 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Replace `torch.nn.functional.layer_norm`."""
+    """Compute `torch.nn.functional.layer_norm`, with the same arguments, so that its second derivative is fast."""
     normalised_axes = tuple(range(input.dim() - len(normalized_shape), input.dim()))
     e, _ = standardise(input, normalised_axes, eps)
     return _scale_and_shift(e, weight, bias, list(normalized_shape))
 
 
 def _scale_and_shift(e: Tensor, weight: Tensor | None, bias: Tensor | None, shape: list[int]) -> Tensor:
-    """Apply the layer's weight and bias, both reshaped to ``shape``."""
+    """Multiply standardised activations ``e`` by the layer's weight and add its bias, both reshaped to ``shape``."""
     if weight is not None:
         e = e * weight.reshape(shape)
     return e if bias is None else e + bias.reshape(shape)

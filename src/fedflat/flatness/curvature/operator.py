@@ -34,7 +34,7 @@ class Operator:
 
     @classmethod
     def of_matrix(cls, matrix: Tensor) -> Operator:
-        """Return the operator of a dense symmetric matrix."""
+        """Return the operator of a dense symmetric matrix [P, P]."""
         return cls(lambda rows: rows @ matrix, len(matrix), matrix.dtype, matrix.device)
 
     @classmethod
@@ -43,7 +43,7 @@ class Operator:
         return cls(lambda rows: objective.hessian_products(w, rows), objective.size, objective.dtype, objective.device)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Multiply the matrix by each of ``rows``, [b, P]; raises a ``UserError`` if they are not finite."""
+        """Multiply the matrix by each of ``rows`` [b, P]; raises a ``UserError`` if a product is not finite."""
         products = self.apply(rows)
         self.products += len(rows)
         if not bool(products.isfinite().all()):

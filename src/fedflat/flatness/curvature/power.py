@@ -29,6 +29,9 @@ def power(
 ) -> Eigenpairs:
     """Compute ``count`` eigenpairs in the order in which the iteration finds them, roughly by decreasing magnitude.
 
+    The pairs found so far are deflated: their components are subtracted from every product, so that the iteration
+    converges to the next one.
+
     Args:
         operator: the symmetric matrix.
         count: number of eigenpairs.

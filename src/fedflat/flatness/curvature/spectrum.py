@@ -75,6 +75,7 @@ class Spectrum:
     def negative(self) -> int:
         """Number of computed eigenvalues that are negative beyond their uncertainty."""
         count = sum(value < -residual for value, residual in zip(self.eigenvalues, self.residuals, strict=True))
+        # The smallest eigenvalue is computed in addition to the largest ones, unless they are all.
         if self.lambda_min is not None and self.lambda_min not in self.eigenvalues:
             count += self.lambda_min < 0
         return count
@@ -196,7 +197,14 @@ def spectrum_of(
 def _sorted_eigenvalues(
     pairs: Eigenpairs, count: int, method: str, by: str
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the ``count`` largest eigenvalues in descending order, and their residuals."""
+    """Return the ``count`` largest eigenvalues in descending order, and their residuals.
+
+    Args:
+        pairs: the computed eigenpairs; with Lanczos by value, the smallest eigenvalue comes after the largest ones.
+        count: number of eigenvalues to return.
+        method: ``lanczos`` or ``power``, whichever computed them.
+        by: order by ``value`` or by ``magnitude``.
+    """
     values, residuals = pairs.values[:count], pairs.residuals[:count]
     if method == "power":  # Lanczos returns them in order
         order = (values.abs() if by == "magnitude" else values).argsort(descending=True)
@@ -208,6 +216,11 @@ def compile_if_worthwhile(objective: Objective, compile: str, products: int) -> 
     """Compile the objective's products if requested or, with ``auto``, if it pays off on a GPU; returns whether it did.
 
     On a CPU ``auto`` never compiles: results must not depend on how fast the machine happens to be.
+
+    Args:
+        objective: the loss whose Hessian-vector products may be compiled.
+        compile: ``on``, ``off`` or ``auto``.
+        products: number of products that will be computed.
     """
     if compile not in COMPILE:
         raise one_of("compile mode", compile, COMPILE)
@@ -220,7 +233,7 @@ def compile_if_worthwhile(objective: Objective, compile: str, products: int) -> 
 
 
 def _seconds_per_product(objective: Objective) -> float:
-    """Estimate the seconds per product on a GPU, from one product on the first batch."""
+    """Estimate the seconds of one Hessian-vector product over all data on a GPU, by timing the first batch."""
     first_batch = objective.with_data(objective.batches[:1])
     for _ in range(2):  # the first call selects kernels; the second is timed
         torch.cuda.synchronize(objective.device)

@@ -51,7 +51,7 @@ def hutchinson(
     with tf32_allowed(False), torch.no_grad():
         for number in range(draws):
             probe = operator.rademacher(seed, "trace", number)
-            if vectors is not None:
+            if vectors is not None:  # remove the known eigenvectors, whose eigenvalues are added exactly below
                 probe -= (vectors @ probe) @ vectors
             samples.append((probe @ operator(probe[None])[0]).double())
             progress(number + 1)
@@ -83,11 +83,16 @@ class Density:
         )
 
     def at(self, points: np.ndarray, width: float | None = None) -> np.ndarray:
-        """Return the density at ``points``, smoothed by a Gaussian of standard deviation ``width``."""
+        """Return the spectral density at ``points`` [n]: every eigenvalue is smoothed into a Gaussian.
+
+        Args:
+            points: eigenvalues at which to evaluate the density.
+            width: standard deviation of the Gaussian, in units of eigenvalues; default: ``default_width``.
+        """
         nodes, weights = np.concatenate(self.nodes), np.concatenate(self.weights) / len(self.nodes)
         width = width or self.default_width
-        z = (np.asarray(points)[:, None] - nodes) / width
-        return np.asarray(np.exp(-(z**2) / 2) @ weights / (width * np.sqrt(2 * np.pi)))
+        distances = (np.asarray(points)[:, None] - nodes) / width
+        return np.asarray(np.exp(-(distances**2) / 2) @ weights / (width * np.sqrt(2 * np.pi)))
 
     def grid(self, count: int = 500) -> np.ndarray:
         """Return ``count`` evenly spaced points that cover the spectrum and the Gaussians' tails."""
@@ -96,7 +101,7 @@ class Density:
 
     @property
     def default_width(self) -> float:
-        """One hundredth of the spectrum's width, or of the eigenvalue's magnitude (at least 1) if there is only one."""
+        """Smoothing width: 1/100 of the spectrum's width, or of max(|eigenvalue|, 1) if all eigenvalues are equal."""
         nodes = np.concatenate(self.nodes)
         return float(np.ptp(nodes)) / 100 or max(abs(float(nodes[0])), 1.0) / 100
 
@@ -113,7 +118,10 @@ def lanczos_quadrature(
     seed: int = 0,
     progress: Callable[[int], None] = lambda products: None,
 ) -> Density:
-    """Estimate the density by stochastic Lanczos quadrature.
+    """Estimate the spectral density by stochastic Lanczos quadrature.
+
+    For each random vector, the Ritz values of a Lanczos basis started from it are the quadrature's nodes, and the
+    squared first components of the Ritz vectors their weights.
 
     Args:
         operator: the symmetric matrix.
@@ -132,7 +140,7 @@ def lanczos_quadrature(
                 space.step()
                 products += 1
                 progress(products)
-                if space.is_invariant:
+                if space.is_invariant:  # the nodes are exact
                     break
             ritz = space.ritz()
             nodes.append(ritz.values)

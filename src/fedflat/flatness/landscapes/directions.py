@@ -32,7 +32,10 @@ ONE_DIMENSIONAL: tuple[OneDimensional, ...] = ("zero", "scaled")
 
 
 def random_direction(size: int, seed: int, number: int, like: Tensor) -> Tensor:
-    """Draw direction ``number`` of a seed, [size]: standard normal, identical on every device."""
+    """Draw a standard normal direction [size], with dtype and device of ``like``.
+
+    The numbers depend only on ``seed`` and on ``number``, the direction's index, and are the same on every device.
+    """
     return torch.from_numpy(generator(seed, "landscape", number).standard_normal(size)).to(like.device, like.dtype)
 
 
@@ -86,14 +89,20 @@ def filter_normalised(
 
 
 def _rescale_filters(direction: Tensor, weights: Tensor) -> Tensor:
-    """Give each filter of one tensor the norm of the same filter of ``weights``."""
+    """Give each filter of one tensor the norm of the same filter of ``weights``, a tensor of the same shape.
+
+    A filter of norm 0 stays 0.
+    """
     direction_norms, weight_norms = _filter_norms(direction), _filter_norms(weights)
     factors = weight_norms / direction_norms
     return direction * torch.where(direction_norms > 0, factors, torch.zeros_like(factors))
 
 
 def _filter_norms(tensor: Tensor) -> Tensor:
-    """Return the norm of each filter (each row of the first dimension); a tensor of at most one dimension is one."""
+    """Return the norm of each filter, in a shape that broadcasts against ``tensor``.
+
+    A filter is an index of the first dimension; a tensor of at most one dimension counts as a single filter.
+    """
     if tensor.ndim == 0:
         return tensor.abs()
     filter_axes = tuple(range(1, tensor.ndim)) if tensor.ndim > 1 else (0,)

@@ -76,7 +76,12 @@ class Landscape:
         return len(self.axes)
 
     def at(self, name: str, *position: float) -> float:
-        """Return the value of a quantity at the grid point nearest to a position."""
+        """Return the value of a quantity at the grid point nearest to a position.
+
+        Args:
+            name: key of ``values``, such as ``loss``.
+            position: one coordinate per axis.
+        """
         nearest = tuple(int(np.abs(np.array(axis) - x).argmin()) for axis, x in zip(self.axes, position, strict=True))
         return float(self.values[name][nearest])
 
@@ -110,7 +115,10 @@ class Landscape:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Landscape:
-        """Read a landscape from what ``document`` returned; raise a ``UserError`` if it is something else."""
+        """Read a landscape from the JSON-compatible dictionary that ``document`` returned.
+
+        Raises a ``UserError`` for anything else.
+        """
         try:
             if document["format"] != FORMAT:
                 raise UserError(
@@ -145,6 +153,8 @@ def evaluate_models(
 ) -> dict[str, Values]:
     """Evaluate ``measure`` on every model and return its values by name, each [models].
 
+    Results stay on the device and are transferred in groups, because each transfer would wait for the GPU.
+
     Args:
         measure: maps a model to scalar tensors.
         models: may be a generator, so that only one model is in memory.
@@ -175,7 +185,13 @@ def evaluate_models(
 
 
 def measure_marks(measure: Measure, marks: Sequence[Mark], models: Iterable[Model]) -> tuple[Mark, ...]:
-    """Return ``marks`` with the measurements of their models, given in the same order."""
+    """Return ``marks`` with the measurements of their models filled in.
+
+    Args:
+        measure: maps a model to scalar tensors by name.
+        marks: positions of models in a landscape.
+        models: their models, in the same order.
+    """
     values = evaluate_models(measure, models, len(marks))
     return tuple(
         replace(mark, values={name: float(column[row]) for name, column in values.items()})

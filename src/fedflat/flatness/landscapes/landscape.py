@@ -68,7 +68,10 @@ def landscape_around(
 
 
 def landscape_of(objective: Objective, **options: Any) -> Landscape:
-    """Evaluate the loss of an objective around its weights; ``options`` as in ``landscape_around``."""
+    """Evaluate the loss of an objective on a line or square around its weights.
+
+    ``options`` are the keyword arguments of ``landscape_around``.
+    """
     (model,) = models_of(objective, {"model": objective.weights}).values()
     return landscape_around(objective.layout, model, loss_of(objective), **options)
 
@@ -87,7 +90,13 @@ def symmetric_axis(radius: float, points: int) -> tuple[float, ...]:
 
 
 def _grid_models(model: Model, directions: Sequence[Tensor], axes: Sequence[Sequence[float]]) -> Iterator[Model]:
-    """Yield w + x d_1 + y d_2 for every grid point (x, y), row by row."""
+    """Yield the model w + x d_1 + y d_2 for every grid point (x, y), row by row.
+
+    Args:
+        model: w, the centre; its buffers are kept.
+        directions: d_1 and, for a square, d_2, each [P].
+        axes: the positions along each direction.
+    """
     for position in product(*axes):
         weights = model.weights.clone()
         for step, direction in zip(position, directions, strict=True):

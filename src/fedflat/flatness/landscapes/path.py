@@ -70,12 +70,15 @@ def path_landscape(
 
 
 def path_of(objective: Objective, models: dict[str, Tensor | nn.Module], **options: Any) -> Landscape:
-    """Evaluate the loss of an objective between two modules or flat vectors; ``options`` as in ``path_landscape``."""
+    """Evaluate the loss of an objective on the line between two modules or flat vectors [P], given by name.
+
+    ``options`` are the keyword arguments of ``path_landscape``.
+    """
     return path_landscape(models_of(objective, models), loss_of(objective), **options)
 
 
 def _interpolate(a: Model, b: Model, axis: Sequence[float]) -> Iterator[Model]:
-    """Yield (1 - t) a + t b for every position t."""
+    """Yield the model (1 - t) a + t b, weights and buffers, for every position t of ``axis``."""
     for t in axis:
         yield Model((1 - t) * a.weights + t * b.weights, (1 - t) * a.buffers + t * b.buffers)
 
@@ -95,7 +98,7 @@ def barrier(shares: Sequence[float], values: Values) -> Barrier:
     """
     positions = np.array(shares)
     start, end = np.interp([0.0, 1.0], positions, values)
-    is_between = (positions >= -1e-9) & (positions <= 1 + 1e-9)
+    is_between = (positions >= -1e-9) & (positions <= 1 + 1e-9)  # a path may extend beyond its ends
     t = positions[is_between]
     rise = values[is_between] - ((1 - t) * start + t * end)
     if not np.isfinite(rise).all():

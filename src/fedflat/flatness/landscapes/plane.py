@@ -50,7 +50,10 @@ class Plane:
 
     @classmethod
     def through(cls, a: Tensor, b: Tensor, c: Tensor) -> Plane:
-        """Return the plane through three weight vectors [P]; raises a ``UserError`` if they do not span one."""
+        """Return the plane through three weight vectors [P], with ``a`` at (0, 0) and ``b`` on the x axis.
+
+        Raises a ``UserError`` if two of them are equal or all lie on one line.
+        """
         origin, ab, ac = a.double(), b.double() - a.double(), c.double() - a.double()
         if min(float(side.norm()) for side in (ab, ac, ab - ac)) == 0:
             raise UserError("two of the three models are identical and span no plane; use three different models")
@@ -80,7 +83,7 @@ class Plane:
         return self.origin + x * self.u + y * self.v
 
     def barycentric(self, x: float, y: float) -> tuple[float, float, float]:
-        """Return the barycentric coordinates of (x, y): weights of the three models, which sum to 1."""
+        """Return the weights of the models a, b and c, which sum to 1, whose weighted mean lies at (x, y)."""
         _, (bx, _), (cx, cy) = self.corners
         c_share = y / cy
         b_share = (x - c_share * cx) / bx
@@ -130,9 +133,9 @@ def plane_landscape(
 
 
 def plane_of(objective: Objective, models: Mapping[str, Tensor | nn.Module], **options: Any) -> Landscape:
-    """Evaluate the loss of an objective on the plane through three modules or flat vectors.
+    """Evaluate the loss of an objective on the plane through three modules or flat vectors [P], given by name.
 
-    ``options`` are those of ``plane_landscape``.
+    Further models are projected onto the plane. ``options`` are the keyword arguments of ``plane_landscape``.
     """
     return plane_landscape(models_of(objective, models), loss_of(objective), **options)
 
@@ -145,7 +148,14 @@ def spread_axis(positions: Sequence[float], points: int, margin: float) -> tuple
 
 
 def _grid_models(plane: Plane, three: Sequence[Model], xs: Sequence[float], ys: Sequence[float]) -> Iterator[Model]:
-    """Yield the model at every grid point, with buffers interpolated between those of the three models."""
+    """Yield the model at every grid point (x, y), with buffers interpolated between those of the three models.
+
+    Args:
+        plane: the plane through the three models.
+        three: the models.
+        xs: the grid's x coordinates.
+        ys: its y coordinates.
+    """
     dtype = three[0].weights.dtype
     buffers = torch.stack([model.buffers for model in three])
     for x, y in product(xs, ys):

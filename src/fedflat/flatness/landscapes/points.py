@@ -18,10 +18,11 @@ def loss_of(objective: Objective) -> Measure:
 
 
 def models_of(objective: Objective, models: Mapping[str, Tensor | nn.Module]) -> dict[str, Model]:
-    """Convert modules or flat vectors [P] to points of a landscape.
+    """Convert modules or flat vectors [P], given by name, to points of a landscape.
 
     Raises a ``UserError`` if their architecture differs from the objective's.
     """
+    # The loss is evaluated with the objective's buffers for every model.
     no_buffers = objective.weights.new_zeros(0)
     points = {}
     for name, model in models.items():
@@ -35,7 +36,12 @@ def models_of(objective: Objective, models: Mapping[str, Tensor | nn.Module]) ->
 
 
 def require_same_shapes(layouts: Mapping[str, Layout], where: str = "one plane") -> None:
-    """Raise a ``UserError`` that names the first difference if the layouts differ."""
+    """Raise a ``UserError`` that names the first differing tensor if models have different parameters.
+
+    Args:
+        layouts: names and shapes of each model's parameters, by the model's name.
+        where: completes "cannot lie on" in the message.
+    """
     (first_name, first), *others = layouts.items()
     for name, layout in others:
         difference = _first_difference(first, layout)
@@ -44,7 +50,7 @@ def require_same_shapes(layouts: Mapping[str, Layout], where: str = "one plane")
 
 
 def _first_difference(first: Layout, second: Layout) -> str:
-    """Describe the first tensor that differs in name or shape; empty if none does."""
+    """Describe the first tensor in which two layouts differ, by name or shape; an empty string if there is none."""
     first_shapes = dict(zip(first.names, first.shapes, strict=True))
     second_shapes = dict(zip(second.names, second.shapes, strict=True))
     for name in [*first_shapes, *second_shapes]:

@@ -72,7 +72,10 @@ class RoundLearningRates(NamedTuple):
 
 
 def largest_lr(constants: Constants, setting: FederationSize) -> float:
-    """Return 1 / (beta K T), the largest local learning rate that the theorem allows."""
+    """Return 1 / (beta K T), the largest local learning rate that the theorem allows.
+
+    beta is the smoothness, K the number of local steps and T the number of rounds.
+    """
     return 1 / (constants.smoothness * setting.steps * setting.rounds)
 
 
@@ -81,11 +84,13 @@ def theorem_bound(
 ) -> GeneralisationBound:
     """Return the bound as stated, at the theorem's learning rates; strongly convex if mu is known, else non-convex.
 
+    The bound is (2 L / (m n beta)) e^exponent (c L + c sigma_g + c sigma), with c = 1 + base^(K-1) / T.
+
     Args:
         algorithm: one of ``ALGORITHMS``.
-        constants: L, beta, sigma, sigma_g and possibly mu.
-        setting: m, n, K and T.
-        tight: whether to use powers of c instead of 1 + c (non-convex only).
+        constants: Lipschitz constant L, smoothness beta, gradient noise sigma, heterogeneity sigma_g, convexity mu.
+        setting: m clients with n examples each, K local steps, T rounds.
+        tight: whether to tighten a step of the paper's proof (non-convex only), see the module's docstring.
     """
     _check(algorithm, constants)
     K, T, mu, beta = setting.steps, setting.rounds, constants.convexity, constants.smoothness
@@ -112,10 +117,10 @@ def run_bound(
 
     Args:
         algorithm: one of ``ALGORITHMS``.
-        constants: L, beta, sigma and sigma_g.
-        setting: m, n, K and T.
-        rounds: the learning rates of every round.
-        tight: whether to use powers of c instead of 1 + c.
+        constants: Lipschitz constant L, smoothness beta, gradient noise sigma, heterogeneity sigma_g.
+        setting: m clients with n examples each, K local steps, T rounds.
+        rounds: the learning rates of every round, in order.
+        tight: whether to use powers of c instead of 1 + c, which tightens a step of the paper's proof.
     """
     _check(algorithm, constants)
     beta = constants.smoothness
@@ -138,11 +143,21 @@ def run_bound(
 def _bound(
     algorithm: str, constants: Constants, setting: FederationSize, log_factor: float, log_rest: float
 ) -> GeneralisationBound:
-    """Return (2 L / (m n)) e^log_rest (c L + c sigma_g + c sigma); FedMoSWA has sigma_g without the factor c."""
+    """Return (2 L / (m n)) e^log_rest (c L + c sigma_g + c sigma); FedMoSWA has sigma_g without the factor c.
+
+    Everything is computed in logarithms, because bounds can exceed the largest float.
+
+    Args:
+        algorithm: one of ``ALGORITHMS``.
+        constants: Lipschitz constant L, gradient noise sigma, heterogeneity sigma_g.
+        setting: m clients with n examples each.
+        log_factor: log c.
+        log_rest: logarithm of all remaining factors.
+    """
     L, sigma, sigma_g = constants.lipschitz, constants.noise, constants.heterogeneity
     if algorithm == "fedmoswa":
         log_bracket_terms = [log_factor + math.log(L + sigma)]
-        if sigma_g > 0:
+        if sigma_g > 0:  # log 0 is undefined, and the term is then 0
             log_bracket_terms.append(math.log(sigma_g))
     else:
         log_bracket_terms = [log_factor + math.log(L + sigma + sigma_g)]

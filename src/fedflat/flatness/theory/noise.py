@@ -34,7 +34,10 @@ class Constants:
 
 
 def largest_constants(of_models: Sequence[Constants]) -> Constants:
-    """Return the constants of a run from those of its models: the largest of each, and the smallest mu."""
+    """Return the constants of a run from those of its models: the largest of each, and the smallest convexity mu.
+
+    These are the worst cases. mu is known for all models or for none.
+    """
     if not of_models:
         raise ValueError("no constants given")
     known_mu = [constants.convexity for constants in of_models if constants.convexity is not None]
