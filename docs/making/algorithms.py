@@ -221,8 +221,8 @@ def _curve(name: str) -> list[str]:
         "",
         f"![Test accuracy of {name} and FedAvg over 60 rounds on digits](../images/curves/{name}.svg)",
         "",
-        "Default parameters on `digits`: Dirichlet 0.1, 50 clients, 10 per round, 60 rounds, 3 seeds",
-        "([all algorithms](../digits.md)).",
+        "These runs use default parameters on `digits`, with Dirichlet 0.1, 50 clients, 10 per round, 60 rounds and",
+        "3 seeds ([all algorithms](../digits.md)).",
         "",
         *table(("test accuracy in %", "mean of all evaluations", "last"), rows),
     ]

@@ -45,10 +45,13 @@ def page(name: str, spec: type[Partitioner] | type[PartitionModifier]) -> str:
 
 def _caption(name: str) -> str:
     if name == "natural":
-        return "Six artificial writers with different sizes and favourite classes; `femnist` has real ones."
+        return (
+            "The figure shows six artificial writers with different numbers of examples and favourite classes; "
+            "`femnist` has real writers."
+        )
     return (
-        f"{EXAMPLES:,} examples of {CLASSES} equally frequent classes, seed 0. One column per client, one colour per class; "
-        "clients are sorted by their most frequent class."
+        f"The figure shows how {EXAMPLES:,} examples of {CLASSES} equally frequent classes are distributed with seed 0. "
+        "Each column is a client and each colour a class; clients are sorted by their most frequent class."
     )
 
 

@@ -58,7 +58,7 @@ class Linear(LrSchedule):
 
         eta_k = eta_t (1 - k/K) + (k/K) final_lr eta_t
 
-    Here eta_t = eta decay^t is the learning rate at the start of round t.
+    k counts the client's K local steps, and eta_t = eta decay^t is the learning rate at the start of round t.
 
     >>> schedule, round, steps = Schedule(lr=0.5), torch.tensor(0), torch.tensor(2)
     >>> [float(Linear(final_lr=0.2)(schedule, round, torch.tensor(k), steps)) for k in (0, 1)]

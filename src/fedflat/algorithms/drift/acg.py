@@ -21,7 +21,7 @@ class Acg(Drift):
         m <- lam m + mean_S D_i
         x <- x + m
 
-    m is the server's momentum; clients start from z, the point to which it carries the server model x.
+    m is the server's momentum; clients start from z, which lies ahead of the server model x by lam m.
 
     >>> from torch import tensor
     >>> from fedflat.testing import cohort_means

@@ -62,8 +62,9 @@ class Mime(FrozenMomentum):
         d_k = q_k + beta m
         m <- G + beta m
 
-    g(y_k) and g(z) use the same batch. G is the cohort's full-batch gradient at z, weighted by samples and computed
-    before local training. With ``form=ema``, q_k and G are multiplied by 1 - beta.
+    q_k is the variance-reduced gradient; g(y_k) and g(z) use the same batch. G is the cohort's full-batch gradient at
+    z, weighted by samples and computed before local training, and m the server's momentum. With ``form=ema``, q_k and
+    G are multiplied by 1 - beta.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -100,8 +101,8 @@ class MimeLite(FrozenMomentum):
         d_k = g + beta m
         m <- G + beta m
 
-    Clients upload their full-batch gradient at z along with the displacement; G is its mean weighted by samples.
-    With ``form=ema``, g and G are multiplied by 1 - beta. With beta = 0 this is FedAvg.
+    m is the server's momentum. Clients upload their full-batch gradient at z along with the displacement; G is the mean
+    of these gradients, weighted by samples. With ``form=ema``, g and G are multiplied by 1 - beta. With beta = 0 this is FedAvg.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
