@@ -102,7 +102,8 @@ class MimeLite(FrozenMomentum):
         m <- G + beta m
 
     m is the server's momentum. Clients upload their full-batch gradient at z along with the displacement; G is the mean
-    of these gradients, weighted by samples. With ``form=ema``, g and G are multiplied by 1 - beta. With beta = 0 this is FedAvg.
+    of these gradients, weighted by samples. With ``form=ema``, g and G are multiplied by 1 - beta. With beta = 0
+    this is FedAvg.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
