@@ -56,7 +56,7 @@ class AverageState(ABC):
 
     @abstractmethod
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Load ``tensors``, which the method of this name returned when the checkpoint was written."""
+        """Restore the state from ``tensors``, read from a checkpoint; the inverse of the method ``tensors``."""
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,7 @@ class SwaState(AverageState):
     """
 
     def __init__(self, spec: Swa, start: int, cycle: int) -> None:
+        """Start without a mean; averaging begins before round ``start`` and captures every ``cycle`` rounds."""
         self.spec, self.start, self.cycle = spec, start, cycle
         self.mean: Tensor | None = None
         self.captured = 0

@@ -145,6 +145,7 @@ def describe(dataset: Dataset) -> dict[str, Any]:
     """Summarise a dataset as plain values: sizes, shapes, class counts, natural clients, statistics, content hash."""
 
     def count_classes(examples: Examples) -> list[int]:
+        """Return the number of examples (or mask pixels) of each class."""
         counts = np.zeros(dataset.num_classes, dtype=np.int64)
         for block in _row_blocks(examples.targets):  # ids beyond the classes, i.e. IGNORED, are dropped
             counts += torch.bincount(block.flatten(), minlength=dataset.num_classes)[: dataset.num_classes].numpy()

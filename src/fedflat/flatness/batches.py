@@ -30,6 +30,7 @@ class TensorBatches(Sequence[Batch]):
     """
 
     def __init__(self, inputs: Inputs, targets: Any, batch: int, positions: Tensor | None = None) -> None:
+        """Check that there is one target per input; ``batch`` is the batch size, ``positions`` selects examples."""
         if batch < 1:
             raise UserError(f"the batch size is {batch}; expected at least 1")
         count = count_examples(targets)

@@ -106,7 +106,7 @@ def sharpness(
 
 
 def _hessian(model: nn.Module | Objective, loss: Loss | None, data: Any, batch: int) -> Operator:
-    """Return the Hessian of the mean loss as an operator; the arguments are those of ``trace``.
+    """Return the Hessian of the mean loss as an operator; the arguments are those of ``spectrum``.
 
     Raises a ``UserError`` if the loss is not finite or not deterministic.
     """

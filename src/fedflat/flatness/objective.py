@@ -101,6 +101,7 @@ class Objective:
         tf32: bool = False,
         channels_last: bool | None = None,
     ) -> None:
+        """Flatten the module's parameters and read the data; arguments as in the class docstring."""
         self.module, self.tf32 = module, tf32
         self.layout = Layout.of_parameters(module)
         if not self.layout.names:
@@ -184,6 +185,7 @@ class Objective:
         """Return the mean loss at ``w`` [P] (default: the model's weights) and its gradient [P], from one pass."""
 
         def batch_loss_and_gradient(batch: Batch) -> Tensor:
+            """Return the loss of one batch followed by its gradient, [1 + P]."""
             leaves = _leaves(self._parameters_at(w))
             loss = self._batch_loss(leaves, batch)
             gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
@@ -210,6 +212,7 @@ class Objective:
         vector_tensors = [list(self.layout.views(vector).values()) for vector in vectors]
 
         def flat_products(batch: Batch) -> Tensor:
+            """Return the products of one batch's Hessian, [b, P]; compiled if possible."""
             inputs, targets = self._to_device(batch[0]), self._to_device(batch[1])
             products: list[Sequence[Tensor]] = []
             if self._compiled:

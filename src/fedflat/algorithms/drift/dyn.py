@@ -82,11 +82,13 @@ class Dyn(Drift):
         return target + a, state | {"a": a}
 
     def requires_mean(self) -> str | None:
+        """Why a robust aggregation must not replace the mean; None if the server keeps no mean of client state."""
         if self.dual_scope == "active" and not self.all_mean:
             return None
         return "the server's dual must equal the mean of the clients' duals"
 
     def divergence_hint(self) -> str | None:
+        """Why FedDyn may make a run diverge and what to change."""
         return (
             "FedDyn's dual accumulates displacements without decay and may explode with heterogeneous clients; "
             "clip gradients (training.clip=10) or change alpha"

@@ -91,6 +91,7 @@ class Wmsam(Drift):
         return means.z + means.displacement, state
 
     def requires_mean(self) -> str | None:
+        """Why a robust aggregation must not replace the mean; None without control variates."""
         if not self.personal:
             return None
         return "the server's control variate must equal the mean of the clients' control variates"

@@ -105,6 +105,7 @@ def select_rows(inputs: torch.Tensor, rows: np.ndarray, data_dir: Path, name: st
         return inputs[torch.from_numpy(rows)]
 
     def copy_rows(folder: Path) -> None:
+        """Write the selected rows to ``rows.npy`` in ``folder``, block by block."""
         with ArrayWriter(folder / "rows.npy", tuple(inputs.shape[1:]), inputs[:0].numpy().dtype) as writer:
             for start in range(0, len(rows), BLOCK_ROWS):
                 writer.append(inputs[torch.from_numpy(rows[start : start + BLOCK_ROWS])].numpy())

@@ -84,6 +84,7 @@ class MaskDecoder:
             )
 
     def _load(self, name: str) -> PillowImage:
+        """Read the image file ``name`` of the tree completely, so that it can be used after the file is closed."""
         with open_image(self.tree, name) as image:
             image.load()
             return image

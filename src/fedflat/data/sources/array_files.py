@@ -156,6 +156,7 @@ def _read_npz(path: Path, data_dir: Path) -> NamedArrays:
                     return {name: arrays[name] for name in members}
 
             def unpack(folder: Path) -> None:
+                """Write every array of the archive to ``<name>.npy`` in ``folder``."""
                 for name, info in members.items():
                     with archive.open(info) as stream, (folder / f"{name}.npy").open("wb") as out:
                         shutil.copyfileobj(stream, out)

@@ -31,6 +31,7 @@ class LoopEngine(CohortEngine):
     """
 
     def __init__(self, problem: Problem, workers: int | None = None) -> None:
+        """Prepare to train on ``workers`` processes (default: one per core), which start with the first round."""
         super().__init__(problem)
         self.workers = max(1, available_cores() if workers is None else workers)
         if self.workers > 1 and (problem.device.type != "cpu" or not can_travel(problem)):

@@ -54,6 +54,7 @@ class ProcessPool:
         busy: dict[ChildProcess, int] = {}  # the index of each child's task
 
         def start_next(child: ChildProcess) -> None:
+            """Send the next waiting task, if any, to an idle worker."""
             if waiting:
                 busy[child], task = waiting.popleft()
                 child.send(("call", function, task))

@@ -44,6 +44,7 @@ class LaneEngine(CohortEngine):
     def __init__(
         self, problem: Problem, lanes: int = MOST_LANES, step: Callable[[Problem, Training], Advance] = in_place
     ) -> None:
+        """Prepare to train at most ``lanes`` clients at once with the local step that ``step`` builds."""
         super().__init__(problem)
         self.max_lanes, self.step = lanes, step
         self.lanes: list[Lane] = []
@@ -167,11 +168,13 @@ class LaneEngine(CohortEngine):
         }
 
     def _lanes_wait_for_main_stream(self) -> None:
+        """Make the lanes' CUDA streams wait for the work queued so far; a lane has no stream on a CPU."""
         for lane in self.lanes:
             if lane.stream is not None:
                 lane.stream.wait_stream(torch.cuda.current_stream())
 
     def _main_stream_waits_for_lanes(self) -> None:
+        """Make further work wait for everything queued on the lanes' CUDA streams; a lane has no stream on a CPU."""
         for lane in self.lanes:
             if lane.stream is not None:
                 torch.cuda.current_stream().wait_stream(lane.stream)

@@ -40,6 +40,7 @@ class ClientBatches:
     """
 
     def __init__(self, problem: Problem, training: Training, round: int, client: int, indices: np.ndarray) -> None:
+        """Draw the batches and augmentations of a round for the client with this number and these examples."""
         batches = training.plan.batches(training.seed, round, client, len(indices))
         self.sizes = [len(batch) for batch in batches]
         padded = np.zeros((len(batches), training.plan.batch_size), np.int64)
@@ -104,6 +105,7 @@ class Lane:
     """
 
     def __init__(self, problem: Problem, training: Training, cohort: CohortBuffers, advance: Advance) -> None:
+        """Allocate the tensors that captured steps read and write; ``advance`` takes one local step."""
         self.problem, self.training, self.cohort, self.advance = problem, training, cohort, advance
         z = cohort.z
         self.stream = torch.cuda.Stream() if z.is_cuda else None  # type: ignore[no-untyped-call]
@@ -313,6 +315,7 @@ def _with_static_tensors(local: LocalState) -> LocalState:
     per_round = ("y", "local", "drift", "step", "lr_sum", "first_lr", "final_lr")
 
     def clone(path: Any, leaf: Any) -> Any:
+        """Return the leaf, or its one clone if it is a tensor that changes within a round."""
         # A path is (slot, field of LocalContext, name), or just ("velocity",).
         if not isinstance(leaf, Tensor) or (len(path) > 1 and path[1].name not in per_round):
             return leaf

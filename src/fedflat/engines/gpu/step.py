@@ -49,6 +49,7 @@ def in_place(problem: Problem, training: Training) -> Advance:
     def advance(
         local: LocalState, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
     ) -> StepResult:
+        """Take one local step on the examples at ``positions`` [batch]; arguments as in ``Advance``."""
         gradient = StepGradient(
             problem, problem.batch(positions, draws), {**problem.buffers.views(statistics), **integers}
         )

@@ -53,6 +53,7 @@ class BatchLoader:
         dtype: torch.dtype,
         channels_last: bool,
     ) -> None:
+        """Choose how to store the examples; arguments as in the class docstring."""
         self.examples, self._inputs = examples, examples.inputs
         self._augmentation, self._mean, self._std, self._dtype = augmentation, mean, std, dtype
         self._channels_last = channels_last and examples.inputs.ndim == 4

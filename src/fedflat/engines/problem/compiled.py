@@ -29,6 +29,7 @@ class CompiledGradient:
     """
 
     def __init__(self, model: nn.Module, loss: Loss, size: int, backend: str = "inductor") -> None:
+        """Prepare the gradient of ``loss`` for batches of ``size`` examples; the first call compiles it."""
         self._model, self._loss, self._size = model, loss, size
         self._usable = True
         self._fast_model: nn.Module | None = None  # the model, or a copy with faster layers

@@ -26,6 +26,7 @@ def _operator(signature: str, empty_outputs: Callable[..., Any]) -> Callable[[Op
     """
 
     def register(function: Operator) -> Operator:
+        """Register the function as an operator of torch's CPU backend, and return the operator."""
         name = f"fedflat::{function.__name__}"
         torch.library.define(name, signature)
         torch.library.register_fake(name, empty_outputs)

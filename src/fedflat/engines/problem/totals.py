@@ -19,6 +19,7 @@ class Totals:
     """A task's sums over any number of batches, in float64. Only ``metrics`` waits for the device."""
 
     def __init__(self, task: Task) -> None:
+        """Start with no examples; ``task`` turns sums into metrics."""
         self._task = task
         self.sums: dict[str, Tensor] = {}
         self.count = 0

@@ -84,6 +84,7 @@ class RayEngine:
         device: str = "auto",
         shows_rows: bool = False,
     ) -> None:
+        """Connect to the cluster, start the workers and let them build the problem; arguments as in the class."""
         self.problem = problem
         self.shows_rows = shows_rows
         self.ray = connect(address, workers)
@@ -323,6 +324,7 @@ class RayEngine:
             """Train the clients again from their previous states; returns the worker and the new states as rows."""
 
             def arguments(worker: WorkerHandle, with_state: bool) -> tuple[Any, ...]:
+                """Arguments of ``Worker.train``: always with the states, and returning the new ones."""
                 broadcast = context.broadcast
                 dispatched = [self.states.dispatch(client, worker, broadcast, None, True) for client in clients]
                 return context.broadcast_ref, context.gradient_ref, dispatched, None, True
@@ -335,10 +337,7 @@ class RayEngine:
         return self.states.record_trained(worker, context.broadcast, clients, retrain)
 
     def _workers_return_sums(self, training: Training, count: int) -> bool:
-        """Whether workers return sums over a cohort of ``count`` clients, not every client's row.
-
-        Not if every row is needed, nor if there are too few blocks to keep all workers busy.
-        """
+        """Whether workers return sums over a cohort of ``count`` clients; if not, they return every client's row."""
         has_enough_blocks = self.sums_shares or count >= BLOCK * BLOCKS_PER_WORKER * self.workers
         return has_enough_blocks and not self.shows_rows and not training.aggregation.needs_rows
 

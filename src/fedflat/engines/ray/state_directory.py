@@ -64,6 +64,7 @@ class StateDirectory:
     """
 
     def __init__(self, pool: Callable[[], WorkerPool]) -> None:
+        """Start without any state; ``pool`` returns the current workers, which may change."""
         self._pool = pool
         self._homes: OrderedDict[int, tuple[WorkerHandle, int]] = (
             OrderedDict()

@@ -59,6 +59,7 @@ class StateCache:
     """
 
     def __init__(self, max_cached_bytes: int = CACHE_BYTES) -> None:
+        """Start empty."""
         self._max_cached_bytes, self._bytes = max_cached_bytes, 0
         # By key of the training and number of the client: version of its state, and the state.
         self._entries: OrderedDict[tuple[str, int], tuple[int, Arrays]] = OrderedDict()
@@ -100,6 +101,7 @@ class Worker:
     """A Ray actor. Its state is also available elsewhere or can be recomputed, so any other worker can replace it."""
 
     def __init__(self) -> None:
+        """Start without a problem; ``build_problem`` follows. One thread, because every core has its own worker."""
         torch.set_num_threads(1)
         keep_memory()
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # such arrays are only read

@@ -85,6 +85,7 @@ class WorkerPool:
     """
 
     def __init__(self, ray: Any, count: int, device: Device, gpus: float = 1.0) -> None:
+        """Start ``count`` workers, without waiting: each has a core and, on ``cuda``, a share ``gpus`` of a GPU."""
         self.ray, self.count, self.device, self.gpus = ray, count, device, gpus
         self.job: str = ray.get_runtime_context().get_job_id()
         self.workers: list[WorkerHandle] = []
@@ -351,6 +352,7 @@ class WorkerPool:
             self.ray.kill(worker.actor)
 
     def _too_many_losses(self, loss: Exception) -> UserError:
+        """The error that ends a run after the same clients have lost several workers; ``loss`` is the last one."""
         return UserError(
             f"the same clients have lost {MOST_LOSSES + 1} Ray workers, most likely because memory ran out "
             f"({first_line(loss)}); use fewer workers per machine or a smaller batch size, "

@@ -34,6 +34,7 @@ class StepGradient:
     """
 
     def __init__(self, problem: Problem, batch: Batch, buffers: dict[str, Tensor]) -> None:
+        """Set up the gradient of one batch; its first call updates ``buffers`` (by name, e.g. BatchNorm's) in place."""
         self.problem, self.batch, self.buffers = problem, batch, buffers
         self.passes = 0
         self.loss: Tensor

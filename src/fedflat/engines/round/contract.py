@@ -284,6 +284,7 @@ class RemoteState(Mapping[str, State]):
     """
 
     def __init__(self, state_version: int, fetch: Callable[[], None]) -> None:
+        """Refer to a state that is still on its worker; ``fetch`` gets it and calls ``deliver``."""
         self.state_version = state_version
         self._fetch = fetch
         self._read: Read | None = None

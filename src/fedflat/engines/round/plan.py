@@ -62,6 +62,7 @@ def isolated_rng(rounds: Callable[P, Rounds]) -> Callable[P, Rounds]:
 
     @functools.wraps(rounds)
     def isolated(*args: P.args, **kwargs: P.kwargs) -> Rounds:
+        """Run the generator, switching to its own random stream whenever it is active."""
         stream, running = RngStream(), rounds(*args, **kwargs)
         try:
             while True:

@@ -23,6 +23,7 @@ class CompiledProduct:
     """
 
     def __init__(self, product: Product, examples: int) -> None:
+        """Prepare ``product`` for batches of ``examples`` examples; the first call compiles it."""
         self._product, self._examples = product, examples
         self._shape: torch.Size | None = None
         self._compiled: Any = None

@@ -62,6 +62,7 @@ class Krylov:
     """
 
     def __init__(self, operator: Operator, room: int, seed: int = 0, first: Tensor | None = None) -> None:
+        """Allocate ``room`` basis vectors and set the first one; ``first`` [P] need not have norm 1."""
         self.operator, self.room = operator, min(room, operator.size)
         self.size = 0
         self._seed, self._draws = seed, 0

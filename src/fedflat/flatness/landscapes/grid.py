@@ -167,6 +167,7 @@ def evaluate_models(
     names: tuple[str, ...] = ()
 
     def fetch() -> None:
+        """Transfer the measurements that are still on the device."""
         if on_device:
             fetched.append(torch.stack(on_device).double().cpu().numpy())
             on_device.clear()

@@ -54,6 +54,7 @@ class GradientSpread:
     """Running statistics of per-example gradients: largest norm, and mean squared distance from a centre."""
 
     def __init__(self, centre: Tensor) -> None:
+        """Start without gradients; distances are measured from ``centre`` [P]."""
         self.centre = centre
         self.count = 0
         self._squared_distances = torch.zeros((), dtype=torch.float64, device=centre.device)
