@@ -132,7 +132,7 @@ class LocalContext(NamedTuple):
 
 
 class CohortMeans(NamedTuple):
-    """Averages over the cohort of what its clients sent in a round; vectors have shape (P,)."""
+    """What the clients of a round sent, averaged over the cohort; vectors have shape (P,)."""
 
     x: Tensor
     """Server model at the start of the round."""
@@ -180,7 +180,7 @@ class Slot:
         return ()
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Why this slot cannot be combined with the others, or None if it can.
+        """Return an explanation why this slot cannot be combined with the others, or None if it can.
 
         Args:
             slots: the algorithm's slots by name: drift, perturbation, lr_schedule, server.
@@ -188,11 +188,11 @@ class Slot:
         return None
 
     def divergence_hint(self) -> str | None:
-        """Why this slot may make a run diverge and what to change, if there is a known risk."""
+        """Return why this slot may make a run diverge and what to change, or None if no risk is known."""
         return None
 
     def requires_mean(self) -> str | None:
-        """Why robust aggregation must not replace the mean of client messages, or None if it may."""
+        """Return why robust aggregation must not replace the mean of client messages, or None if it may."""
         return None
 
 

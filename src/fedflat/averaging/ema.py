@@ -16,7 +16,7 @@ class Ema(Average):
 
         w <- decay w + (1 - decay) x
 
-    It starts at the model after the first round.
+    w is the average and x the server model after a round; w starts as the model after the first round.
 
     >>> from torch import tensor
     >>> from fedflat.testing import run_info

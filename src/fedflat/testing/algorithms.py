@@ -42,7 +42,7 @@ def check_algorithm(
         becomes: the algorithm, or its text, that it equals at ``limits``.
 
     Returns:
-        The names of the verified properties: those of ``ALWAYS``, the claims, and the limits.
+        The names of the verified properties, i.e. those of ``ALWAYS``, the claims, and the limits.
 
     Raises:
         Broken: a property does not hold.

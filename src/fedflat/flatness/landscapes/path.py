@@ -35,7 +35,7 @@ from fedflat.flatness.objective import Objective
 
 @dataclass(frozen=True)
 class Barrier:
-    """The largest rise above the interpolated loss, and the position t at which it occurs."""
+    """The largest rise of the loss on a path above the straight line between its end values, and where it occurs."""
 
     height: float
     """Largest rise above the straight line between the end values."""
