@@ -158,7 +158,10 @@ class Mixup(AugmentationStep):
         return {"lam": torch.from_numpy(lam).float(), "order": torch.from_numpy(per_example[..., 0]).float()}
 
     def on_values(self, values: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Blend the normalised inputs [n, ...] with a permutation of themselves: lam X + (1 - lam) X[pi]."""
+        """Blend the normalised inputs X [n, ...] with a permutation of themselves: lam X + (1 - lam) X[pi].
+
+        The weight lam and the permutation pi come from ``draws``.
+        """
         if not values.is_floating_point():
             raise UserError("mixup blends numbers, but these inputs are tokens; use augmentation 'none'")
         lam, order = draws["lam"].to(values.dtype), permutation(draws, len(values))

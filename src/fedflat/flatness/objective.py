@@ -101,7 +101,11 @@ class Objective:
         tf32: bool = False,
         channels_last: bool | None = None,
     ) -> None:
-        """Flatten the module's parameters and read the data; arguments as in the class docstring."""
+        """Flatten the module's parameters and read the data in batches of size ``batch``.
+
+        ``prepare`` is applied to inputs, ``sums`` computes further metrics, and ``buffers`` (by name) and ``weights``
+        [P] replace the module's own. See the class docstring for all arguments.
+        """
         self.module, self.tf32 = module, tf32
         self.layout = Layout.of_parameters(module)
         if not self.layout.names:
@@ -111,7 +115,7 @@ class Objective:
         self.batches: Sequence[Batch] = batches_of(data, batch)
         self._loss, self._prepare, self._sums, self._buffers = loss, prepare, sums, dict(buffers or {})
         self._batch_sizes = batch_sizes(self.batches)
-        if channels_last is None:
+        if channels_last is None:  # exact float32 kernels on a GPU are written for contiguous images
             channels_last = self.device.type != "cuda" or tf32
         self._channels_last = channels_last
         self._has_tied_weights = len(list(module.named_parameters(remove_duplicate=False))) > len(parameters)

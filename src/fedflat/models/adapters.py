@@ -139,6 +139,6 @@ def merge_adapters(model: nn.Module) -> nn.Module:
 
 
 def adapter_parameters(model: nn.Module, only_b: bool = False) -> set[str]:
-    """Return the parameter names of all A and B, or of B only."""
+    """Return the parameter names of all adapter matrices A and B in a model, or with ``only_b`` of B only."""
     matrices = {"lora_b_weight"} if only_b else {"lora_a_weight", "lora_b_weight"}
     return {name for name, _ in model.named_parameters() if name.rpartition(".")[2] in matrices}

@@ -61,7 +61,7 @@ def timm_name(name: str) -> str:
 
 
 def join_qkv(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Concatenate query, key and value of every block that has all three into timm's ``qkv``."""
+    """Concatenate the tensors of query, key and value, in every block that has all three, into timm's ``qkv``."""
     joined = dict(tensors)
     for name in tensors:
         match = _QUERY.fullmatch(name)

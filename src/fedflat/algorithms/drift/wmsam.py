@@ -75,7 +75,10 @@ class Wmsam(Drift):
         return ctx.server["alpha"] * g + ctx.local["constant"]
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """The new control variate c_i+ as in SCAFFOLD; sends c_i+ - c_i and sim_i."""
+        """Keep the new control variate c_i+ = c_i - c + (z - y_K) / H, as in SCAFFOLD, and send c_i+ - c_i.
+
+        Also sends ``signal``, how far the client's displacement agrees with the server's momentum.
+        """
         signal = self._signal(ctx.displacement, ctx.server["momentum"])
         if not self.personal:
             return {}, {"signal": signal}

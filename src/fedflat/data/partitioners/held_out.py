@@ -24,7 +24,11 @@ class HeldOut(PartitionModifier):
     )
 
     def hold_out_clients(self, clients: Clients, rng: np.random.Generator) -> tuple[Clients, Clients]:
-        """Return the clients that train and those that never do, both in their original order."""
+        """Draw a share of the clients, given by the positions of their examples, that never trains.
+
+        Returns:
+            The clients that train and those that never do, both in their original order; at least one of each.
+        """
         total = len(clients)
         if total < 2:
             raise UserError(

@@ -84,7 +84,7 @@ class Cifar(FileSource[dict[str, Any]]):
         return Dataset(self.name, train, test, classes, self.mean, self.std)
 
     def _read_batches(self, data_dir: Path, files: tuple[str, ...]) -> Examples:
-        """Concatenate the images and labels of some batches; coarse labels, if any, come first in ``labels``."""
+        """Concatenate the images and labels of some batch files; coarse labels, if any, come first in ``labels``."""
         batches = [self.open(data_dir, file) for file in files]
 
         def concatenate(key: str) -> torch.Tensor:

@@ -70,7 +70,10 @@ class DigitMasks(DatasetSource):
 
 
 def _add_weather_and_masks(examples: Examples) -> Examples:
-    """Enlarge the digits, derive a mask from the strokes of each, and apply the weathers in turn."""
+    """Enlarge the digits, derive a mask from the strokes of each, and apply the weathers in turn.
+
+    Mask pixels are 0 for the background and the digit plus 1 on its strokes; the weather is the natural client.
+    """
     grey = F.interpolate(examples.inputs.float() / 255, scale_factor=UPSCALING, mode="bilinear")
     groups = torch.arange(len(examples)) % len(WEATHERS)
     masks = torch.where(grey[:, 0] > STROKE, (examples.targets + 1)[:, None, None], 0).to(torch.uint8)

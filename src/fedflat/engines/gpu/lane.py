@@ -274,7 +274,7 @@ class Lane:
         self.finished = self.training.algorithm.finish(self.local)
 
     def _warm_up(self, work: Callable[[], None]) -> None:
-        """Call ``work`` as often as a capture requires, each time for step 0."""
+        """Call ``work``, which takes step k, as often as a CUDA graph capture requires, each time for step k = 0."""
         for _ in range(WARM_UPS):
             work()
             self.k.zero_()

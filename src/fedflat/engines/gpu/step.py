@@ -163,6 +163,7 @@ def agree(
             return False
     if not all(bool((expected.integers[name] == value).all()) for name, value in result.integers.items()):
         return False
+    # Losses differ only by rounding, so their tolerance is tighter.
     return bool(torch.isclose(result.loss, expected.loss, rtol=SAME, atol=SAME))
 
 

@@ -53,7 +53,11 @@ class BatchLoader:
         dtype: torch.dtype,
         channels_last: bool,
     ) -> None:
-        """Choose how to store the examples; arguments as in the class docstring."""
+        """Choose how to store the examples.
+
+        ``mean`` and ``std`` are per channel, ``dtype`` is that of the model's inputs, and ``channels_last`` tells
+        whether the model takes images in that memory format.
+        """
         self.examples, self._inputs = examples, examples.inputs
         self._augmentation, self._mean, self._std, self._dtype = augmentation, mean, std, dtype
         self._channels_last = channels_last and examples.inputs.ndim == 4

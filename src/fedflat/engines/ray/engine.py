@@ -84,7 +84,7 @@ class RayEngine:
         device: str = "auto",
         shows_rows: bool = False,
     ) -> None:
-        """Connect to the cluster, start the workers and let them build the problem; arguments as in the class."""
+        """Connect to the cluster and start the workers; each builds its problem and engine with ``build(device)``."""
         self.problem = problem
         self.shows_rows = shows_rows
         self.ray = connect(address, workers)
@@ -109,9 +109,9 @@ class RayEngine:
         return worker_pool(self.ray, self.workers, self.device, self.gpus)
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
-        """Train a cohort for one round and average what it sends, in cohort order."""
+        """Train a cohort for one round and average what it sends, in cohort order; arguments as in ``Engine.train``."""
         with one_thread():
-            z = training.algorithm.broadcast(model.weights, server)
+            z = training.algorithm.broadcast(model.weights, server)  # the model that clients start from
             initial_state = most_common_state(cohort)
             broadcast = self._build_broadcast(training, round, z, server, model, cohort, initial_state)
             context = RoundContext(training, cohort, broadcast, self.ray.put(broadcast), None, initial_state)

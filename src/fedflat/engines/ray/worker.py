@@ -59,7 +59,7 @@ class StateCache:
     """
 
     def __init__(self, max_cached_bytes: int = CACHE_BYTES) -> None:
-        """Start empty."""
+        """Start with no states; ``_bytes`` is the total size of those kept."""
         self._max_cached_bytes, self._bytes = max_cached_bytes, 0
         # By key of the training and number of the client: version of its state, and the state.
         self._entries: OrderedDict[tuple[str, int], tuple[int, Arrays]] = OrderedDict()

@@ -69,13 +69,13 @@ def train_client(
 ) -> ClientReport:
     """Train one client for one round.
 
-    Reads z, the server's state and the client's state from ``cohort``; writes the client's displacement, messages,
-    state and BatchNorm statistics into its row.
+    Reads z (the model that clients start from), the server's and the client's state from ``cohort``; writes the
+    client's displacement, messages, state and BatchNorm statistics into its row.
 
     Args:
         problem: model, task and data.
         training: how clients train.
-        cohort: the memory of the cohort.
+        cohort: the memory of the cohort, one row per client.
         round: number of the round, from 0.
         row: the client's row in ``cohort``.
         client: the client's number in the federation.

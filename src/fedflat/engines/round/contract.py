@@ -130,7 +130,7 @@ def sum_of_rows(rows: Tensor) -> Tensor:
 
 
 def sum_of_blocks(partials: Sequence[Tensor]) -> Tensor:
-    """The sum of all blocks, which must be in cohort order."""
+    """The total of partial sums over blocks of clients, which must be in cohort order."""
     total = torch.zeros_like(partials[0])
     for partial in partials:
         total += partial

@@ -67,7 +67,10 @@ class Spectrum:
 
     @property
     def ratio(self) -> float | None:
-        """lambda_max / lambda_5, the decay measure of Jastrzebski et al. (2020) and Caldarola et al. (2022)."""
+        """lambda_max / lambda_5: the largest eigenvalue over the fifth largest, a measure of the spectrum's decay.
+
+        Used by Jastrzebski et al. (2020) and Caldarola et al. (2022). None with fewer than five eigenvalues.
+        """
         descending = sorted(self.eigenvalues, reverse=True)
         return descending[0] / descending[4] if len(descending) > 4 and descending[4] else None
 
