@@ -8,13 +8,15 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 import fedflat
 from fedflat.algorithms.named import NAMED
-from fedflat.reporting.result import Comparison
+from fedflat.reporting.result import Comparison, Row
+from fedflat.reporting.tables.summary import SeedStatistics, seed_statistics, series
 
 HERE = Path(__file__).parent
 GRID = (0.01, 0.05, 0.1, 0.5)
@@ -55,11 +57,12 @@ def page(comparison: Comparison) -> str:
         f"| algorithm | mean of all evaluations | last | best | rounds to {TARGET:.0%} | MB sent by clients | backward passes | diverged |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    rows = sorted(
-        comparison.table([TARGET]), key=lambda row: row["mean_last"].mean if "mean_last" in row else 0.0, reverse=True
-    )
-    for row in rows:
-        accuracies = [row[key].percent() if key in row else "–" for key in ("mean_last", "last", "best")]
+    rows = comparison.table([TARGET])
+    for values, row in zip(rows, comparison.rows(), strict=True):
+        if "last" in values:
+            values["mean"] = mean_of_all(row, comparison.metric)
+    for row in sorted(rows, key=lambda row: row["mean"].mean if "mean" in row else 0.0, reverse=True):
+        accuracies = [row[key].percent() if key in row else "–" for key in ("mean", "last", "best")]
         rounds, reached, seeds = row[f"rounds to {TARGET:g}"]
         to_target = (
             "–" if rounds is None else f"{rounds:.0f}" + ("" if reached == seeds else f" ({reached} of {seeds} seeds)")
@@ -67,6 +70,12 @@ def page(comparison: Comparison) -> str:
         cost = [f"{row['bytes_up'] / 1e6:.0f}", f"{row['backward_passes']:.0f}", str(row["diverged"] or "")]
         lines.append(f"| `{row['label']}` | " + " | ".join([*accuracies, to_target, *cost]) + " |")
     return "\n".join([*lines, ""])
+
+
+def mean_of_all(row: Row, metric: str) -> SeedStatistics:
+    """The mean over all evaluations after round 0, over the seeds that did not diverge."""
+    histories = [record.history[1:] for record in row.records if record.status != "diverged"]
+    return seed_statistics([fmean(value for _, value in series(history, row.model, metric)) for history in histories])
 
 
 def curves(comparison: Comparison) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -92,7 +93,9 @@ def result_of(job: CampaignJob, record: Record, monitor: RunMonitor, options: ar
     for name in last["test"]:
         summary = summarise(history, name, run.metric)
         if summary is not None:
-            mean = {"mean_last_100": rounded(summary.mean_last), "evaluations_in_mean": summary.mean_count}
+            start = max(0, last["round"] - WINDOW)
+            window = [value for rounds, value in series(history, name, run.metric) if rounds > start] or [summary.last]
+            mean = {"mean_last_100": rounded(fmean(window)), "evaluations_in_mean": len(window)}
             models[name] = {"last": rounded(summary.last), **mean, "best": rounded(summary.best)}
     for name, value in monitor.averages.items():
         models.setdefault(name, {"last": rounded(value)})

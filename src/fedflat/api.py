@@ -331,6 +331,7 @@ def report(
     baseline: str | None = None,
     by: str = "mean_last",
     apart: bool = False,
+    columns: Sequence[str] = (),
     figures: bool = True,
 ) -> Path:
     """Write a report on runs: an HTML page, tables (CSV, Markdown, LaTeX) and figures (PDF).
@@ -341,8 +342,9 @@ def report(
         title: title of the page.
         targets: also report the rounds until each of these values of the metric, e.g. ``[0.8, 0.9]``.
         baseline: the row that others are compared with, e.g. ``"fedavg"``; default: the first.
-        by: compare by ``"mean_last"`` (mean of the last 100 rounds), ``"last"`` or ``"best"``.
+        by: compare by ``"mean_last"`` (mean of the last 10 % of evaluations), ``"last"`` or ``"best"``.
         apart: allow runs with different data or partitions, in separate sections.
+        columns: columns of the results tables, e.g. ``["mean_last", "best"]``; default: all, in LaTeX two.
         figures: whether to draw figures.
 
     Returns:
@@ -356,8 +358,8 @@ def report(
 
     folders = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     folder = as_path("out", out, "report")
-    gathered = gather([as_path("runs", path) for path in folders])
-    write_report(gathered, folder, title=title, targets=targets, baseline=baseline, by=by, apart=apart, figures=figures)
+    options: dict[str, Any] = {"baseline": baseline, "by": by, "apart": apart, "columns": columns, "figures": figures}
+    write_report(gather([as_path("runs", path) for path in folders]), folder, title=title, targets=targets, **options)
     return folder / "report.html"
 
 

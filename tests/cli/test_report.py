@@ -25,6 +25,12 @@ def test_every_file_is_written(fedflat, compared, tmp_path):
         (name, seed) for name in ("fedavg", "fedsam") for seed in "01"
     }
     assert "3+ (0/2)" in (out / "results.md").read_text()
+    assert "mean of the last 10 % of evaluations" in (out / "report.html").read_text()
+    arguments = ("report", compared, "--no-figures", "--target", "0.99", "--columns")
+    assert fedflat(*arguments, "best, rounds_to_0.99").exit_code == 0
+    assert (out / "results.csv").read_text().startswith("row,best (max over test),rounds to 0.99\n")
+    assert r"algorithm & best & rounds to 0.99 \\" in (out / "results.tex").read_text()
+    assert "unknown column 'median'" in fedflat(*arguments, "median").stderr
 
 
 def test_the_written_settings_repeat_the_run(fedflat, compared, tmp_path):

@@ -19,7 +19,8 @@ def test_a_run_prints_metrics_and_writes_its_folder_and_curve(fedflat, small):
     for word in (
         "server",
         "best (max over test)",
-        "mean of last 100 rounds (n=3)",
+        "mean of last 10 %",
+        "of evaluations (n=1)",
         "finished after 3 of 3 rounds",
         str(folder),
     ):
@@ -30,8 +31,8 @@ def test_a_run_prints_metrics_and_writes_its_folder_and_curve(fedflat, small):
 
 
 def test_a_mean_over_fewer_evaluations_states_their_number(fedflat, small):
-    shown = fedflat("run", "fedavg+swa", *small).stdout
-    assert "mean of last 100 rounds  " in shown and "(n=3)" in shown and "(n=1)" in shown
+    shown = fedflat("run", "fedavg+swa(start=0.95,every=1)", *small, "--rounds", "11", "--local-steps", "1").stdout
+    assert "of evaluations  " in shown and "(n=2)" in shown and "(n=1)" in shown
 
 
 def test_a_taken_default_folder_gets_a_number(fedflat, small):
@@ -47,7 +48,7 @@ def test_json_is_one_document_and_silent(fedflat, small):
     assert result.stderr == ""
     assert document["status"] == "finished" and document["config"]["seed"] == 4
     assert document["config"]["federation"]["weighting"] == "uniform"
-    assert document["cost"]["bytes_up"] > 0 and document["models"]["server"]["mean_count"] == 3
+    assert document["cost"]["bytes_up"] > 0 and document["models"]["server"]["mean_count"] == 1
 
 
 def test_a_dry_run_reads_back_as_the_same_config(fedflat):

@@ -12,7 +12,9 @@ from fedflat.reporting.figures.paper_figures import figures_of
 from fedflat.reporting.page.document import report_document, require_evaluations
 from fedflat.reporting.page.gather import gather
 from fedflat.reporting.page.page import report_page
-from fedflat.reporting.tables.files import difference_table, latex_text, result_table, values_csv
+from fedflat.reporting.tables.files import TextTable, difference_table, result_table, values_csv
+from fedflat.reporting.tables.latex import DIFFERENCE_COLUMNS, RESULT_COLUMNS, latex_table, latex_text
+from fedflat.reporting.tables.summary import MEAN_LABEL
 
 
 @pytest.fixture
@@ -38,8 +40,8 @@ def test_every_figure_has_its_name(section):
     assert fedsam["spread"]["last"]["mean"] == pytest.approx(0.82)
     assert fedsam["spread"]["last"]["std"] == pytest.approx(0.01)
     assert fedsam["spread"]["best"]["mean"] == pytest.approx(0.85)
-    assert fedsam["spread"]["mean_last"]["mean"] == pytest.approx((0.6 + 0.85 + 0.82) / 3)
-    assert fedsam["mean_counts"] == {0: 3, 1: 3, 2: 3}
+    assert fedsam["spread"]["mean_last"] == fedsam["spread"]["last"]  # a tenth of three evaluations is the last one
+    assert fedsam["mean_counts"] == {0: 1, 1: 1, 2: 1}
 
 
 def test_differences_are_paired(section):
@@ -76,7 +78,7 @@ def test_a_diverged_run_does_not_cut_the_curve_of_the_others(section):
 
 def test_means_over_different_evaluations_are_not_compared(clone, tmp_path):
     for seed in (0, 1):
-        run = clone("fedavg+swa", seed, [0.1, 0.5, 0.8, 0.9 + seed / 100])
+        run = clone("fedavg+swa", seed, [0.1, *[0.5] * 29, 0.9 + seed / 100])
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         lines[-1]["test"]["swa"] = {"loss": 0.1, "accuracy": 0.95}
         (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -170,13 +172,41 @@ def test_measured_spectra_and_clients_are_found(compared):
 def test_tables(document, section):
     results, differences = result_table(section, document["targets"]), difference_table(section, "last")
     assert (
-        "| fedsam | 75.67 ± 0.33 | 82.00 ± 1.00 | 85.00 ± 0.00 | 3 | 2 | 3+ (0/3) | 30 | 0.003 | 1.5 s |"
+        "| fedsam | 82.00 ± 1.00 | 82.00 ± 1.00 | 85.00 ± 0.00 | 3 | 2 | 3+ (0/3) | 30 | 0.003 | 1.5 s |"
         in results.markdown()
     )
-    assert r"fedmoswa & 83.33 $\pm$ 0.00 & 90.00 $\pm$ 0.00 & 90.00 $\pm$ 0.00 & 3 (1 diverged)" in results.latex()
-    assert differences.latex().count(r"\midrule") == 1
+    assert all(MEAN_LABEL in text for text in (results.csv(), results.markdown(), values_csv(document)))
     assert "fedsam,+2.00,+1.00 to +3.00," in differences.csv()
-    assert latex_text("a_b & 5%") == r"a\_b \& 5\%"
+
+
+def test_latex_tables_fit_a_column_and_emphasise_the_best(document, section):
+    results = result_table(section, document["targets"])
+    text = latex_table(results.select(RESULT_COLUMNS), "tab:results")
+    assert r"\begin{table}[t]" in text and r"\begin{tabularx}{\columnwidth}" in text and r"\label{tab:results}" in text
+    assert r"fedmoswa & \textbf{90.00} $\pm$ 0.00 & \textbf{90.00} $\pm$ 0.00 \\" in text
+    assert r"fedsam & \underline{82.00} $\pm$ 1.00 & \underline{82.00} $\pm$ 1.00 \\" in text
+    assert r"fedavg & 80.00 $\pm$ 0.00 & 80.00 $\pm$ 0.00 \\" in text
+    for words in (
+        r"10 clients per round, 3 rounds, 1 local step, batch size 10, learning rate 0.1): mean $\pm$",
+        "over 3 seeds. Diverged runs are excluded: fedmoswa 1 of 3. Last 10 \\%: ",
+        rf"{latex_text(MEAN_LABEL)} (n=\allowbreak 1). Bold: best; underlined: second.",
+    ):
+        assert words in text
+    differences = latex_table(difference_table(section, "last").select(DIFFERENCE_COLUMNS), "tab:differences")
+    assert r"\begin{table}[t]" in differences and "\nfedsam & +2.00 & $-$0.48 to +4.48 & 0.074 \\\\\n" in differences
+
+
+def test_wide_latex_tables_span_the_page_or_are_rejected(document, section):
+    results = result_table(section, document["targets"])
+    wide = latex_table(results.select(["mean_last", "best", "rounds_to_0.7", "rounds_to_0.86"]), "tab:results")
+    assert r"\begin{table*}[t]" in wide and r"\begin{tabularx}{\textwidth}" in wide and r"\end{table*}" in wide
+    with pytest.raises(UserError, match="points wide, but a page has 397; select fewer columns"):
+        latex_table(results, "tab:results")
+    with pytest.raises(UserError, match="'median'"):
+        results.select(["median"])
+    broken = TextTable("a_b & 5%", {"row": "row"}, (("fedavg+wima(window=20)",),))
+    assert r"fedavg+\allowbreak wima\allowbreak(window=\allowbreak 20)" in latex_table(broken, "tab:broken")
+    assert r"\caption{a\_b \& 5\%}" in latex_table(broken, "tab:broken")
 
 
 def test_values_hold_every_digit_and_what_diverged(document):

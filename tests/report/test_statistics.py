@@ -20,10 +20,22 @@ from fedflat.reporting.tables.summary import (
     paired_test,
     rank_algorithms,
     signed_rank_p,
+    summarise,
     t_interval,
 )
 
 SOME = [0.3, -0.1, 0.45, 0.8, -0.25, 0.62, 0.17]
+
+
+@pytest.mark.parametrize(("rounds", "every", "count"), [(30, 1, 3), (31, 1, 4), (100, 10, 1), (4, 1, 1), (0, 1, 1)])
+def test_the_mean_covers_the_last_tenth_of_all_evaluations(rounds: int, every: int, count: int) -> None:
+    history = [{"round": r, "test": {"server": {"accuracy": r / 1000}}} for r in range(0, rounds + 1, every)]
+    summary = summarise(history, "server", "accuracy")
+    assert summary.mean_count == count
+    assert summary.mean_last == pytest.approx(np.mean([(rounds - every * back) / 1000 for back in range(count)]))
+    history[-1]["test"]["swa"] = {"accuracy": 0.9}
+    average = summarise(history, "swa", "accuracy")
+    assert (average.mean_last, average.mean_count) == (0.9, 1)
 
 
 def test_pairs_use_common_seeds_alone():

@@ -64,7 +64,7 @@ class Result:
         return self.record.metric
 
     def summary(self, model: str = "server", metric: str | None = None) -> Summary:
-        """Summarise a model's metric on the test set: last value, mean of the last 100 rounds, best value.
+        """Summarise a model's metric on the test set: last value, mean of the last 10 % of evaluations, best.
 
         Args:
             model: name of an evaluated model.

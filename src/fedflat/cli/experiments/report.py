@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import typer
 
-from fedflat.cli.shared.flags import JSON, QUIET, RUNS_BELOW, TARGETS, optional
+from fedflat.cli.shared.flags import JSON, QUIET, RUNS_BELOW, TARGETS, no_default, optional
 from fedflat.cli.shared.screen import key_values, print_json, screen
 
 
@@ -22,6 +23,12 @@ def report(
     ),
     apart: bool = typer.Option(
         False, "--apart", help="allow several partitions, one section each, without comparing across"
+    ),
+    columns: str = no_default(
+        "--columns",
+        "columns of the results tables, joined by commas, e.g. mean_last,best (default in LaTeX: mean_last,last)",
+        "",
+        metavar="NAMES",
     ),
     figures: bool = typer.Option(True, "--figures/--no-figures", help="also write figures as PDF"),
     as_json: bool = JSON,
@@ -40,9 +47,9 @@ def report(
     if not (quiet or as_json):
         for _, reason in gathered.left_out:
             print(f"fedflat: left out: {reason}", file=sys.stderr)
-    document, files = write_report(
-        gathered, out, title=title, targets=target, baseline=baseline, by=by, apart=apart, figures=figures
-    )
+    names = [name.strip() for name in columns.split(",") if name.strip()]
+    options: dict[str, Any] = {"baseline": baseline, "by": by, "apart": apart, "columns": names, "figures": figures}
+    document, files = write_report(gathered, out, title=title, targets=target, **options)
     if as_json:
         sections = [{key: section[key] for key in JSON_ENTRIES} for section in document["sections"]]
         print_json({"files": files, "left_out": document["left_out"], "by": by, "sections": sections})

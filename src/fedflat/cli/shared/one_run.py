@@ -88,7 +88,7 @@ def print_run(record: Record, settings: bool = False) -> None:
 def _print_models(models: dict[str, dict[str, Any] | None], metric: str) -> None:
     """Print one row per evaluated model; n is the number of evaluations behind its mean."""
     counts = {summary["mean_count"] for summary in models.values() if summary}
-    mean_column = "mean of last 100 rounds"
+    mean_column = "mean of last 10 %\nof evaluations"
     if len(counts) == 1:
         mean_column += f" (n={max(counts)})"
     rows: list[tuple[object, ...]] = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedflat.cli.lookup.settings import flat_settings
 from fedflat.cli.shared.one_run import folder_of
 from fedflat.cli.shared.screen import screen, shown_bytes, shown_metric, shown_seconds, table, with_unit
-from fedflat.reporting.tables.summary import shown_range
+from fedflat.reporting.tables.summary import MEAN_LABEL, shown_range
 from fedflat.text import write_value
 from fedflat.units import is_share
 
@@ -78,7 +78,7 @@ def _comparison_table(
     means = [row["mean_last"].mean for row in rows if "mean_last" in row]
     best = max(means, default=None) if same_counts else None
     target_columns = [f"rounds\nto {target:g}" for target in targets]
-    numeric = ["mean of last\n100 rounds", "last", "seeds", *target_columns, "time", "sent up"]
+    numeric = ["mean of last 10 %\nof evaluations", "last", "seeds", *target_columns, "time", "sent up"]
     cells: list[list[object]] = []
     for row, different in zip(rows, settings, strict=True):
         mean, last, seeds = row.get("mean_last"), row.get("last"), row["seeds"]
@@ -102,7 +102,7 @@ def _comparison_table(
 
 
 def verdict(comparison: Comparison) -> str:
-    """Return a sentence: the row with the best mean over the last rounds, and whether its lead exceeds seed variation.
+    """Return a sentence: the row with the best mean of the last evaluations, and if its lead exceeds seed variation.
 
     The best row is compared with the first one, or with the second best if it is itself the first.
     """
@@ -116,13 +116,13 @@ def verdict(comparison: Comparison) -> str:
         return "These runs differ in more than algorithm and seed, so they are not ranked."
     if len(evaluation_counts(rows)) > 1:
         counts = ", ".join(f"{row['label']} {shown_range(row['mean_counts'])}" for row in alive)
-        return f"The means cover different numbers of evaluations ({counts}), so rows are not ranked; use more rounds."
+        return f"The means cover different numbers of evaluations ({counts}), so rows are not ranked."
     best, first = alive[0], rows[0]
     statistics = best["mean_last"]
     value = f"{shown_metric(statistics.mean, metric)}{_deviation(statistics, metric)}{' %' if is_share(metric) else ''}"
     if best["diverged"]:
         value += f", {statistics.count} of {best['seeds']} seeds without divergence"
-    best_row = f"{best['label']} is best by the mean of the last 100 rounds ({value})"
+    best_row = f"{best['label']} is best by the {MEAN_LABEL} ({value})"
     if len(alive) == 1:
         return f"{best_row}; {'nothing to compare with' if len(rows) == 1 else 'all others diverged'}."
     if "mean_last" not in first:

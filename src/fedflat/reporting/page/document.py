@@ -18,6 +18,7 @@ from fedflat.reporting.page.notes import notes_of
 from fedflat.reporting.page.views import views_of
 from fedflat.reporting.result import Row
 from fedflat.reporting.tables.summary import (
+    MEAN_LABEL,
     RoundsToTarget,
     compare_paired,
     holm_correction,
@@ -30,7 +31,7 @@ from fedflat.reporting.tables.summary import (
 )
 from fedflat.units import is_share, shown_metric
 
-SUMMARY_LABELS = {"mean_last": "mean of the last 100 rounds", "last": "last", "best": "best (max over test)"}
+SUMMARY_LABELS = {"mean_last": MEAN_LABEL, "last": "last", "best": "best (max over test)"}
 """Summary values of a run, with their labels."""
 AXES = {
     "round": "communication round",
@@ -93,6 +94,7 @@ def _section_values(group: Group, targets: Sequence[float], baseline: str | None
     baseline_number = _baseline_number(rows, baseline)
     section: Values = {
         "name": group.name,
+        "protocol": group.protocol,
         "metric": metric,
         "uneven": has_uneven_means(rows, by),
         "share": is_share(metric),

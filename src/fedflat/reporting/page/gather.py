@@ -141,6 +141,13 @@ class Group:
         return list(rows.values())
 
     @property
+    def protocol(self) -> str:
+        """Model, participation and local training of these runs, without what differs between them."""
+        descriptions = [_training_protocol(record.config) for record in self.records]
+        shared = [texts[0] for texts in zip(*descriptions, strict=True) if len(set(texts)) == 1]
+        return ", ".join(shared)
+
+    @property
     def metric(self) -> str:
         """The primary metric of these runs."""
         return Comparison(self.records).metric
@@ -213,6 +220,19 @@ def _shown_data(config: Config) -> str:
     if data.validation:
         parts.append(f"{100 * data.validation:g} % held out")
     return ", ".join(parts)
+
+
+def _training_protocol(config: Config) -> list[str]:
+    """Describe model, participation and local training, one text each."""
+    training = config.training
+    counts = {"client": config.federation.clients_per_round, "round": training.rounds}
+    if training.local_steps is None:
+        counts["local epoch"] = training.local_epochs
+    else:
+        counts["local step"] = training.local_steps
+    clients, *others = (f"{count} {noun}{'s' if count != 1 else ''}" for noun, count in counts.items())
+    settings = [f"batch size {training.batch_size}", f"learning rate {training.lr:g}"]
+    return [config.model, f"{clients} per round", *others, *settings]
 
 
 def shown_partition(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedflat.reporting.tables.summary import MIN_SIGNED_RANK_PAIRS, detectable_effect, shown_range
+from fedflat.reporting.tables.summary import MEAN_LABEL, MIN_SIGNED_RANK_PAIRS, detectable_effect, shown_range
 
 FEW_SEEDS = 5
 """Number of seeds below which a report states its statistical limits."""
@@ -96,7 +96,7 @@ def _difference_notes(section: Values) -> Notes:
     if uneven:
         text = (
             f"The means of {_listed(uneven)} and {baseline} cover different numbers of evaluations (n), e.g. because "
-            "an average starts late, so they are not compared: use --by last, or more rounds."
+            "a run stopped early, so they are not compared: use --by last."
         )
         notes.append((WARN, text))
     unpaired = [row["label"] for row in differences if row["pair"] is None and not row["uneven"]]
@@ -122,13 +122,10 @@ def _summary_notes(rows: Sequence[Values]) -> Notes:
     counts = [count for row in rows for count in row["mean_counts"].values()]
     if counts:
         text = (
-            f"The mean of the last 100 rounds covers {shown_range(counts)} evaluations. The best value is selected on "
-            "the test set and therefore optimistic."
+            f"The {MEAN_LABEL} covers {shown_range(counts)} of them. The best value is selected on the test set and "
+            "therefore optimistic."
         )
         notes.append((INFO, text))
-    if any(0 < row["rounds"] <= 100 for row in rows):
-        text = "Some runs have at most 100 rounds, so their mean of the last 100 includes early rounds."
-        notes.append((WARN, text))
     if len({row["rounds"] for row in rows}) > 1:
         text = "Rows have different numbers of rounds, so their final values are not directly comparable."
         notes.append((WARN, text))

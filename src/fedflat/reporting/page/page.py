@@ -27,6 +27,7 @@ from fedflat.reporting.page.document import (
 from fedflat.reporting.page.gather import Gathered, group_runs
 from fedflat.reporting.page.views import landscapes_of
 from fedflat.reporting.tables.files import DIFFERENCE_HEADS, difference_table, result_table, values_csv
+from fedflat.reporting.tables.latex import DIFFERENCE_COLUMNS, RESULT_COLUMNS, latex_table
 from fedflat.reporting.tables.summary import shown_range
 from fedflat.units import is_share, shown_bytes, shown_count, shown_metric, shown_seconds
 
@@ -214,6 +215,26 @@ def _best_mean(section: Values, name: str) -> float | None:
     return None if len(means) < 2 or has_uneven_means(section["rows"], name) else max(means)
 
 
+def _suffix(document: Values, number: int) -> str:
+    """Return the end of the names of a section's files, which is empty if there is only one section."""
+    return f"-{number}" if len(document["sections"]) > 1 else ""
+
+
+def _table_files(document: Values, columns: Sequence[str]) -> dict[str, str]:
+    """Return the tables of all sections by file name; ``columns`` selects those of the results."""
+    files = {"values.csv": values_csv(document)}
+    for number, section in enumerate(document["sections"], 1):
+        results, differences = result_table(section, document["targets"]), difference_table(section, document["by"])
+        shown = {"results": (results.select(columns) if columns else results, columns or RESULT_COLUMNS)}
+        if differences is not None:
+            shown["differences"] = (differences, DIFFERENCE_COLUMNS)
+        for name, (table, latex_columns) in shown.items():
+            file = f"{name}{_suffix(document, number)}"
+            latex = latex_table(table.select(latex_columns), f"tab:{file}")
+            files |= {f"{file}.csv": table.csv(), f"{file}.md": table.markdown(), f"{file}.tex": latex}
+    return files
+
+
 def write_report(
     gathered: Gathered,
     out: Path,
@@ -223,6 +244,7 @@ def write_report(
     baseline: str | None = None,
     by: str = "mean_last",
     apart: bool = False,
+    columns: Sequence[str] = (),
     figures: bool = True,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Write a report on runs.
@@ -235,6 +257,7 @@ def write_report(
         baseline: row that the others are compared with; default: the first.
         by: compare by ``mean_last``, ``last`` or ``best``.
         apart: allow runs with different partitions, in separate sections.
+        columns: columns of the results tables; default: all, and in LaTeX those that fit a column.
         figures: also draw figures, as PDF.
 
     Returns:
@@ -242,20 +265,16 @@ def write_report(
     """
     document = report_document(gathered, list(targets), baseline, by, apart)
     require_evaluations(document)
+    tables = _table_files(document, columns)  # invalid columns raise an error before anything is written
     create_folder(out)
+    for name, text in tables.items():
+        write_whole(out / name, text)
     landscapes = [landscapes_of(group) for group in group_runs(gathered.records, apart)]
     version = f"fedflat {__version__} on {date.today().isoformat()}"
     write_whole(out / "report.html", report_page(document, title, landscapes, version))
-    write_whole(out / "values.csv", values_csv(document))
     for number, section in enumerate(document["sections"], 1):
-        suffix = f"-{number}" if len(document["sections"]) > 1 else ""
+        suffix = _suffix(document, number)
         write_whole(out / f"settings{suffix}.yaml", section["repeat"]["settings"])
-        tables = {"results": result_table(section, document["targets"]), "differences": difference_table(section, by)}
-        for name, table in tables.items():
-            if table is not None:
-                write_whole(out / f"{name}{suffix}.csv", table.csv())
-                write_whole(out / f"{name}{suffix}.md", table.markdown())
-                write_whole(out / f"{name}{suffix}.tex", table.latex())
         if figures:
             from fedflat.reporting.figures.paper_figures import figures_of
 

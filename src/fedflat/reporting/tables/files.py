@@ -1,29 +1,27 @@
-"""Tables of a report as CSV (full precision), Markdown and LaTeX (booktabs)."""
+"""Tables of a report as CSV (full precision) and Markdown."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fedflat.errors import one_of
 from fedflat.reporting.page.document import (
     SUMMARY_LABELS,
+    has_uneven_means,
     shown_difference,
     shown_evaluations,
     shown_interval,
     shown_p,
 )
+from fedflat.reporting.tables.summary import MEAN_LABEL, shown_range
 from fedflat.units import is_share, shown_count, shown_metric, shown_seconds
 
 Values = Mapping[str, Any]
 DIFFERENCE_HEADS = ("row", "difference", "95 % bootstrap", "95 % Student", "pairs", "test", "p", "p after Holm")
-_LATEX_ESCAPES = str.maketrans(
-    {character: f"\\{character}" for character in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    | {"±": r"$\pm$", "−": "$-$", "–": "--", "<": "$<$"}
-)
 
 
 @dataclass(frozen=True)
@@ -31,58 +29,48 @@ class TextTable:
     """Formatted cells with a caption; the first column is text, the others are numeric."""
 
     caption: str
-    heads: tuple[str, ...]
+    heads: Mapping[str, str]
+    """Heading of each column, by the column's name."""
     rows: tuple[tuple[str, ...], ...]
+    emphasis: Mapping[tuple[int, str], str] = field(default_factory=dict)
+    """``best`` or ``second`` for the (row, column name) of cells that LaTeX emphasises."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """Sentences on columns, by name, which follow the caption."""
+
+    @property
+    def full_caption(self) -> str:
+        """The caption with the notes on the columns of the table."""
+        return " ".join([self.caption, *(note for name, note in self.notes.items() if name in self.heads)])
+
+    def select(self, columns: Sequence[str]) -> TextTable:
+        """Keep the first column and these ones, in this order."""
+        names = list(self.heads)
+        unknown = next((name for name in columns if name not in names[1:]), None)
+        if unknown is not None:
+            raise one_of("column", unknown, names[1:])
+        kept = [names[0], *columns]
+        rows = tuple(tuple(row[names.index(name)] for name in kept) for row in self.rows)
+        return replace(self, heads={name: self.heads[name] for name in kept}, rows=rows)
 
     def csv(self) -> str:
         """The formatted table as CSV."""
-        return csv_text([self.heads, *self.rows])
+        return csv_text([self.heads.values(), *self.rows])
 
     def markdown(self) -> str:
         """The table in Markdown."""
         alignment = ["---", *["---:"] * (len(self.heads) - 1)]
-        text = f"{self.caption}\n\n"
-        for line in (self.heads, alignment, *self.rows):
+        text = f"{self.full_caption}\n\n"
+        for line in (self.heads.values(), alignment, *self.rows):
             text += "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n"
         return text
-
-    def latex(self) -> str:
-        """The table in LaTeX; needs ``\\usepackage{booktabs}``."""
-        columns = "l" + "r" * (len(self.heads) - 1)
-        lines = [
-            r"\begin{table}[t]",
-            r"\centering",
-            rf"\caption{{{latex_text(self.caption)}}}",
-            rf"\begin{{tabular}}{{{columns}}}",
-            r"\toprule",
-            _latex_row(self.heads),
-            r"\midrule",
-            *map(_latex_row, self.rows),
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-        ]
-        return "\n".join(lines) + "\n"
-
-
-def _latex_row(cells: Iterable[str]) -> str:
-    return " & ".join(map(latex_text, cells)) + r" \\"
-
-
-def latex_text(text: str) -> str:
-    """Escape text for LaTeX.
-
-    >>> latex_text("fedavg+wima(window=20) 83.1 ± 0.2 %")
-    'fedavg+wima(window=20) 83.1 $\\\\pm$ 0.2 \\\\%'
-    """
-    return text.translate(_LATEX_ESCAPES)
 
 
 def result_table(section: Values, targets: Sequence[float]) -> TextTable:
     """Make the results table of a section: one line per row, with summary values, rounds to targets and costs."""
     metric = section["metric"]
-    target_heads = [f"rounds to {target:g}" for target in targets]
-    heads = ("row", *SUMMARY_LABELS.values(), "seeds", *target_heads, "backward passes", "MB up", "time")
+    target_heads = {f"rounds_to_{target:g}": f"rounds to {target:g}" for target in targets}
+    costs = {"backward_passes": "backward passes", "mb_up": "MB up", "time": "time"}
+    heads = {"row": "row", **SUMMARY_LABELS, "seeds": "seeds", **target_heads, **costs}
     rows = []
     for row in section["rows"]:
         values = [
@@ -94,9 +82,38 @@ def result_table(section: Values, targets: Sequence[float]) -> TextTable:
         passes, bytes_up = shown_count(row["cost"]["backward_passes"]), row["cost"]["bytes_up"]
         megabytes = "–" if bytes_up is None else f"{bytes_up / 1e6:.4g}"
         rows.append((row["label"], *values, seeds, *rounds, passes, megabytes, shown_seconds(row["seconds"])))
+    counts = [count for row in section["rows"] for count in row["mean_counts"].values()]
+    n = f" (n={shown_range(counts)})" if counts else ""
+    notes = {"mean_last": f"Last 10 %: {MEAN_LABEL}{n}.", "best": "Best: maximum over the test evaluations."}
+    return TextTable(_result_caption(section), heads, tuple(rows), _emphasis(section), notes)
+
+
+def _result_caption(section: Values) -> str:
+    """State the metric, the data, the protocol, the number of seeds and the diverged runs."""
+    rows, metric = section["rows"], section["metric"]
     unit = " in per cent" if is_share(metric) else ""
-    caption = f"Test {metric}{unit} on {section['name']}: mean ± standard deviation over seeds."
-    return TextTable(caption, heads, tuple(rows))
+    seeds = shown_range(len(row["seeds"]) for row in rows)
+    spread = "one seed" if seeds == "1" else f"mean ± standard deviation over {seeds} seeds"
+    caption = f"Test {metric}{unit} on {section['name']} ({section['protocol']}): {spread}."
+    diverged = [f"{row['label']} {len(row['diverged'])} of {len(row['seeds'])}" for row in rows if row["diverged"]]
+    return f"{caption} Diverged runs are excluded: {', '.join(diverged)}." if diverged else caption
+
+
+def _emphasis(section: Values) -> dict[tuple[int, str], str]:
+    """Find the best and the second-best means of each summary value; equal numbers share their place."""
+    emphasis = {}
+    for name in SUMMARY_LABELS:
+        if has_uneven_means(section["rows"], name):
+            continue
+        spreads = {row["number"]: row["spread"][name] for row in section["rows"] if row["spread"][name]}
+        shown = {number: shown_metric(spread["mean"], section["metric"]) for number, spread in spreads.items()}
+        ordered = sorted(spreads, key=lambda number: -spreads[number]["mean"])
+        places = list(dict.fromkeys(shown[number] for number in ordered))
+        if len(ordered) > 1:
+            for number, text in shown.items():
+                if text in places[:2]:
+                    emphasis[number, name] = "best" if text == places[0] else "second"
+    return emphasis
 
 
 def _shown_spread(spread: Values | None, metric: str) -> str:
@@ -130,7 +147,12 @@ def difference_table(section: Values, by: str) -> TextTable | None:
     baseline = section["rows"][section["baseline"]]["label"]
     unit = " in percentage points" if is_share(metric) else ""
     caption = f"Differences from {baseline} in the {SUMMARY_LABELS[by]}, paired by seed{unit}."
-    return TextTable(caption, DIFFERENCE_HEADS, tuple(rows))
+    notes = {
+        "95 % bootstrap": "Bootstrap: percentile interval.",
+        "95 % Student": "Student: t interval.",
+        "p after Holm": "Holm: p-values corrected for the number of rows.",
+    }
+    return TextTable(caption, dict(zip(DIFFERENCE_HEADS, DIFFERENCE_HEADS, strict=True)), tuple(rows), notes=notes)
 
 
 def values_csv(document: Values) -> str:

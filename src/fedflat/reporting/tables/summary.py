@@ -1,4 +1,4 @@
-"""Summary values of a run (last, mean of the last rounds, best, rounds to a target) and statistics over seeds.
+"""Summary values of a run (last, mean of the last evaluations, best, rounds to a target), statistics over seeds.
 
 The statistics are paired differences with intervals and tests, Holm's correction, and ranks.
 """
@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-WINDOW = 100
-"""Number of final rounds in the mean."""
+MEAN_LABEL = "mean of the last 10 % of evaluations"
+"""Label of ``Summary.mean_last``."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Summary:
     last: float
     """The value at the last evaluation."""
     mean_last: float
-    """The mean over the evaluations of the last 100 rounds."""
+    """The mean over the last 10 % of the run's evaluations (rounded up), without those before the model existed."""
     mean_count: int
     """Number of evaluations in that mean."""
     best: float
@@ -35,14 +35,15 @@ class Summary:
 def summarise(history: Sequence[dict[str, Any]], model: str, metric: str) -> Summary | None:
     """Summarise a test metric of one model of a run; None if the model was never evaluated.
 
-    Round 0 (the initial model) does not count towards the mean of the last rounds.
+    The evaluation of the initial model (round 0) does not count as one of the evaluations of the mean.
     """
     points = series(history, model, metric)
     if not points:
         return None
     last = points[-1][1]
-    window_start = max(0, history[-1]["round"] - WINDOW)
-    window = [value for round, value in points if round > window_start] or [last]
+    trained = [entry["round"] for entry in history if entry["round"] > 0]
+    window_rounds = set(trained[-math.ceil(len(trained) / 10) :])
+    window = [value for round, value in points if round in window_rounds] or [last]
     return Summary(last, fmean(window), len(window), max(value for _, value in points))
 
 

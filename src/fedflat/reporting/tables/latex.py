@@ -1,0 +1,110 @@
+"""Tables as LaTeX that fits a column of a paper."""
+
+from __future__ import annotations
+
+import re
+
+from fedflat.errors import UserError
+from fedflat.reporting.tables.files import TextTable
+
+COLUMN_WIDTH, PAGE_WIDTH = 234.0, 397.0
+"""Width of a column of ICML and of the text of NeurIPS, in points."""
+MIN_FIRST_COLUMN = 45.0
+"""Width in points that the first column, whose text is wrapped, has at least."""
+CHARACTER_WIDTH, SEPARATION = 4.5, 12.0
+"""Width of a digit in a table (9 pt) and the distance of two columns, in points."""
+SHORT_HEADS = {
+    "row": "algorithm",
+    "mean_last": "last 10 %",
+    "best": "best",
+    "backward_passes": "passes",
+    "p after Holm": "p (Holm)",
+}
+"""Short headings; the caption explains them."""
+RESULT_COLUMNS = ("mean_last", "last")
+DIFFERENCE_COLUMNS = ("difference", "95 % Student", "p after Holm")
+"""Columns of the two tables that fit a column."""
+_EMPHASIS = {"best": "textbf", "second": "underline"}
+_ESCAPES = str.maketrans(
+    {character: f"\\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"±": r"$\pm$", "−": "$-$", "–": "--", "<": "$<$"}
+)
+
+
+def latex_text(text: str) -> str:
+    """Escape text for LaTeX.
+
+    >>> latex_text("fedavg+wima(window=20) 83.1 ± 0.2 %")
+    'fedavg+wima(window=20) 83.1 $\\\\pm$ 0.2 \\\\%'
+    """
+    return text.translate(_ESCAPES)
+
+
+def latex_table(table: TextTable, label: str) -> str:
+    """Write a table in LaTeX, with the best values in bold and the second-best underlined.
+
+    It needs the packages booktabs and tabularx. It is one column wide, or as wide as the page if that is too narrow.
+
+    Args:
+        table: the table.
+        label: what ``\\ref`` refers to.
+    """
+    width = _width(table)
+    if width > PAGE_WIDTH:
+        raise UserError(
+            f"the LaTeX table would be {width:.0f} points wide, but a page has {PAGE_WIDTH:.0f}; "
+            "select fewer columns (--columns)"
+        )
+    environment, measure = ("table", "columnwidth") if width <= COLUMN_WIDTH else ("table*", "textwidth")
+    columns = r"@{}>{\raggedright\arraybackslash}X" + "r" * (len(table.heads) - 1) + "@{}"
+    lines = [
+        r"% needs \usepackage{booktabs,tabularx}",
+        rf"\begin{{{environment}}}[t]",
+        rf"\caption{{{_breakable(_caption(table))}}}",
+        rf"\label{{{label}}}",
+        r"\centering",
+        r"\small",
+        rf"\begin{{tabularx}}{{\{measure}}}{{{columns}}}",
+        r"\toprule",
+        " & ".join(latex_text(head) for head in _heads(table)) + r" \\",
+        r"\midrule",
+        *(_row(table, number) for number in range(len(table.rows))),
+        r"\bottomrule",
+        r"\end{tabularx}",
+        rf"\end{{{environment}}}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _heads(table: TextTable) -> list[str]:
+    return [SHORT_HEADS.get(name, head) for name, head in table.heads.items()]
+
+
+def _caption(table: TextTable) -> str:
+    """Return the caption, with a note on the emphasis if there is any."""
+    is_emphasised = any(name in table.heads for _, name in table.emphasis)
+    return table.full_caption + (" Bold: best; underlined: second." if is_emphasised else "")
+
+
+def _row(table: TextTable, number: int) -> str:
+    """Write a row; its first cell may be broken between the parts of an algorithm."""
+    first, *values = table.rows[number]
+    cells = [_breakable(first)]
+    for name, value in zip(list(table.heads)[1:], values, strict=True):
+        emphasis = table.emphasis.get((number, name))
+        mean, *deviation = latex_text(value).partition(" ")
+        cells.append(rf"\{_EMPHASIS[emphasis]}{{{mean}}}" + "".join(deviation) if emphasis else latex_text(value))
+    return " & ".join(cells) + r" \\"
+
+
+def _breakable(text: str) -> str:
+    """Escape text and allow line breaks within algorithms, e.g. before a parenthesis."""
+    return re.sub(r"(?<=\S)\(", r"\\allowbreak(", re.sub(r"([+,=])(?=\S)", r"\1\\allowbreak ", latex_text(text)))
+
+
+def _width(table: TextTable) -> float:
+    """Estimate the least width in points: characters of the widest cells, the first column wrapped."""
+    columns = list(zip(_heads(table), *table.rows, strict=True))[1:]
+    characters = sum(max(len(cell) for cell in column) for column in columns)
+    return MIN_FIRST_COLUMN + CHARACTER_WIDTH * characters + SEPARATION * len(columns)
