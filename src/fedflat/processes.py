@@ -6,17 +6,14 @@ Also counts the CPU cores that this process may use.
 
 from __future__ import annotations
 
-import ctypes
 import io
 import math
 import os
 import pickle
-import signal
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -25,11 +22,10 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 from fedflat.errors import UserError
+from fedflat.operating_system import cores_in_affinity_mask, interrupts_blocked
 
 PATIENCE = 5.0
 """Seconds that a child has to exit before it is killed."""
-MALLOC_THRESHOLD = 2**28
-"""Bytes of freed memory that a process keeps, and largest allocation that it serves from them."""
 
 
 class ChildDied(Exception):
@@ -60,7 +56,7 @@ class ChildProcess:
         context = multiprocessing.get_context("spawn")
         self.pipe, child_pipe = context.Pipe()
         self.process: Any = context.Process(target=_run, args=(target, child_pipe, *args), daemon=daemon)
-        with _environment(environment or {}), _without_main(), _interrupts_blocked():
+        with _environment(environment or {}), _without_main(), interrupts_blocked():
             self.process.start()
         child_pipe.close()
 
@@ -156,14 +152,6 @@ def sendable(error: Exception) -> Exception:
     return error
 
 
-def keep_memory() -> None:
-    """Make malloc keep freed memory: every training step frees and allocates the same megabytes again."""
-    with suppress(OSError, AttributeError, TypeError):
-        library = ctypes.CDLL(None)
-        for option in (-1, -3):  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
-            library.mallopt(option, MALLOC_THRESHOLD)
-
-
 def _run(target: Callable[..., None], pipe: Connection, *args: object) -> None:
     torch.set_num_threads(1)
     target(pipe, *args)
@@ -194,20 +182,6 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-@contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Block SIGINT, which children inherit; in this process an interrupt arrives afterwards."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    resource_tracker.ensure_running()  # starting it later would unblock the signal
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 CGROUP_ROOT, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _core_limit: int | None = None
 
@@ -225,8 +199,7 @@ def available_cores() -> int:
 
 def usable_cores() -> int:
     """The number of cores in this process's affinity mask, limited by its CPU quota (rounded up)."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min(cores, cpu_quota(CGROUP_ROOT, OWN_CGROUPS))))
+    return max(1, math.ceil(min(cores_in_affinity_mask(), cpu_quota(CGROUP_ROOT, OWN_CGROUPS))))
 
 
 def cpu_quota(root: Path, own_cgroups: Path) -> float:

@@ -51,6 +51,7 @@ from fedflat.experiment.store.run_folder import (
     snapshot_file,
 )
 from fedflat.models import classifier_parameters
+from fedflat.operating_system import peak_memory
 
 DIVERGENCE_CHECK_EVERY = 10
 """Rounds between checks for divergence on a GPU, in addition to those at evaluations."""
@@ -279,11 +280,8 @@ class Run:
             timing["flatness"] = round(self._observer.seconds, 3)
         self.history.append(record)
         if self.folder:
-            import resource  # not available on Windows
-
-            memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             self.folder.append("metrics.jsonl", record)
-            self.folder.append("timing.jsonl", {**timing, "seconds": round(self.seconds, 3), "memory": memory})
+            self.folder.append("timing.jsonl", {**timing, "seconds": round(self.seconds, 3), "memory": peak_memory()})
         self._notify("evaluated")
 
     def _metrics(self, values: Mapping[str, float]) -> dict[str, float | None]:

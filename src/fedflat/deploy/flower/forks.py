@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import os
 import socket
 import sys
@@ -17,6 +16,8 @@ from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExec
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 from flwr.supercore.tls import get_client_tls_args
 
+from fedflat.operating_system import fork_context
+
 ENTRY_POINTS = {
     TaskType.CLIENT_APP: "flwr.supernode.cli:flwr_clientapp",
     TaskType.SERVER_APP: "flwr.superlink.cli:flwr_serverapp",
@@ -26,7 +27,6 @@ PRELOADED = ("fedflat.deploy.site.app", "fedflat.deploy.server.app", "numpy.ma",
 """numpy would import the last two lazily, and so again in every fork."""
 POLL = 0.2
 """Seconds between attempts to reach a SuperNode or SuperLink that is not up yet."""
-FORK = multiprocessing.get_context("fork")
 
 
 class ForkExecutor(SubprocessExecutor):
@@ -47,7 +47,7 @@ class ForkExecutor(SubprocessExecutor):
         command += get_client_tls_args(spec.insecure, spec.root_certificates_path)
         if spec.parent_pid is not None:
             command += ["--parent-pid", str(spec.parent_pid)]
-        FORK.Process(target=_run_task, args=(ENTRY_POINTS[task], command)).start()
+        fork_context("ForkExecutor").Process(target=_run_task, args=(ENTRY_POINTS[task], command)).start()
         return LaunchResult.accepted()
 
 
@@ -56,12 +56,13 @@ def serve_addresses(addresses: Mapping[str, str | None]) -> None:
 
     ``addresses`` maps HOST:PORT to the path of the authority's certificate, or None without TLS.
     """
+    fork = fork_context("fedflat.deploy.flower.warm")
     for name in PRELOADED:
         importlib.import_module(name)
     for entry_point in ENTRY_POINTS.values():
         _load(entry_point)
     processes = [
-        FORK.Process(target=_serve_address, args=(address, root_certificates, os.getpid()))
+        fork.Process(target=_serve_address, args=(address, root_certificates, os.getpid()))
         for address, root_certificates in addresses.items()
     ]
     for process in processes:

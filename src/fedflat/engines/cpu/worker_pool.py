@@ -10,12 +10,12 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 from fedflat.errors import UserError
+from fedflat.operating_system import keep_memory
 from fedflat.processes import (
     PATIENCE,
     ChildDied,
     ChildProcess,
     close_children,
-    keep_memory,
     receive_from_parent,
     sendable,
     wait_for_any,

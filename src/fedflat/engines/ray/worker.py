@@ -41,7 +41,7 @@ from fedflat.engines.round.cohort import (
 )
 from fedflat.engines.round.contract import Client, Training, block_sum
 from fedflat.errors import UserError
-from fedflat.processes import keep_memory
+from fedflat.operating_system import keep_memory
 
 CACHE_BYTES = 2**30
 """Bytes of client states that a worker keeps; those of the last round are kept even if they take more."""

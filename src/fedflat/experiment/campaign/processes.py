@@ -25,11 +25,11 @@ from fedflat.experiment.campaign.registered_names import PickledNames, pickled_n
 from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.run_folder import Record, RunFolder
+from fedflat.operating_system import keep_memory
 from fedflat.processes import (
     ChildDied,
     ChildProcess,
     close_children,
-    keep_memory,
     receive_from_parent,
     sendable,
     use_cores,

@@ -27,7 +27,8 @@ from fedflat.experiment.callback import Callback, RemoteCallback, require_remote
 from fedflat.experiment.campaign.processes import DistantRun, Results, RunTask
 from fedflat.experiment.config import Config
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
-from fedflat.processes import keep_memory, use_cores
+from fedflat.operating_system import keep_memory
+from fedflat.processes import use_cores
 
 SECONDS_BETWEEN_POLLS = 0.5
 """Pause before the folders of running runs are read again."""

@@ -20,6 +20,7 @@ from fedflat.algorithms.algorithm import States, flat_fields, flat_state, nested
 from fedflat.algorithms.slot import State
 from fedflat.engines.round.contract import Client, ModelState, RemoteState
 from fedflat.experiment.store.files import create_folder, explain_os_error
+from fedflat.operating_system import BINARY, read_at, write_at
 
 _NUMPY: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 _INTEGER = np.dtype(np.int64)
@@ -92,9 +93,9 @@ class FileRowStore(RowStore):
         self._dtype = _NUMPY[dtype]
         self._row_bytes = width * self._dtype.itemsize
         with explain_os_error(folder):
-            self._data = os.open(folder / "rows.bin", flags, 0o644)
-            self._index = os.open(folder / "index.bin", flags, 0o644)
-        raw = os.pread(self._index, os.fstat(self._index).st_size, 0)
+            self._data = os.open(folder / "rows.bin", flags | BINARY, 0o644)
+            self._index = os.open(folder / "index.bin", flags | BINARY, 0o644)
+        raw = read_at(self._index, os.fstat(self._index).st_size, 0)
         complete = len(raw) // _ENTRY_BYTES * _ENTRY_BYTES  # a killed run may have left part of an entry
         entries = np.frombuffer(raw[:complete], _INTEGER).reshape(-1, 3).tolist()
         self._position = {key - 1: position for position, (key, _, _) in enumerate(entries)}
@@ -118,7 +119,7 @@ class FileRowStore(RowStore):
         return count
 
     def __getitem__(self, key: int) -> Tensor:
-        raw = os.pread(self._data, self._row_bytes, self._offset(key, _newest_copy(self._stamps[key])))
+        raw = read_at(self._data, self._row_bytes, self._offset(key, _newest_copy(self._stamps[key])))
         return torch.from_numpy(np.frombuffer(raw, self._dtype).copy())
 
     def __setitem__(self, key: int, row: Tensor) -> None:
@@ -131,7 +132,7 @@ class FileRowStore(RowStore):
         copy = 1 - _newest_copy(committed) if any(committed) else 0
         data = row.detach().cpu().numpy().astype(self._dtype, copy=False).tobytes()
         with explain_os_error(self._folder):
-            _write(self._data, data, self._offset(key, copy))
+            write_at(self._data, data, self._offset(key, copy))
             stamps[copy] = self.now
             self._write_index(key)
 
@@ -156,7 +157,7 @@ class FileRowStore(RowStore):
 
     def _write_index(self, key: int) -> None:
         entry = np.array([key + 1, *self._stamps[key]], _INTEGER)
-        _write(self._index, entry.tobytes(), self._position[key] * _ENTRY_BYTES)
+        write_at(self._index, entry.tobytes(), self._position[key] * _ENTRY_BYTES)
 
     def close(self) -> None:
         os.close(self._data)
@@ -245,14 +246,6 @@ def _newest_copy(stamps: list[int]) -> int:
     """The copy that was written last, 0 or 1."""
     first, second = stamps
     return int(second > first)
-
-
-def _write(descriptor: int, data: bytes, offset: int) -> None:
-    """Write all bytes at an offset; a single ``pwrite`` may write only some of them."""
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(descriptor, view, offset)
-        view, offset = view[written:], offset + written
 
 
 STATISTICS = "statistics"

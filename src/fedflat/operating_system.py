@@ -1,0 +1,95 @@
+"""The calls that differ between operating systems; all other code is the same everywhere.
+
+Linux and macOS have all of them. Windows has no fork: child processes are spawned instead, except those of the warm
+Flower executor, which raises a clear error. Locks (filelock) and shared memory (torch) are portable already.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
+from typing import TYPE_CHECKING
+
+from fedflat.errors import UserError
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkContext
+
+MALLOC_THRESHOLD = 2**28
+"""Bytes of freed memory that a process keeps, and largest allocation that it serves from them."""
+BINARY = getattr(os, "O_BINARY", 0)
+"""Flag for ``os.open``: without it, Windows changes line ends."""
+
+
+def fork_context(purpose: str) -> ForkContext:
+    """The context that starts processes as forks of this one.
+
+    Args:
+        purpose: what needs it, for the ``UserError`` on Windows.
+    """
+    if sys.platform == "win32":
+        raise UserError(f"{purpose} forks processes, which Windows cannot do; run it on Linux, macOS or WSL 2")
+    return multiprocessing.get_context("fork")
+
+
+def read_at(descriptor: int, size: int, offset: int) -> bytes:
+    """Read up to ``size`` bytes of a file at an offset in bytes."""
+    if sys.platform == "win32":
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return os.read(descriptor, size)
+    return os.pread(descriptor, size, offset)
+
+
+def write_at(descriptor: int, data: bytes, offset: int) -> None:
+    """Write all bytes at an offset; a single system call may write only some of them."""
+    view = memoryview(data)
+    while view:
+        if sys.platform == "win32":
+            os.lseek(descriptor, offset, os.SEEK_SET)
+            written = os.write(descriptor, view)
+        else:
+            written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def peak_memory() -> int | None:
+    """Largest resident memory of this process so far, in KiB; None on Windows."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak // 1024 if sys.platform == "darwin" else peak  # macOS counts bytes
+
+
+def cores_in_affinity_mask() -> int:
+    """The number of cores on which this process may run; macOS and Windows have no mask and count all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def keep_memory() -> None:
+    """Make glibc's malloc keep freed memory: every training step frees and allocates the same megabytes again."""
+    with suppress(OSError, AttributeError, TypeError):  # other systems have no mallopt
+        library = ctypes.CDLL(None)
+        for option in (-1, -3):  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
+            library.mallopt(option, MALLOC_THRESHOLD)
+
+
+@contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Block SIGINT, which children inherit; in this process an interrupt arrives afterwards. No effect on Windows."""
+    if sys.platform == "win32":
+        yield
+        return
+    resource_tracker.ensure_running()  # starting it later would unblock the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
