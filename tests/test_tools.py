@@ -6,12 +6,16 @@ import ast
 import doctest
 import importlib.util
 import re
+import shutil
+import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,7 +29,7 @@ def tool(name: str) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["lock", "mutate"])
+@pytest.mark.parametrize("name", ["lock", "mutate", "release"])
 def test_their_examples_hold(name: str) -> None:
     found = doctest.testmod(tool(name))
     assert found.attempted and not found.failed
@@ -62,3 +66,71 @@ def test_the_same_seed_chooses_the_same_lines() -> None:
         "engines",
         "flatness",
     }
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Git in a repository with the files that a release changes."""
+    for name in ("src/fedflat/__init__.py", "CITATION.cff", "CHANGELOG.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    changelog = (tmp_path / "CHANGELOG.md").read_text()
+    (tmp_path / "CHANGELOG.md").write_text(re.sub(r"^## .*", "## 0.2.0 (unreleased)", changelog, count=1, flags=re.M))
+    for variable in ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL"):
+        monkeypatch.setenv(variable, "tester")
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    git("init", "--quiet", "--initial-branch", "main")
+    git("add", "--all")
+    git("commit", "--quiet", "--message", "Begin")
+    git("tag", "v0.1.0")
+    return git
+
+
+def release(*arguments: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tool("release")
+    monkeypatch.setattr(module, "ROOT", root)
+    monkeypatch.setattr(module.check_package, "main", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["release.py", *arguments])
+    module.main()
+
+
+def test_a_release_is_prepared_only_with_apply(
+    repository: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    release("0.2.0", root=tmp_path, monkeypatch=monkeypatch)
+    assert "nothing was changed" in capsys.readouterr().out
+    assert repository("tag").split() == ["v0.1.0"] and not repository("status", "--porcelain")
+    release("0.2.0", "--apply", root=tmp_path, monkeypatch=monkeypatch)
+    assert repository("tag").split() == ["v0.1.0", "v0.2.0"] and not repository("status", "--porcelain")
+    assert '__version__ = "0.2.0"' in (tmp_path / "src/fedflat/__init__.py").read_text()
+    assert re.search(r"^version: 0\.2\.0$", (tmp_path / "CITATION.cff").read_text(), re.MULTILINE)
+    assert re.search(r"^## 0\.2\.0 \(\d{4}-\d\d-\d\d\)$", (tmp_path / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [("0.2", "expected MAJOR.MINOR.PATCH"), ("0.1.0", "not later than 0.1.0"), ("0.3.0", "has changes")],
+)
+def test_what_must_not_be_released(
+    version: str, reason: str, repository: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if version == "0.3.0":
+        (tmp_path / "CITATION.cff").write_text("")
+    with pytest.raises(SystemExit, match=reason):
+        release(version, root=tmp_path, monkeypatch=monkeypatch)
+
+
+def test_only_the_publishing_job_may_request_a_token_and_all_python_versions_are_tested() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/publish.yml").read_text())
+    jobs = workflow["jobs"]
+    assert [name for name, job in jobs.items() if job.get("permissions") == {"id-token": "write"}] == ["publish"]
+    assert jobs["publish"]["needs"] == ["test", "build"] and workflow["permissions"] == {"contents": "read"}
+    tested = jobs["test"]["strategy"]["matrix"]["include"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    supported = re.findall(r"Python :: (3\.\d+)", " ".join(project["classifiers"]))
+    assert sorted({row["python"] for row in tested}) == supported
+    oldest = min((row["torch"] for row in tested), key=tool("release").numbers)
+    assert f"torch>={oldest.removesuffix('.0')}" in project["dependencies"]
