@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test lint docs package coverage lock tables-small clean
+.PHONY: demo test lint docs notebooks package coverage lock tables-small clean
 
 demo: .venv/core
 	$(BIN)/fedflat compare "fedavg+wima(window=20)" fedsam scaffold fedswa fedmoswa --rounds 60 --seeds 3 --target 0.9 --out demo
@@ -25,6 +25,9 @@ tables-small: .venv/installed
 docs: .venv/installed
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+notebooks: .venv/installed
+	$(BIN)/python tools/run_notebooks.py
 
 package: .venv/installed
 	$(BIN)/python tools/check_package.py

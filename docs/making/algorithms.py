@@ -65,8 +65,8 @@ def overview() -> str:
     rows = []
     for name, card in CARDS.items():
         cost, slots = cost_of(card.algorithm), " + ".join(map(code, slot_texts(card.algorithm).values()))
-        link = f"[{name}](algorithms/{name}.md)"
-        rows.append([link, card.title, slots, cost["down"], cost["up"], cost["passes"], card.paper])
+        link = f"[{card.name}](algorithms/{name}.md)"
+        rows.append([link, code(name), card.title, slots, cost["down"], cost["up"], cost["passes"], card.paper])
     return joined(
         [
             "# Algorithm overview",
@@ -79,7 +79,7 @@ def overview() -> str:
             "parameters; *passes* is the number of backward passes per local step.",
             "",
         ],
-        table(("name", "description", "parts", "down", "up", "passes", "paper"), rows),
+        table(("algorithm", "name", "description", "parts", "down", "up", "passes", "paper"), rows),
         ["## Symbols", "", "All equations, in the code and on these pages, use the same symbols:", ""],
         table(("symbol", "meaning"), [(code(symbol), meaning) for symbol, meaning in SYMBOLS.items()]),
         ["## A round", "", "Every algorithm performs these steps:", ""],
@@ -96,7 +96,7 @@ def parts_page() -> str:
             if where == slot:
                 lines += [f"### {name}", "", *_equations(spec), *_parameters([(slot, spec())])]
                 users = [n for n, card in CARDS.items() if type(getattr(card.algorithm, slot)) is spec]
-                lines += [f"Used by {', '.join(f'[{n}]({n}.md)' for n in users)}.", ""] if users else []
+                lines += [f"Used by {', '.join(f'[{CARDS[n].name}]({n}.md)' for n in users)}.", ""] if users else []
     return joined(lines)
 
 
@@ -107,7 +107,7 @@ def algorithm_page(name: str) -> str:
         f"{SLOT_NAMES[slot]} [`{text}`](parts.md#{text.partition('(')[0]})"
         for slot, text in slot_texts(algorithm).items()
     ]
-    lines = [f"# {name}", "", f"**{card.title}.** " + "; ".join(full_citations(card.paper)) + ".", ""]
+    lines = [f"# {card.name}", "", f"**{card.title}.** " + "; ".join(full_citations(card.paper)) + ".", ""]
     lines += [f"Slots: {', '.join(slots) or 'all defaults'}.", ""]
     lines += block([f"fedflat run {name} --rounds 50", f"fedflat compare fedavg {name} --rounds 50"], "bash")
     lines += _curve(name)
@@ -139,7 +139,7 @@ def _equations(spec: Any) -> list[str]:
     head = (head or "Undocumented").replace("``", "`")
     lines = [f"{head}{':' if description.equations else '.'}", ""]
     if description.equations:
-        lines += block(line.replace(" <- ", " ← ") for line in description.equations)
+        lines += block((line.replace(" <- ", " ← ") for line in description.equations), "equations")
     return [*lines, description.remarks.replace(" <- ", " ← "), ""] if description.remarks else lines
 
 
@@ -219,7 +219,7 @@ def _curve(name: str) -> list[str]:
     return [
         "## Results on digits",
         "",
-        f"![Test accuracy of {name} and FedAvg over 60 rounds on digits](../images/curves/{name}.svg)",
+        f"![Test accuracy of {CARDS[name].name} and FedAvg over 60 rounds on digits](../images/curves/{name}.svg)",
         "",
         "These runs use default parameters on `digits`, with Dirichlet 0.1, 50 clients, 10 per round, 60 rounds and",
         "3 seeds ([all algorithms](../digits.md)).",

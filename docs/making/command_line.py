@@ -73,6 +73,10 @@ def _option(option: Any) -> tuple[str, str]:
     return text, code(",".join(map(str, value)) if isinstance(value, (list, tuple)) else write_value(value))
 
 
+HEADINGS = {"": "Experiment", "training": "training: learning rate, batch size, local epochs"}
+"""Headings of sections in which readers search for other words than the section's name."""
+
+
 def settings() -> str:
     """Every setting, by section."""
     flags = {setting: f"--{flag.replace('_', '-')}" for flag, setting in FLAGS.items()}
@@ -95,5 +99,5 @@ def settings() -> str:
     for section, rows in sections.items():
         description = summary(Config.model_fields[section].annotation) if section else "The experiment itself."
         columns = ("setting", "type", "default", "flag", "meaning")
-        lines += [f"## {section or 'Experiment'}", "", description, "", *table(columns, rows)]
+        lines += [f"## {HEADINGS.get(section, section)}", "", description, "", *table(columns, rows)]
     return joined(lines)

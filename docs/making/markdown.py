@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parents[1]
-SECTIONS = {"Args:": "Arguments", "Returns:": "Returns", "Raises:": "Raises", "Yields:": "Yields"}
+ARGUMENTS = "Arguments"
+SECTIONS = {"Args:": ARGUMENTS} | {f"{name}:": name for name in ("Attributes", "Returns", "Raises", "Yields")}
 """Sections of Google-style docstrings, and their headings."""
 
 
@@ -39,22 +40,33 @@ def block(lines: Iterable[str], language: str = "") -> list[str]:
 
 
 def about(thing: Any) -> str:
-    """A docstring as Markdown, with sections as lists and examples and equations as code blocks.
+    """A docstring as Markdown, with arguments as a table and examples and equations as code blocks.
 
-    >>> def double(x):
+    >>> def double(x: float = 1.0):
     ...     '''Twice ``x``.
     ...
     ...     Args:
     ...         x: a number.
+    ...
+    ...     Returns:
+    ...         A number: the double.
     ...     '''
     >>> print(about(double))
     Twice `x`.
     <BLANKLINE>
-    Arguments:
+    | argument | type | default | meaning |
+    |---|---|---|---|
+    | `x` | `float` | `1.0` | a number. |
     <BLANKLINE>
-    - `x`: a number.
+    Returns: A number: the double.
     """
-    return "\n\n".join(map(_paragraph, _paragraphs(thing)))
+    return "\n\n".join(_paragraph(paragraph, thing) for paragraph in _paragraphs(thing))
+
+
+def arguments(thing: Any) -> list[str]:
+    """The table of the arguments that a docstring describes, followed by an empty line; empty without any."""
+    found = (p for p in _paragraphs(thing) if _section(p) == ARGUMENTS)
+    return [line for paragraph in found for line in _argument_table(_entries(paragraph), thing)]
 
 
 def summary(thing: Any) -> str:
@@ -71,17 +83,52 @@ def _section(paragraph: str) -> str | None:
     return SECTIONS.get(paragraph.partition("\n")[0])
 
 
-def _paragraph(text: str) -> str:
+def _paragraph(text: str, thing: Any) -> str:
     if text.startswith(">>>"):
         return f"```pycon\n{text}\n```"
     if text.startswith("    "):
-        return f"```\n{inspect.cleandoc(text)}\n```"
+        return f"```equations\n{inspect.cleandoc(text)}\n```"
     heading, text = _section(text), text.replace("``", "`")
     if heading is None:
         return text
-    entries = re.split(r"\n(?=\S)", inspect.cleandoc("\n" + text.partition("\n")[2]))
-    items = [re.sub(r"^([\w*., ]+): ", r"`\1`: ", " ".join(entry.split())) for entry in entries]
-    return f"{heading}:\n\n" + "\n".join(f"- {item}" for item in items)
+    entries = _entries(text)
+    if heading == ARGUMENTS:
+        return "\n".join(_argument_table(entries, thing)).rstrip()
+    if heading in ("Returns", "Yields"):
+        return f"{heading}: {' '.join(entries)}"
+    return f"{heading}:\n\n" + "\n".join("- " + re.sub(r"^([\w., ]+): ", r"`\1`: ", entry) for entry in entries)
+
+
+def _entries(section: str) -> list[str]:
+    """The entries of a section of a docstring, one line each; the lines of an entry after its first are indented."""
+    entries = re.split(r"\n(?=\S)", inspect.cleandoc("\n" + section.replace("``", "`").partition("\n")[2]))
+    return [" ".join(entry.split()) for entry in entries]
+
+
+def _argument_table(entries: list[str], thing: Any) -> list[str]:
+    """The table of arguments ``name: meaning``, with types and defaults from the signature of ``thing``."""
+    parameters = inspect.signature(thing).parameters
+    rows = []
+    for entry in entries:
+        names, _, meaning = entry.partition(": ")
+        for name in names.split(", "):
+            p = parameters.get(name.lstrip("*"))
+            kind = "" if p is None or p.annotation is p.empty else type_text(p.annotation)
+            default = "" if p is None or p.default is p.empty else default_text(p.default)
+            rows.append((code(name), code(kind), code(default), meaning))
+    return table(("argument", "type", "default", "meaning"), rows)
+
+
+def type_text(annotation: Any) -> str:
+    """A type annotation as source code, without the names of modules."""
+    shown = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return re.sub(r"\b(?:fedflat|torch|collections|pathlib|typing|numpy)\.(?:[a-z_]+\.)*(?=[A-Z])", "", shown)
+
+
+def default_text(value: Any) -> str:
+    """A default value as source code; ``...`` if it is long."""
+    shown = repr(value)
+    return getattr(value, "__name__", "...") if "0x" in shown or len(shown) > 60 else shown
 
 
 def rows_of(page: str, heading: str) -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
-from making.markdown import about, block, joined, summary
+from making.markdown import about, arguments, block, default_text, joined, summary, type_text
 
 ATTRIBUTES = re.compile(r"\n*^Attributes:\n+(?:(?: {4}|- ).*\n?)+", re.MULTILINE)
 """The Attributes section of a docstring as Markdown."""
@@ -190,11 +190,13 @@ def _class(name: str, value: type, module: str) -> list[str]:
     for attribute, member in members(value):
         if isinstance(member, property):
             kind = inspect.signature(member.fget).return_annotation if member.fget else ""  # type: ignore[arg-type]
-            lines.append(f"- **`{attribute}`** : `{_type(kind)}`. {summary(member)}")
+            lines.append(f"- **`{attribute}`** : `{type_text(kind)}`. {summary(member)}")
         else:
             function = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
             shown = signature(attribute, function, bound=not isinstance(member, staticmethod), one_line=True)
             lines.append(f"- **`{shown}`**. {summary(function)}")
+            if described := arguments(function):
+                lines += ["", *(f"    {line}".rstrip() for line in described)]
     return [*lines, ""]
 
 
@@ -295,7 +297,7 @@ def signature(name: str, function: Any, *, bound: bool = True, one_line: bool = 
             shown.insert(position, "*")
             break
     result = found.return_annotation
-    arrow = "" if result in (found.empty, None, "None") or name == "__init__" else f" -> {_type(result)}"
+    arrow = "" if result in (found.empty, None, "None") or name == "__init__" else f" -> {type_text(result)}"
     line = f"{name}({', '.join(shown)}){arrow}"
     if one_line or len(line) <= 96:
         return line
@@ -304,16 +306,6 @@ def signature(name: str, function: Any, *, bound: bool = True, one_line: bool = 
 
 def _parameter(p: inspect.Parameter) -> str:
     stars = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
-    kind = "" if p.annotation is p.empty else f": {_type(p.annotation)}"
-    default = "" if p.default is p.empty else f"{' = ' if kind else '='}{_default(p.default)}"
+    kind = "" if p.annotation is p.empty else f": {type_text(p.annotation)}"
+    default = "" if p.default is p.empty else f"{' = ' if kind else '='}{default_text(p.default)}"
     return f"{stars}{p.name}{kind}{default}"
-
-
-def _default(value: Any) -> str:
-    shown = repr(value)
-    return getattr(value, "__name__", "...") if "0x" in shown or len(shown) > 60 else shown
-
-
-def _type(annotation: Any) -> str:
-    shown = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-    return re.sub(r"\b(?:fedflat|torch|collections|pathlib|typing|numpy)\.(?:[a-z_]+\.)*(?=[A-Z])", "", shown)

@@ -29,14 +29,26 @@ def docs_on_path() -> Iterator[None]:
     sys.path.remove(str(DOCS))
 
 
-def test_doctests() -> None:
-    assert doctest.testmod(importlib.import_module("making.markdown")).failed == 0
+@pytest.mark.parametrize("module", ["markdown", "equations", "notebooks"])
+def test_doctests(module: str) -> None:
+    assert doctest.testmod(importlib.import_module(f"making.{module}")).failed == 0
+
+
+def test_reference_describes_arguments_and_results() -> None:
+    page = (DOCS / "reference" / "testing.md").read_text("utf-8")
+    assert "| `claims` | `Sequence[str]` | `()` | further properties that the algorithm claims" in page
+    assert "\nReturns: The names of the verified properties, i.e. those of `ALWAYS`" in page
+    method = (DOCS / "reference" / "results.md").read_text("utf-8")
+    assert "\n    | `network` | `nn.Module \\| None` | `None` | the run's module, likewise. |" in method
 
 
 def test_every_part_has_a_title_equations_and_a_doctest() -> None:
+    from making.equations import mathml
+
     for name, (_, spec) in parts().items():
         description = describe(spec)
         assert description.title and description.equations, name
+        assert ElementTree.fromstring(mathml(list(description.equations))).tag == "div", name
         assert ">>> " in (spec.__doc__ or ""), name
     assert describe(parts()["scaffold"][1]).equations == (
         "d_k = g - c_i + c",
@@ -53,6 +65,7 @@ def test_every_component_has_a_page() -> None:
         ("models", MODELS),
     ):
         assert {name for name in names if not (DOCS / folder / f"{name}.md").exists()} == set()
+    assert (DOCS / "algorithms" / "fedmoswa.md").read_text("utf-8").startswith("# FedMoSWA\n")
 
 
 def test_curves_match_the_table_on_digits() -> None:

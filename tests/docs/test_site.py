@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
+import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +46,8 @@ def build_site(folder: Path) -> list[str]:
 
 def test_config_warns_of_dead_links_and_anchors() -> None:
     config: dict[str, Any] = yaml.safe_load(CONFIG.read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert config["repo_url"] == project["urls"]["Repository"]
     assert config["strict"] is True
     assert set(config["validation"]["links"].values()) == set(config["validation"]["nav"].values()) == {"warn"}
 
@@ -57,12 +62,35 @@ def test_links_of_pages_outside_the_site(page: Path) -> None:
         )
 
 
+FIRST_PAGES = {
+    "learning rate": "reference/settings/",
+    "Dirichlet": "partitions/dirichlet/",
+    "checkpoint": "faq/",
+    "GPU": "how-to/gpu/",
+}
+"""The page that the search must list first, by query."""
+
+
 def test_site_builds_without_warnings_and_is_self_contained(tmp_path: Path) -> None:
     assert build_site(tmp_path) == []
-    pages = list(tmp_path.rglob("*.html"))
+    check_pages(tmp_path)
+    assert "<math" in (tmp_path / "algorithms" / "fedmoswa" / "index.html").read_text("utf-8")
+    assert "<code>str | None</code>" in (tmp_path / "reference" / "results" / "index.html").read_text("utf-8")
+    assert "-13.png" in (tmp_path / "notebooks" / "first_landscape" / "index.html").read_text("utf-8")
+    if shutil.which("node"):
+        command = ["node", str(Path(__file__).with_name("search.js")), str(tmp_path), *FIRST_PAGES]
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        assert dict(zip(FIRST_PAGES, found, strict=True)) == FIRST_PAGES
+
+
+def check_pages(site: Path) -> None:
+    """Check that pages load nothing from other hosts and refer only to files that exist."""
+    pages = list(site.rglob("*.html"))
     assert len(pages) > 100
     for page in pages:
-        for source in RESOURCE.findall(page.read_text("utf-8")):
+        text = page.read_text("utf-8")
+        assert 'data-md-component="source"' not in text, "Material would fetch figures of the repository"
+        for source in RESOURCE.findall(text):
             assert not source.startswith(("http:", "https:", "//")), f"{page} loads {source}"
             if page.name != "404.html":
                 assert (page.parent / source.partition("?")[0]).exists(), f"{page} refers to a missing file: {source}"

@@ -20,7 +20,10 @@ from fedflat.text import Value
 class Card:
     """A published algorithm."""
 
+    name: str
+    """As its authors write it, e.g. ``"FedMoSWA"``."""
     title: str
+    """What it does, in a few words."""
     algorithm: Algorithm
     paper: str
     """Short citations, separated by ``; ``."""
@@ -34,6 +37,7 @@ class Card:
 
 CARDS: dict[str, Card] = {
     "fedavg": Card(
+        "FedAvg",
         "Federated averaging",
         Algorithm(),
         "McMahan et al., AISTATS 2017",
@@ -41,12 +45,14 @@ CARDS: dict[str, Card] = {
         "in the FedWMSAM paper, lr 0.1, batch size 50, 5 local epochs, lr decay 0.998",
     ),
     "fedavgm": Card(
+        "FedAvgM",
         "FedAvg with server momentum",
         Algorithm(server=Momentum()),
         "Hsu et al., 2019",
         "beta 0.9; in FedACG's code, beta 0.4 (with one class per client, FedAvgM diverges in most settings)",
     ),
     "fedprox": Card(
+        "FedProx",
         "FedAvg with a proximal term",
         Algorithm(Prox()),
         "Li et al., MLSys 2020",
@@ -54,6 +60,7 @@ CARDS: dict[str, Card] = {
         ("D21",),
     ),
     "fedadam": Card(
+        "FedAdam",
         "FedAvg with Adam on the server",
         Algorithm(server=Adam()),
         "Reddi et al., ICLR 2021",
@@ -61,6 +68,7 @@ CARDS: dict[str, Card] = {
         ("D15",),
     ),
     "fedyogi": Card(
+        "FedYogi",
         "FedAvg with Yogi on the server",
         Algorithm(server=Yogi()),
         "Reddi et al., ICLR 2021",
@@ -68,6 +76,7 @@ CARDS: dict[str, Card] = {
         ("D15",),
     ),
     "fedadagrad": Card(
+        "FedAdagrad",
         "FedAvg with Adagrad on the server",
         Algorithm(server=Adagrad()),
         "Reddi et al., ICLR 2021",
@@ -75,6 +84,7 @@ CARDS: dict[str, Card] = {
         ("D15",),
     ),
     "scaffold": Card(
+        "SCAFFOLD",
         "Control variates",
         Algorithm(Scaffold()),
         "Karimireddy et al., ICML 2020",
@@ -82,6 +92,7 @@ CARDS: dict[str, Card] = {
         ("D1", "D20"),
     ),
     "feddyn": Card(
+        "FedDyn",
         "Dynamic regularisation",
         Algorithm(Dyn()),
         "Acar et al., ICLR 2021",
@@ -89,15 +100,21 @@ CARDS: dict[str, Card] = {
         ("D2", "D21"),
     ),
     "adabest": Card(
+        "AdaBest",
         "Adaptive bias estimates",
         Algorithm(AdaBest()),
         "Varno et al., ECCV 2022",
         "mu 0.02; beta 0.9 on CIFAR-10 and 0.8 on CIFAR-100",
     ),
     "mime": Card(
-        "MIME with SGD", Algorithm(Mime()), "Karimireddy et al., NeurIPS 2021", "in the WiMA paper, server_lr 0.1 or 1"
+        "MIME",
+        "MIME with SGD",
+        Algorithm(Mime()),
+        "Karimireddy et al., NeurIPS 2021",
+        "in the WiMA paper, server_lr 0.1 or 1",
     ),
     "mime-sgdm": Card(
+        "MIME-SGDM",
         "MIME with momentum",
         Algorithm(Mime(beta=0.9)),
         "Karimireddy et al., NeurIPS 2021",
@@ -105,9 +122,10 @@ CARDS: dict[str, Card] = {
         ("D27",),
     ),
     "mimelite": Card(
-        "MIMELite with SGD, equivalent to FedAvg", Algorithm(MimeLite()), "Karimireddy et al., NeurIPS 2021"
+        "MIMELite", "MIMELite with SGD, equivalent to FedAvg", Algorithm(MimeLite()), "Karimireddy et al., NeurIPS 2021"
     ),
     "mimelite-sgdm": Card(
+        "MIMELite-SGDM",
         "MIMELite with momentum",
         Algorithm(MimeLite(beta=0.9)),
         "Karimireddy et al., NeurIPS 2021",
@@ -115,15 +133,22 @@ CARDS: dict[str, Card] = {
         ("D27",),
     ),
     "fedcm": Card(
+        "FedCM",
         "Client-level momentum",
         Algorithm(Cm()),
         "Xu et al., 2021",
         "alpha 0.1; in the WiMA paper, alpha 0.05, 0.1 or 0.5",
     ),
     "fedacg": Card(
-        "Accelerated client gradients", Algorithm(Acg()), "Kim et al., CVPR 2024", "lam 0.85, beta 0.002", ("D19",)
+        "FedACG",
+        "Accelerated client gradients",
+        Algorithm(Acg()),
+        "Kim et al., CVPR 2024",
+        "lam 0.85, beta 0.002",
+        ("D19",),
     ),
     "fedsam": Card(
+        "FedSAM",
         "FedAvg with SAM on clients",
         Algorithm(perturbation=Sam(0.05)),
         "Caldarola et al., ECCV 2022; Qu et al., ICML 2022",
@@ -132,6 +157,7 @@ CARDS: dict[str, Card] = {
         ("D5",),
     ),
     "fedasam": Card(
+        "FedASAM",
         "FedAvg with ASAM on clients",
         Algorithm(perturbation=Asam(0.5, 0.2)),
         "Caldarola et al., ECCV 2022",
@@ -139,6 +165,7 @@ CARDS: dict[str, Card] = {
         "Cityscapes; eta 0.2",
     ),
     "mofedsam": Card(
+        "MoFedSAM",
         "FedCM with SAM on clients",
         Algorithm(Cm(), Sam(0.1)),
         "Qu et al., ICML 2022",
@@ -146,9 +173,10 @@ CARDS: dict[str, Card] = {
         ("D5", "D11"),
     ),
     "fedgamma": Card(
-        "SCAFFOLD with SAM on clients", Algorithm(Scaffold(), Sam(0.1)), "Dai et al., TNNLS 2023", "rho 0.1"
+        "FedGAMMA", "SCAFFOLD with SAM on clients", Algorithm(Scaffold(), Sam(0.1)), "Dai et al., TNNLS 2023", "rho 0.1"
     ),
     "fedspeed": Card(
+        "FedSpeed",
         "FedDyn's dual with SAM on clients",
         Algorithm(Dyn(alpha=0.1), Sam(0.1)),
         "Sun et al., ICLR 2023",
@@ -156,6 +184,7 @@ CARDS: dict[str, Card] = {
         ("D12",),
     ),
     "fedsmoo": Card(
+        "FedSMOO",
         "FedDyn with a dynamically regularised perturbation",
         Algorithm(Dyn(alpha=0.1), Smoo(0.1)),
         "Sun et al., ICML 2023",
@@ -164,6 +193,7 @@ CARDS: dict[str, Card] = {
         released={"s_source": "dual"},
     ),
     "fedlesam": Card(
+        "FedLESAM",
         "Locally estimated global perturbation",
         Algorithm(perturbation=Lesam(0.1)),
         "Fan et al., ICML 2024",
@@ -172,6 +202,7 @@ CARDS: dict[str, Card] = {
         released={"direction": "global", "indexing": "tensor"},
     ),
     "fedlesam-s": Card(
+        "FedLESAM-S",
         "FedLESAM with SCAFFOLD",
         Algorithm(Scaffold(), Lesam(0.1)),
         "Fan et al., ICML 2024",
@@ -180,6 +211,7 @@ CARDS: dict[str, Card] = {
         released={"direction": "global", "indexing": "tensor", "cv_weight": 0.1},
     ),
     "fedlesam-d": Card(
+        "FedLESAM-D",
         "FedLESAM with FedDyn",
         Algorithm(Dyn(alpha=0.1), Lesam(0.1)),
         "Fan et al., ICML 2024",
@@ -188,6 +220,7 @@ CARDS: dict[str, Card] = {
         released={"direction": "global", "indexing": "tensor"},
     ),
     "fedswa": Card(
+        "FedSWA",
         "Linearly decaying local learning rate with server over-relaxation",
         Algorithm(lr_schedule=Linear(0.1), server=Sgd(1.5)),
         "Liu et al., ICML 2025",
@@ -197,6 +230,7 @@ CARDS: dict[str, Card] = {
         released={"early_decay": True},
     ),
     "fedmo": Card(
+        "FedMo",
         "Momentum-based stochastic control",
         Algorithm(Mo()),
         "Liu et al., ICML 2025",
@@ -205,6 +239,7 @@ CARDS: dict[str, Card] = {
         released={"gamma": 0.1, "gamma_first_round": 1.0},
     ),
     "fedmoswa": Card(
+        "FedMoSWA",
         "FedSWA with momentum-based stochastic control",
         Algorithm(Mo(), lr_schedule=Linear(0.1), server=Sgd(1.5)),
         "Liu et al., ICML 2025",
@@ -213,6 +248,7 @@ CARDS: dict[str, Card] = {
         released={"gamma": 0.1, "gamma_first_round": 1.0, "normaliser": "trapezoid", "early_decay": True},
     ),
     "fedwmsam": Card(
+        "FedWMSAM",
         "Weighted personalised momentum with a momentum-guided perturbation",
         Algorithm(Wmsam(), Guided(0.01)),
         "FedWMSAM, NeurIPS 2025",

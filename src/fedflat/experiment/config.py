@@ -213,7 +213,7 @@ MAY_CHANGE: dict[str, bool | set[str]] = {
 class Config(SettingsGroup):
     """A complete experiment."""
 
-    format: Literal[1] = Field(FORMAT, description="version of this file's format")
+    format: Literal[1] = Field(FORMAT, description="version of the format of this file and of the run folder")
     algorithm: str = Field("fedavg", description="algorithm, as name(parameter=value)+part(parameter=value)")
     model: str = Field("mlp", description="model, as name(parameter=value)")
     init: Path | None = Field(
@@ -321,8 +321,13 @@ def _with_absolute_paths(text: str) -> str:
 
 def config(values: dict[str, Any]) -> Config:
     """Validate nested values; the first invalid setting raises a ``UserError``."""
-    if values.get("format", FORMAT) != FORMAT:
-        raise UserError(f"this config has format {values['format']}, but this version of fedflat reads format {FORMAT}")
+    version = values.get("format", FORMAT)
+    if version != FORMAT:
+        is_newer = isinstance(version, int) and version > FORMAT
+        remedy = "upgrade it with pip install --upgrade fedflat" if is_newer else f"use format: {FORMAT}"
+        raise UserError(
+            f"this config has format {version}, but this version of fedflat reads format {FORMAT}; {remedy}"
+        )
     try:
         return Config.model_validate(values)
     except ValidationError as error:

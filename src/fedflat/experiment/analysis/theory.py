@@ -11,6 +11,7 @@ import torch
 
 from fedflat.algorithms import algorithm
 from fedflat.algorithms.lr_schedule import Schedule
+from fedflat.algorithms.named import CARDS
 from fedflat.data import Partition
 from fedflat.experiment.analysis.cohort import Measurements
 from fedflat.experiment.config import Config
@@ -25,7 +26,7 @@ from fedflat.flatness.theory.bounds import (
 )
 from fedflat.flatness.theory.noise import Constants, largest_constants
 
-TITLES = {"fedsam": "FedSAM", "fedswa": "FedSWA", "fedmoswa": "FedMoSWA"}
+TITLES = {name: CARDS[name].name for name in ALGORITHMS}
 
 
 @dataclass(frozen=True)
