@@ -37,7 +37,7 @@ def page(comparison: Comparison) -> str:
     lines = [
         "# All algorithms on digits",
         "",
-        "Every named algorithm with the values of its paper on `digits`. Figures are means ± standard deviation over 3 seeds.",
+        "Every built-in algorithm, trained on `digits` with the hyperparameters of its paper (the defaults). Numbers are means ± standard deviation over 3 seeds.",
         "",
         "| setting | value |",
         "|---|---|",

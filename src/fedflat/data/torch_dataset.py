@@ -60,20 +60,20 @@ def collect_examples(items: Iterable[Any], label: str, file: Path | None = None)
     """Stack examples into arrays.
 
     Args:
-        items: ``(input, class)`` or ``(input, class, client)``.
+        items: tuples ``(input, class)`` or ``(input, class, client)``.
         label: name of the items in messages.
-        file: ``.npy`` file to write the inputs to; they are then mapped instead of held in memory.
+        file: ``.npy`` file to write the inputs to; they are then memory-mapped.
 
     Returns:
         Inputs [n, ...], classes [n] and, if given, clients [n].
     """
-    labels: list[Sequence[Any]] = []
-    blocks = _input_blocks(items, label, labels)
+    classes_and_clients: list[Sequence[Any]] = []  # filled while the blocks are read
+    blocks = _input_blocks(items, label, classes_and_clients)
     first = next(blocks, None)
     if first is None:
         raise UserError(f"{label} is empty; expected at least one example")
     inputs = np.concatenate([first, *blocks]) if file is None else _write_blocks(file, chain([first], blocks))
-    return [inputs, *(np.array(column) for column in zip(*labels, strict=True))]
+    return [inputs, *(np.array(column) for column in zip(*classes_and_clients, strict=True))]
 
 
 def _as_array(value: Any) -> np.ndarray:
@@ -86,13 +86,13 @@ def _as_array(value: Any) -> np.ndarray:
     return array.astype(np.float32) if array.dtype == np.float64 else array
 
 
-def _input_blocks(items: Iterable[Any], label: str, labels: list[Sequence[Any]]) -> Iterator[np.ndarray]:
-    """Yield the inputs in blocks of up to 256 rows; append the other fields of each item to ``labels``.
+def _input_blocks(items: Iterable[Any], label: str, classes_and_clients: list[Sequence[Any]]) -> Iterator[np.ndarray]:
+    """Yield the inputs in blocks of up to 256 rows; append the other fields of each item to ``classes_and_clients``.
 
     Args:
-        items: ``(input, class)`` or ``(input, class, client)``.
+        items: tuples ``(input, class)`` or ``(input, class, client)``.
         label: name of the items in messages.
-        labels: receives ``[class]`` or ``[class, client]`` for each item.
+        classes_and_clients: receives ``[class]`` or ``[class, client]`` for each item.
     """
     block: list[np.ndarray] = []
     shape: tuple[int, ...] | None = None
@@ -110,7 +110,7 @@ def _input_blocks(items: Iterable[Any], label: str, labels: list[Sequence[Any]])
                 "expected one shape"
             )
         block.append(example)
-        labels.append([value if isinstance(value, str) else np.asarray(value) for value in item[1:]])
+        classes_and_clients.append([value if isinstance(value, str) else np.asarray(value) for value in item[1:]])
         if len(block) == BLOCK_ROWS:
             yield np.stack(block)
             block = []

@@ -87,22 +87,22 @@ class Run:
         self._user_objects = {"data": data, "model": model, "task": task}
         with explain_out_of_memory(config):
             self.problem, self.partition = build_problem(config, data, model, task)
-        if config.stop.target is not None and not resume:
+        if config.stop.target is not None and not resume:  # a resumed run was checked when it began
             check_target(config.stop.target, self.metric)
         self.algorithm = algorithm(config.algorithm)
         self.folder = RunFolder(folder) if folder else None
-        self._has_local_data = engine is None
+        self._has_local_data = engine is None  # a custom engine trains at remote sites
         self.history: list[dict[str, Any]] = []
         self.record: Record | None = None  # set when the run ends or pauses
-        self._loss = torch.tensor(math.nan)
+        self._train_loss = torch.tensor(math.nan)
         self.training = training_of(config, self.algorithm, len(self.partition.clients))
         self._sampler = sampler_of(config, len(self.partition.clients))
         initial = ModelState(*self.problem.initial())
         self.server = ServerState(config.init_rounds, initial, self.algorithm.new_server(initial.weights), Cost())
         self._observer = Observer(config.flatness, self.problem, self.partition, self.algorithm, config.training.rounds)
-        self._stores: dict[str, RowStore] = {}
-        self._statistics: dict[int, Tensor] = {}
-        self._frozen = self.problem.frozen.fingerprint() if self.folder else ""
+        self._stores: dict[str, RowStore] = {}  # client states and averages, by name
+        self._bn_statistics: dict[int, Tensor] = {}  # by client, if clients keep their own
+        self._frozen_hash = self.problem.frozen.fingerprint() if self.folder else ""
         self._interval = CheckpointInterval(config.engine.checkpoint_every)
         self._started = self._session_started = time.monotonic()
         self.engine: Engine = engine(self) if engine else engine_for(config, self.problem, self._user_objects)
@@ -145,7 +145,7 @@ class Run:
             self.models(),
             self.folder,
             self._user_objects,
-            self._statistics,
+            self._bn_statistics,
             self.rounds,
             self.metric,
         )
@@ -164,7 +164,7 @@ class Run:
     @property
     def loss(self) -> float:
         """Mean training loss of the last round; NaN before the first."""
-        return float(self._loss)
+        return float(self._train_loss)
 
     @property
     def seconds(self) -> float:
@@ -226,7 +226,7 @@ class Run:
         if self.rounds < self.config.training.rounds:
             upcoming = [(number, self.partition.clients[number]) for number in self.cohort(self.rounds)]
             self.engine.prepare(self.training, self.rounds, upcoming)
-        self._loss = outcome.loss
+        self._train_loss = outcome.loss
         flat_model = _flat(model)
         for average in self.averages.values():
             average.update(round_index, flat_model)
@@ -300,7 +300,7 @@ class Run:
                 inputs = provenance(self.partition, self.problem.data, self._user_objects)
                 folder.create(self.config, inputs, self.metric)
             folder.hold()
-        checkpoint = last_checkpoint(folder, self.config, self._frozen, self.problem.device) if folder else None
+        checkpoint = last_checkpoint(folder, self.config, self._frozen_hash, self.problem.device) if folder else None
         if folder and self._resume and self._has_local_data:
             require_same_inputs(folder, fingerprints(self._user_objects), self.partition.digest())
         open_rows = partial(self._open_rows, "clients")
@@ -347,14 +347,16 @@ class Run:
             with self._interval.measured():
                 self._clients.settle()
                 loss = finite_or_none(self.loss)
-                write_checkpoint(self.folder, self.server, self.averages, self._stores, self.config, loss, self._frozen)
+                frozen = self._frozen_hash
+                write_checkpoint(self.folder, self.server, self.averages, self._stores, self.config, loss, frozen)
 
     def _restore(self, folder: RunFolder, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
         """Continue from a checkpoint, given its tensors by name and its metadata."""
         require_rows(folder, self._stores, metadata)
         folder.truncate_metrics(metadata["metrics"])
         self.server = ServerState.from_checkpoint(tensors, metadata)
-        self._loss = torch.tensor(math.nan if metadata["loss"] is None else metadata["loss"], dtype=self.problem.dtype)
+        loss = math.nan if metadata["loss"] is None else metadata["loss"]
+        self._train_loss = torch.tensor(loss, dtype=self.problem.dtype)
         for name, average in self.averages.items():
             average.restore(with_prefix(tensors, f"average/{name}/"))
         for store in self._stores.values():
@@ -371,18 +373,18 @@ class Run:
 
     def _write_models(self, folder: RunFolder, file: Callable[[str], str]) -> None:
         """Write every model; ``file`` maps a model's name to its file name."""
-        trained = {"trained": list(self.problem.layout.names)} if self._frozen else {}
+        trained = {"trained": list(self.problem.layout.names)} if self._frozen_hash else {}
         for name, model in self.models().items():
             metadata = {"model": self.config.model, "name": name, "rounds": self.rounds, **trained}
             folder.write_tensors(file(name), self.problem.state_dict(*model), metadata)
 
     def _write_outcome(self, verdict: Verdict) -> None:
         """Write the final models, the clients' BatchNorm statistics (SiLoBN) and the run's status."""
-        self._statistics = self._clients.statistics(len(self.partition.clients))
+        self._bn_statistics = self._clients.statistics(len(self.partition.clients))
         if not self.folder:
             return
-        if self._statistics:
-            by_number = {str(number): statistics for number, statistics in self._statistics.items()}
+        if self._bn_statistics:
+            by_number = {str(number): statistics for number, statistics in self._bn_statistics.items()}
             self.folder.write_tensors(STATISTICS_FILE, by_number, {"rounds": self.rounds})
         self._write_models(self.folder, model_file)
         self.folder.write_status(verdict.status, metric=self.metric, rounds=self.rounds, reason=verdict.reason)

@@ -79,7 +79,7 @@ class Objective:
         data: a pair of tensors (inputs, targets), a list of batches, or a DataLoader.
         batch: batch size for a pair of tensors.
         prepare: applied to the inputs before the model, e.g. normalisation.
-        sums: metrics that ``metrics`` reports in addition to the loss.
+        sums: maps (output, targets) to sums over the batch by metric, ``loss`` included; default: the loss alone.
         buffers: tensors used in place of the module's own buffers, by name.
         weights: the point at which the objective is evaluated by default, [P]; default: the module's parameters.
         tf32: whether a GPU may round float32 matrix products to TF32.
@@ -267,7 +267,7 @@ class Objective:
 
     @torch.no_grad()
     def metrics(self, w: Tensor | None = None) -> dict[str, float]:
-        """Return the mean loss at ``w`` [P] (default: the model's weights) and all metrics of ``sums``, by name."""
+        """Return the metrics of ``sums`` at ``w`` [P] (default: ``weights``), averaged over the examples, by name."""
         if self._sums is None:
             return {"loss": float(self.loss(w))}
         parameters = self._parameters_at(w)

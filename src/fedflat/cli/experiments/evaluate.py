@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.flatness.output import LISTED, status_line
+from fedflat.cli.flatness.output import MAX_LISTED, status_line
 from fedflat.cli.shared.downloads import fetch_if_missing
 from fedflat.cli.shared.flags import JSON, MODEL, RUN, optional
 from fedflat.cli.shared.screen import counted, print_json, screen, shown_count, shown_metric, table, with_unit
@@ -79,7 +79,10 @@ def evaluate(
 
 
 def _print_evaluation(evaluation: Evaluation, heading: str) -> None:
-    """Print the summary of every part, the entries of short parts, and why parts are missing."""
+    """Print a summary of every part of an evaluation, e.g. test set or clients, and the reasons for missing parts.
+
+    Classes, domains and corruptions are also listed one by one, if there are at most ``MAX_LISTED``.
+    """
     console, metric = screen(), evaluation.metric
     columns = ("on", "of", with_unit(metric), "standard deviation", "worst 10 %", "loss")
     rows = [row for part, results in evaluation.parts.items() for row in _summary_rows(part, results, metric)]
@@ -88,7 +91,7 @@ def _print_evaluation(evaluation: Evaluation, heading: str) -> None:
     console.print()
     console.print(table(columns, rows, numeric=columns[2:]))
     for part, results in evaluation.parts.items():
-        if part in ("classes", "domains", "corruptions") and len(results["each"]) <= LISTED:
+        if part in ("classes", "domains", "corruptions") and len(results["each"]) <= MAX_LISTED:
             console.print()
             console.print(_entry_table(part, results["each"], metric))
     if evaluation.missing:

@@ -11,7 +11,7 @@ import typer
 from fedflat.cli.flatness.flags import OUT
 from fedflat.cli.flatness.opening import heading_of, open_run
 from fedflat.cli.flatness.output import (
-    LISTED,
+    MAX_LISTED,
     known,
     mean,
     print_files,
@@ -80,7 +80,7 @@ def clients(
         return
     print_table(heading, COLUMNS, [_cohort_row(cohort) for cohort in cohorts], text_columns=2)
     detailed = [cohort for cohort in cohorts if "cosine" in cohort]
-    if detailed and (variates or len(detailed[-1]["clients"]) <= LISTED):
+    if detailed and (variates or len(detailed[-1]["clients"]) <= MAX_LISTED):
         print_section(f"Clients of round {detailed[-1]['round']}", _client_table(detailed[-1]))
     if losses:
         title = f"Classes over {len(evaluations)} evaluations of {model}, test {with_unit(metric)}"
@@ -163,7 +163,7 @@ def class_forgetting(evaluations: list[dict[str, Any]]) -> dict[str, dict[str, f
 def _class_table(last: dict[str, float], losses: dict[str, dict[str, float]], metric: str) -> Table:
     """Return the last accuracy and the forgetting of the classes that were forgotten most, in class order."""
     columns = ("class", "last", "best minus last", "mean change", "lowest after learning")
-    most_forgotten = sorted(losses, key=lambda name: -losses[name]["lost"])[:LISTED]
+    most_forgotten = sorted(losses, key=lambda name: -losses[name]["lost"])[:MAX_LISTED]
     rows = []
     for name, forgetting in losses.items():
         if name in most_forgotten:

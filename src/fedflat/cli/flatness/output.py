@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
-LISTED = 20
+MAX_LISTED = 20
 """Maximum number of clients, classes or rounds listed individually."""
 
 
@@ -72,7 +72,7 @@ def print_files(files: Mapping[str, object]) -> None:
     console.print(key_values(files))
 
 
-def thinned(items: Sequence[T], limit: int = LISTED) -> list[T]:
+def thinned(items: Sequence[T], limit: int = MAX_LISTED) -> list[T]:
     """Return at most ``limit`` evenly spaced items, the last one included.
 
     >>> thinned([1, 2, 3, 4, 5], 3)

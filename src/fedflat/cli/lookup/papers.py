@@ -60,8 +60,8 @@ def _print_papers(papers: list[Paper]) -> None:
     for paper in papers:
         figures = [name.removeprefix("figure") for name in paper.tables if name.startswith("figure")]
         tables = [name for name in paper.tables if name.startswith("table")]
-        contents = ", ".join([*tables, f"figures {', '.join(figures)}"])
-        rows.append([paper.name, paper.file.title, f"{paper.file.venue}", contents])
+        contents = [*tables, f"figures {', '.join(figures)}"] if figures else tables
+        rows.append([paper.name, paper.file.title, str(paper.file.venue), ", ".join(contents)])
     screen().print(table(("paper", "title", "where", "tables and figures"), rows))
     screen().print("\nDetails: fedflat papers NAME, fedflat papers NAME/table3", style="dim")
 

@@ -16,7 +16,8 @@ from fedflat.engines.cpu.worker_pool import ProcessPool, explain_full_shared_mem
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.totals import evaluation_plan, evaluation_result
 from fedflat.engines.round.client import seeded_full_gradient, train_client
-from fedflat.engines.round.cohort import Arrays, ClientReport, CohortBuffers, CohortEngine, to_arrays, to_tensors
+from fedflat.engines.round.cohort import ClientReport, CohortEngine
+from fedflat.engines.round.cohort_buffers import Arrays, CohortBuffers, to_arrays, to_tensors
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
 from fedflat.processes import available_cores, can_travel
 

@@ -21,7 +21,8 @@ from fedflat.engines.gpu.step import Advance, in_place
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.totals import Totals
 from fedflat.engines.round.client import seeded_full_gradient
-from fedflat.engines.round.cohort import ClientReport, CohortBuffers, CohortEngine
+from fedflat.engines.round.cohort import ClientReport, CohortEngine
+from fedflat.engines.round.cohort_buffers import CohortBuffers
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
 from fedflat.engines.round.plan import seed_torch
 from fedflat.errors import UserError

@@ -17,7 +17,8 @@ from fedflat.algorithms.algorithm import LocalState, Message, States, nested_sta
 from fedflat.engines.gpu.step import Advance, changing
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.client import full_gradient
-from fedflat.engines.round.cohort import ClientReport, CohortBuffers
+from fedflat.engines.round.cohort import ClientReport
+from fedflat.engines.round.cohort_buffers import CohortBuffers
 from fedflat.engines.round.contract import Client, Training
 from fedflat.engines.round.plan import generator
 

@@ -93,7 +93,7 @@ class NarrowReLU(nn.Module):
 
 
 class _Convolve(torch.autograd.Function):
-    """``convolve`` with its gradients; shapes as in ``kernels.py``."""
+    """``convolve`` with its gradients: images [channels, height, width, examples], weight [out, height, width, in]."""
 
     @staticmethod
     def forward(image: Tensor, weight: Tensor, bias: Tensor, padding_rows: int) -> Tensor:
@@ -116,7 +116,8 @@ class _Convolve(torch.autograd.Function):
         _, kernel_height, kernel_width, channels = weight.shape
         gradient = gradient.contiguous()
         image_gradient = None
-        if ctx.needs_input_grad[0]:  # a convolution with the rotated kernel
+        if ctx.needs_input_grad[0]:
+            # A convolution with the rotated kernel. ``convolve`` pads rows itself, but expects padded columns.
             padded = _pad_columns(gradient, kernel_width - 1).contiguous()
             rotated = weight.flip(1, 2).transpose(0, 3).contiguous()
             no_bias = image.new_zeros(channels)

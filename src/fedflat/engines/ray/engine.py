@@ -39,7 +39,8 @@ from fedflat.engines.ray.scheduling import ClientCosts, aggregation_blocks, assi
 from fedflat.engines.ray.state_directory import StateDirectory
 from fedflat.engines.ray.worker import problem_facts
 from fedflat.engines.ray.worker_pool import WorkerHandle, WorkerPool, WorkItem, worker_pool
-from fedflat.engines.round.cohort import Arrays, CohortBuffers, CohortWeights, reduce_rows, state_to_arrays, to_arrays
+from fedflat.engines.round.cohort import CohortWeights, reduce_rows
+from fedflat.engines.round.cohort_buffers import Arrays, CohortBuffers, state_to_arrays, to_arrays
 from fedflat.engines.round.contract import (
     BLOCK,
     Client,

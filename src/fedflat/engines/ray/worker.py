@@ -30,15 +30,8 @@ from fedflat.engines.ray.messages import (
     WorkerSetup,
     bytes_of,
 )
-from fedflat.engines.round.cohort import (
-    Arrays,
-    CohortBuffers,
-    CohortWeights,
-    state_from_arrays,
-    to_arrays,
-    to_tensors,
-    weighted_rows,
-)
+from fedflat.engines.round.cohort import CohortWeights, weighted_rows
+from fedflat.engines.round.cohort_buffers import Arrays, CohortBuffers, state_from_arrays, to_arrays, to_tensors
 from fedflat.engines.round.contract import Client, Training, block_sum
 from fedflat.errors import UserError
 from fedflat.operating_system import keep_memory

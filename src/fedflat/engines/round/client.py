@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fedflat.engines.problem.batches import Batch
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.cohort import ClientReport, CohortBuffers
+from fedflat.engines.round.cohort import ClientReport
+from fedflat.engines.round.cohort_buffers import CohortBuffers
 from fedflat.engines.round.contract import Training
 from fedflat.engines.round.plan import generator, seed_torch
 from fedflat.errors import UserError

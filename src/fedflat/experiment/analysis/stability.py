@@ -46,7 +46,7 @@ class Swap:
 
 
 class Twins:
-    """A run and its twins, advanced together.
+    """A run and its twins, runs that differ from it in one training example, advanced together.
 
     Args:
         config: the experiment.

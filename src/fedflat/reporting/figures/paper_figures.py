@@ -42,7 +42,7 @@ def figures_of(section: Values, by: str) -> dict[str, Figure]:
 
 
 def _plotted_rows(section: Values) -> list[int]:
-    """Return the numbers of the rows that have curves, best first."""
+    """Numbers of the rows to plot, at most ``MAX_LINES``: best rank first, or in table order without ranks."""
     if section["ranks"]:
         numbers = [line["row"] for line in section["ranks"]["lines"]]
     else:
