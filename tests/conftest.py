@@ -1,11 +1,13 @@
 """Tests run torch on one thread: two on a busy machine are many times slower than one."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+
+from tests.registries import registries_restored
 
 torch.set_num_threads(1)
 os.environ.pop("COLUMNS", None)  # parallel test workers are told a width, and tables would fold
@@ -26,6 +28,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return file if file in TOGETHER else nodeid
 
     return Scheduling(config, log)
+
+
+@pytest.fixture
+def restore_registries() -> Iterator[Callable[[], None]]:
+    """Forget the components and plugins that a test registers or loads."""
+    with registries_restored() as forget:
+        yield forget
 
 
 @pytest.fixture(autouse=True)

@@ -299,9 +299,11 @@ def resume(
             raise one_of("setting that may change in a resumed run", name, EXECUTION_SETTINGS)
     check_user_objects(dataset, model, task)
     path = as_path("folder", folder)
-    config = make_config(RunFolder(path).config(), where)
-    if RunFolder(path).is_over:
+    run_folder = RunFolder(path)
+    if run_folder.is_over:
         return load(path)
+    run_folder.load_plugins()
+    config = make_config(run_folder.config(), where)
     observers = as_callbacks(callbacks)
     run = Run(config, path, data=dataset, model=model, task=task, callbacks=observers, resume=True)
     return Result(run.go())

@@ -23,6 +23,7 @@ import torch.multiprocessing as multiprocessing
 
 from fedflat.errors import UserError
 from fedflat.operating_system import cores_in_affinity_mask, interrupts_blocked
+from fedflat.plugins import load_plugins, loaded_plugins
 
 PATIENCE = 5.0
 """Seconds that a child has to exit before it is killed."""
@@ -35,9 +36,9 @@ class ChildDied(Exception):
 class ChildProcess:
     """A spawned process and the parent's end of a two-way pipe to it.
 
-    The child calls ``target(pipe, *args)`` with one torch thread. It does not run the user's script again, so that
-    scripts need no ``if __name__ == "__main__"`` guard, and never sees Ctrl-C: the parent does, and then closes its
-    children.
+    The child loads the parent's plugins and calls ``target(pipe, *args)`` with one torch thread. It does not run the
+    user's script again, so that scripts need no ``if __name__ == "__main__"`` guard, and never sees Ctrl-C: the parent
+    does, and then closes its children.
 
     Args:
         target: function that the child can import.
@@ -55,7 +56,8 @@ class ChildProcess:
     ) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, child_pipe = context.Pipe()
-        self.process: Any = context.Process(target=_run, args=(target, child_pipe, *args), daemon=daemon)
+        arguments = (list(loaded_plugins()), target, child_pipe, *args)
+        self.process: Any = context.Process(target=_run, args=arguments, daemon=daemon)
         with _environment(environment or {}), _without_main(), interrupts_blocked():
             self.process.start()
         child_pipe.close()
@@ -152,8 +154,9 @@ def sendable(error: Exception) -> Exception:
     return error
 
 
-def _run(target: Callable[..., None], pipe: Connection, *args: object) -> None:
+def _run(plugins: list[str], target: Callable[..., None], pipe: Connection, *args: object) -> None:
     torch.set_num_threads(1)
+    load_plugins(plugins)
     target(pipe, *args)
 
 

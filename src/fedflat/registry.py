@@ -51,10 +51,7 @@ class Registry(Mapping[str, T]):
         Raises:
             UserError: the name is malformed or belongs to another component.
         """
-        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
-            raise UserError(
-                f"{name!r} is not a valid {self.kind} name; use letters, digits and hyphens, e.g. my-{self.kind}"
-            )
+        self.check_name(name)
         existing = self.spelling(name)
         if existing is not None and self._components[existing] != component:
             raise UserError(f"the {self.kind} '{existing}' is already registered; choose another name")
@@ -66,6 +63,13 @@ class Registry(Mapping[str, T]):
         if existing is None:
             self._components[name] = component
             self._spelling[_folded(name)] = name
+
+    def check_name(self, name: object) -> None:
+        """Raise a ``UserError`` if a name is malformed."""
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
+            raise UserError(
+                f"{name!r} is not a valid {self.kind} name; use letters, digits and hyphens, e.g. my-{self.kind}"
+            )
 
     def unregister(self, name: str) -> None:
         """Remove a name, e.g. at the end of a test."""

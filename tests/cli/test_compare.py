@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fedflat.averaging import AVERAGES
 from fedflat.cli.experiments.compare import read_seeds
 from fedflat.cli.shared.several_runs import print_comparison, verdict
 from fedflat.errors import UserError
@@ -25,7 +26,9 @@ def record(algorithm: str, seed: int, accuracy: float, status: str = "finished",
         {"round": r, "train_loss": 1.0, "test": {"server": {"loss": 1.0, "accuracy": accuracy}}, **COSTS}
         for r in (1, 2)
     ]
-    return Record(config, history, status, "round 2: too hot" if status == "diverged" else "", 1.0, {})
+    reason = "round 2: too hot" if status == "diverged" else ""
+    averages = tuple(part for part in config.algorithm.split("+") if part in AVERAGES)
+    return Record(config, history, status, reason, 1.0, {}, averages=averages)
 
 
 def several(**accuracies: list[float | None]) -> Comparison:

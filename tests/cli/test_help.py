@@ -35,6 +35,7 @@ def test_all_commands_are_there():
             "report",
             "evaluate",
             "export",
+            "new",
             "clean",
         ),
         *("flatness", "deploy", "bench", "settings", "algorithms", "models", "papers", "data", "doctor"),

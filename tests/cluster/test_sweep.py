@@ -147,6 +147,6 @@ class Deadly(LockedRun):
 @pytest.mark.parametrize(("jobs", "share"), [(None, 1.0), (2, 1.0), (3, 0.5), (4, 0.5), (9, 0.2)])
 def test_more_runs_than_gpus_get_a_share_of_one_each(jobs: int | None, share: float) -> None:
     two = SimpleNamespace(cluster_resources=lambda: {"CPU": 16.0, "GPU": 2.0})
-    spreading = ClusterSchedule(two, [], SweepLocation(Path(), b"", Path(), Path()), jobs)
+    spreading = ClusterSchedule(two, [], SweepLocation(Path(), b"", Path(), Path(), ()), jobs)
     assert spreading._resources(small(device="auto", engine__workers=3)) == (3, share)
     assert spreading._resources(small(device="cpu")) == (1, 0)

@@ -20,8 +20,8 @@ from tests.docs.blocks import PAGES, blocks, calls, name
 COMMAND: Any = typer.main.get_command(app)
 CHECKS = {"partition": canonical_partition, "model": canonical_model, "dataset": canonical_dataset}
 """Parsers of the texts given to run and compare, by flag."""
-PLACEHOLDERS = ("ALGORITHM", "FOLDER", "damped")
-"""Placeholders, and an algorithm that the reader installs."""
+PLACEHOLDERS = ("ALGORITHM", "FOLDER", "damped", "my-")
+"""Placeholders, and components that the reader writes."""
 
 
 def check(arguments: list[str]) -> None:

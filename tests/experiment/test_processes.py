@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import multiprocessing
 import os
 import signal
@@ -27,6 +28,7 @@ from fedflat.experiment.campaign.compare import SomeFailed, compare
 from fedflat.experiment.campaign.processes import RunJob, _warnings_sent, run_in_parallel
 from fedflat.experiment.config import Config, config
 from fedflat.models import MODELS, ImageModelSpec
+from fedflat.plugins import load_plugins
 
 BASE = config(
     {
@@ -232,10 +234,31 @@ class Nowhere(Scaffold):
     """Defined in a module that only pytest can import."""
 
 
-def test_names_of_ones_own_travel(tiny: type[ImageModelSpec]) -> None:
-    base = BASE.model_copy(update={"model": "tiny"})
-    in_a_row, beside = (list(compare(base, ["mine+wima"], [0, 1], jobs=jobs)) for jobs in (1, 2))
+DIGITS = """
+import fedflat
+
+def load_digits():
+    return fedflat.data.load("digits")
+
+fedflat.register("plugin-digits", load_digits)
+"""
+
+
+def test_names_and_plugins_of_the_user_travel(
+    tiny: type[ImageModelSpec], tmp_path: Path, restore_registries: object
+) -> None:
+    plugin = tmp_path / "plugin_digits.py"
+    plugin.write_text(DIGITS)
+    load_plugins([plugin])
+    data = BASE.data.model_copy(update={"dataset": "plugin-digits"})
+    base = BASE.model_copy(update={"model": "tiny", "data": data})
+    in_a_row, beside = (
+        list(compare(base, ["mine+wima"], [0, 1], jobs=jobs, out=tmp_path / str(jobs))) for jobs in (1, 2)
+    )
     assert [record.history for record in in_a_row] == [record.history for record in beside]
+    (recorded,) = {path.read_text() for path in tmp_path.rglob("plugins.json")}
+    assert list(json.loads(recorded)) == [str(plugin)]
+    assert len(list(tmp_path.rglob("plugins.json"))) == 4
 
 
 def test_names_of_what_a_script_defines_stay_at_home(

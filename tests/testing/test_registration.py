@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -22,7 +21,7 @@ from fedflat.algorithms.named import NAMED
 from fedflat.algorithms.perturbation.sam import Sam
 from fedflat.averaging import AVERAGES, Ema, average_name
 from fedflat.errors import UserError
-from fedflat.models import MODELS, ModelSpec, canonical_model
+from fedflat.models import ModelSpec, canonical_model
 from fedflat.registry import Registry
 
 ROOT = Path(__file__).parents[2]
@@ -54,14 +53,8 @@ class OwnModel(ModelSpec):
 
 
 @pytest.fixture(autouse=True)
-def unregister() -> Iterator[None]:
+def unregister(restore_registries: None) -> None:
     """Leave no names behind."""
-    registries = (NAMED, MODELS, *PART_REGISTRIES.values())
-    before = [set(registry) for registry in registries]
-    yield
-    for registry, names in zip(registries, before, strict=True):
-        for name in set(registry) - names:
-            registry.unregister(name)
 
 
 def test_an_algorithm_gets_a_name() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import entry_points
+from types import FunctionType
 from typing import Any, cast
 
 from fedflat.algorithms.algorithm import SLOTS, Algorithm
@@ -14,6 +16,8 @@ from fedflat.algorithms.named import NAMED, RELEASED
 from fedflat.algorithms.perturbation import PERTURBATIONS, Perturbation
 from fedflat.algorithms.server import SERVERS, Sgd
 from fedflat.averaging import AVERAGES, Average
+from fedflat.data import DATASETS, Dataset
+from fedflat.data.sources.user_function import function_source
 from fedflat.errors import UserError, one_of
 from fedflat.models import MODELS, ModelSpec
 from fedflat.registry import Registry
@@ -53,14 +57,15 @@ def part_name(spec: object) -> str | None:
     return None
 
 
-def register(name: str, component: Algorithm | type[Any]) -> None:
-    """Register an algorithm, a part or a model, so that texts, commands and configs can use its name.
+def register(name: str, component: Algorithm | type[Any] | Callable[[], Dataset]) -> None:
+    """Register an algorithm, a part, a model or a dataset, so that texts, commands and configs can use its name.
 
     Args:
         name: letters, digits and hyphens.
         component: an ``Algorithm``, used like a built-in one (``mine(rho=0.1)+wima``); a subclass of ``Drift``,
-            ``Perturbation``, ``LrSchedule``, ``Sgd`` or ``Average``, added to an algorithm (``scaffold+mine``); or a
-            subclass of ``ModelSpec``, used like a built-in model (``model="mine(width=8)"``).
+            ``Perturbation``, ``LrSchedule``, ``Sgd`` or ``Average``, added to an algorithm (``scaffold+mine``); a
+            subclass of ``ModelSpec``, used like a built-in model (``model="mine(width=8)"``); or a function without
+            arguments that returns a dataset, used like a built-in one (``dataset="mine"``).
 
     Raises:
         UserError: the name is malformed or taken, or the component is of no known kind.
@@ -71,6 +76,8 @@ def register(name: str, component: Algorithm | type[Any]) -> None:
     registries_to_check: list[Registry[Any]] = []
     if registry is NAMED:
         registries_to_check = list(PART_REGISTRIES.values())
+    elif registry is DATASETS:
+        component = cast("Any", function_source(name, cast("Any", component)))
     elif registry is not MODELS:
         registries_to_check = [NAMED]
     for taken in registries_to_check:
@@ -94,8 +101,13 @@ def _registry_for(name: str, component: object) -> Registry[Any]:
         for slot, base in _BASES.items():
             if issubclass(component, base):
                 return PART_REGISTRIES[slot]
+    if isinstance(component, FunctionType):
+        return DATASETS
     bases = ", ".join([base.__name__ for base in _BASES.values()] + ["ModelSpec"])
-    raise UserError(f"cannot register {component!r} as '{name}'; expected an Algorithm or a subclass of one of {bases}")
+    raise UserError(
+        f"cannot register {component!r} as '{name}'; expected an Algorithm, a subclass of one of {bases}, "
+        "or a function that returns a dataset"
+    )
 
 
 def registered() -> dict[str, Algorithm | type[Any]]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import typer
-from click import NoSuchOption, UsageError
-from typer.core import TyperGroup
+from click import Command, Context, NoSuchOption, UsageError
+from typer.core import TyperGroup, TyperOption
 
 from fedflat import __version__
 from fedflat.cli.experiments.bench import bench
@@ -16,6 +17,7 @@ from fedflat.cli.experiments.compare import compare
 from fedflat.cli.experiments.deploy import deploy
 from fedflat.cli.experiments.evaluate import evaluate
 from fedflat.cli.experiments.export import export
+from fedflat.cli.experiments.new import new
 from fedflat.cli.experiments.report import report
 from fedflat.cli.experiments.reproduce import reproduce
 from fedflat.cli.experiments.run import resume, run
@@ -32,17 +34,31 @@ from fedflat.cli.lookup.papers import papers
 from fedflat.cli.lookup.settings import settings
 from fedflat.cli.shared.error_reporting import errors_as_messages
 from fedflat.cli.shared.flags import keep_argument_help
+from fedflat.errors import UserError
 from fedflat.experiment.setting_names import suggest_setting
+from fedflat.plugins import VARIABLE, MissingPlugin, listed_plugins, load_plugins
 
 
 class Application(TyperGroup):
-    """A command group that reports errors as messages."""
+    """A command group that reports errors as messages, and gives every command the option ``--plugin``."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        _add_plugin_option(self)
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """Parse the options of ``fedflat`` itself; the words of the command are kept for messages."""
+        self._words = list(args)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Invoke a command; for another framework's option, such as --epochs, the error suggests ours."""
         with errors_as_messages():
             try:
                 return super().invoke(ctx)
+            except MissingPlugin as error:
+                command = f"fedflat {shlex.join(self._words)} --plugin NEW_FOLDER/{error.path.name}"
+                raise UserError(f"{error.problem}; restore the file, or pass its new path: {command}") from None
             except NoSuchOption as error:
                 setting = suggest_setting(error.option_name)
                 if setting is None or error.ctx is None:
@@ -51,6 +67,23 @@ class Application(TyperGroup):
                 if not any(flag in option.opts for option in error.ctx.command.params):
                     raise
                 raise UsageError(f"No such option '{error.option_name}'; did you mean '{flag}'?", error.ctx) from None
+
+
+def _add_plugin_option(command: Command) -> None:
+    """Add ``--plugin`` to a command, or to all commands of a group; the plugins are loaded before the command runs."""
+    for subcommand in getattr(command, "commands", {}).values():
+        _add_plugin_option(subcommand)
+    call = command.callback
+    if hasattr(command, "commands") or call is None:
+        return
+
+    def call_with_plugins(*, plugin: tuple[str, ...], **arguments: Any) -> Any:
+        load_plugins([*listed_plugins(), *plugin])
+        return call(**arguments)
+
+    help = f"Python file that registers your own components; repeatable (also: ${VARIABLE})"
+    command.params.append(TyperOption(param_decls=["--plugin"], multiple=True, metavar="FILE.py", help=help))
+    command.callback = call_with_plugins
 
 
 keep_argument_help()
@@ -84,7 +117,7 @@ def fedflat(
 EXPERIMENTS, LOOKUP = "Experiments", "Looking things up"
 """Help panels."""
 EXPERIMENT_COMMANDS = (run, compare, sweep, tune, branch, reproduce, resume, show, watch, report, evaluate, export)
-for _command in (*EXPERIMENT_COMMANDS, clean, bench):
+for _command in (*EXPERIMENT_COMMANDS, new, clean, bench):
     app.command(rich_help_panel=EXPERIMENTS)(_command)
 app.add_typer(flatness, name="flatness", rich_help_panel=EXPERIMENTS)
 app.add_typer(deploy, name="deploy", rich_help_panel=EXPERIMENTS)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from fedflat.errors import UserError
 from fedflat.experiment.quantities import DEFAULT_MEASUREMENTS, MEASUREMENTS, parse_flatness, parse_measurements
@@ -21,6 +21,8 @@ from fedflat.text import with_absolute_paths
 
 FORMAT: Literal[1] = 1
 """Version of configs and run folders."""
+STORED = "stored"
+"""Validation context of configs that were validated when their run began."""
 
 
 class SettingsGroup(BaseModel):
@@ -243,8 +245,9 @@ class Config(SettingsGroup):
 
     @field_validator("algorithm")
     @classmethod
-    def _canonical_algorithm(cls, text: str) -> str:
-        return _canonical(text)
+    def _canonical_algorithm(cls, text: str, info: ValidationInfo) -> str:
+        """Spell an algorithm in the canonical way; a stored one is, and its parts may not be registered here."""
+        return text if info.context == STORED else _canonical(text)
 
     @field_validator("init")
     @classmethod
@@ -319,8 +322,13 @@ def _with_absolute_paths(text: str) -> str:
     return with_absolute_paths(text, {name: source.options for name, source in DATASETS.items()} | dict(PARTITIONERS))
 
 
-def config(values: dict[str, Any]) -> Config:
-    """Validate nested values; the first invalid setting raises a ``UserError``."""
+def config(values: dict[str, Any], is_stored: bool = False) -> Config:
+    """Validate nested values; the first invalid setting raises a ``UserError``.
+
+    Args:
+        values: settings by group and name.
+        is_stored: the values come from a run folder, so the algorithm is not parsed again.
+    """
     version = values.get("format", FORMAT)
     if version != FORMAT:
         is_newer = isinstance(version, int) and version > FORMAT
@@ -329,7 +337,7 @@ def config(values: dict[str, Any]) -> Config:
             f"this config has format {version}, but this version of fedflat reads format {FORMAT}; {remedy}"
         )
     try:
-        return Config.model_validate(values)
+        return Config.model_validate(values, context=STORED if is_stored else None)
     except ValidationError as error:
         raise _user_error(error) from None
 

@@ -148,6 +148,7 @@ class Run:
             self._bn_statistics,
             self.rounds,
             self.metric,
+            tuple(self.averages),
         )
         self._notify("ended", self.record)
 
@@ -190,8 +191,7 @@ class Run:
         self._save_models()
         if is_evaluated:
             self._evaluate()
-            verdict = check_stopping_rules(self.history, self.config.stop, self.primary, self.metric)
-            if verdict:
+            if verdict := check_stopping_rules(self.history, self.config.stop, self.primary, self.metric):
                 return verdict
         if is_last or self._interval.is_due(self.rounds):
             self._checkpoint()
@@ -387,7 +387,7 @@ class Run:
             by_number = {str(number): statistics for number, statistics in self._bn_statistics.items()}
             self.folder.write_tensors(STATISTICS_FILE, by_number, {"rounds": self.rounds})
         self._write_models(self.folder, model_file)
-        self.folder.write_status(verdict.status, metric=self.metric, rounds=self.rounds, reason=verdict.reason)
+        self.folder.write_status(**verdict._asdict(), metric=self.metric, averages=[*self.averages], rounds=self.rounds)
 
     def _notify(self, event: str, *arguments: Any) -> None:
         """Call the method ``event`` of every callback."""

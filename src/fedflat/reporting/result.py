@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from fedflat import models
-from fedflat.algorithms import algorithm, canonical
-from fedflat.averaging import average_name
 from fedflat.data import Dataset, load
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.analysis.evaluation import Evaluation, evaluate
@@ -114,6 +112,8 @@ class Result:
             dataset: the run's dataset, if it is custom and the run was made in another process.
             network: the run's module, likewise.
         """
+        if self.record.folder is not None:
+            self.record.folder.load_plugins()
         name = require_model(self.record, name)
         tensors = self._tensors(name, rounds, dataset, network)
         network = network or self.record.user_objects.get("model")
@@ -237,12 +237,11 @@ class Row:
     @property
     def label(self) -> str:
         """The algorithm with the evaluated average; averages do not affect training."""
-        composed = algorithm(self.algorithm)
-        trained = canonical(replace(composed, averages=()))
+        averages = self.records[0].averages
+        trained = self.algorithm.removesuffix("".join(f"+{average}" for average in averages))
         if self.model == "server":
             return trained
-        is_average = any(average_name(average) == self.model for average in composed.averages)
-        return f"{trained}+{self.model}" if is_average else f"{trained} ({self.model})"
+        return f"{trained}+{self.model}" if self.model in averages else f"{trained} ({self.model})"
 
 
 class Comparison:

@@ -88,10 +88,11 @@ def resume(
     """
     from fedflat.api import make_config
     from fedflat.experiment.stopping import ENDED_STATUSES
-    from fedflat.experiment.store.run_folder import load_record
+    from fedflat.experiment.store.run_folder import RunFolder, load_record
 
     record = load_record(folder)
     if record.status not in ENDED_STATUSES:
+        RunFolder(folder).load_plugins()
         _train(make_config(record.config, settings), folder, as_json, quiet, track, resume=True)
     elif as_json:
         print_json(run_document(record))

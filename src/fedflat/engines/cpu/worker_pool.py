@@ -11,6 +11,7 @@ from typing import Any
 
 from fedflat.errors import UserError
 from fedflat.operating_system import keep_memory
+from fedflat.plugins import loaded_plugins
 from fedflat.processes import (
     PATIENCE,
     ChildDied,
@@ -27,11 +28,13 @@ class ProcessPool:
 
     Attributes:
         owner: token of the engine whose values the workers hold; several engines may use the pool in turn.
+        plugins: the plugins that the workers have loaded.
     """
 
     def __init__(self, workers: int) -> None:
         self.children = [ChildProcess(_serve) for _ in range(workers)]
         self.owner: object = None
+        self.plugins = loaded_plugins()
 
     @property
     def is_alive(self) -> bool:
@@ -89,9 +92,10 @@ _pool: ProcessPool | None = None
 
 
 def process_pool(workers: int) -> ProcessPool:
-    """The pool of ``workers`` processes, replaced only if its size changes or one died: starting takes seconds."""
+    """The pool of ``workers`` processes, replaced, in seconds, only if its size or the plugins change or one died."""
     global _pool  # noqa: PLW0603
-    if _pool is None or len(_pool.children) != workers or not _pool.is_alive:
+    is_usable = _pool is not None and _pool.is_alive and _pool.plugins == loaded_plugins()
+    if _pool is None or len(_pool.children) != workers or not is_usable:
         if _pool is not None:
             _pool.close()
         _pool = ProcessPool(workers)

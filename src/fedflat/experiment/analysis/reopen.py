@@ -6,8 +6,6 @@ from collections.abc import Collection
 
 from torch import Tensor, nn
 
-from fedflat.algorithms import algorithm
-from fedflat.averaging import average_name
 from fedflat.data import Dataset, Partition
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import Task
@@ -41,6 +39,8 @@ def reopen(
         method: method of ``Result`` to name in error messages.
         with_initial_weights: restore the initial weights as well; otherwise only frozen parameters are restored.
     """
+    if record.folder is not None:
+        record.folder.load_plugins()
     config = config or record.config
     if dataset is None:
         dataset = record.user_objects.get("data")
@@ -98,8 +98,7 @@ def full_name(kind: str, name: str, known: Collection[str]) -> str:
 def primary_model(record: Record) -> str:
     """The model that represents a run: its last average, or ``server`` if there is none (yet)."""
     known = record.models or record.evaluated
-    averages = [average_name(average) for average in algorithm(record.config.algorithm).averages]
-    return next((name for name in reversed(averages) if name in known), "server")
+    return next((name for name in reversed(record.averages) if name in known), "server")
 
 
 def state_of(record: Record, name: str, problem: Problem, rounds: int | None = None) -> ModelState:

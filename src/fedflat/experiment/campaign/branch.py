@@ -94,6 +94,7 @@ def branch_point(text: str) -> BranchPoint:
     path, separator, rounds = text.rpartition("@")
     run = Path(path if separator else text)
     record = load_record(run)
+    RunFolder(run).load_plugins()
     available = branchable_rounds(run)
     if not available:
         raise UserError(f"{run} has no checkpoint or model to branch from yet; let it run first")

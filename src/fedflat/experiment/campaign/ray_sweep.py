@@ -28,6 +28,7 @@ from fedflat.experiment.campaign.processes import DistantRun, Results, RunTask
 from fedflat.experiment.config import Config
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
 from fedflat.operating_system import keep_memory
+from fedflat.plugins import load_plugins, loaded_plugins
 from fedflat.processes import use_cores
 
 SECONDS_BETWEEN_POLLS = 0.5
@@ -66,11 +67,13 @@ class SweepLocation(NamedTuple):
     """Default folder of datasets."""
     folder: Path
     """Working directory, for relative paths."""
+    plugins: tuple[str, ...]
+    """Paths of the plugins to load."""
 
     @classmethod
     def of_this_process(cls, marker: Path) -> SweepLocation:
         """The location as this process sees it."""
-        return cls(marker.absolute(), marker.read_bytes(), data_dir().absolute(), Path.cwd())
+        return cls(marker.absolute(), marker.read_bytes(), data_dir().absolute(), Path.cwd(), tuple(loaded_plugins()))
 
     def enter(self) -> None:
         """Adopt the folders on a node; raises ``UnfitNode`` if it does not see the shared folder."""
@@ -83,6 +86,7 @@ class SweepLocation(NamedTuple):
         os.environ[VARIABLE] = str(self.data)
         with suppress(OSError):  # only relative paths need it
             os.chdir(self.folder)
+        load_plugins(self.plugins)
 
 
 class ClusterSchedule:

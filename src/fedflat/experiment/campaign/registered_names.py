@@ -1,4 +1,4 @@
-"""Names that users register (algorithms, slots, models), passed on to the processes that run their experiments."""
+"""Names that users register (algorithms, slots, models, datasets), passed on to the processes that run experiments."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from contextlib import suppress
 from typing import Any
 
 from fedflat.algorithms import composition
+from fedflat.data import DATASETS
+from fedflat.data.sources.user_function import FunctionSource
 from fedflat.experiment.config import Config
 from fedflat.models import MODELS
 from fedflat.processes import can_travel
@@ -33,11 +35,12 @@ def register_names(names: PickledNames) -> None:
 def unsendable_names(configs: Iterable[Config]) -> list[str]:
     """Names used in ``configs`` whose components the running script defines, which no other process can import."""
     local = {name for name, component in _registered().items() if not can_travel(component)}
-    texts = " ".join(f"{config.algorithm} {config.model}" for config in configs)
+    texts = " ".join(f"{config.algorithm} {config.model} {config.data.dataset}" for config in configs)
     return sorted(local.intersection(re.findall(r"[\w-]+", texts)))
 
 
 def _registered() -> dict[str, Any]:
-    """User-registered algorithms, parts and models, by name."""
+    """User-registered algorithms, parts, models and datasets, by name."""
     models = {name: spec for name, spec in MODELS.items() if not spec.__module__.startswith("fedflat.")}
-    return composition.registered() | models
+    datasets = {name: source.function for name, source in DATASETS.items() if isinstance(source, FunctionSource)}
+    return composition.registered() | models | datasets

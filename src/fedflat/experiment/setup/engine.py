@@ -24,6 +24,7 @@ from fedflat.engines.round.plan import Plan, Sampler
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import build_problem
+from fedflat.plugins import load_plugins, loaded_plugins
 from fedflat.processes import available_cores
 
 if TYPE_CHECKING:
@@ -90,13 +91,15 @@ def _worker_setup(config: Config, user_objects: UserObjects, device: Device) -> 
     """The function that a Ray worker calls to set up; it reads named datasets from the worker's own node."""
     engine = config.engine.model_copy(update={"name": "auto", "device": device, "workers": 1, "ray_address": None})
     data = config.data.model_copy(update={"dir": data_dir(config.data.dir).absolute()})
-    return partial(_set_up_worker, config.model_copy(update={"engine": engine, "data": data}), user_objects)
+    worker_config = config.model_copy(update={"engine": engine, "data": data})
+    return partial(_set_up_worker, worker_config, user_objects, tuple(loaded_plugins()))
 
 
-def _set_up_worker(config: Config, user_objects: UserObjects) -> WorkerSetup:
-    """Build the problem and the engine of a Ray worker."""
+def _set_up_worker(config: Config, user_objects: UserObjects, plugins: tuple[str, ...]) -> WorkerSetup:
+    """Load the plugins, and build the problem and the engine of a Ray worker."""
     from fedflat.engines.ray.messages import WorkerSetup
 
+    load_plugins(plugins)
     problem, _ = build_problem(config, **user_objects)
     engine: Any = engine_for(config, problem)
     return WorkerSetup(problem, engine)

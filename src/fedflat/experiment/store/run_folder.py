@@ -16,14 +16,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from fedflat.algorithms import algorithm
+from fedflat.averaging import average_name
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config, config, read_yaml
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.client_states import FileRowStore
 from fedflat.experiment.store.files import LOCK_FILE, Lock, create_folder, explain_os_error, write_whole
+from fedflat.plugins import load_recorded, loaded_plugins
 
-_DESCRIPTION = ("partition.json", "status.json", "config.yaml")
+PLUGINS = "plugins.json"
+"""File with the paths and sha256 of the plugins that were loaded when the run began."""
+_DESCRIPTION = ("partition.json", PLUGINS, "status.json", "config.yaml")
 LEFTOVERS = {*_DESCRIPTION, *(f"{name}.part" for name in _DESCRIPTION), "checkpoint", "state", LOCK_FILE}
 """Files that a run killed before it had a config may leave behind; a folder with only these can be reused."""
 SITES = "experiment.json"
@@ -84,7 +89,10 @@ class RunFolder:
             self._require_new()  # another process may have been first
             create_folder(self.path / "state")
             write_whole(self.path / "partition.json", json.dumps(partition) + "\n")
-            self.write_status("running", metric=metric)
+            if loaded_plugins():
+                write_whole(self.path / PLUGINS, json.dumps(loaded_plugins()) + "\n")
+            averages = [average_name(average) for average in algorithm(config.algorithm).averages]
+            self.write_status("running", metric=metric, averages=averages)
             write_whole(self.path / "config.yaml", config.to_yaml())
         except BaseException:
             self.release()
@@ -118,15 +126,20 @@ class RunFolder:
             self._lock = None
 
     def config(self) -> Config:
-        """The run's config."""
+        """The run's config; the names in it need not be registered here."""
         if not self.exists:
             raise UserError(
                 f"there is no run in {self.path}; expected a folder with a config.yaml (list runs: fedflat show runs)"
             )
-        return config(read_yaml(self.path / "config.yaml"))
+        return config(read_yaml(self.path / "config.yaml"), is_stored=True)
+
+    def load_plugins(self) -> None:
+        """Load the plugins that the run began with, so that the names in its config are registered."""
+        if (self.path / PLUGINS).exists():
+            load_recorded(self.path, self._read_json(PLUGINS))
 
     def status(self) -> dict[str, Any]:
-        """The content of status.json: ``status``, the primary ``metric`` and, at the end, ``rounds`` and ``reason``."""
+        """The content of status.json: ``status``, ``metric``, ``averages`` and, in the end, ``rounds``, ``reason``."""
         status = self._read_json("status.json")
         if not isinstance(status.get("status"), str):
             raise UserError(f"{self.path / 'status.json'} is damaged: it has no status; restore it, {self.remedy}")
@@ -304,6 +317,8 @@ class Record:
     """Number of completed rounds; the last need not have been evaluated."""
     metric: str = "accuracy"
     """The primary metric: the task's metric, by which models are compared."""
+    averages: tuple[str, ...] = ()
+    """The names of the algorithm's averages, with which the text of the algorithm ends."""
 
     @property
     def evaluated(self) -> list[str]:
@@ -327,6 +342,7 @@ def load_record(path: Path) -> Record:
         folder=folder,
         rounds=status.get("rounds", evaluated_rounds),
         metric=status.get("metric", Record.metric),
+        averages=tuple(status.get("averages", ())),
     )
 
 

@@ -1,0 +1,60 @@
+"""fedflat new: templates of user-defined algorithms, datasets and models."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from string import Template
+
+import typer
+
+from fedflat.errors import UserError, one_of
+
+TEMPLATES = Path(__file__).parents[1] / "templates"
+USES = {"algorithm": "$name", "dataset": "fedavg --dataset $name", "model": "fedavg --model $name"}
+"""Arguments of ``fedflat run`` that use a component, by kind."""
+
+
+def new(
+    kind: str = typer.Argument(metavar="KIND", help="algorithm, dataset or model", autocompletion=lambda: list(USES)),
+    name: str = typer.Argument(metavar="NAME", help="name to register, e.g. my-algorithm"),
+    out: Path = typer.Option(Path(), "--out", metavar="FOLDER", help="folder for the two files"),
+) -> None:
+    """Write a template for your own algorithm, dataset or model, with a test; files are never overwritten.
+
+    Example: fedflat new algorithm my-algorithm
+    """
+    if kind not in USES:
+        raise one_of("kind", kind, USES)
+    _require_free(kind, name)
+    module = name.replace("-", "_").lower()
+    title = "".join(word.capitalize() for word in re.split("[-_]", name))
+    files = {out / f"{module}.py": f"{kind}.py.txt", out / f"test_{module}.py": f"test_{kind}.py.txt"}
+    for path in files:
+        if path.exists():
+            raise UserError(f"{path} already exists; choose another name or --out")
+    if module in sys.stdlib_module_names or find_spec(module):
+        raise UserError(f"'{name}' is the name of an installed Python module; choose another name")
+    out.mkdir(parents=True, exist_ok=True)
+    for path, template in files.items():
+        text = Template((TEMPLATES / template).read_text(encoding="utf-8"))
+        path.write_text(text.substitute(name=name, module=module, title=title), encoding="utf-8")
+        print(path)
+    use = Template(USES[kind]).substitute(name=name)
+    print(f"Next: fedflat run {use} --plugin {out / f'{module}.py'} --rounds 5")
+
+
+def _require_free(kind: str, name: str) -> None:
+    """Raise a ``UserError`` if a name is malformed or taken."""
+    from fedflat.algorithms.composition import PART_REGISTRIES
+    from fedflat.algorithms.named import NAMED
+    from fedflat.data import DATASETS
+    from fedflat.models import MODELS
+
+    registries = {"algorithm": (NAMED, *PART_REGISTRIES.values()), "dataset": (DATASETS,), "model": (MODELS,)}
+    for registry in registries[kind]:
+        registry.check_name(name)
+        if registry.spelling(name):
+            raise UserError(f"'{name}' is already the name of a registered {registry.kind}; choose another name")

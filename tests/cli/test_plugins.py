@@ -1,0 +1,149 @@
+"""Components of the user: templates, --plugin, and runs whose names are not registered."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedflat.plugins import load_plugins
+from tests.cli.conftest import call
+from tests.registries import registries_restored
+
+USES = {
+    "algorithm": "fedflat run my-algorithm --plugin my_algorithm.py --rounds 5",
+    "dataset": "fedflat run fedavg --dataset my-dataset --plugin my_dataset.py --rounds 5",
+    "model": "fedflat run fedavg --model my-model --plugin my_model.py --rounds 5",
+}
+"""The next command that ``fedflat new`` prints, by kind."""
+
+
+def test_templates_are_valid_and_pass_their_tests(fedflat, tmp_path, restore_registries):
+    for kind, use in USES.items():
+        result = fedflat("new", kind, f"my-{kind}")
+        assert result.stdout.splitlines() == [f"my_{kind}.py", f"test_my_{kind}.py", f"Next: {use}"]
+    ruff = [sys.executable, "-m", "ruff"]
+    rules = ("--isolated", "--select", "E,F,W,I,UP,B,SIM,RET,RUF")
+    for command in ([*ruff, "check", *rules, "."], [*ruff, "format", "--isolated", "--check", "."]):
+        checked = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert checked.returncode == 0, checked.stdout
+    for kind in USES:
+        load_plugins([f"my_{kind}.py"])
+        runpy.run_path(f"test_my_{kind}.py")["test_properties"]()
+    restore_registries()
+    (tmp_path / "my_model.py").unlink()
+    again = fedflat("new", "model", "my-model")
+    assert again.exit_code == 2 and "test_my_model.py already exists" in again.stderr
+    assert not (tmp_path / "my_model.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "message"),
+    [
+        ("algorithms", "mine", "unknown kind 'algorithms'; did you mean algorithm?"),
+        ("algorithm", "FedAvg", "'FedAvg' is already the name of a registered algorithm"),
+        ("algorithm", "sam", "'sam' is already the name of a registered perturbation"),
+        ("model", "my model", "'my model' is not a valid model name"),
+        ("dataset", "json", "'json' is the name of an installed Python module"),
+        ("dataset", "numpy", "'numpy' is the name of an installed Python module"),
+    ],
+)
+def test_names_that_a_template_cannot_have(fedflat, tmp_path, kind, name, message):
+    result = fedflat("new", kind, name)
+    assert result.exit_code == 2 and message in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def own_runs(tmp_path_factory, small):
+    """A folder with plugins in ``own`` and two runs of theirs in ``runs``."""
+    folder = tmp_path_factory.mktemp("own_runs")
+    for kind in USES:
+        assert call("new", kind, f"my-{kind}", "--out", folder / "own").exit_code == 0
+    flags = ["--dataset", "my-dataset", "--model", "my-model", *small, "--set", "stop.seconds=1e-9", "--quiet"]
+    for kind in USES:
+        flags += ["--plugin", folder / "own" / f"my_{kind}.py"]
+    with registries_restored():
+        for name, text in {"own": "my-algorithm(mu=0.2)+sam+wima(window=2)+ema", "fedavg": "fedavg"}.items():
+            result = call("run", text, *flags, "--out", folder / "runs" / name)
+            assert result.exit_code == 0, result.stderr
+    return folder
+
+
+@pytest.fixture
+def own_run(fedflat, own_runs, tmp_path, restore_registries):
+    """A copy of a paused run with an algorithm, a dataset and a model of plugins, none of which is loaded."""
+    shutil.copytree(own_runs, tmp_path, dirs_exist_ok=True)
+    recorded = tmp_path / "runs" / "own" / "plugins.json"
+    recorded.write_text(recorded.read_text().replace(str(own_runs), str(tmp_path)))
+    return Path("runs/own")
+
+
+def test_a_run_stays_visible_without_its_plugin(fedflat, own_run, tmp_path):
+    label = "my-algorithm(mu=0.2)+sam"
+    (tmp_path / "own").rename(tmp_path / "moved")
+    shown = fedflat("show", own_run)
+    assert shown.exit_code == 0 and f"{label}+wima(window=2)+ema" in shown.stdout and "my-dataset" in shown.stdout
+    rows = json.loads(fedflat("show", "runs", "--json").stdout)["rows"]
+    labels = [label, f"{label}+wima(window=2)", f"{label}+ema"]
+    assert [row["label"] for row in rows] == ["fedavg", *labels]
+    report = json.loads(fedflat("report", "runs", "--no-figures", "--json").stdout)
+    assert report["left_out"] == []
+    assert [row["label"] for row in report["sections"][0]["rows"]] == ["fedavg", *labels]
+    assert "my-algorithm" in fedflat("watch", "runs", "--once").stdout
+    assert not any(name.startswith("my_") for name in sys.modules)
+
+
+def test_a_run_loads_its_plugins_again(fedflat, own_run, tmp_path):
+    recorded = json.loads((own_run / "plugins.json").read_text())
+    assert list(recorded) == [str(tmp_path / "own" / f"my_{kind}.py") for kind in USES]
+    assert set(map(len, recorded.values())) == {64}
+    rounds_before = json.loads((own_run / "status.json").read_text())["rounds"]
+    assert fedflat("resume", own_run, "--quiet").exit_code == 0
+    assert json.loads((own_run / "status.json").read_text())["rounds"] == rounds_before + 1
+
+
+@pytest.mark.parametrize("command", ["resume", "evaluate", "flatness sharpness"])
+def test_a_moved_plugin_is_named_with_the_command(fedflat, own_run, tmp_path, command):
+    (tmp_path / "own").rename(tmp_path / "moved")
+    result = fedflat(*command.split(), own_run)
+    missing = tmp_path / "own" / "my_algorithm.py"
+    assert result.exit_code == 2
+    assert f"the run in {own_run} needs the plugin {missing}, which does not exist" in result.stderr
+    assert f"fedflat {command} {own_run} --plugin NEW_FOLDER/my_algorithm.py" in result.stderr
+
+
+def test_plugins_from_the_environment_and_the_command_line(fedflat, own_run, tmp_path, monkeypatch):
+    (tmp_path / "own").rename(tmp_path / "moved")
+    with (tmp_path / "moved" / "my_model.py").open("a") as file:
+        file.write("# changed\n")
+    monkeypatch.setenv("FEDFLAT_PLUGINS", os.pathsep.join(["moved/my_algorithm.py", "moved/my_dataset.py"]))
+    result = fedflat("evaluate", own_run, "--on", "test", "--plugin", "moved/my_model.py")
+    assert result.exit_code == 0, result.stderr
+    assert "my_model.py has changed since the run in runs/own began" in result.stderr
+    assert "my_dataset.py has changed" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("absent.py", None, "absent.py does not exist; expected the path of a Python file"),
+        ("own.txt", "", "own.txt is not a Python module"),
+        ("json.py", "", "has the same name as another module"),
+        ("broken.py", "\nimport fedflat\nfedflat.regster", "broken.py, line 3: AttributeError: module 'fedflat'"),
+        ("worse.py", "\ndef", "worse.py, line 2: SyntaxError"),
+        ("taken.py", "import fedflat\nfedflat.register('fedavg', fedflat.Algorithm(1))", "taken.py, line 2: the algo"),
+    ],
+)
+def test_plugins_that_cannot_be_loaded(fedflat, tmp_path, file, content, message):
+    if content is not None:
+        (tmp_path / file).write_text(content)
+    result = fedflat("algorithms", "--plugin", file)
+    assert result.exit_code == 2 and message in result.stderr
+    assert Path(file).stem not in sys.modules or file == "json.py"
