@@ -216,7 +216,7 @@ def averaging() -> Figure:
         models["average"] = result.flatness(f"wima(window={window})")
         models |= {f"x{t}": result.flatness("server", rounds=t) for t in others}
         landscape = plane(list(models.values()), points=31, margin=0.3, names=list(models))
-        frame = result.frame()
+        frame = result.to_pandas()
     return _draw_averaging(landscape, frame, window)
 
 

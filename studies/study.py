@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 import fedflat
-from fedflat.cli.shared.progress import Lines
 from fedflat.cli.shared.screen import shown_seconds
 from fedflat.experiment.store.files import create_folder, write_whole
 from fedflat.experiment.store.run_folder import Record
 from fedflat.flatness import Ends, Objective, Operator, lanczos
 from fedflat.flatness.curvature.trace import hutchinson
+from fedflat.reporting.progress import Lines
 
 TOLERANCE = 0.005
 """Relative accuracy of eigenvalues."""
@@ -78,7 +78,10 @@ def stage(name: str) -> Iterator[None]:
 def trained(algorithm: str, out: Path, **settings: Any) -> Record:
     """The record of a run; trains, resumes, or loads a finished run from ``out``."""
     seeds = [settings.pop("seed", 0)]
-    (record,) = fedflat.compare([algorithm], seeds=seeds, out=out, callbacks=(Lines(),), jobs=1, **settings).records
+    comparison = fedflat.compare(
+        [algorithm], seeds=seeds, out=out, callbacks=(Lines(),), jobs=1, progress=False, **settings
+    )
+    (record,) = comparison.records
     if record.status == "diverged":
         print(f"{algorithm} diverged: {record.reason}", file=sys.stderr)
     return record

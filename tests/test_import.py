@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import fedflat
+
 HEAVY = (
     "matplotlib",
     "pandas",
@@ -29,6 +31,12 @@ def loaded_by(code: str) -> set[str]:
 
 def test_importing_fedflat_imports_nothing_heavy() -> None:
     assert not loaded_by("import fedflat") & set(HEAVY)
+
+
+def test_completion_lists_the_api() -> None:
+    assert {"run", "compare", "Result", "data", "flatness"} <= set(dir(fedflat))
+    assert not {"importlib", "Any", "_NAMES"} & set(dir(fedflat))
+    assert all(hasattr(fedflat, name) for name in dir(fedflat))
 
 
 def test_algorithms_need_torch_and_numpy_alone() -> None:

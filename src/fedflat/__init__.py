@@ -57,9 +57,17 @@ __all__ = [
 ]
 
 
+_SUBPACKAGES = ("data", "flatness", "testing")
+
+
+def __dir__() -> list[str]:
+    """List the public names and subpackages, for completion."""
+    return sorted([*__all__, *_SUBPACKAGES])
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name or subpackage on first use."""
-    if name in ("data", "flatness", "testing"):
+    if name in _SUBPACKAGES:
         return importlib.import_module(f"fedflat.{name}")
     if name in _MODULE_OF:
         return getattr(importlib.import_module(_MODULE_OF[name]), name)

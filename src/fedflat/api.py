@@ -10,23 +10,21 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedflat.data import Dataset, from_clients, from_flower
-from fedflat.data import load as load_data
+from fedflat.data import Dataset, from_clients
 from fedflat.data.arrays import Pair
-from fedflat.data.flower import is_partitioner
 from fedflat.engines.problem.task import CustomLoss, Task
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign import compare as comparing
 from fedflat.experiment.config import Config
-from fedflat.experiment.make_config import as_algorithms, as_callbacks, as_path, check_jobs, check_user_objects
+from fedflat.experiment.make_config import as_algorithms, as_callbacks, as_path, check_jobs, check_user_objects, prepare
 from fedflat.experiment.make_config import make_config as make_config
 from fedflat.experiment.rounds import Round
 from fedflat.experiment.run import Run
 from fedflat.experiment.setting_names import EXECUTION_SETTINGS
-from fedflat.experiment.setup.problem import name_user_objects
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.run_folder import RunFolder
+from fedflat.reporting.progress import progress as progress_display
 from fedflat.reporting.result import Comparison, Result
 
 
@@ -39,6 +37,7 @@ def run(
     model: str | nn.Module | None = None,
     task: Task | None = None,
     callbacks: Callback | Sequence[Callback] = (),
+    progress: bool = True,
     **settings: Any,
 ) -> Result:
     """Run one experiment.
@@ -52,6 +51,7 @@ def run(
         model: the name of a model (list: ``fedflat models``), or a ``torch.nn.Module``, which is copied.
         task: loss and metrics; default: those of the dataset's kind, e.g. ``Classification()``.
         callbacks: one or several observers, called after every round and evaluation.
+        progress: show a progress bar in terminals and notebooks.
         **settings: further settings by short name (``rounds=50``, ``lr=0.1``, ``batch_size=50``, ``clients=100``,
             ``clients_per_round=10``, ``local_epochs=5``, ``partition="dirichlet(alpha=0.1)"``, ``eval_every=5``,
             ``seed=1``) or by full name with ``__`` for the dot (``training__momentum=0.9``). List:
@@ -65,7 +65,9 @@ def run(
         >>> result.status, len(result.history)
         ('finished', 3)
     """
-    return Result(_prepare_run(algorithm, base, out, dataset, model, task, callbacks, settings).go())
+    with progress_display(silent=not progress, lines_when_piped=False) as display:
+        observers = (display, *as_callbacks(callbacks))
+        return Result(_prepare_run(algorithm, base, out, dataset, model, task, observers, settings).go())
 
 
 class Rounds(Iterator[Round]):
@@ -189,6 +191,7 @@ def compare(
     task: Task | None = None,
     callbacks: Callback | Sequence[Callback] = (),
     jobs: int | None = None,
+    progress: bool = True,
     **settings: Any,
 ) -> Comparison:
     """Run several algorithms on the same partitions, cohorts and batches.
@@ -203,6 +206,7 @@ def compare(
         task: loss and metrics, as in ``run``.
         callbacks: observers, as in ``run``. With several jobs they must be ``RemoteCallback``s.
         jobs: number of concurrent runs; default: several if the runs are small, else 1.
+        progress: show progress bars in terminals and notebooks.
         **settings: further settings, as in ``run``.
 
     Returns:
@@ -214,12 +218,16 @@ def compare(
         4
     """
     check_jobs(jobs)
-    config, user_objects = _prepare(None, base, dataset, model, task, settings)
+    config, user_objects = prepare(None, base, dataset, model, task, settings)
     # Absolute, as a callback may change the working directory between two runs.
     folder = None if out is None else as_path("out", out).absolute()
-    records = comparing.compare(
-        config, as_algorithms(algorithms), seeds, folder, as_callbacks(callbacks), jobs, **user_objects
-    )
+    texts, records = as_algorithms(algorithms), []
+    runs = len(texts) * len(comparing.seed_numbers(seeds))
+    with progress_display(silent=not progress, runs=runs, lines_when_piped=False) as display:
+        observers = (display, *as_callbacks(callbacks))
+        for record in comparing.compare(config, texts, seeds, folder, observers, jobs, **user_objects):
+            records.append(record)
+            display.count_run()
     return Comparison(records)
 
 
@@ -229,6 +237,7 @@ def sweep(
     out: str | Path | None = None,
     jobs: int | None = None,
     callbacks: Callback | Sequence[Callback] = (),
+    progress: bool = True,
 ) -> Comparison:
     """Run every combination of settings of a sweep.
 
@@ -237,6 +246,7 @@ def sweep(
         out: a folder for all runs; finished runs found there are not repeated. Default: ``runs/NAME`` for a file.
         jobs: number of concurrent runs; default: the sweep's.
         callbacks: observers, as in ``compare``.
+        progress: show progress bars, as in ``compare``.
 
     Returns:
         All runs, in the order of the sweep.
@@ -258,7 +268,11 @@ def sweep(
             raise UserError("a sweep needs a folder for its runs; pass out=FOLDER")
         out = Path("runs") / slug(source)
     plan = plan_sweep(read_sweep(source), as_path("out", out).absolute())
-    results = {result.run.name: result for result in run_sweep(plan, as_callbacks(callbacks), jobs)}
+    results = {}
+    with progress_display(silent=not progress, runs=len(plan.runs), lines_when_piped=False) as display:
+        for result in run_sweep(plan, (display, *as_callbacks(callbacks)), jobs):
+            results[result.run.name] = result
+            display.count_run()
     failed = [result for result in results.values() if result.error is not None]
     if failed:
         raise comparing.SomeFailed(
@@ -275,6 +289,7 @@ def resume(
     model: nn.Module | None = None,
     task: Task | None = None,
     callbacks: Callback | Sequence[Callback] = (),
+    progress: bool = True,
     **where: Any,
 ) -> Result:
     """Continue an interrupted run from its last checkpoint, with the same result as without the interruption.
@@ -285,6 +300,7 @@ def resume(
         model: the model, if the run began with a user-supplied one.
         task: the task, if the run began with a user-supplied one.
         callbacks: observers, as in ``run``.
+        progress: show a progress bar, as in ``run``.
         **where: settings of where to run, which may change: ``workers``, ``engine``, ``device``, ``ray_address`` and
             ``data_dir``.
 
@@ -304,9 +320,10 @@ def resume(
         return load(path)
     run_folder.load_plugins()
     config = make_config(run_folder.config(), where)
-    observers = as_callbacks(callbacks)
-    run = Run(config, path, data=dataset, model=model, task=task, callbacks=observers, resume=True)
-    return Result(run.go())
+    with progress_display(silent=not progress, lines_when_piped=False) as display:
+        observers = (display, *as_callbacks(callbacks))
+        run = Run(config, path, data=dataset, model=model, task=task, callbacks=observers, resume=True)
+        return Result(run.go())
 
 
 def load(folder: str | Path) -> Result:
@@ -376,27 +393,6 @@ def _prepare_run(
     settings: dict[str, Any],
 ) -> Run:
     """The run that the arguments of ``run`` describe."""
-    config, user_objects = _prepare(algorithm, base, dataset, model, task, settings)
+    config, user_objects = prepare(algorithm, base, dataset, model, task, settings)
     folder = None if out is None else as_path("out", out)
     return Run(config, folder, callbacks=as_callbacks(callbacks), **user_objects)
-
-
-def _prepare(
-    algorithm: str | None,
-    base: str | Path | Config | None,
-    dataset: str | Dataset | None,
-    model: str | nn.Module | None,
-    task: Task | None,
-    settings: dict[str, Any],
-) -> tuple[Config, dict[str, Any]]:
-    """The config, and the user-supplied objects as the arguments ``data``, ``model`` and ``task`` of ``Run``."""
-    names = {"algorithm": algorithm, "dataset": dataset, "model": model}
-    settings = settings | {name: value for name, value in names.items() if isinstance(value, str)}
-    user_dataset = None if isinstance(dataset, str) else dataset
-    user_model = None if isinstance(model, str) else model
-    check_user_objects(user_dataset, user_model, task)
-    if is_partitioner(settings.get("partition")):  # of Flower; it is applied to the dataset
-        data = make_config(base, {**settings, "partition": "centralised"}).data
-        settings["partition"] = from_flower(settings["partition"], user_dataset or load_data(data.dataset, data.dir))
-    config = name_user_objects(make_config(base, settings), user_dataset, user_model)
-    return config, {"data": user_dataset, "model": user_model, "task": task}

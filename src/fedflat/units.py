@@ -71,3 +71,12 @@ def shown_count(count: float | None) -> str:
     '1,234,567'
     """
     return "–" if count is None else f"{count:,.0f}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun, in the plural unless the count is 1.
+
+    >>> counted(1, "round"), counted(3, "round")
+    ('1 round', '3 rounds')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

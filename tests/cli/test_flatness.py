@@ -6,6 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fedflat.data import load
+from fedflat.flatness import spectrum
 
 FEW = ("--eigenvalues", "6", "--device", "cpu")
 
@@ -124,6 +131,84 @@ def test_sharpness_of_every_kind(fedflat, run):
 )
 def test_mistakes(fedflat, run, model, flags, sentence):
     told(fedflat("flatness", "spectrum", f"{run}{model}", *flags), sentence)
+
+
+MODULE = """
+from torch import nn
+from neighbour import HIDDEN
+
+def make_model():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 10))
+
+def make_list():
+    return [make_model()]
+
+def fails(argument):
+    pass
+"""
+MEASURED = ("--module", "net.py:make_model", "--dataset", "digits", "--device", "cpu")
+
+
+@pytest.fixture
+def weights(fedflat) -> dict[str, nn.Module]:
+    """Two weights files in the current folder, and the modules that they belong to."""
+    Path("net.py").write_text(MODULE)
+    Path("neighbour.py").write_text("HIDDEN = 3")
+    modules = {
+        file: nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Tanh(), nn.Linear(3, 10))
+        for file in ("own.pt", "other.safetensors")
+    }
+    torch.save(modules["own.pt"].state_dict(), "own.pt")
+    save_file(modules["other.safetensors"].state_dict(), "other.safetensors")
+    return modules
+
+
+def test_weights_files(fedflat, weights):
+    few = ("--examples", "50", "--subsets", "1")
+    data = load("digits")
+    inputs = (data.test.inputs / 255 - data.mean[0]) / data.std[0]
+    flags = ("--on", "test", "--eigenvalues", "2", "--trace-draws", "0", "--json")
+    document = json.loads(fedflat("flatness", "spectrum", *weights, *MEASURED, *flags).stdout)
+    for (name, found), module in zip(document["models"].items(), weights.values(), strict=True):
+        truth = spectrum(module, cross_entropy, (inputs, data.test.targets), 2, trace_draws=0)
+        assert found["subsets"][0]["eigenvalues"] == pytest.approx(truth.eigenvalues, rel=1e-3)
+        assert Path(found["model"]).stem == name
+    assert Path("flatness/spectrum/spectrum.png").exists()
+    sharpness = json.loads(fedflat("flatness", "sharpness", "own.pt", *MEASURED, *few, "--json").stdout)
+    assert sharpness["models"]["own"]["sharpness"][0][0]["value"] > 0
+    grid = ("--points", "3", "--examples", "40")
+    drawn = fedflat("flatness", "landscape", *weights, *MEASURED, *grid)
+    assert drawn.exit_code == 0 and "own" in drawn.stdout and "digits, 40 train examples" in drawn.stdout
+    assert Path("flatness/landscape/contours.pdf").exists()
+    path = json.loads(fedflat("flatness", "path", *weights, *MEASURED, *grid, "--out", "p", "--json").stdout)
+    own, other = (torch.nn.utils.parameters_to_vector(module.parameters()) for module in weights.values())
+    assert path["distance"] == pytest.approx(float((own - other).norm().detach()), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "sentence"),
+    [
+        ("own.pt", (), "own.pt is a weights file ... --module FILE.py:FUNCTION ... --dataset"),
+        ("own.pt", MEASURED[:2], "--dataset NAME"),
+        ("RUN", MEASURED[:2], "--module is for weights files"),
+        ("RUN", MEASURED[2:], "--dataset is for weights files"),
+        ("missing.pt", MEASURED, "missing.pt does not exist"),
+        ("own.pt", ("--module", "net.py", *MEASURED[2:]), "'net.py'; expected FILE.py:FUNCTION"),
+        ("own.pt", ("--module", "nett.py:make_model", *MEASURED[2:]), "nett.py does not exist"),
+        ("own.pt", ("--module", "net.py:make_mode", *MEASURED[2:]), "'make_mode'; did you mean make_model"),
+        ("own.pt", ("--module", "net.py:make_list", *MEASURED[2:]), "returned a list; expected a torch.nn.Module"),
+        ("own.pt", ("--module", "net.py:fails", *MEASURED[2:]), "fails() of net.py failed: TypeError"),
+        ("own.pt", ("--module", "broken.py:make", *MEASURED[2:]), "cannot import broken.py: SyntaxError"),
+        ("large.pt", MEASURED, "weights of another architecture ... 1.weight has shape 4x64"),
+        ("own.pt", (*MEASURED, "--client", "1"), "client 1 ... 1 client"),
+    ],
+)
+def test_mistakes_with_weights_files(fedflat, weights, run, model, flags, sentence):
+    Path("broken.py").write_text("def make(:")
+    if model == "large.pt":
+        large = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.Tanh(), nn.Linear(4, 10))
+        torch.save(large.state_dict(), "large.pt")
+    told(fedflat("flatness", "spectrum", model.replace("RUN", str(run)), *flags), sentence)
 
 
 def test_runs_without_models(fedflat, run, small):

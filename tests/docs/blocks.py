@@ -23,7 +23,8 @@ class Block:
         language: The language after the opening fence.
         code: The text between the fences.
         line: The line of the page, from 1, on which the code starts.
-        marker: The HTML comment directly above the block: ``runs``, ``fails`` or ``not run: REASON``.
+        marker: The HTML comment directly above the block: ``runs``, ``fails``, ``file: NAME`` or
+            ``not run: REASON``.
     """
 
     language: str
@@ -59,6 +60,22 @@ def calls(line: str) -> Iterator[list[str]]:
             call = []
         else:
             call.append(word)
+
+
+def run_python(page_blocks: list[Block], page: Path) -> None:
+    """Run Python blocks in one namespace, in the current folder; those marked ``file: NAME`` are written to that file.
+
+    Args:
+        page_blocks: The blocks, in order.
+        page: Their page, which tracebacks name.
+    """
+    namespace = {"__name__": "__main__"}
+    for block in page_blocks:
+        if block.marker.startswith("file: "):
+            Path(block.marker.removeprefix("file: ")).write_text(block.code, encoding="utf-8")
+            continue
+        padding = "\n" * (block.line - 1)  # so that tracebacks show the line of the page
+        exec(compile(padding + block.code, str(page), "exec"), namespace)
 
 
 def blocks(page: Path, *languages: str) -> list[Block]:

@@ -15,7 +15,7 @@ from fedflat.cli.application import app
 from fedflat.data import canonical_dataset, canonical_partition
 from fedflat.errors import UserError
 from fedflat.models import canonical_model
-from tests.docs.blocks import PAGES, blocks, calls, name
+from tests.docs.blocks import PAGES, blocks, calls, name, run_python
 
 COMMAND: Any = typer.main.get_command(app)
 CHECKS = {"partition": canonical_partition, "model": canonical_model, "dataset": canonical_dataset}
@@ -95,14 +95,16 @@ def test_a_wrong_command_is_noticed(wrong: list[str]) -> None:
         check(wrong)
 
 
+PREPARING_BLOCKS = {"bring-your-own.md": 1, "measure-a-model.md": 2}
+"""Number of Python blocks, by page, that write the files which the commands read."""
 RUN_PAGES = [page for page in PAGES if any(block.marker in ("runs", "fails") for block in blocks(page, "bash"))]
 
 
 @pytest.mark.parametrize("page", RUN_PAGES, ids=name)
 def test_marked_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    if page.name == "bring-your-own.md":
-        exec(blocks(page, "python")[0].code, {})  # writes the file that the commands read
+    monkeypatch.syspath_prepend(tmp_path)
+    run_python(blocks(page, "python")[: PREPARING_BLOCKS.get(page.name, 0)], page)
     for block in blocks(page, "bash"):
         for arguments in block.commands() if block.marker in ("runs", "fails") else ():
             result = CliRunner().invoke(app, arguments)

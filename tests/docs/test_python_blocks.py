@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import PAGES, Block, blocks, name
+from tests.docs.blocks import PAGES, Block, blocks, name, run_python
 
 BLOCKS = {page: blocks(page, "python", "bash", "console") for page in PAGES}
 
@@ -18,16 +18,15 @@ def _runnable(page: Path) -> list[Block]:
 @pytest.mark.parametrize("page", filter(_runnable, PAGES), ids=name)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    namespace = {"__name__": "__main__"}
-    for block in _runnable(page):
-        padding = "\n" * (block.line - 1)  # so that tracebacks show the line of the page
-        exec(compile(padding + block.code, str(page), "exec"), namespace)
+    monkeypatch.syspath_prepend(tmp_path)
+    run_python(_runnable(page), page)
 
 
 def test_markers_are_known() -> None:
     for page, page_blocks in BLOCKS.items():
         for block in page_blocks:
-            assert block.marker in ("", "runs", "fails") or block.skipped, (
+            is_file = block.language == "python" and block.marker.startswith("file: ")
+            assert block.marker in ("", "runs", "fails") or is_file or block.skipped, (
                 f"{name(page)}:{block.line}: unknown marker '{block.marker}'; "
-                "expected 'runs', 'fails' or 'not run: REASON'"
+                "expected 'runs', 'fails', 'file: NAME' or 'not run: REASON'"
             )

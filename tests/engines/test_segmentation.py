@@ -416,5 +416,5 @@ def test_evaluation_by_class_and_domain() -> None:
     assert found["classes"]["mean"] == pytest.approx(found["test"]["miou"]) and math.isfinite(found["classes"]["loss"])
     assert {name: one["examples"] for name, one in found["domains"]["each"].items()} == {"day": 3, "dusk": 3, "fog": 3}
     assert found["domains"]["seen"]["domains"] == 2 and found["domains"]["unseen"]["examples"] == 3
-    frame = found.frame()
+    frame = found.to_pandas()
     assert len(frame[(frame.on == "classes") & (frame.figure == "miou") & (frame.name != "")]) == 3

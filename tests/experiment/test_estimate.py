@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from fedflat.bench.setting import RandomImages
-from fedflat.cli.shared.progress import describe_forecast
 from fedflat.experiment.campaign import estimate
 from fedflat.experiment.campaign.estimate import (
     Forecast,
@@ -23,6 +22,7 @@ from fedflat.experiment.campaign.sweep_file import read_sweep
 from fedflat.experiment.config import Config, config
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.checkpoint import SECONDS_BETWEEN, CheckpointInterval
+from fedflat.reporting.progress import describe_forecast
 
 SMALL = {
     "model": "mlp(hidden=8)",

@@ -73,7 +73,7 @@ def test_the_test_set_and_its_classes(result):
 
 def test_metrics_do_not_depend_on_the_batch_size(result):
     small = fedflat.run("fedavg", dataset=writers(), model=always_zero(), evaluation__batch_size=2, **STILL)
-    one, other = (r.evaluate(on=("test", "classes", "clients", "domains")).frame() for r in (result, small))
+    one, other = (r.evaluate(on=("test", "classes", "clients", "domains")).to_pandas() for r in (result, small))
     assert one[["on", "name", "figure"]].equals(other[["on", "name", "figure"]])
     assert np.allclose(one["value"], other["value"])
 
@@ -223,7 +223,7 @@ def test_missing_parts_have_a_reason(result):
 def test_document_and_frame(result):
     found = result.evaluate()
     assert json.loads(json.dumps(found.document(), allow_nan=False))["on"]["clients"]["each"]["bob"]["accuracy"] == 0.5
-    frame = found.frame()
+    frame = found.to_pandas()
     assert list(frame.columns) == ["on", "name", "figure", "value"]
     assert frame.set_index(["on", "name", "figure"])["value"]["domains", "ada", "accuracy"] == 1
     assert set(frame["on"]) == set(found.parts)

@@ -77,6 +77,24 @@ def test_trace_density_and_sharpness() -> None:
     assert worst.value > mean.value > 0
 
 
+def test_the_landscape_of_a_regression_is_drawn() -> None:
+    model, pair, _ = regression()
+    landscape = flatness.landscape(model, F.mse_loss, pair, points=3, radius=0.5)
+    assert landscape.at("loss", 0.0, 0.0) == pytest.approx(F.mse_loss(model(pair[0]), pair[1]).item())
+    assert landscape.plot().axes[0].get_title() == "model"
+    line = flatness.landscape(model, F.mse_loss, pair, points=3, dimensions=1)
+    assert line.plot("loss").axes[0].get_ylabel() == "loss"
+    objective = flatness.Objective(model, F.mse_loss, pair)
+    ends = {"a": model, "b": torch.ones(6).double(), "c": torch.arange(6).double()}
+    assert "barrier" in flatness.path_of(objective, dict(list(ends.items())[:2]), points=3).plot().axes[0].get_title(
+        "right"
+    )
+    plane = flatness.plane_of(objective, ends, points=3)
+    assert plane.plot().axes[0].get_title("left") == "loss"
+    with pytest.raises(UserError, match="'test_error'"):
+        landscape.plot("test_error")
+
+
 def test_an_objective_can_be_measured_several_times() -> None:
     model, pair, _ = regression()
     objective = flatness.Objective(model, F.mse_loss, pair)

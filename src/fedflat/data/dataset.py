@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,11 @@ import torch
 
 from fedflat.data.files.mapped import MappedTensor
 from fedflat.errors import UserError
+from fedflat.notebook import html_values
+from fedflat.units import shown_count
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 BLOCK_BYTES = 1 << 24
 Kind = Literal["image", "vector", "text", "segmentation"]
@@ -59,7 +64,7 @@ class Examples:
         return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """A training set and a test set; construction checks that they are consistent.
 
@@ -99,6 +104,29 @@ class Dataset:
                 raise UserError(
                     f"{self.name} has {channels} channels; expected a mean and a positive standard deviation for each"
                 )
+
+    def __repr__(self) -> str:
+        return f"Dataset({self.name}: {', '.join(self._overview().values())})"
+
+    def _repr_html_(self) -> str:
+        return html_values(self.name, self._overview())
+
+    def _overview(self) -> dict[str, str]:
+        """The kind, the numbers of examples, their shape and the number of classes, as texts by name."""
+        shape = "x".join(map(str, self.input_shape))
+        return {
+            "kind": self.kind,
+            "training": f"{shown_count(len(self.train))} training examples",
+            "test": f"{shown_count(len(self.test))} test examples",
+            "shape": f"shape {shape}",
+            "targets": f"{self.num_classes} classes" if self.classes else "numbers",
+        }
+
+    def plot(self) -> Figure:
+        """Draw the examples per class of both sets and, for images, one example per class."""
+        from fedflat.reporting.figures.dataset import dataset_picture
+
+        return dataset_picture(self)
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -11,13 +11,15 @@ from typing import Any
 import yaml
 from torch import nn
 
-from fedflat.data import Dataset
+from fedflat.data import Dataset, from_flower, load
+from fedflat.data.flower import is_partitioner
 from fedflat.engines.problem.task import Task
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config, config, read_yaml
 from fedflat.experiment.quantities import parse_flatness
 from fedflat.experiment.setting_names import SHORT_NAMES, unknown_setting
+from fedflat.experiment.setup.problem import name_user_objects
 
 
 def check_user_objects(dataset: Any = None, model: Any = None, task: Any = None) -> None:
@@ -114,6 +116,27 @@ def make_config(
         _check_once(assignment.partition("=")[0].strip(), assignment, assigned)
         assign(values, assignment)
     return config(values)
+
+
+def prepare(
+    algorithm: str | None,
+    base: str | Path | Config | None,
+    dataset: str | Dataset | None,
+    model: str | nn.Module | None,
+    task: Task | None,
+    settings: dict[str, Any],
+) -> tuple[Config, dict[str, Any]]:
+    """The config that arguments of ``fedflat.run`` describe, and the user-supplied objects as arguments of ``Run``."""
+    names = {"algorithm": algorithm, "dataset": dataset, "model": model}
+    settings = settings | {name: value for name, value in names.items() if isinstance(value, str)}
+    user_dataset = None if isinstance(dataset, str) else dataset
+    user_model = None if isinstance(model, str) else model
+    check_user_objects(user_dataset, user_model, task)
+    if is_partitioner(settings.get("partition")):  # of Flower; it is applied to the dataset
+        data = make_config(base, {**settings, "partition": "centralised"}).data
+        settings["partition"] = from_flower(settings["partition"], user_dataset or load(data.dataset, data.dir))
+    config = name_user_objects(make_config(base, settings), user_dataset, user_model)
+    return config, {"data": user_dataset, "model": user_model, "task": task}
 
 
 def assign(values: dict[str, Any], setting: str) -> None:

@@ -1,7 +1,7 @@
 """Flatness of a loss around a model: curvature, sharpness and landscapes, for any torch module, loss and data.
 
-Holds only mathematics on modules and tensors. May import ``fedflat.models.layout``, ``fedflat.errors`` and nothing
-else.
+Holds only mathematics on modules and tensors. May import ``fedflat.models.layout``, ``fedflat.errors`` and
+``fedflat.notebook``; ``plot`` methods import their figures from ``fedflat.reporting`` when called.
 """
 
 from fedflat.flatness.curvature.lanczos import Eigenpairs, Ends, Largest, lanczos
@@ -15,7 +15,7 @@ from fedflat.flatness.landscapes.grid import Landscape, Mark, Model
 from fedflat.flatness.landscapes.landscape import landscape_around, landscape_of
 from fedflat.flatness.landscapes.path import Barrier, barrier, path_landscape, path_of
 from fedflat.flatness.landscapes.plane import Plane, plane_landscape, plane_of
-from fedflat.flatness.module_api import density, sharpness, spectrum, trace
+from fedflat.flatness.module_api import density, landscape, sharpness, spectrum, trace
 from fedflat.flatness.objective import Objective
 from fedflat.flatness.sharpness import Sharpness, sharpness_of
 
@@ -39,6 +39,7 @@ __all__ = [
     "directions_around",
     "filter_normalised",
     "lanczos",
+    "landscape",
     "landscape_around",
     "landscape_of",
     "path_landscape",

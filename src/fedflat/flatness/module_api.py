@@ -17,6 +17,8 @@ from fedflat.flatness.curvature.operator import Operator
 from fedflat.flatness.curvature.spectrum import Spectrum, spectrum_of
 from fedflat.flatness.curvature.trace import DRAWS, Density, hutchinson, lanczos_quadrature
 from fedflat.flatness.estimate import Estimate
+from fedflat.flatness.landscapes.grid import Landscape
+from fedflat.flatness.landscapes.landscape import landscape_of
 from fedflat.flatness.objective import Loss, Objective
 from fedflat.flatness.sharpness import Sharpness, sharpness_of
 
@@ -105,6 +107,17 @@ def sharpness(
     return sharpness_of(_objective(model, loss, data, batch), kind, **options)
 
 
+def landscape(
+    model: nn.Module | Objective, loss: Loss | None = None, data: Any = None, *, batch: int = 500, **options: Any
+) -> Landscape:
+    """Evaluate the loss around the model along filter-normalised random directions; draw it with ``.plot()``.
+
+    ``model``, ``loss``, ``data`` and ``batch`` are those of ``spectrum``; ``options`` (``radius``, ``points``,
+    ``dimensions``, ``seed``) those of ``landscape_around``.
+    """
+    return landscape_of(_objective(model, loss, data, batch), **options)
+
+
 def _hessian(model: nn.Module | Objective, loss: Loss | None, data: Any, batch: int) -> Operator:
     """Return the Hessian of the mean loss as an operator; the arguments are those of ``spectrum``.
 
@@ -122,5 +135,5 @@ def _objective(model: nn.Module | Objective, loss: Loss | None, data: Any, batch
     if not isinstance(model, nn.Module):
         raise UserError(f"model is a {type(model).__name__}; expected a torch module or an Objective")
     if not callable(loss) or data is None:
-        raise UserError("loss and data are required with a torch module: spectrum(model, loss, data)")
+        raise UserError("loss and data are required with a torch module: flatness.spectrum(model, loss, data)")
     return Objective(model, loss, data, batch=batch)

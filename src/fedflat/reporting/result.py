@@ -23,7 +23,16 @@ from fedflat.experiment.setup.problem import build_network, is_user_supplied
 from fedflat.experiment.setup.weights import load_tensors
 from fedflat.experiment.stopping import check_target
 from fedflat.experiment.store.run_folder import Record, load_record, model_file
-from fedflat.reporting.tables.summary import RoundsToTarget, Summary, rounds_to, seed_statistics, summarise
+from fedflat.notebook import html_table
+from fedflat.reporting.tables.summary import (
+    RoundsToTarget,
+    SeedStatistics,
+    Summary,
+    rounds_to,
+    seed_statistics,
+    summarise,
+)
+from fedflat.units import counted, shown_metric, with_unit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,6 +44,30 @@ class Result:
 
     def __init__(self, record: Record) -> None:
         self.record = record
+
+    def __repr__(self) -> str:
+        summaries = [f"{name} {shown_metric(summary.last, self.metric)}" for name, summary in self._summaries().items()]
+        return f"Result({self._title()}; last {with_unit(self.metric)}: {', '.join(summaries) or 'none'})"
+
+    def _repr_html_(self) -> str:
+        columns = ("model", f"last {with_unit(self.metric)}", "mean of the last evaluations", "best")
+        rows = []
+        for name, summary in self._summaries().items():
+            last, mean, best = (
+                shown_metric(value, self.metric) for value in (summary.last, summary.mean_last, summary.best)
+            )
+            rows.append((name, last, f"{mean} (n={summary.mean_count})", best))
+        return html_table(self._title(), columns, rows)
+
+    def _title(self) -> str:
+        config = self.config
+        rounds = f"{self.status} after {self.record.rounds} of {config.training.rounds} rounds"
+        return f"{config.algorithm} on {config.data.dataset}, seed {config.seed}: {rounds}"
+
+    def _summaries(self) -> dict[str, Summary]:
+        """Summaries of the evaluated models by name."""
+        summaries = {name: summarise(self.history, name, self.metric) for name in self.record.evaluated}
+        return {name: summary for name, summary in summaries.items() if summary is not None}
 
     @classmethod
     def load(cls, folder: str | Path) -> Result:
@@ -77,7 +110,7 @@ class Result:
             raise UserError(f"{metric} of {name} was never finite in this run")
         return summary
 
-    def frame(self) -> pd.DataFrame:
+    def to_pandas(self) -> pd.DataFrame:
         """The history as a data frame, one row per evaluation."""
         import pandas as pd
 
@@ -244,6 +277,14 @@ class Row:
         return f"{trained}+{self.model}" if self.model in averages else f"{trained} ({self.model})"
 
 
+def _shown_statistics(statistics: SeedStatistics | None, metric: str) -> str | None:
+    """Return the mean over seeds of a metric and, for several seeds, the standard deviation."""
+    if statistics is None:
+        return None
+    deviation = f" ± {shown_metric(statistics.std, metric)}" if statistics.count > 1 else ""
+    return f"{shown_metric(statistics.mean, metric)}{deviation}"
+
+
 class Comparison:
     """A comparison of several runs."""
 
@@ -251,6 +292,22 @@ class Comparison:
         self.records = list(records)
         if not self.records:
             raise UserError("no runs to compare")
+
+    def __repr__(self) -> str:
+        labels = ", ".join(dict.fromkeys(row.label for row in self.rows()))
+        return f"Comparison({self._title()}: {labels})"
+
+    def _repr_html_(self) -> str:
+        columns = ("algorithm", "mean of the last evaluations", "last", "seeds")
+        rows = []
+        for row in self.table():
+            statistics = [_shown_statistics(row.get(name), self.metric) for name in ("mean_last", "last")]
+            rows.append((row["label"], *statistics, row["seeds"]))
+        return html_table(f"{self._title()}, test {with_unit(self.metric)}", columns, rows)
+
+    def _title(self) -> str:
+        seeds = {record.config.seed for record in self.records}
+        return f"{counted(len(self.records), 'run')} with {counted(len(seeds), 'seed')}"
 
     @property
     def metric(self) -> str:
@@ -306,13 +363,13 @@ class Comparison:
         values["seconds"] = fmean(record.seconds for record in row.records)
         return values
 
-    def frame(self) -> pd.DataFrame:
+    def to_pandas(self) -> pd.DataFrame:
         """All histories in one data frame, with algorithm and seed."""
         import pandas as pd
 
         frames = []
         for record in self.records:
-            frame = Result(record).frame()
+            frame = Result(record).to_pandas()
             frames.append(frame.assign(algorithm=record.config.algorithm, seed=record.config.seed))
         return pd.concat(frames, ignore_index=True)
 

@@ -25,10 +25,10 @@ from fedflat.cli.shared.flags import (
     with_settings,
 )
 from fedflat.cli.shared.one_run import check_figure, write_figure
-from fedflat.cli.shared.progress import progress
 from fedflat.cli.shared.screen import key_values, print_json, screen
 from fedflat.cli.shared.several_runs import comparison_document, print_comparison
 from fedflat.errors import UserError, one_of
+from fedflat.reporting.progress import progress
 
 if TYPE_CHECKING:
     from fedflat.experiment.config import Config

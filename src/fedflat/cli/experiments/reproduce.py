@@ -16,9 +16,9 @@ from fedflat.cli.experiments.run import RUNS
 from fedflat.cli.shared.downloads import fetch_if_missing
 from fedflat.cli.shared.error_reporting import Interrupted
 from fedflat.cli.shared.flags import DATA_DIR, DRY_RUN, JOBS, JSON, PROBE, QUIET, SEEDS, SET, no_default
-from fedflat.cli.shared.progress import progress
 from fedflat.cli.shared.screen import counted, key_values, print_json, screen, shown_count, shown_seconds, table
 from fedflat.errors import UserError, one_of
+from fedflat.reporting.progress import progress
 
 if TYPE_CHECKING:
     from fedflat.experiment.campaign.estimate import RemainingWork

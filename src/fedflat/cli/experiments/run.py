@@ -25,9 +25,9 @@ from fedflat.cli.shared.flags import (
     with_settings,
 )
 from fedflat.cli.shared.one_run import draw_curve, print_run, run_document
-from fedflat.cli.shared.progress import progress
 from fedflat.cli.shared.screen import print_json
 from fedflat.experiment.config import EXECUTION_SETTINGS
+from fedflat.reporting.progress import progress
 
 if TYPE_CHECKING:
     from fedflat.experiment.callback import Callback

@@ -12,7 +12,6 @@ from fedflat.cli.experiments.run import RUNS
 from fedflat.cli.shared.downloads import fetch_if_missing
 from fedflat.cli.shared.error_reporting import Interrupted
 from fedflat.cli.shared.flags import DRY_RUN, JSON, PROBE, QUIET, optional
-from fedflat.cli.shared.progress import progress
 from fedflat.cli.shared.screen import (
     counted,
     key_values,
@@ -26,6 +25,7 @@ from fedflat.cli.shared.screen import (
     with_unit,
 )
 from fedflat.errors import UserError
+from fedflat.reporting.progress import progress
 
 if TYPE_CHECKING:
     from fedflat.experiment.campaign.ranking import Split

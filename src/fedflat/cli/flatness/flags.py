@@ -9,8 +9,11 @@ from fedflat.errors import UserError
 
 MODELS = typer.Argument(
     metavar="MODEL...",
-    help="RUN (its last average, or the server model), RUN:wima, RUN:server@50, or RUN:client3@50 (local model)",
+    help="RUN (its last average, or the server model), RUN:wima, RUN:server@50, RUN:client3@50 (local model), "
+    "or with --module a weights file (.pt, .safetensors)",
 )
+MODULE = no_default("--module", "function that builds the torch module of weights files", metavar="FILE.py:FUNCTION")
+DATASET = no_default("--dataset", "dataset to measure weights files on (see fedflat data list)", metavar="NAME")
 ON = typer.Option("train", "--on", metavar="SET", help="train (all clients' data) or test")
 CLIENT = no_default("--client", "measure on one client's data (first client: 0)", metavar="I", min=0)
 EXAMPLES = optional("--examples", "number of random examples", "all", metavar="N", min=1)
@@ -20,7 +23,12 @@ BATCH = optional(
 )
 DEVICE = typer.Option("auto", "--device", metavar="NAME", help="auto, cpu or cuda")
 PRECISION = optional("--precision", "float32, tf32 or float64", "float32; float64 for float64 runs", metavar="NAME")
-OUT = optional("--out", "output folder for numbers and figures", "a folder inside the first run", metavar="FOLDER")
+OUT = optional(
+    "--out",
+    "output folder for numbers and figures",
+    "flatness/ inside the first run, or beside the first file",
+    metavar="FOLDER",
+)
 DEFAULT_SUBSETS = 3
 
 

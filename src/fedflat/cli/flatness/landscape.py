@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.flatness.flags import DEVICE, MODELS, OUT, PRECISION
+from fedflat.cli.flatness.flags import DATASET, DEVICE, MODELS, MODULE, OUT, PRECISION
 from fedflat.cli.flatness.opening import default_folder, open_models
 from fedflat.cli.flatness.output import print_files, print_table
-from fedflat.cli.shared.flags import JSON, QUIET, SEED, optional
+from fedflat.cli.shared.flags import DATA_DIR, JSON, QUIET, SEED, optional
 from fedflat.cli.shared.screen import counted, print_json, screen, shown_seconds
 from fedflat.errors import UserError, one_of
 
@@ -55,6 +55,9 @@ def landscape(
     seed: int = SEED,
     device: str = DEVICE,
     precision: str | None = PRECISION,
+    module: str | None = MODULE,
+    dataset: str | None = DATASET,
+    data_dir: Path | None = DATA_DIR,
     out: Path | None = OUT,
     as_json: bool = JSON,
     quiet: bool = QUIET,
@@ -69,7 +72,7 @@ def landscape(
     from fedflat.reporting.figures.landscapes import Panel, contours, lines, surfaces
 
     _require_known("treatment of one-dimensional tensors", one_dimensional, ONE_DIMENSIONAL)
-    opened = open_models(models, quiet or as_json, device, precision)
+    opened = open_models(models, quiet or as_json, device, precision, module, dataset, data_dir)
     first = next(iter(opened.values()))
     _require_known("value to plot", value, measured_values(first.problem.task.metric))
     with _progress(quiet or as_json) as progress:
@@ -113,6 +116,9 @@ def plane(
     seed: int = SEED,
     device: str = DEVICE,
     precision: str | None = PRECISION,
+    module: str | None = MODULE,
+    dataset: str | None = DATASET,
+    data_dir: Path | None = DATA_DIR,
     out: Path | None = OUT,
     as_json: bool = JSON,
     quiet: bool = QUIET,
@@ -122,15 +128,16 @@ def plane(
     Example: fedflat flatness plane runs/fedavg-digits-seed0 runs/fedsam-digits-seed0 runs/fedmoswa-digits-seed0
     """
     from fedflat.experiment.analysis.landscapes import plane as plane_of
+    from fedflat.reporting.figures.landscape_scale import values_to_plot
     from fedflat.reporting.figures.landscapes import Panel, plane_picture, surfaces
 
     if len(models) < 3:
         raise UserError(f"a plane needs three models, got {len(models)}")
     options = {"points": points, "margin": margin, "examples": examples, "seed": seed, "statistics": statistics}
-    opened = open_models(models, quiet or as_json, device, precision)
+    opened = open_models(models, quiet or as_json, device, precision, module, dataset, data_dir)
     grid = _evaluate_between(opened, plane_of, options, quiet or as_json)
-    panel, values = Panel("", grid), _values_to_plot(grid)
-    figures = {"plane": plane_picture(grid, values), "surface": surfaces([panel], values[0])}
+    panel, values = Panel("", grid), values_to_plot(grid)
+    figures = {"plane": plane_picture(grid), "surface": surfaces([panel], values[0])}
     files = _write_files(out or default_folder(opened, "plane"), {"plane": grid}, figures, [panel], values[0])
     if as_json:
         marks = [{"name": mark.name, "at": mark.position, "off": mark.distance} for mark in grid.marks]
@@ -147,7 +154,9 @@ def plane(
 
 
 def path(
-    first: str = typer.Argument(metavar="MODEL", help="start: RUN, RUN:wima, RUN:server@50 or RUN:client3@50"),
+    first: str = typer.Argument(
+        metavar="MODEL", help="start: RUN, RUN:wima, RUN:server@50, RUN:client3@50, or with --module a weights file"
+    ),
     second: str = typer.Argument(metavar="MODEL", help="end"),
     points: int = POINTS,
     beyond: float = typer.Option(
@@ -158,6 +167,9 @@ def path(
     seed: int = SEED,
     device: str = DEVICE,
     precision: str | None = PRECISION,
+    module: str | None = MODULE,
+    dataset: str | None = DATASET,
+    data_dir: Path | None = DATA_DIR,
     out: Path | None = OUT,
     as_json: bool = JSON,
     quiet: bool = QUIET,
@@ -168,14 +180,15 @@ def path(
     """
     from fedflat.experiment.analysis.landscapes import path as path_of
     from fedflat.flatness.landscapes.path import barrier
+    from fedflat.reporting.figures.landscape_scale import values_to_plot
     from fedflat.reporting.figures.landscapes import Panel, path_picture
 
     options = {"points": points, "beyond": beyond, "examples": examples, "seed": seed, "statistics": statistics}
-    opened = open_models([first, second], quiet or as_json, device, precision)
+    opened = open_models([first, second], quiet or as_json, device, precision, module, dataset, data_dir)
     grid = _evaluate_between(opened, path_of, options, quiet or as_json)
     barriers = {name: barrier(grid.axes[0], values) for name, values in grid.values.items()}
-    title, values = " to ".join(mark.name for mark in grid.marks), _values_to_plot(grid)
-    figures, panels = {"path": path_picture(grid, values)}, [Panel(title, grid)]
+    title, values = " to ".join(mark.name for mark in grid.marks), values_to_plot(grid)
+    figures, panels = {"path": path_picture(grid)}, [Panel(title, grid)]
     files = _write_files(out or default_folder(opened, "path"), {title: grid}, figures, panels, values[0])
     if as_json:
         heights = {name: {"height": _finite(rise.height), "at": rise.at} for name, rise in barriers.items()}
@@ -198,11 +211,6 @@ def _evaluate_between(
     _require_known("treatment of BatchNorm statistics", options["statistics"], ("interpolated", "estimated"))
     with _progress(silent) as progress:
         return compute(list(models.values()), names=list(models), progress=progress, **options)
-
-
-def _values_to_plot(grid: Landscape) -> list[str]:
-    """Return training loss and test error, or the first value for tasks that have neither."""
-    return [name for name in ("train_loss", "test_error") if name in grid.values] or list(grid.values)[:1]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Open the runs and models that flatness commands measure, and name them."""
+"""Open the runs, models and weights files that flatness commands measure, and name them."""
 
 from __future__ import annotations
 
@@ -29,23 +29,69 @@ def heading_of(run: PostHoc) -> str:
     return f"{run.config.algorithm}   {run.config.data.dataset}, seed {run.config.seed}"
 
 
-def open_models(references: Sequence[str], silent: bool, device: str, precision: str | None) -> dict[str, RunModel]:
-    """Open models by references such as ``RUN:wima@50``; download missing datasets first.
+def open_models(
+    references: Sequence[str],
+    silent: bool,
+    device: str,
+    precision: str | None,
+    module: str | None,
+    dataset: str | None,
+    data_dir: Path | None,
+) -> dict[str, RunModel]:
+    """Open models by references such as ``RUN:wima@50`` or ``model.pt``; download missing datasets first.
+
+    Args:
+        references: models of runs, or weights files.
+        silent: show no progress of downloads.
+        device, precision: where and how to measure.
+        module: for weights files, ``FILE.py:FUNCTION`` of the function that builds the module.
+        dataset, data_dir: for weights files, the dataset and its folder.
 
     Returns:
         The models by their shortest distinct names.
     """
+    from fedflat.experiment.analysis.external_model import (
+        build_module,
+        external_config,
+        is_weights_file,
+        open_external_model,
+    )
     from fedflat.experiment.analysis.run_model import open_model_or_client, reference
     from fedflat.experiment.store.run_folder import load_record
 
+    files = [text for text in references if is_weights_file(text)]
+    _require_module_and_dataset(files, module, dataset)
     for text in references:
         _require_once(text, references)
-        fetch_if_missing(load_record(reference(text).run).config, silent)
-    models = [open_model_or_client(text, device=device, precision=precision) for text in references]
+        if text not in files:
+            fetch_if_missing(load_record(reference(text).run).config, silent)
+    config = external_config(dataset, data_dir) if dataset else None
+    if config is not None:
+        fetch_if_missing(config, silent)
+    models: list[RunModel] = []
+    for text in references:
+        if text in files:
+            assert module is not None and config is not None
+            network = build_module(module)
+            models.append(open_external_model(Path(text), network, config, device=device, precision=precision))
+        else:
+            models.append(open_model_or_client(text, device=device, precision=precision))
     labels = [model.label for model in models]
     for label in labels:
         _require_once(label, labels)
     return dict(zip(short_names(models), models, strict=True))
+
+
+def _require_module_and_dataset(files: Sequence[str], module: str | None, dataset: str | None) -> None:
+    """Reject weights files without --module and --dataset, and these flags without a weights file."""
+    if files and (module is None or dataset is None):
+        raise UserError(
+            f"{files[0]} is a weights file and needs --module FILE.py:FUNCTION (a function that builds its module) and "
+            "--dataset NAME; for a model of a run, name the run's folder"
+        )
+    if not files and (module is not None or dataset is not None):
+        flag = "--dataset" if module is None else "--module"
+        raise UserError(f"{flag} is for weights files (.pt, .safetensors), and none is listed; runs do not need it")
 
 
 def _require_once(name: str, names: Sequence[str]) -> None:
@@ -71,17 +117,24 @@ def _model_and_round(model: RunModel) -> str:
 
 
 def _algorithm_and_model(model: RunModel) -> str:
-    """Return the algorithm of a model, and the model's name unless it is the final primary model."""
+    """Return the algorithm of a model, and its name unless it is the final primary model; of a file, only the name."""
+    from fedflat.experiment.analysis.external_model import ExternalModel
     from fedflat.experiment.analysis.reopen import primary_model
 
+    if isinstance(model, ExternalModel):
+        return model.name
     algorithm = model.record.config.algorithm
     is_final_primary = model.name == primary_model(model.record) and model.rounds is None
     return algorithm if is_final_primary else f"{algorithm} {_model_and_round(model)}"
 
 
 def default_folder(models: dict[str, RunModel], measurement: str) -> Path:
-    """Return the default output folder of a measurement, which is inside the first model's run."""
-    record = next(iter(models.values())).record
-    if record.folder is None:
+    """Return the default output folder of a measurement: in the first model's run, or beside its weights file."""
+    from fedflat.experiment.analysis.external_model import ExternalModel
+
+    model = next(iter(models.values()))
+    if isinstance(model, ExternalModel):
+        return model.file.parent / "flatness" / measurement
+    if model.record.folder is None:
         raise UserError("this run has no folder; choose an output folder with --out")
-    return record.folder.path / "flatness" / measurement
+    return model.record.folder.path / "flatness" / measurement

@@ -11,7 +11,7 @@ import typer
 from fedflat.cli.flatness import flags
 from fedflat.cli.flatness.opening import default_folder, open_models
 from fedflat.cli.flatness.output import plus_minus, print_files, print_table, status_line, write_results
-from fedflat.cli.shared.flags import JSON, QUIET, SEED, no_default
+from fedflat.cli.shared.flags import DATA_DIR, JSON, QUIET, SEED, no_default
 from fedflat.cli.shared.screen import print_json, shown_count, shown_seconds
 from fedflat.errors import UserError
 
@@ -48,6 +48,9 @@ def sharpness(
     batch: int | None = flags.BATCH,
     device: str = flags.DEVICE,
     precision: str | None = flags.PRECISION,
+    module: str | None = flags.MODULE,
+    dataset: str | None = flags.DATASET,
+    data_dir: Path | None = DATA_DIR,
     out: Path | None = flags.OUT,
     as_json: bool = JSON,
     quiet: bool = QUIET,
@@ -67,7 +70,7 @@ def sharpness(
     silent, start = quiet or as_json, time.monotonic()
     results: Results = {}
     with status_line(silent) as progress:
-        opened = open_models(models, silent, device, precision)
+        opened = open_models(models, silent, device, precision, module, dataset, data_dir)
         for name, model in opened.items():
             objectives = model.objectives(on, client=client, examples=examples, subsets=count, seed=seed, batch=batch)
             results[name] = {}

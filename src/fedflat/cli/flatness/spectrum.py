@@ -12,7 +12,7 @@ import typer
 from fedflat.cli.flatness import flags
 from fedflat.cli.flatness.opening import default_folder, open_models
 from fedflat.cli.flatness.output import plus_minus, print_files, print_table, status_line, write_results
-from fedflat.cli.shared.flags import JSON, QUIET, SEED, optional
+from fedflat.cli.shared.flags import DATA_DIR, JSON, QUIET, SEED, optional
 from fedflat.cli.shared.screen import print_json, screen, shown_count, shown_seconds
 
 if TYPE_CHECKING:
@@ -52,6 +52,9 @@ def spectrum(
     ),
     device: str = flags.DEVICE,
     precision: str | None = flags.PRECISION,
+    module: str | None = flags.MODULE,
+    dataset: str | None = flags.DATASET,
+    data_dir: Path | None = DATA_DIR,
     out: Path | None = flags.OUT,
     as_json: bool = JSON,
     quiet: bool = QUIET,
@@ -66,7 +69,7 @@ def spectrum(
     count, silent = flags.number_of_subsets(subsets, examples), quiet or as_json
     spectra: dict[str, list[Spectrum]] = {}
     with status_line(silent) as progress:
-        opened = open_models(models, silent, device, precision)
+        opened = open_models(models, silent, device, precision, module, dataset, data_dir)
         for name, model in opened.items():
             objectives = model.objectives(on, client=client, examples=examples, subsets=count, seed=seed, batch=batch)
             spectra[name] = [

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from fedflat.units import counted as counted
 from fedflat.units import shown_bytes as shown_bytes
 from fedflat.units import shown_count as shown_count
 from fedflat.units import shown_metric as shown_metric
@@ -79,12 +80,3 @@ def cell(value: object) -> Text:
     if value is None or value == "":
         return Text("–", style="dim")
     return value if isinstance(value, Text) else Text(str(value))
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a count with its noun, in the plural unless the count is 1.
-
-    >>> counted(1, "round"), counted(3, "round")
-    ('1 round', '3 rounds')
-    """
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -85,7 +85,7 @@ class Evaluation:
         """All values as JSON-compatible types."""
         return {"model": self.model, "metric": self.metric, "on": _plain(self.parts), "missing": self.missing}
 
-    def frame(self) -> pd.DataFrame:
+    def to_pandas(self) -> pd.DataFrame:
         """All values as a data frame, one row per value.
 
         Columns: ``on`` (the part), ``name`` (the client, class or domain; empty for the whole part), ``figure`` (the

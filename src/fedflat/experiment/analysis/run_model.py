@@ -315,13 +315,13 @@ def open_model(
         run = record.folder.path if record.folder else "this run"
         raise UserError(f"{run} has no evaluated models yet; continue it with fedflat resume {run}")
     name = require_model(record, name or primary_model(record))
-    config = _config_for_measurement(record.config, device, precision)
+    config = config_for_measurement(record.config, device, precision)
     problem, partition = reopen(record, config=config, method="flatness", **user_objects)
     state = state_of(record, name, problem, rounds)
     return RunModel(record, name, rounds, problem, partition, state, config.engine.precision == "tf32")
 
 
-def _config_for_measurement(config: Config, device: str | None, precision: str | None) -> Config:
+def config_for_measurement(config: Config, device: str | None, precision: str | None) -> Config:
     """A run's config on another device (default: the best one here) and in another precision."""
     if precision is None:
         precision = "float64" if config.engine.precision == "float64" else "float32"

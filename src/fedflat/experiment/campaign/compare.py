@@ -62,14 +62,14 @@ def compare(
         if texts.count(text) > 1:
             raise UserError(f"the comparison lists {text} twice; list each algorithm once")
     configs, folders = [], []
-    for seed in _seed_numbers(seeds):
+    for seed in seed_numbers(seeds):
         for text in texts:
             configs.append(base.model_copy(update={"algorithm": text, "seed": seed}))
             folders.append(out / folder_name(text) / f"seed-{seed}" if out else None)
     yield from run_each(configs, folders, callbacks, jobs, **user_objects)
 
 
-def _seed_numbers(seeds: Any) -> list[int]:
+def seed_numbers(seeds: Any) -> list[int]:
     """Seeds as Python integers, from their number or a sequence; NumPy and torch integers are accepted."""
     try:
         sequence = list(seeds)  # first, since a tensor that holds a single seed also passes as a number of seeds

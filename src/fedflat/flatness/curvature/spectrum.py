@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +16,10 @@ from fedflat.flatness.curvature.power import power
 from fedflat.flatness.curvature.trace import DRAWS, Density, check_draws, hutchinson, lanczos_quadrature
 from fedflat.flatness.estimate import Estimate
 from fedflat.flatness.objective import Objective
+from fedflat.notebook import html_values
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COUNT = 50
 PRODUCTS = 4
@@ -27,7 +31,7 @@ METHODS = ("lanczos", "power")
 BY = ("value", "magnitude")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Spectrum:
     """Eigenvalues of a Hessian, with estimates of its trace and density."""
 
@@ -82,6 +86,30 @@ class Spectrum:
         if self.lambda_min is not None and self.lambda_min not in self.eigenvalues:
             count += self.lambda_min < 0
         return count
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={value}" for name, value in self._overview().items() if value is not None)
+        return f"Spectrum({values})"
+
+    def _repr_html_(self) -> str:
+        return html_values("Spectrum of the Hessian", self._overview())
+
+    def _overview(self) -> dict[str, str | None]:
+        """The main values as texts by name; None for values that were not computed."""
+        return {
+            "lambda_max": f"{self.lambda_max:.4g}",
+            "lambda_min": None if self.lambda_min is None else f"{self.lambda_min:.4g}",
+            "trace": None if self.trace is None else f"{self.trace.value:.4g} ± {self.trace.half_width:.2g}",
+            "eigenvalues": f"{len(self.eigenvalues)} of {self.parameters:,}",
+            "examples": f"{self.examples:,}",
+            "converged": "yes" if self.converged else "no",
+        }
+
+    def plot(self) -> Figure:
+        """Draw the eigenvalues in descending order and, if it was computed, the density."""
+        from fedflat.reporting.figures.spectrum import spectrum_picture
+
+        return spectrum_picture({"model": [self]})
 
     def document(self) -> dict[str, Any]:
         """Return all values as JSON-compatible types."""

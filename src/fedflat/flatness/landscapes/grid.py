@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,10 @@ import torch
 from torch import Tensor
 
 from fedflat.errors import UserError
+from fedflat.notebook import html_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Kind = Literal["around", "plane", "path"]
 Values = npt.NDArray[np.float64]
@@ -55,7 +59,7 @@ class Mark:
     """Measurements of the model itself, which need not lie on a grid point."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Landscape:
     """Values on a line or a grid: ``values[name][i, j]`` belongs to ``(axes[0][i], axes[1][j])``."""
 
@@ -69,6 +73,39 @@ class Landscape:
     """Models shown in the landscape."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """How it was computed: names, seed, radius, number of examples, ..."""
+
+    def __repr__(self) -> str:
+        ranges = [f"{name} {low} to {high}" for name, low, high in self._ranges()]
+        return f"Landscape({self._title()}: {', '.join(ranges)})"
+
+    def _repr_html_(self) -> str:
+        return html_table(f"Landscape {self._title()}", ("value", "lowest", "highest"), self._ranges())
+
+    def _title(self) -> str:
+        """The kind, the models and the number of grid points."""
+        models = ", ".join(mark.name for mark in self.marks)
+        points = " x ".join(str(len(axis)) for axis in self.axes)
+        return f"{self.kind} {models}, {points} points"
+
+    def _ranges(self) -> list[tuple[str, str, str]]:
+        """The name, the lowest and the highest finite value of each quantity."""
+        ranges = []
+        for name, values in self.values.items():
+            finite = values[np.isfinite(values)]
+            ends = (f"{finite.min():.4g}", f"{finite.max():.4g}") if len(finite) else ("nan", "nan")
+            ranges.append((name, *ends))
+        return ranges
+
+    def plot(self, value: str | None = None) -> Figure:
+        """Draw it: contours or a line around a model, the plane through models, or the path between two.
+
+        Args:
+            value: name of the value to draw, e.g. ``test_error``; default: the loss, on planes and paths also the
+                error.
+        """
+        from fedflat.reporting.figures.landscapes import landscape_picture
+
+        return landscape_picture(self, value)
 
     @property
     def dimensions(self) -> int:

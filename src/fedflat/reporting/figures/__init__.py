@@ -1,1 +1,5 @@
-"""Matplotlib and Plotly figures: curves, landscapes, spectra, partitions, clients."""
+"""Matplotlib and Plotly figures: curves, landscapes, spectra, datasets, partitions, clients."""
+
+from fedflat.notebook import show_figures
+
+show_figures()

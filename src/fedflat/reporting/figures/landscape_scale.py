@@ -126,6 +126,12 @@ def grid_of(landscape: Landscape, value: str) -> Values:
     return landscape.values[value]
 
 
+def values_to_plot(landscape: Landscape) -> list[str]:
+    """Return the names of the training loss and the test metric, which is measured last, or the first name."""
+    names = list(landscape.values)
+    return list(dict.fromkeys(("train_loss", names[-1]))) if "train_loss" in names else names[:1]
+
+
 def shown_value(value: str) -> str:
     """Return the label of a quantity."""
     return LABELS.get(value, value.replace("_", " "))

@@ -25,6 +25,7 @@ from fedflat.reporting.figures.landscape_scale import (
     grid_of,
     shown_tick,
     shown_value,
+    values_to_plot,
 )
 from fedflat.reporting.figures.style import colour_of, open_frame, subplot_list
 
@@ -51,10 +52,30 @@ class Panel:
     """Numbers shown below the panel, e.g. lambda_max; may be empty."""
 
 
-def contours(panels: Sequence[Panel], value: str = "train_loss", title: str = "") -> Figure:
-    """Draw contours side by side with common levels; the bold line marks the same value in all panels."""
+def landscape_picture(landscape: Landscape, value: str | None = None) -> Figure:
+    """Draw one landscape in the figure of its kind: contours, lines, a plane or a path.
+
+    Args:
+        landscape: the landscape.
+        value: name of the value to draw; default: as in the figure of its kind.
+    """
+    if landscape.kind == "around":
+        panels = [Panel(landscape.marks[0].name if landscape.marks else "", landscape)]
+        return contours(panels, value) if landscape.dimensions == 2 else lines(panels, value)
+    draw = plane_picture if landscape.kind == "plane" else path_picture
+    return draw(landscape, [value] if value else ())
+
+
+def contours(panels: Sequence[Panel], value: str | None = None, title: str = "") -> Figure:
+    """Draw contours side by side with common levels; the bold line marks the same value in all panels.
+
+    Args:
+        panels: two-dimensional landscapes.
+        value: name of the value to draw; default: the training loss, or the only loss.
+        title: title above all panels.
+    """
     _check_dimensions(panels, 2)
-    scale = LandscapeScale.over([panel.landscape for panel in panels], value)
+    scale = _common_scale(panels, value)
     line = common_line([panel.landscape for panel in panels], scale)
     figure, grid = _panel_axes(len(panels), 3.15, 3.6, bar=True)
     for axes, panel in zip(grid, panels, strict=True):
@@ -105,10 +126,12 @@ def draw_marks(axes: Axes, marks: Sequence[Mark], alone: bool = False) -> None:
         axes.plot(*mark.position, MARKERS[index], zorder=5, label=label, color=colour, markersize=9, **edge)
 
 
-def plane_picture(
-    landscape: Landscape, values: Sequence[str] = ("train_loss", "test_error"), title: str = ""
-) -> Figure:
-    """Draw the plane through three models, one panel and scale per value; distances equal weight distances."""
+def plane_picture(landscape: Landscape, values: Sequence[str] = (), title: str = "") -> Figure:
+    """Draw the plane through three models, one panel and scale per value; distances equal weight distances.
+
+    Default values: the training loss and the test metric, or the only loss.
+    """
+    values = values or values_to_plot(landscape)
     _check_dimensions([Panel("", landscape)], 2)
     width, height = (axis[-1] - axis[0] for axis in landscape.axes)
     ratio = width / height
@@ -130,10 +153,10 @@ def plane_picture(
     return figure
 
 
-def surfaces(panels: Sequence[Panel], value: str = "train_loss", title: str = "") -> Figure:
-    """Draw surfaces side by side; height and colour are the logarithm of the value."""
+def surfaces(panels: Sequence[Panel], value: str | None = None, title: str = "") -> Figure:
+    """Draw surfaces side by side; height and colour are the logarithm of the value. Arguments as in ``contours``."""
     _check_dimensions(panels, 2)
-    scale = LandscapeScale.over([panel.landscape for panel in panels], value)
+    scale = _common_scale(panels, value)
     figure, grid = _panel_axes(len(panels), 3.3, 3.4, bar=True, subplot_kw={"projection": "3d"})
     for axes, panel in zip(grid, panels, strict=True):
         draw_surface(axes, panel.landscape, scale)
@@ -157,10 +180,11 @@ def draw_surface(axes: Any, landscape: Landscape, scale: LandscapeScale) -> None
     axes.set_axis_off()
 
 
-def lines(panels: Sequence[Panel], value: str = "train_loss", title: str = "") -> Figure:
-    """Draw one-dimensional landscapes in one panel."""
+def lines(panels: Sequence[Panel], value: str | None = None, title: str = "") -> Figure:
+    """Draw one-dimensional landscapes in one panel. Arguments as in ``contours``."""
     _check_dimensions(panels, 1)
-    scale = LandscapeScale.over([panel.landscape for panel in panels], value)
+    scale = _common_scale(panels, value)
+    value = scale.value
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.subplots()
     for number, panel in enumerate(panels):
@@ -180,8 +204,9 @@ def lines(panels: Sequence[Panel], value: str = "train_loss", title: str = "") -
     return figure
 
 
-def path_picture(landscape: Landscape, values: Sequence[str] = ("train_loss", "test_error"), title: str = "") -> Figure:
-    """Plot each value along a path between two models, and its barrier."""
+def path_picture(landscape: Landscape, values: Sequence[str] = (), title: str = "") -> Figure:
+    """Plot each value along a path between two models, and its barrier; default values as in ``plane_picture``."""
+    values = values or values_to_plot(landscape)
     _check_dimensions([Panel("", landscape)], 1)
     figure = Figure(figsize=(4.4 * len(values), 3.6), layout="constrained")
     t = np.array(landscape.axes[0])
@@ -207,6 +232,12 @@ def path_picture(landscape: Landscape, values: Sequence[str] = ("train_loss", "t
             axes.yaxis.set_major_formatter(FuncFormatter(lambda tick, _: shown_tick(tick, "error")))
     _add_caption(figure, title)
     return figure
+
+
+def _common_scale(panels: Sequence[Panel], value: str | None) -> LandscapeScale:
+    """Return the scale of all panels for one value, by default the first that their landscapes have."""
+    landscapes = [panel.landscape for panel in panels]
+    return LandscapeScale.over(landscapes, value or values_to_plot(landscapes[0])[0])
 
 
 def _finite(values: Any) -> Any:

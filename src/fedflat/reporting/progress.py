@@ -1,15 +1,16 @@
-"""Progress on stderr: bars on a terminal, plain lines when piped, nothing with --quiet."""
+"""Progress of runs: bars on a terminal and in a notebook, plain lines on stderr when piped."""
 
 from __future__ import annotations
 
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from html import escape
+from typing import TYPE_CHECKING, Any, Self
 
-from fedflat.cli.shared.screen import counted, screen, shown_bytes, shown_metric, shown_seconds
 from fedflat.experiment.callback import RemoteCallback
-from fedflat.units import is_share
+from fedflat.notebook import notebook_shell
+from fedflat.units import counted, is_share, shown_bytes, shown_metric, shown_seconds
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 LINES_PER_RUN = 10
 """Approximate number of lines per run when piped."""
 SECONDS_BETWEEN_LINES = 1.0
+SECONDS_BETWEEN_UPDATES = 0.2
+"""Least time between two updates of the bars in a notebook."""
 
 
 class Progress(RemoteCallback):
@@ -106,6 +109,7 @@ class Bars(Progress):
 
     def __init__(self, runs: int = 1) -> None:
         from rich import progress
+        from rich.console import Console
 
         self._bars = progress.Progress(
             progress.TextColumn("{task.description}"),
@@ -114,8 +118,9 @@ class Bars(Progress):
             progress.TextColumn("{task.fields[unit]}", style="dim"),
             progress.TimeRemainingColumn(compact=True),
             progress.TextColumn("{task.fields[metrics]}", style="cyan"),
-            console=screen(stderr=True),
+            console=Console(stderr=True, highlight=False),
             transient=True,
+            redirect_stdout=sys.stdout.isatty(),  # otherwise text printed into a file would go to stderr
         )
         self._all_runs = self._bars.add_task("all runs", total=runs, unit="runs", metrics="") if runs > 1 else None
         self._tasks: dict[Config, TaskID] = {}
@@ -149,11 +154,78 @@ class Bars(Progress):
         self._bars.remove_task(self._tasks.pop(run.config))
 
 
-def progress(silent: bool, runs: int = 1) -> Progress:
-    """Return the progress display that suits the current stderr: bars, lines, or nothing if ``silent``."""
+class NotebookBars(Progress):
+    """The same bars in the output of a notebook cell; they disappear at the end."""
+
+    def __init__(self, runs: int = 1) -> None:
+        self.runs, self.finished = runs, 0
+        self._bars: dict[Config, str] = {}
+        self._output: Any = None
+        self._update_time = 0.0
+
+    def __enter__(self) -> Self:
+        from IPython.display import HTML, display
+
+        self._output = display(HTML(""), display_id=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.clear()
+        self.runs = 1
+        self._update(now=True)
+
+    def count_run(self) -> None:
+        self.finished += 1
+        self._update()
+
+    def began(self, run: RunProgress) -> None:
+        self._show(run)
+
+    def round_done(self, run: RunProgress) -> None:
+        self._show(run)
+
+    def evaluated(self, run: RunProgress) -> None:
+        self._show(run)
+
+    def ended(self, run: RunProgress, record: Record) -> None:
+        self._bars.pop(run.config, None)
+
+    def _show(self, run: RunProgress) -> None:
+        """Set the bar of a run."""
+        rounds = run.config.training.rounds
+        self._bars[run.config] = _html_bar(run_name(run), run.rounds, rounds, f"rounds, {latest_metrics(run)}")
+        self._update()
+
+    def _update(self, now: bool = False) -> None:
+        """Write all bars to the cell, unless they were written recently."""
+        from IPython.display import HTML
+
+        if now or time.monotonic() - self._update_time >= SECONDS_BETWEEN_UPDATES:
+            self._update_time = time.monotonic()
+            overall = [_html_bar("all runs", self.finished, self.runs, "runs")] if self.runs > 1 else []
+            self._output.update(HTML("<br>".join([*overall, *self._bars.values()])))
+
+
+def _html_bar(name: str, done: int, total: int, text: str) -> str:
+    """Return a progress bar with its name before and a text after it."""
+    return f'{escape(name)} <progress value="{done}" max="{total}"></progress> {done}/{total} {escape(text)}'
+
+
+def progress(silent: bool, runs: int = 1, *, lines_when_piped: bool = True) -> Progress:
+    """Return the progress display that suits the notebook or the current stderr.
+
+    Args:
+        silent: show nothing.
+        runs: number of runs.
+        lines_when_piped: print lines if stderr is neither a terminal nor a notebook; otherwise show nothing there.
+    """
     if silent:
         return Progress()
-    return Bars(runs) if sys.stderr.isatty() else Lines(runs)
+    if notebook_shell() is not None:
+        return NotebookBars(runs)
+    if sys.stderr.isatty():
+        return Bars(runs)
+    return Lines(runs) if lines_when_piped else Progress()
 
 
 def describe_forecast(forecast: Forecast) -> str:

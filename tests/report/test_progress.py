@@ -1,16 +1,18 @@
-"""Progress: lines when piped, bars on a terminal, nothing if silent."""
+"""Progress: lines when piped, bars on a terminal and in a notebook, nothing if silent."""
 
 from __future__ import annotations
 
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from fedflat.cli.shared import progress as progress_module
-from fedflat.cli.shared.progress import Bars, Lines, Progress, latest_metrics, progress
+import fedflat
 from fedflat.experiment.config import Config
+from fedflat.reporting import progress as progress_module
+from fedflat.reporting.progress import Bars, Lines, NotebookBars, Progress, latest_metrics, progress
 
 
 def run_at(
@@ -92,9 +94,7 @@ def test_runs_are_numbered_in_a_comparison(capsys, clock):
 
 
 def test_bars_show_rounds_and_metrics(capsys, monkeypatch):
-    monkeypatch.setattr(
-        progress_module, "screen", lambda stderr: Console(stderr=stderr, force_terminal=True, width=160)
-    )
+    monkeypatch.setattr("rich.console.Console", partial(Console, force_terminal=True, width=160))
     with Bars(2) as bars:
         go_through(bars, 3)
         bars.began(run_at(0, 3))
@@ -110,6 +110,46 @@ def test_the_display_depends_on_stderr(monkeypatch):
     assert type(progress(silent=False)) is Lines
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     assert type(progress(silent=False)) is Bars
+
+    assert type(progress(silent=False, lines_when_piped=False)) is Bars
+    monkeypatch.setattr(progress_module, "notebook_shell", object)
+    assert type(progress(silent=False)) is NotebookBars
+
+
+def test_bars_in_a_notebook(clock, monkeypatch):
+    pytest.importorskip("IPython")
+    clock.step = 1.0
+    shown = []
+    output = SimpleNamespace(update=lambda page: shown.append(page.data))
+    monkeypatch.setattr("IPython.display.display", lambda *_, **options: output if options["display_id"] else None)
+    with NotebookBars(2) as bars:
+        go_through(bars, 3)
+        bars.began(run_at(1, 3))
+    assert '<progress value="1" max="3"></progress> 1/3 rounds, accuracy 50.00 %, train loss 0.25' in shown[1]
+    assert shown[-2].startswith('all runs <progress value="1" max="2"></progress> 1/2 runs<br>fedavg, seed 0 ')
+    assert shown[-1] == ""
+
+
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_python_shows_bars_on_a_terminal_unless_disabled(is_shown, tmp_path, monkeypatch):
+    ended = []
+
+    class Recorded(Progress):
+        def ended(self, run, record):
+            ended.append("run")
+
+        def count_run(self):
+            ended.append("counted")
+
+    monkeypatch.setattr(progress_module, "Bars", lambda runs: Recorded())
+    small = {"model": "mlp(hidden=2)", "rounds": 1, "local_steps": 1, "workers": 1}
+    fedflat.run(**small, out=tmp_path / "run")  # stderr is not a terminal
+    assert not ended
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    fedflat.run(**small, progress=is_shown)
+    fedflat.compare("fedavg", seeds=1, **small, progress=is_shown)
+    fedflat.sweep({"base": small, "grid": {"seed": [0]}}, out=tmp_path / "sweep", progress=is_shown)
+    assert ended == (["run", *["run", "counted"] * 2] if is_shown else [])
 
 
 def test_silence(capsys):
