@@ -15,6 +15,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from fedflat.algorithms import Algorithm, algorithm, canonical, register
     from fedflat.api import Rounds, compare, load, report, resume, rounds, run, sweep
+    from fedflat.engines.problem.multilabel import MultiLabel
+    from fedflat.engines.problem.regression import Huber, Regression
     from fedflat.engines.problem.task import Classification, Task
     from fedflat.errors import UserError
     from fedflat.experiment.callback import Callback, RemoteCallback
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 _NAMES = {
     "fedflat.algorithms": ("Algorithm", "algorithm", "canonical", "register"),
     "fedflat.api": ("Rounds", "compare", "load", "report", "resume", "rounds", "run", "sweep"),
+    "fedflat.engines.problem.multilabel": ("MultiLabel",),
+    "fedflat.engines.problem.regression": ("Huber", "Regression"),
     "fedflat.engines.problem.task": ("Classification", "Task"),
     "fedflat.errors": ("UserError",),
     "fedflat.experiment.callback": ("Callback", "RemoteCallback"),
@@ -37,6 +41,9 @@ __all__ = [
     "Callback",
     "Classification",
     "Comparison",
+    "Huber",
+    "MultiLabel",
+    "Regression",
     "RemoteCallback",
     "Result",
     "Round",

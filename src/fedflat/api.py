@@ -35,7 +35,7 @@ def run(
     out: str | Path | None = None,
     dataset: str | Dataset | None = None,
     model: str | nn.Module | None = None,
-    task: Task | None = None,
+    task: str | Task | None = None,
     callbacks: Callback | Sequence[Callback] = (),
     progress: bool = True,
     **settings: Any,
@@ -49,7 +49,7 @@ def run(
         dataset: the name of a dataset (list: ``fedflat data list``), or a ``Dataset`` from
             ``fedflat.data.from_arrays``, ``from_clients`` or ``from_torch``.
         model: the name of a model (list: ``fedflat models``), or a ``torch.nn.Module``, which is copied.
-        task: loss and metrics; default: those of the dataset's kind, e.g. ``Classification()``.
+        task: loss and metrics: ``"mse"``, ``"huber"``, ``"bce"`` or ``Huber(delta=2)``; default: from the targets.
         callbacks: one or several observers, called after every round and evaluation.
         progress: show a progress bar in terminals and notebooks.
         **settings: further settings by short name (``rounds=50``, ``lr=0.1``, ``batch_size=50``, ``clients=100``,
@@ -127,7 +127,7 @@ def rounds(
     base: str | Path | Config | None = None,
     out: str | Path | None = None,
     dataset: str | Dataset | None = None,
-    task: Task | None = None,
+    task: str | Task | None = None,
     callbacks: Callback | Sequence[Callback] = (),
     **settings: Any,
 ) -> Rounds:
@@ -188,7 +188,7 @@ def compare(
     out: str | Path | None = None,
     dataset: str | Dataset | None = None,
     model: str | nn.Module | None = None,
-    task: Task | None = None,
+    task: str | Task | None = None,
     callbacks: Callback | Sequence[Callback] = (),
     jobs: int | None = None,
     progress: bool = True,
@@ -388,7 +388,7 @@ def _prepare_run(
     out: str | Path | None,
     dataset: str | Dataset | None,
     model: str | nn.Module | None,
-    task: Task | None,
+    task: str | Task | None,
     callbacks: Callback | Sequence[Callback],
     settings: dict[str, Any],
 ) -> Run:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SHARES = frozenset({"accuracy", "miou", "iou", "pixel_accuracy"})
+SHARES = frozenset({"accuracy", "miou", "iou", "pixel_accuracy", "mAP", "label_accuracy"})
 """Metrics between 0 and 1, which are shown in per cent."""
 
 
@@ -13,6 +13,19 @@ def is_share(metric: str) -> bool:
     (True, False)
     """
     return metric in SHARES
+
+
+ERRORS = frozenset({"loss", "rmse", "mse", "mae"})
+"""Metrics that are better if lower."""
+
+
+def is_error(metric: str) -> bool:
+    """Whether lower values of a metric are better, unless its task says otherwise.
+
+    >>> is_error("rmse"), is_error("r2")
+    (True, False)
+    """
+    return metric in ERRORS
 
 
 def shown_metric(value: float | None, metric: str) -> str:

@@ -18,7 +18,7 @@ def test_a_run_prints_metrics_and_writes_its_folder_and_curve(fedflat, small):
     assert result.exit_code == 0
     for word in (
         "server",
-        "best (max over test)",
+        "best over test",
         "mean of last 10 %",
         "of evaluations (n=1)",
         "finished after 3 of 3 rounds",

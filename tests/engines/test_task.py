@@ -13,10 +13,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedflat
-from fedflat.data import Dataset, Examples
+from fedflat.data import Dataset, Examples, load
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.gpu.step import compiled
+from fedflat.engines.problem.segmentation import Segmentation
 from fedflat.engines.problem.task import Classification, NextCharacter, Task, task_for
 from fedflat.experiment.config import config
 from fedflat.experiment.run import Run
@@ -45,11 +46,8 @@ SMALL = {
 
 
 def test_the_tasks_of_kinds_of_data():
-    assert [task_for(kind) for kind in ("image", "vector", "text")] == [
-        Classification(),
-        Classification(),
-        NextCharacter(),
-    ]
+    assert task_for(alphabet()) == NextCharacter() and task_for(load("digits")) == Classification()
+    assert isinstance(task_for(load("digit_masks")), Segmentation)
     assert isinstance(NextCharacter(), Task)
 
 

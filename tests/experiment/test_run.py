@@ -292,28 +292,12 @@ def test_the_metric_of_a_task_stands_for_its_run_also_once_it_lies_on_disk(tmp_p
     assert found.summary().last == last["top2"] > last["accuracy"]
 
 
-def test_the_loss_is_refused_as_the_metric_since_more_of_a_metric_is_better(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="'loss'"):
-        fedflat.run("fedavg", task=fedflat.Classification(metric="loss"), out=tmp_path / "run", **SMALL)
-    assert not (tmp_path / "run").exists()
-
-
-@dataclass(frozen=True)
-class MinusTheLoss(fedflat.Classification):
-    """Compares models by their loss, the other way round."""
-
-    metric: str = "minus_loss"
-
-    def sums(self, output: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
-        found = super().sums(output, target)
-        return {**found, "minus_loss": -found["loss"]}
-
-
-def test_a_metric_that_is_minus_the_loss_stops_and_ranks_as_it_should() -> None:
-    result = fedflat.run("fedavg", task=MinusTheLoss(), stop__target=-2.25, evaluation__every=1, **SMALL)
-    reached = [-record["test"]["server"]["loss"] for record in result.history]
-    assert result.status == "stopped" and reached[0] < -2.25 <= reached[-1]
-    assert result.summary().best == max(reached) > reached[0]
+def test_the_loss_can_be_the_metric_and_lower_is_better() -> None:
+    task = fedflat.Classification(metric="loss")
+    result = fedflat.run("fedavg", task=task, stop__target=2.25, evaluation__every=1, **SMALL)
+    losses = [record["test"]["server"]["loss"] for record in result.history]
+    assert result.status == "stopped" and losses[0] > 2.25 >= losses[-1]
+    assert result.summary().best == min(losses) < losses[0]
 
 
 def test_a_metric_that_the_task_does_not_report_is_refused() -> None:

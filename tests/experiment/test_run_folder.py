@@ -76,7 +76,7 @@ def test_a_folder_in_which_a_run_is_being_begun_is_held(tmp_path: Path, monkeypa
     first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
     refusals: list[UserError] = []
 
-    def write_status(status: str, metric: str, averages: list[str]) -> None:
+    def write_status(status: str, **more: object) -> None:
         with pytest.raises(LockedError, match=f"working on {tmp_path / 'run'}") as refused:
             second.create(Config(), {}, "accuracy")
         refusals.append(refused.value)
@@ -110,7 +110,8 @@ def test_a_model_that_cannot_be_read_is_not_called_missing(
 def test_a_run_in_progress_names_its_primary_metric(tmp_path: Path) -> None:
     loop = fedflat.rounds("fedavg", out=tmp_path / "run", **SMALL)
     next(loop)
-    assert RunFolder(tmp_path / "run").status() == {"status": "running", "metric": "accuracy", "averages": []}
+    expected = {"status": "running", "metric": "accuracy", "lower_is_better": False, "averages": []}
+    assert RunFolder(tmp_path / "run").status() == expected
     assert fedflat.load(tmp_path / "run").metric == "accuracy"
     loop.close()
 

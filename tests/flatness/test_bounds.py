@@ -158,7 +158,7 @@ def test_the_largest_constants_are_used() -> None:
 
 def test_the_theory_of_a_run_reports_its_inputs(digits_split) -> None:
     made = config({"algorithm": "fedswa", "training": {"local_epochs": 2, "rounds": 7}})
-    found = theory(made, digits_split, 10, [CONSTANTS]).document()
+    found = theory(made, digits_split, math.log(10), [CONSTANTS]).document()
     sizes = [len(indices) for indices in digits_split.clients]
     assert found["setting"] == {
         "clients": 50,

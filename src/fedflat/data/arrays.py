@@ -42,11 +42,12 @@ def from_arrays(
         train_inputs: images [n, channels, height, width] or [n, height, width] (uint8 from 0 to 255, or float32);
             vectors [n, features] float; token sequences [n, length] int.
         train_targets: classes [n] as integers from 0 or as words; for text also [n, length]; for segmentation masks
-            [n, height, width] with 255 for ignored pixels.
+            [n, height, width] with 255 for ignored pixels; for regression numbers [n] or [n, columns] of a float type;
+            for multi-label data 0 or 1 for each label [n, labels], as integers or booleans.
         test_inputs: as ``train_inputs``.
         test_targets: as ``train_targets``.
         name: name of the dataset.
-        classes: class names; by default the words in the targets, else the class numbers.
+        classes: class or label names; by default the words in the targets, else their numbers; none for regression.
         mean: mean per channel of uint8 images on the scale from 0 to 1; computed from the training set by default.
         std: standard deviation per channel; computed by default.
         train_groups: natural client of each training example [n], as integers or words.
@@ -54,17 +55,24 @@ def from_arrays(
     """
     is_segmentation = np.ndim(train_targets) == 3
     label_names: list[str] = []
+    inputs = [_to_inputs(train_inputs, name), _to_inputs(test_inputs, name)]
+    kind = "segmentation" if is_segmentation else _infer_kind(name, inputs[0])
     if is_segmentation:
         targets = [_to_masks(train_targets), _to_masks(test_targets)]
+    elif _are_numbers(train_targets, test_targets):
+        targets = [torch.tensor(np.asarray(values), dtype=torch.float32) for values in (train_targets, test_targets)]
+        classes = () if classes is None else classes
+    elif kind != "text" and _are_labels(train_targets, test_targets):
+        targets = [torch.tensor(np.asarray(values), dtype=torch.bool) for values in (train_targets, test_targets)]
+        label_names = [str(label) for label in range(targets[0].shape[1])]
     else:
         targets, label_names = encode_labels(train_targets, test_targets, name, classes)
     groups, group_names = encode_labels(train_groups, test_groups, name)
-    train = Examples(_to_inputs(train_inputs, name), targets[0], groups[0])
-    test = Examples(_to_inputs(test_inputs, name), targets[1], groups[1])
+    train = Examples(inputs[0], targets[0], groups[0])
+    test = Examples(inputs[1], targets[1], groups[1])
     if classes is None:
         highest = max(_highest_label(split.targets, is_segmentation) for split in (train, test))
         classes = label_names or [str(label) for label in range(highest + 1)]
-    kind = "segmentation" if is_segmentation else _infer_kind(name, train.inputs)
     if train.inputs.dtype == torch.uint8 and len(train) and (mean is None or std is None):
         computed_mean, computed_std = channel_statistics(train.inputs)
         mean = computed_mean if mean is None else mean
@@ -188,6 +196,18 @@ def _dtype_kind(values: torch.Tensor | npt.NDArray[Any]) -> str:
     return values.dtype.kind
 
 
+def _are_numbers(*splits: Any) -> bool:
+    """Whether targets are floats; integers in one of the splits are numbers as well."""
+    kinds = {_dtype_kind(values) for values in map(as_native, splits) if len(values)}
+    return "f" in kinds and kinds <= set(NUMERIC_KINDS)
+
+
+def _are_labels(*splits: Any) -> bool:
+    """Whether targets are [n, labels], all of them 0 or 1."""
+    arrays = [np.asarray(as_native(values)) for values in splits]
+    return all(array.ndim == 2 and array.dtype.kind in "biu" and np.isin(array, (0, 1)).all() for array in arrays)
+
+
 def _to_masks(targets: Any) -> torch.Tensor:
     """Convert masks [n, height, width] to a new uint8 tensor, after checking that all class ids are 0 to 255."""
     ids = torch.as_tensor(as_native(targets))
@@ -259,6 +279,4 @@ def _to_pair(pair: Any, owner: str) -> tuple[torch.Tensor, torch.Tensor]:
     if not inputs.ndim or len(inputs) != len(targets) or not len(inputs):
         shapes = " and ".join(str(tuple(values.shape)) for values in (inputs, targets))
         raise UserError(f"{owner} has inputs and targets of shapes {shapes}; expected equal lengths of at least 1")
-    if targets.is_floating_point():
-        raise UserError(f"{owner} has targets of type {targets.dtype}; expected class numbers from 0")
     return inputs, targets

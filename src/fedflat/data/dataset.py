@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 1 << 24
 Kind = Literal["image", "vector", "text", "segmentation"]
+TargetType = Literal["classes", "numbers", "labels"]
+"""One class per example, position or pixel; numbers to predict (regression); any number of labels (multi-label)."""
 IGNORED: int = 255
 """Id of mask pixels that count neither in training nor in metrics."""
 TEST_EVERY = 5
@@ -36,7 +38,8 @@ class Examples:
         inputs: images [n, channels, height, width] uint8 (0 to 255) or float32; vectors [n, features] float32; token
             sequences [n, length] int64.
         targets: class of each example [n] int64; for text also one class per position [n, length]; for segmentation
-            masks [n, height, width] uint8.
+            masks [n, height, width] uint8; for regression numbers [n] or [n, columns] float32; for multi-label data
+            whether each label applies [n, labels] bool.
         groups: natural client of each example [n] int64, e.g. its writer or domain; None if unknown.
         coarse: superclass of each example [n] int64; None if labels have one level.
     """
@@ -72,7 +75,7 @@ class Dataset:
         name: canonical text, e.g. ``pacs(size=32)``.
         train: training examples.
         test: test examples.
-        classes: class names.
+        classes: names of the classes or labels; empty for regression.
         mean: mean per channel of uint8 inputs, on the scale from 0 to 1.
         std: standard deviation per channel, on the same scale.
         kind: ``image``, ``vector``, ``text`` or ``segmentation``.
@@ -138,6 +141,31 @@ class Dataset:
         """Number of classes."""
         return len(self.classes)
 
+    @property
+    def target_type(self) -> TargetType:
+        """What the targets are: ``classes``, ``numbers`` (regression) or ``labels`` (multi-label)."""
+        targets = self.train.targets
+        if targets.is_floating_point():
+            return "numbers"
+        return "labels" if targets.dtype == torch.bool else "classes"
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs of a model: one per class, label or column of numbers."""
+        if self.target_type == "numbers":
+            return self.train.targets[0].numel()
+        return self.num_classes
+
+    def as_numbers(self) -> Dataset:
+        """Copy with integer classes as numbers to predict; raises ``UserError`` for words and several per example."""
+        is_counted = self.classes == tuple(map(str, range(self.num_classes)))
+        if self.train.targets.ndim > 1 or not is_counted:
+            raise UserError(
+                f"the targets of {self.name} are not numbers; for regression store them as floats [n] or [n, columns]"
+            )
+        train, test = (replace(split, targets=split.targets.float()) for split in (self.train, self.test))
+        return replace(self, train=train, test=test, classes=())
+
     @cached_property
     def content(self) -> str:
         """sha256 over the types, shapes and values of all examples; independent of where they came from.
@@ -174,6 +202,10 @@ def describe(dataset: Dataset) -> dict[str, Any]:
 
     def count_classes(examples: Examples) -> list[int]:
         """Return the number of examples (or mask pixels) of each class."""
+        if dataset.target_type == "numbers":
+            return []
+        if dataset.target_type == "labels":
+            return examples.targets.sum(0).tolist()
         counts = np.zeros(dataset.num_classes, dtype=np.int64)
         for block in _row_blocks(examples.targets):  # ids beyond the classes, i.e. IGNORED, are dropped
             counts += torch.bincount(block.flatten(), minlength=dataset.num_classes)[: dataset.num_classes].numpy()
@@ -184,6 +216,7 @@ def describe(dataset: Dataset) -> dict[str, Any]:
     return {
         "name": dataset.name,
         "kind": dataset.kind,
+        "targets": dataset.target_type,
         "train": len(dataset.train),
         "test": len(dataset.test),
         "input_shape": list(dataset.input_shape),
@@ -230,6 +263,10 @@ def _check_examples(label: str, examples: Examples, dataset: Dataset) -> None:
     inputs = examples.inputs
     if dataset.kind == "segmentation":
         _check_masks(label, examples, dataset)
+    elif dataset.target_type == "numbers":
+        _check_numbers(label, examples, dataset)
+    elif dataset.target_type == "labels":
+        _check_multi_labels(label, examples, dataset)
     else:
         _check_labels(label, examples, dataset)
     # Mapped inputs may be larger than memory, so they are not read in full here.
@@ -252,15 +289,44 @@ def _check_labels(label: str, examples: Examples, dataset: Dataset) -> None:
     if targets.dtype != torch.int64:
         raise UserError(f"the targets of {label} are {targets.dtype}; expected class numbers of type int64")
     if targets.ndim > 1 and (dataset.kind != "text" or targets.shape != inputs.shape):
-        allowed = "one class per example"
+        allowed = "one class per example, or 0/1 for each label of each example [n, labels] (multi-label)"
         if dataset.kind == "text":
             allowed += f", or one per position: {tuple(inputs.shape[1:])}"
         raise UserError(f"the targets of {label} have shape {tuple(targets.shape[1:])} per example; expected {allowed}")
     low, high = int(targets.min()), int(targets.max())
     if low < 0:
-        raise UserError(f"{label} has label {low}; expected labels from 0 on: number the classes 0, 1, 2, ...")
+        raise UserError(
+            f"{label} has label {low}; expected labels from 0 on: number the classes 0, 1, 2, ..., "
+            "or for regression store the targets as floats"
+        )
     if high >= dataset.num_classes:
         raise UserError(f"{label} has label {high}; expected labels from 0 to {dataset.num_classes - 1}")
+
+
+def _check_numbers(label: str, examples: Examples, dataset: Dataset) -> None:
+    """Raise a ``UserError`` unless targets are finite numbers [n] or [n, columns], and there are no classes."""
+    targets, columns = examples.targets, dataset.train.targets.shape[1:]
+    if targets.dtype != torch.float32 or targets.ndim > 2 or targets.shape[1:] != columns or not dataset.num_outputs:
+        raise UserError(
+            f"the targets of {label} are {_type_and_shape(targets)}; expected float32 numbers, one per example or one "
+            "per column [n, columns], in both sets"
+        )
+    if not targets.isfinite().all():
+        raise UserError(
+            f"{label} has targets that are infinite or missing (NaN); remove these examples or fill in the targets"
+        )
+    if dataset.classes:
+        raise UserError(f"{dataset.name} has float targets and classes; for classification convert targets to int64")
+
+
+def _check_multi_labels(label: str, examples: Examples, dataset: Dataset) -> None:
+    """Raise a ``UserError`` unless targets are bool [n, labels] with one name per label."""
+    targets = examples.targets
+    if targets.dtype != torch.bool or targets.shape[1:] != (dataset.num_classes,) or not dataset.num_classes:
+        raise UserError(
+            f"the targets of {label} are {_type_and_shape(targets)}; expected 0 or 1 for each of the "
+            f"{dataset.num_classes} label names, in both sets"
+        )
 
 
 def _check_masks(label: str, examples: Examples, dataset: Dataset) -> None:

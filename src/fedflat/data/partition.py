@@ -273,12 +273,14 @@ def make_partition(
     if seed < 0:
         raise UserError(f"the partition seed is {seed}; expected at least 0")
     labels = np.asarray(targets)
-    if labels.ndim == 1:
+    is_number = labels.dtype.kind == "f"
+    if labels.ndim == 1 and not is_number:
         labels = labels.astype(np.int64)
     elif spec.by_label:
+        problem = "the targets are numbers" if is_number else f"each has {labels[0].size}"
         raise UserError(
-            f"the partition {spec.text} needs one label per example, but each has {labels[0].size}; "
-            "use iid, natural or centralised"
+            f"the partition {spec.text} needs one label per example, but {problem}; "
+            "use iid, natural, virtual, listed or centralised"
         )
     else:  # the partition ignores labels: treat all examples as one class
         labels, num_classes = np.zeros(len(labels), dtype=np.int64), 1

@@ -91,6 +91,9 @@ class FederationSettings(SettingsGroup):
 class TrainingSettings(SettingsGroup):
     """Local training on each client."""
 
+    task: Literal["auto", "classification", "mse", "huber", "bce"] = Field(
+        "auto", description="loss and metrics; auto: classification, mse for float targets, bce for 0/1 labels"
+    )
     train: str = Field(
         "all", description="trainable part: all, head, norms, layers(names=A|B) or lora(rank=8), joined by +"
     )

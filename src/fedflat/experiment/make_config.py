@@ -123,20 +123,21 @@ def prepare(
     base: str | Path | Config | None,
     dataset: str | Dataset | None,
     model: str | nn.Module | None,
-    task: Task | None,
+    task: str | Task | None,
     settings: dict[str, Any],
 ) -> tuple[Config, dict[str, Any]]:
     """The config that arguments of ``fedflat.run`` describe, and the user-supplied objects as arguments of ``Run``."""
-    names = {"algorithm": algorithm, "dataset": dataset, "model": model}
+    names = {"algorithm": algorithm, "dataset": dataset, "model": model, "task": task}
     settings = settings | {name: value for name, value in names.items() if isinstance(value, str)}
     user_dataset = None if isinstance(dataset, str) else dataset
     user_model = None if isinstance(model, str) else model
-    check_user_objects(user_dataset, user_model, task)
+    user_task = None if isinstance(task, str) else task
+    check_user_objects(user_dataset, user_model, user_task)
     if is_partitioner(settings.get("partition")):  # of Flower; it is applied to the dataset
         data = make_config(base, {**settings, "partition": "centralised"}).data
         settings["partition"] = from_flower(settings["partition"], user_dataset or load(data.dataset, data.dir))
     config = name_user_objects(make_config(base, settings), user_dataset, user_model)
-    return config, {"data": user_dataset, "model": user_model, "task": task}
+    return config, {"data": user_dataset, "model": user_model, "task": user_task}
 
 
 def assign(values: dict[str, Any], setting: str) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedflat.algorithms import algorithm
 from fedflat.averaging import AverageState, RunInfo, average_name
 from fedflat.data import Dataset
-from fedflat.engines.problem.task import Task
+from fedflat.engines.problem.task import Task, lower_is_better
 from fedflat.engines.round.contract import Client, Cost, Engine, ModelState
 from fedflat.engines.round.plan import isolated_rng
 from fedflat.errors import UserError
@@ -148,6 +148,7 @@ class Run:
             self._bn_statistics,
             self.rounds,
             self.metric,
+            self.lower_is_better,
             tuple(self.averages),
         )
         self._notify("ended", self.record)
@@ -161,6 +162,11 @@ class Run:
     def metric(self) -> str:
         """The primary metric: the one that the task compares models by."""
         return self.problem.task.metric
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether lower values of the primary metric are better."""
+        return lower_is_better(self.problem.task)
 
     @property
     def loss(self) -> float:
@@ -191,7 +197,8 @@ class Run:
         self._save_models()
         if is_evaluated:
             self._evaluate()
-            if verdict := check_stopping_rules(self.history, self.config.stop, self.primary, self.metric):
+            judged_by = (self.primary, self.metric, self.lower_is_better)
+            if verdict := check_stopping_rules(self.history, self.config.stop, *judged_by):
                 return verdict
         if is_last or self._interval.is_due(self.rounds):
             self._checkpoint()
@@ -298,7 +305,7 @@ class Run:
         if folder:
             if not self._resume:
                 inputs = provenance(self.partition, self.problem.data, self._user_objects)
-                folder.create(self.config, inputs, self.metric)
+                folder.create(self.config, inputs, self.metric, self.lower_is_better)
             folder.hold()
         checkpoint = last_checkpoint(folder, self.config, self._frozen_hash, self.problem.device) if folder else None
         if folder and self._resume and self._has_local_data:
@@ -387,7 +394,8 @@ class Run:
             by_number = {str(number): statistics for number, statistics in self._bn_statistics.items()}
             self.folder.write_tensors(STATISTICS_FILE, by_number, {"rounds": self.rounds})
         self._write_models(self.folder, model_file)
-        self.folder.write_status(**verdict._asdict(), metric=self.metric, averages=[*self.averages], rounds=self.rounds)
+        metric = {"metric": self.metric, "lower_is_better": self.lower_is_better}
+        self.folder.write_status(**verdict._asdict(), **metric, averages=[*self.averages], rounds=self.rounds)
 
     def _notify(self, event: str, *arguments: Any) -> None:
         """Call the method ``event`` of every callback."""

@@ -28,24 +28,28 @@ class Verdict(NamedTuple):
     reason: str = ""
 
 
-def check_stopping_rules(history: list[dict[str, Any]], stop: StopSettings, model: str, metric: str) -> Verdict | None:
+def check_stopping_rules(
+    history: list[dict[str, Any]], stop: StopSettings, model: str, metric: str, lower_is_better: bool = False
+) -> Verdict | None:
     """The verdict of the stopping rules after the newest evaluation, or None if the run continues.
 
     Args:
         history: one record per evaluation.
         stop: the stopping rules.
         model: name of the model that is judged.
-        metric: name of the metric that it is judged by; higher is better.
+        metric: name of the metric that it is judged by.
+        lower_is_better: whether lower values of the metric are better.
     """
+    sign = -1 if lower_is_better else 1
     newest = history[-1]
     value = newest["test"].get(model, {}).get(metric)
-    if stop.target is not None and value is not None and value >= stop.target:
+    if stop.target is not None and value is not None and sign * value >= sign * stop.target:
         return Verdict(
             "stopped", f"{metric} {value:.4f} reached the target {stop.target:g} after round {newest['round']}"
         )
     if stop.patience is not None:
         values = [record["validation"][model][metric] for record in history if model in record["validation"]]
-        scores = [-math.inf if value is None else value for value in values]
+        scores = [-math.inf if value is None else sign * value for value in values]
         if scores and len(scores) - 1 - scores.index(max(scores)) >= stop.patience:
             return Verdict(
                 "stopped",

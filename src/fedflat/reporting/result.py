@@ -19,7 +19,7 @@ from fedflat.experiment.analysis.reopen import full_name, reopen, require_model,
 from fedflat.experiment.analysis.run_model import RunModel, open_model, with_statistics
 from fedflat.experiment.config import Config
 from fedflat.experiment.make_config import as_path
-from fedflat.experiment.setup.problem import build_network, is_user_supplied
+from fedflat.experiment.setup.problem import build_network, is_user_supplied, load_data
 from fedflat.experiment.setup.weights import load_tensors
 from fedflat.experiment.stopping import check_target
 from fedflat.experiment.store.run_folder import Record, load_record, model_file
@@ -32,7 +32,7 @@ from fedflat.reporting.tables.summary import (
     seed_statistics,
     summarise,
 )
-from fedflat.units import counted, shown_metric, with_unit
+from fedflat.units import counted, is_error, shown_metric, with_unit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,7 +105,8 @@ class Result:
         metric, metrics = metric or self.metric, self.history[-1]["test"][name]
         if metric not in metrics:
             raise one_of("metric", metric, metrics)
-        summary = summarise(self.history, name, metric)
+        is_lower_better = self.record.lower_is_better if metric == self.metric else is_error(metric)
+        summary = summarise(self.history, name, metric, is_lower_better)
         if summary is None:
             raise UserError(f"{metric} of {name} was never finite in this run")
         return summary
@@ -158,7 +159,7 @@ class Result:
         config = self.config.model_copy(update={"init": None, "init_head": "given"})
         if network is None:
             data = self._dataset(dataset)
-            network = build_network(config, data.input_shape, data.num_classes)
+            network = build_network(config, data.input_shape, data.num_outputs)
         else:
             network = build_network(config, (), 0, network)  # input shape and classes are not needed for a given module
         load_tensors(network, self.config.model, tensors, f"model {name} of this run")
@@ -222,7 +223,7 @@ class Result:
         dataset, name = dataset or self.record.user_objects.get("data"), self.config.data.dataset
         if dataset is None and is_user_supplied(name):
             raise UserError(f"this run used a user-supplied dataset ({name}); pass it again: dataset=...")
-        return dataset or load(name, self.config.data.dir)
+        return load_data(self.config, dataset)
 
     def evaluate(self, model: str = "server", on: str | Iterable[str] | None = None, **options: Any) -> Evaluation:
         """Evaluate a model on the test set, per class, client and domain, under corruptions, and after fine-tuning.
@@ -314,6 +315,11 @@ class Comparison:
         """The primary metric."""
         return next((record.metric for record in self.records if record.history), "accuracy")
 
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether lower values of the primary metric are better."""
+        return next((record.lower_is_better for record in self.records if record.history), False)
+
     def rows(self) -> list[Row]:
         """Runs grouped over seeds; one row per evaluated model.
 
@@ -347,14 +353,17 @@ class Comparison:
             "seeds": len(row.records),
             "diverged": len(row.records) - len(converged),
         }
-        summaries = [summarise(record.history, row.model, self.metric) for record in converged]
+        judged_by = (row.model, self.metric)
+        summaries = [summarise(record.history, *judged_by, self.lower_is_better) for record in converged]
         evaluated = [summary for summary in summaries if summary is not None]
         if evaluated:
             for name in ("last", "mean_last", "best"):
                 values[name] = seed_statistics([getattr(summary, name) for summary in evaluated])
             values["mean_counts"] = sorted({summary.mean_count for summary in evaluated})
         for target in targets:
-            rounds = tuple(rounds_to(record.history, row.model, self.metric, target) for record in row.records)
+            rounds = tuple(
+                rounds_to(record.history, *judged_by, target, self.lower_is_better) for record in row.records
+            )
             reached = RoundsToTarget(target, rounds, ends=(0,) * len(rounds))  # the ends affect only its text
             values[f"rounds to {target:g}"] = (reached.median, reached.count, len(rounds))
         last_entries = [record.history[-1] for record in row.records if record.history]

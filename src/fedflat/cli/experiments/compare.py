@@ -70,14 +70,12 @@ def compare(
     from fedflat.api import make_config
     from fedflat.experiment.campaign.compare import SomeFailed
     from fedflat.experiment.campaign.compare import compare as run_comparison
-    from fedflat.experiment.setup.problem import device_of
+    from fedflat.experiment.setup.problem import device_of, task_of
     from fedflat.experiment.stopping import check_target
     from fedflat.reporting.figures.curves import AXES
     from fedflat.reporting.result import Comparison
 
     # Check everything first: downloads and runs take long.
-    for value in target:
-        check_target(value, "accuracy")  # every metric available on the command line is a fraction
     base, seed_list = make_config(config, settings, assignments), read_seeds(seeds)
     if over not in AXES:
         raise one_of("axis", over, AXES)
@@ -86,6 +84,9 @@ def compare(
     device_of(base)
     silent, out = quiet or as_json, out or default_folder(base)
     fetch_if_missing(base, silent)
+    metric = task_of(base).metric if target else ""
+    for value in target:
+        check_target(value, metric)
     tracking = tracking_callbacks(track)
     records, runs = [], len(algorithms) * len(seed_list)
     failure: SomeFailed | None = None

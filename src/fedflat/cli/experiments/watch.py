@@ -125,7 +125,7 @@ def read_run(path: Path) -> WatchedRun:
     from fedflat.experiment.analysis.reopen import primary_model
     from fedflat.experiment.store.run_folder import load_record
     from fedflat.reporting.result import Result
-    from fedflat.reporting.tables.summary import series
+    from fedflat.reporting.tables.summary import best_of, series
 
     record = load_record(path)
     assert record.folder is not None
@@ -148,7 +148,7 @@ def read_run(path: Path) -> WatchedRun:
         of=total_rounds,
         metric=metric,
         value=values[-1] if values else None,
-        best=max(values, default=None),
+        best=best_of(values, record.lower_is_better) if values else None,
         loss=losses[-1] if losses else None,
         seconds=record.seconds,
         left=seconds_per_round * (total_rounds - rounds) if is_timed else None,

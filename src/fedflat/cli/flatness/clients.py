@@ -141,14 +141,14 @@ def _client_table(cohort: dict[str, Any]) -> Table:
 
 
 def class_forgetting(evaluations: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return the forgetting of each class over the evaluations of a model; empty for fewer than two evaluations.
+    """Return the forgetting of each class over the evaluations of a model; empty without two evaluations or classes.
 
     Returns:
         By class: ``lost`` (best minus last accuracy), ``swing`` (mean change) and ``lowest`` (after learning it).
     """
     from fedflat.flatness.clients.forgetting import forgetting
 
-    if len(evaluations) < 2:
+    if len(evaluations) < 2 or not evaluations[-1]["accuracy"]["classes"]:
         return {}
     names = list(evaluations[-1]["accuracy"]["classes"])
     accuracies = []

@@ -86,7 +86,8 @@ def bounds(
         rows.append((estimate["round"], *map(three_digits, [*constants, estimate["gradients"]["diversity"]])))
     print_table(heading, columns, rows, text_columns=0)
     _print_bounds(document)
-    print_files({**_premises(document), **files})
+    guess = "predicting the mean" if opened.problem.data.target_type == "numbers" else "random guessing"
+    print_files({**_premises(document, guess), **files})
 
 
 def _print_bounds(document: dict[str, Any]) -> None:
@@ -107,13 +108,13 @@ def _shown_bound(bound: dict[str, Any]) -> str:
     return f"{text} (vacuous)" if bound["vacuous"] else text
 
 
-def _premises(document: dict[str, Any]) -> dict[str, object]:
+def _premises(document: dict[str, Any], guess: str) -> dict[str, object]:
     """Return the sizes that enter the bounds, the meaning of vacuous, and which conditions of the theorem are met."""
     setting = document["setting"]
     premises: dict[str, object] = {
         "federation": f"m={setting['clients']} clients, n={setting['examples']:.4g} examples, "
         f"K={setting['steps']:.4g} steps (means over clients), T={setting['rounds']} rounds",
-        "vacuous": f"at least {document['trivial']:.3g}, the loss of random guessing",
+        "vacuous": f"at least {document['trivial']:.3g}, the loss of {guess}",
     }
     for condition in document["conditions"]:
         premises[condition["condition"]] = f"{'met' if condition['met'] else 'not met'}: {condition['here']}"

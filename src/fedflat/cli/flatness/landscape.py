@@ -29,7 +29,10 @@ SECONDS_BETWEEN_LINES = 5.0
 POINTS = typer.Option(41, "--points", min=2, help="grid points per axis")
 EXAMPLES = optional("--examples", "number of random training and test examples", "all", metavar="N", min=1)
 VALUE = typer.Option(
-    "train_loss", "--value", metavar="NAME", help="value to plot: train_loss, test_loss, train_error or test_error"
+    "train_loss",
+    "--value",
+    metavar="NAME",
+    help="value to plot: train_loss, test_loss, train_error, test_error (or test_rmse, ...)",
 )
 STATISTICS = typer.Option(
     "interpolated",
@@ -68,7 +71,7 @@ def landscape(
     """
     from fedflat.experiment.analysis.landscapes import landscapes, measured_values
     from fedflat.flatness.landscapes.directions import ONE_DIMENSIONAL
-    from fedflat.reporting.figures.landscape_scale import shown_value
+    from fedflat.reporting.figures.landscape_scale import with_unit
     from fedflat.reporting.figures.landscapes import Panel, contours, lines, surfaces
 
     _require_known("treatment of one-dimensional tensors", one_dimensional, ONE_DIMENSIONAL)
@@ -96,9 +99,9 @@ def landscape(
     if as_json:
         print_json({"files": files, "models": {name: _document(grid) for name, grid in grids.items()}})
         return
-    unit = " %" if value.endswith("error") else ""
-    highest = f"highest {shown_value(value)}{unit} within {radius:g}"
-    columns = ("model", "training loss", "test loss", "test error %", highest, "not finite")
+    highest = f"highest {with_unit(value)} within {radius:g}"
+    test_metric = with_unit(next(iter(grids.values())).test_metric)
+    columns = ("model", "training loss", "test loss", test_metric, highest, "not finite")
     rows = [_landscape_row(name, grid, value) for name, grid in grids.items()]
     heading = f"Landscapes around {counted(len(grids), 'model')}"
     print_table(heading, columns, rows, subtitle=_describe_data(next(iter(grids.values()))))
@@ -128,7 +131,7 @@ def plane(
     Example: fedflat flatness plane runs/fedavg-digits-seed0 runs/fedsam-digits-seed0 runs/fedmoswa-digits-seed0
     """
     from fedflat.experiment.analysis.landscapes import plane as plane_of
-    from fedflat.reporting.figures.landscape_scale import values_to_plot
+    from fedflat.reporting.figures.landscape_scale import values_to_plot, with_unit
     from fedflat.reporting.figures.landscapes import Panel, plane_picture, surfaces
 
     if len(models) < 3:
@@ -143,11 +146,13 @@ def plane(
         marks = [{"name": mark.name, "at": mark.position, "off": mark.distance} for mark in grid.marks]
         print_json({"files": files, "marks": marks, "distances": grid.metadata["distances"]})
         return
-    columns = ("model", "x", "y", "distance from plane", "training loss", "test error %")
     rows = []
+    columns = ("model", "x", "y", "distance from plane", "training loss", with_unit(grid.test_metric))
     for mark in grid.marks:
         position = [f"{coordinate:.4g}" for coordinate in mark.position]
-        rows.append((mark.name, *position, f"{mark.distance:.3g}", *_shown_values(mark, "train_loss", "test_error")))
+        rows.append(
+            (mark.name, *position, f"{mark.distance:.3g}", *_shown_values(mark, "train_loss", grid.test_metric))
+        )
     heading = f"The plane through {', '.join(mark.name for mark in grid.marks[:3])}"
     print_table(heading, columns, rows, subtitle=_describe_data(grid))
     print_files(files)
@@ -290,7 +295,7 @@ def _landscape_row(name: str, grid: Landscape, value: str) -> tuple[object, ...]
     not_finite = grid.not_finite(value)
     return (
         name,
-        *_shown_values(grid.marks[0], "train_loss", "test_loss", "test_error"),
+        *_shown_values(grid.marks[0], "train_loss", "test_loss", grid.test_metric),
         _shown_value(finite.max(), value) if len(finite) else None,
         f"{not_finite} of {values.size}" if not_finite else "0",
     )
@@ -306,8 +311,12 @@ def _shown_value(value: float, name: str) -> str:
 
 
 def _caption(grid: Landscape) -> str:
-    (error,) = _shown_values(grid.marks[0], "test_error")
-    return "" if error is None else f"test error {error} %"
+    from fedflat.reporting.figures.landscape_scale import shown_value
+
+    name = grid.test_metric
+    (value,) = _shown_values(grid.marks[0], name)
+    unit = " %" if name.endswith("error") else ""
+    return "" if value is None else f"{shown_value(name)} {value}{unit}"
 
 
 def _document(grid: Landscape) -> dict[str, Any]:

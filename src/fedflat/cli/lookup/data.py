@@ -137,24 +137,38 @@ def describe(
     _print_dataset(description)
     if partition_description is not None:
         print_partition(partition_description)
-        _print_histogram(partition_description["histogram"], description["classes"], description["kind"])
+        if description["classes"]:
+            _print_histogram(partition_description["histogram"], description["classes"], description["kind"])
 
 
 def _print_dataset(description: dict[str, Any]) -> None:
-    """Print size, shape, classes and origin of a dataset."""
-    classes, kind = description["classes"], description["kind"]
-    train, test = description["train_class_counts"], description["test_class_counts"]
+    """Print size, shape, classes (or labels, or columns of numbers) and origin of a dataset."""
+    kind = description["kind"]
     texts = {
         "dataset": description["name"],
         "examples": f"{shown_count(description['train'])} for training, {shown_count(description['test'])} for testing",
         "shape": f"{'x'.join(map(str, description['input_shape']))} ({kind})",
-        "classes": f"{len(classes)}: {', '.join(classes[:10])}{', ...' if len(classes) > 10 else ''}",
-        f"{_class_unit(kind)} per class": f"training: {min(train)} to {max(train)}, test: {min(test)} to {max(test)}",
+        **_target_texts(description),
         "natural clients": description["groups"] or None,
         "content": description["content"],
     }
     screen().print()
     screen().print(key_values(texts))
+
+
+def _target_texts(description: dict[str, Any]) -> dict[str, str]:
+    """Describe the targets of a dataset, by label."""
+    if description["targets"] == "numbers":
+        columns = description["target_shape"][0] if description["target_shape"] else 1
+        return {"targets": f"numbers (regression), {columns} per example"}
+    classes, noun = description["classes"], "class" if description["targets"] == "classes" else "label"
+    train, test = description["train_class_counts"], description["test_class_counts"]
+    return {
+        f"{noun}{'es' if noun == 'class' else 's'}": f"{len(classes)}: {', '.join(classes[:10])}"
+        + (", ..." if len(classes) > 10 else ""),
+        f"{_class_unit(description['kind'])} per {noun}": f"training: {min(train)} to {max(train)}, "
+        f"test: {min(test)} to {max(test)}",
+    }
 
 
 def _class_unit(kind: str) -> str:

@@ -34,7 +34,8 @@ def run_document(record: Record) -> dict[str, Any]:
     from fedflat.reporting.tables.summary import summarise
 
     metric = Result(record).metric
-    summaries = {name: summarise(record.history, name, metric) for name in record.evaluated}
+    judged_by = (metric, record.lower_is_better)
+    summaries = {name: summarise(record.history, name, *judged_by) for name in record.evaluated}
     last = record.history[-1] if record.history else {}
     flatness_seconds = None
     if record.config.flatness.every is not None and record.folder is not None:
@@ -47,6 +48,7 @@ def run_document(record: Record) -> dict[str, Any]:
         "reason": record.reason,
         "rounds": last.get("round"),
         "metric": metric,
+        "lower_is_better": record.lower_is_better,
         "models": {name: None if summary is None else vars(summary) for name, summary in summaries.items()},
         "seconds": round(record.seconds, 3),
         "flatness_seconds": flatness_seconds,
@@ -100,7 +102,7 @@ def _print_models(models: dict[str, dict[str, Any] | None], metric: str) -> None
         if len(counts) > 1:
             mean += f" (n={summary['mean_count']})"
         rows.append((name, last, mean, best))
-    columns = ("model", "last", mean_column, "best (max over test)")
+    columns = ("model", "last", mean_column, "best over test")
     screen().print(table(columns, rows, numeric=columns[1:]))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedflat.cli.lookup.settings import flat_settings
 from fedflat.cli.shared.one_run import folder_of
 from fedflat.cli.shared.screen import screen, shown_bytes, shown_metric, shown_seconds, table, with_unit
-from fedflat.reporting.tables.summary import MEAN_LABEL, shown_range
+from fedflat.reporting.tables.summary import MEAN_LABEL, best_of, shown_range
 from fedflat.text import write_value
 from fedflat.units import is_share
 
@@ -45,7 +45,8 @@ def comparison_document(comparison: Comparison, targets: Sequence[float] = ()) -
         }
         for record in comparison.records
     ]
-    return {"metric": comparison.metric, "rows": rows, "verdict": verdict(comparison), "runs": runs}
+    metric = {"metric": comparison.metric, "lower_is_better": comparison.lower_is_better}
+    return {**metric, "rows": rows, "verdict": verdict(comparison), "runs": runs}
 
 
 def print_comparison(comparison: Comparison, targets: Sequence[float] = ()) -> None:
@@ -58,9 +59,11 @@ def print_comparison(comparison: Comparison, targets: Sequence[float] = ()) -> N
     if counts:
         noun = "evaluation" if counts == {1} else "evaluations"
         subtitle += f"; the mean is over {shown_range(counts)} {noun}"
+    if comparison.lower_is_better:
+        subtitle += "; lower is better"
     console.print()
     console.print(f"test {with_unit(metric)}: {subtitle}", style="dim")
-    console.print(_comparison_table(rows, differing_settings(comparison), metric, targets))
+    console.print(_comparison_table(comparison, rows, targets))
     console.print()
     for record in comparison.records:
         if record.status not in ("finished", "stopped"):
@@ -70,13 +73,12 @@ def print_comparison(comparison: Comparison, targets: Sequence[float] = ()) -> N
     console.print(verdict(comparison), style="bold")
 
 
-def _comparison_table(
-    rows: list[dict[str, Any]], settings: list[dict[str, Any]], metric: str, targets: Sequence[float]
-) -> Any:
-    """Return the table of a comparison; ``settings`` are those in which each row differs from others."""
+def _comparison_table(comparison: Comparison, rows: list[dict[str, Any]], targets: Sequence[float]) -> Any:
+    """Return the table of a comparison, given its rows."""
+    settings, metric = differing_settings(comparison), comparison.metric
     has_settings, same_counts = any(settings), len(evaluation_counts(rows)) == 1
     means = [row["mean_last"].mean for row in rows if "mean_last" in row]
-    best = max(means, default=None) if same_counts else None
+    best = best_of(means, comparison.lower_is_better) if means and same_counts else None
     target_columns = [f"rounds\nto {target:g}" for target in targets]
     numeric = ["mean of last 10 %\nof evaluations", "last", "seeds", *target_columns, "time", "sent up"]
     cells: list[list[object]] = []
@@ -106,8 +108,9 @@ def verdict(comparison: Comparison) -> str:
 
     The best row is compared with the first one, or with the second best if it is itself the first.
     """
-    rows, metric = comparison.table(), comparison.metric
-    alive = sorted((row for row in rows if "mean_last" in row), key=lambda row: -row["mean_last"].mean)
+    rows, metric, lower_is_better = comparison.table(), comparison.metric, comparison.lower_is_better
+    alive = [row for row in rows if "mean_last" in row]
+    alive.sort(key=lambda row: row["mean_last"].mean if lower_is_better else -row["mean_last"].mean)
     if not rows:
         return "No run has been evaluated yet."
     if not alive:
@@ -127,7 +130,7 @@ def verdict(comparison: Comparison) -> str:
         return f"{best_row}; {'nothing to compare with' if len(rows) == 1 else 'all others diverged'}."
     if "mean_last" not in first:
         return f"{best_row}; {first['label']} diverged."
-    return f"{best_row}: {_lead(best, alive[1] if best is first else first, metric)}."
+    return f"{best_row}: {_lead(best, alive[1] if best is first else first, metric, lower_is_better)}."
 
 
 def evaluation_counts(rows: Sequence[dict[str, Any]]) -> set[int]:
@@ -135,11 +138,13 @@ def evaluation_counts(rows: Sequence[dict[str, Any]]) -> set[int]:
     return {count for row in rows for count in row.get("mean_counts", [])}
 
 
-def _lead(best: dict[str, Any], baseline: dict[str, Any], metric: str) -> str:
+def _lead(best: dict[str, Any], baseline: dict[str, Any], metric: str, lower_is_better: bool) -> str:
     """Describe by how much the best row leads, and whether that exceeds the sum of both standard deviations."""
     first, second = best["mean_last"], baseline["mean_last"]
-    lead = first.mean - second.mean
-    points = f"+{shown_metric(lead, metric)} {'points ' if is_share(metric) else ''}over {baseline['label']}"
+    lead = abs(first.mean - second.mean)
+    sign, relation = ("−", "relative to") if lower_is_better else ("+", "over")
+    unit = "points " if is_share(metric) else ""
+    points = f"{sign}{shown_metric(lead, metric)} {unit}{relation} {baseline['label']}"
     if first.count < 2 or second.count < 2:
         return f"{points} (one seed shows no variation; use --seeds 3)"
     deviations = f"{shown_metric(first.std, metric)} + {shown_metric(second.std, metric)}"

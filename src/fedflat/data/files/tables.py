@@ -1,7 +1,7 @@
 """Tables in parquet or CSV files: one row per example.
 
-A table has a column of classes, optionally a column of natural clients, and the inputs: a column ``inputs`` of lists
-(parquet only), or else every other numeric column.
+A table has one or several columns of targets, optionally a column of natural clients, and the inputs: a column
+``inputs`` of lists (parquet only), or else every other numeric column.
 """
 
 from __future__ import annotations
@@ -29,18 +29,21 @@ def read_table(path: Path, target: str, group: str, shape: str) -> dict[str, Any
 
     Args:
         path: a ``.parquet`` or ``.csv`` file, or a folder with ``train.parquet`` and ``test.parquet`` (or ``.csv``).
-        target: column of classes.
+        target: column of classes or numbers, or several columns as ``a|b``.
         group: column of natural clients; may be absent.
         shape: shape of one example such as ``3x32x32``, or empty to keep inputs as they are.
 
     Returns:
-        ``train_inputs`` [n, *shape], ``train_targets`` [n], ``train_groups`` [n] if present, and the same for ``test``.
+        ``train_inputs`` [n, *shape], ``train_targets`` [n] (of several columns [n, columns]), ``train_groups`` [n] if
+        present, and the same for ``test``; with several columns of integers also their names, ``classes``.
     """
     files = {"train": path} if path.is_file() else {split: _find_table(path, split) for split in ("train", "test")}
     arrays: dict[str, Any] = {}
     for split, file in files.items():
         columns = _to_arrays(_read_frame(file), file, target, group, shape)
         arrays |= {f"{split}_{name}": values for name, values in columns.items()}
+    if arrays["train_targets"].ndim == 2 and arrays["train_targets"].dtype.kind in "biu":
+        arrays["classes"] = target.split("|")
     return arrays
 
 
@@ -74,19 +77,21 @@ def _to_arrays(table: pandas.DataFrame, file: Path, target: str, group: str, sha
     Args:
         table: one row per example.
         file: the file it comes from, for messages.
-        target: column of classes.
+        target: column of classes or numbers, or several columns as ``a|b``.
         group: column of natural clients; may be absent.
         shape: shape of one example such as ``3x32x32``, or empty to keep inputs as they are.
     """
-    if target not in table:
-        raise UserError(
-            f"{file} has no column '{target}'; name the column of classes with target= "
-            f"(columns: {', '.join(map(str, table))})"
-        )
-    arrays: dict[str, Any] = {"targets": table[target].to_numpy()}
+    targets = target.split("|")
+    for name in targets:
+        if name not in table:
+            raise UserError(
+                f"{file} has no column '{name}'; name the column of targets with target= "
+                f"(columns: {', '.join(map(str, table))})"
+            )
+    arrays: dict[str, Any] = {"targets": table[targets if len(targets) > 1 else target].to_numpy()}
     if group in table:
         arrays["groups"] = table[group].to_numpy()
-    rest = table.drop(columns=[name for name in (target, group) if name in table])
+    rest = table.drop(columns=[name for name in (*targets, group) if name in table])
     if INPUTS in rest:
         inputs = _stack_lists(rest[INPUTS].tolist(), file)
     else:

@@ -36,7 +36,7 @@ class Natural(Partitioner):
             rng: source of randomness for dividing clients.
         """
         if data.groups is None:
-            raise UserError("this dataset has no natural clients; choose another partition, e.g. dirichlet")
+            raise UserError("this dataset has no natural clients; choose another partition, e.g. iid or dirichlet")
         sizes = np.bincount(data.groups, minlength=data.num_groups)
         # Number of clients that each natural client becomes.
         divisions = np.ones_like(sizes) if self.largest is None else np.ceil(sizes / self.largest).astype(np.int64)

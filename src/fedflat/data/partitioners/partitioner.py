@@ -55,7 +55,7 @@ class Partitioner(ABC):
     """Distributes examples over clients; a frozen dataclass whose fields are the parameters of its text.
 
     Attributes:
-        by_label: whether it uses the labels, so that every example must have exactly one.
+        by_label: whether every example must have exactly one label.
         disjoint: whether every example belongs to at most one client.
         sizes: client sizes in words, for the documentation.
         citation: publication, for the documentation.
@@ -170,13 +170,18 @@ def draw_examples(counts: IntArray, targets: IntArray, rng: np.random.Generator)
 def class_counter(targets: torch.Tensor | IntArray, num_classes: int) -> Callable[[IntArray], IntArray]:
     """Return a function that maps positions of examples to the number of examples (or pixels) per class [classes].
 
-    Masks are counted once, one by one, since together they may exceed memory; ignored pixels are left out.
+    Masks are counted once, one by one, since together they may exceed memory; ignored pixels are left out. Examples
+    with several labels count once for each. Examples whose targets are numbers count as one class.
 
     Args:
         targets: targets of the whole training set, as in ``Examples``.
         num_classes: number of classes.
     """
     labels = np.asarray(targets)
+    if labels.dtype.kind == "f":
+        return lambda positions: np.array([len(positions)])
+    if labels.dtype.kind == "b" and labels.ndim == 2:
+        return lambda positions: labels[positions].sum(0)
     if labels.ndim < 3:
         return lambda positions: np.bincount(labels[positions].ravel(), minlength=num_classes)
     counts = np.stack([np.bincount(mask.ravel(), minlength=num_classes)[:num_classes] for mask in labels])

@@ -18,10 +18,12 @@ from fedflat.text import param
 class Virtual(Partitioner):
     """Each client draws class probabilities q ~ Dir(alpha), then ``size`` training examples according to q.
 
+    Where examples do not have one class each (regression, multi-label, masks), it draws from all of them alike.
     Different clients may have the same examples. A client's examples are drawn when the client is first used, from the
     seed and the client's number, so the cost depends on the clients used, not on how many there are.
     """
 
+    by_label = False
     disjoint = False
     citation = "for studies of scale"
     examples = ("virtual(size=100,alpha=0.1)",)

@@ -2,7 +2,7 @@
 
 Array names: ``train_inputs``, ``train_targets``, ``test_inputs``, ``test_targets`` (or ``x_train``, ``y_train``, ...);
 optionally ``train_groups`` and ``test_groups`` (natural clients), ``classes``, ``mean`` and ``std``. With only
-``inputs`` and ``targets``, every fifth example of each class is a test example.
+``inputs`` and ``targets``, every fifth example of each class is a test example; without classes, every fifth example.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ArrayFileOptions:
         "an .npz, .parquet or .csv file, a folder of .npy files, or a folder with train.parquet and test.parquet",
         path=True,
     )
-    target: str = param("target", "for .parquet and .csv: name of the column of classes")
+    target: str = param("target", "for .parquet and .csv: column of classes or numbers; several as a|b")
     group: str = param("group", "for .parquet and .csv: name of the column of natural clients, if it exists")
     shape: str = param("", "for .parquet and .csv: shape of an example such as 3x32x32, if inputs are flat")
 
@@ -121,8 +121,9 @@ def _split_off_test_set(arrays: dict[str, Any], data_dir: Path) -> dict[str, Any
         Inputs, targets and groups of both splits, by name.
     """
     labels = np.asarray(arrays["train_targets"])
-    # Masks and sequences have no single class, so their examples are treated as one class.
-    is_test = every_fifth(labels if labels.ndim == 1 else np.zeros(len(labels)))
+    # Masks, sequences and numbers have no single class, so their examples are treated as one class.
+    has_classes = labels.ndim == 1 and labels.dtype.kind != "f"
+    is_test = every_fifth(labels if has_classes else np.zeros(len(labels)))
     inputs = torch.as_tensor(as_native(arrays["train_inputs"]))
     splits: dict[str, Any] = {}
     for split, rows in (("train", np.flatnonzero(~is_test)), ("test", np.flatnonzero(is_test))):

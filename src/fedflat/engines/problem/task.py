@@ -10,16 +10,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedflat.data import Dataset
 from fedflat.errors import UserError
+from fedflat.units import is_error
 
 
 @runtime_checkable
 class Task(Protocol):
-    """A loss to train on, and metrics that are means over examples."""
+    """A loss to train on, and metrics that are means over examples.
+
+    An optional attribute ``lower_is_better`` says whether lower values of the primary metric are better. By default
+    they are for the metrics ``loss``, ``rmse``, ``mse`` and ``mae`` only.
+    """
 
     @property
     def metric(self) -> str:
-        """Name of the primary metric, by which models are compared; higher is better."""
+        """Name of the primary metric, by which models are compared."""
         ...
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
@@ -130,19 +136,47 @@ def _per_character(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return output.reshape(-1, output.shape[-1]), target.reshape(-1)
 
 
-def check_metric(task: Task) -> None:
-    """Reject the loss as primary metric: best models, targets and patience all assume that higher is better."""
-    if task.metric == "loss":
+def lower_is_better(task: Task) -> bool:
+    """Whether lower values of a task's primary metric are better.
+
+    >>> lower_is_better(Classification()), lower_is_better(Classification(metric="loss"))
+    (False, True)
+    """
+    return bool(getattr(task, "lower_is_better", is_error(task.metric)))
+
+
+TASK_TARGETS = {"classification": "classes", "mse": "numbers", "huber": "numbers", "bce": "labels"}
+"""Tasks by name, with the type of targets that each needs (``Dataset.target_type``)."""
+_TARGETS_IN_WORDS = {
+    "classes": "classes: integers or words, one per example",
+    "numbers": "numbers: floats [n] or [n, columns]",
+    "labels": "labels: 0 or 1 for each, [n, labels]",
+}
+
+
+def task_for(data: Dataset, name: str = "auto") -> Task:
+    """The task of a dataset.
+
+    Args:
+        data: its targets and kind decide what ``auto`` means: numbers are regressed, labels predicted one by one, and
+            classes predicted per example, character (``text``) or pixel (``segmentation``).
+        name: ``auto``, or the name of a task, which must suit the targets.
+    """
+    from fedflat.engines.problem.multilabel import MultiLabel
+    from fedflat.engines.problem.regression import Huber, Regression
+    from fedflat.engines.problem.segmentation import Segmentation
+
+    targets = data.target_type
+    if name != "auto" and TASK_TARGETS[name] != targets:
+        suitable = " or ".join(task for task, needed in TASK_TARGETS.items() if needed == targets)
         raise UserError(
-            "the task's primary metric is 'loss', but higher must be better; "
-            "name another of its sums, for example one that holds the negative loss"
+            f"the task {name} needs {_TARGETS_IN_WORDS[TASK_TARGETS[name]]}, but the targets of {data.name} are "
+            f"{_TARGETS_IN_WORDS[targets]}; use task {suitable}, or convert the targets"
         )
-
-
-def task_for(kind: str) -> Task:
-    """The task for a kind of dataset: characters for ``text``, pixels for ``segmentation``, otherwise labels."""
-    if kind == "segmentation":
-        from fedflat.engines.problem.segmentation import Segmentation
-
+    if targets == "numbers":
+        return Huber() if name == "huber" else Regression()
+    if targets == "labels":
+        return MultiLabel()
+    if data.kind == "segmentation":
         return Segmentation()
-    return NextCharacter() if kind == "text" else Classification()
+    return NextCharacter() if data.kind == "text" else Classification()

@@ -25,7 +25,7 @@ from fedflat.data import (
     load_corruptions,
 )
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.problem.task import Task
+from fedflat.engines.problem.task import Task, lower_is_better
 from fedflat.engines.problem.totals import Totals
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError, one_of
@@ -165,7 +165,7 @@ class _Evaluator:
     ) -> None:
         self.config, self.problem, self.partition, self.model = config, problem, partition, model
         self.fine_tuning, self.corrupted_sets = fine_tuning, corrupted_sets
-        self.metric = problem.task.metric
+        self.metric, self.lower_is_better = problem.task.metric, lower_is_better(problem.task)
         self.scorer = Scorer(problem, model)
         self.statistics = statistics  # BatchNorm statistics by client (SiLoBN), else empty
         self.data = problem.data
@@ -176,6 +176,8 @@ class _Evaluator:
 
     def classes(self) -> Part:
         """Each class of the test set."""
+        if not self.data.classes:
+            raise NotAvailable(f"{self.data.name} has no classes: its targets are numbers")
         return self._with_spread(self._class_scores)
 
     @cached_property
@@ -338,11 +340,12 @@ class _Evaluator:
             }
         before = np.array([scores["before"] for scores in by_client.values()])
         after = np.array([scores["after"] for scores in by_client.values()])
+        gain = before - after if self.lower_is_better else after - before
         return {
             "before": float(before.mean()),
             "after": float(after.mean()),
-            "gain": float((after - before).mean()),
-            "improved": float((after > before).mean()),
+            "gain": float(gain.mean()),
+            "improved": float((gain > 0).mean()),
             "count": len(by_client),
             "of": len(clients),
             "epochs": settings.epochs,
@@ -369,7 +372,7 @@ class _Evaluator:
         return self.data.group_names[group] if self.data.group_names else str(group)
 
     def _with_spread(self, scores: dict[str, Scores]) -> Part:
-        return {**spread_over(scores, self.metric), "each": scores}
+        return {**spread_over(scores, self.metric, self.lower_is_better), "each": scores}
 
 
 def _plain(value: Any) -> Any:

@@ -28,7 +28,7 @@ from fedflat.experiment.analysis.replay import (
     moment_at_model,
     moment_at_start,
 )
-from fedflat.experiment.analysis.theory import Theory, theory
+from fedflat.experiment.analysis.theory import Theory, theory, trivial_loss
 from fedflat.experiment.config import Config, FlatnessSettings
 from fedflat.experiment.store.checkpoint import CHECKPOINT
 from fedflat.experiment.store.run_folder import Record, model_file, saved_rounds
@@ -148,7 +148,7 @@ class PostHoc:
         """
         rows = [*self.constants(), *self.logged_constants()] if constants is None else constants
         measured = [Constants(**row["constants"]) for row in rows]
-        return theory(self.config, self.partition, self.problem.data.num_classes, measured)
+        return theory(self.config, self.partition, trivial_loss(self.problem.data), measured)
 
     def moments(self) -> tuple[list[Moment], str]:
         """All moments from which a round can be replayed, and the reason why other saved rounds cannot.

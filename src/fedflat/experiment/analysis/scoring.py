@@ -99,16 +99,17 @@ def scores_of(totals: Totals) -> Scores:
     return {**totals.metrics(), "examples": totals.count}
 
 
-def spread_over(scores_by_name: Mapping[str, Scores], metric: str) -> dict[str, float]:
+def spread_over(scores_by_name: Mapping[str, Scores], metric: str, lower_is_better: bool = False) -> dict[str, float]:
     """Unweighted statistics of a metric over clients, classes or domains.
 
-    ``std`` is the population standard deviation; ``worst_tenth`` is the mean of the lowest tenth (rounded up).
+    ``std`` is the population standard deviation; ``worst_tenth`` is the mean of the worst tenth (rounded up).
 
     >>> spread_over({"a": {"accuracy": 0.5, "loss": 2.0}, "b": {"accuracy": 1.0, "loss": 0.0}}, "accuracy")
     {'mean': 0.75, 'std': 0.25, 'worst_tenth': 0.5, 'loss': 1.0, 'count': 2}
     """
     values = np.array([scores[metric] for scores in scores_by_name.values()])
-    worst = np.sort(values)[: ceil(len(values) / 10)]
+    worst_first = np.sort(values)[::-1] if lower_is_better else np.sort(values)
+    worst = worst_first[: ceil(len(values) / 10)]
     statistics = {"mean": float(values.mean()), "std": float(values.std()), "worst_tenth": float(worst.mean())}
     # A user-defined task may have no loss per class.
     if metric != "loss" and all("loss" in scores for scores in scores_by_name.values()):

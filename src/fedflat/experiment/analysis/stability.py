@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedflat.data import Dataset, Examples, load
+from fedflat.data import Dataset, Examples
 from fedflat.engines.problem.problem import Problem, move_examples
 from fedflat.engines.problem.task import Task
 from fedflat.engines.round.contract import ModelState
@@ -22,7 +22,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.analysis.cohort import Measurements, finite_or_none
 from fedflat.experiment.analysis.replay import Replay, check_client
 from fedflat.experiment.config import Config
-from fedflat.experiment.setup.problem import build_problem
+from fedflat.experiment.setup.problem import build_problem, load_data
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Twins:
         if twins < 1:
             raise UserError(f"twins={twins} is invalid; expected at least 1")
         self.config = config
-        self.data = load(config.data.dataset, config.data.dir) if data is None else data
+        self.data = load_data(config, data)
         problem, partition = build_problem(config, self.data, model, task)
         workers = 1 if problem.device.type == "cpu" else None  # alternating engines would share one worker pool
         self.original = Replay(config, problem, partition, workers=workers)
@@ -93,7 +93,7 @@ class Twins:
         position = int(rng.choice(self.original.partition.clients[client]))
         target = self.data.train.targets[position]
         candidates = torch.arange(len(self.data.test))
-        if target.ndim == 0:  # a class label; masks and sequences have no single class
+        if target.ndim == 0 and not target.is_floating_point():  # a class; other targets have no single one
             candidates = torch.nonzero(self.data.test.targets == target).flatten()
         if not len(candidates):
             raise UserError(f"the test set has no example of class {int(target)} as a replacement; use another --draw")

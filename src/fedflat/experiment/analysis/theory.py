@@ -12,7 +12,7 @@ import torch
 from fedflat.algorithms import algorithm
 from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.algorithms.named import CARDS
-from fedflat.data import Partition
+from fedflat.data import Dataset, Partition
 from fedflat.experiment.analysis.cohort import Measurements
 from fedflat.experiment.config import Config
 from fedflat.flatness.theory.bounds import (
@@ -36,7 +36,7 @@ class Theory:
     constants: Constants
     setting: FederationSize
     trivial: float
-    """Loss of random guessing; larger bounds are vacuous."""
+    """Loss of random guessing, or of predicting the mean in a regression; larger bounds are vacuous."""
     printed: dict[str, GeneralisationBound]
     """The theorem as stated, at its own learning rates."""
     tight: dict[str, GeneralisationBound]
@@ -73,13 +73,13 @@ class Theory:
         }
 
 
-def theory(config: Config, partition: Partition, classes: int, measured: Sequence[Constants]) -> Theory:
+def theory(config: Config, partition: Partition, trivial: float, measured: Sequence[Constants]) -> Theory:
     """Compute the bounds of a run from the largest constants of its models.
 
     Args:
         config: the run's config.
         partition: its partition.
-        classes: number of classes.
+        trivial: loss of a model that ignores its inputs (``trivial_loss``).
         measured: the constants of each measured model.
     """
     constants = largest_constants(measured)
@@ -92,12 +92,19 @@ def theory(config: Config, partition: Partition, classes: int, measured: Sequenc
     return Theory(
         constants,
         setting=size,
-        trivial=math.log(max(classes, 2)),
+        trivial=trivial,
         printed={name: theorem_bound(name, constants, size) for name in ALGORITHMS},
         tight={name: theorem_bound(name, constants, size, tight=True) for name in ALGORITHMS},
         own_rates=own_rates,
         conditions=conditions(config, constants, size, round_learning_rates(config, steps)),
     )
+
+
+def trivial_loss(data: Dataset) -> float:
+    """Loss of guessing classes or labels at random, or of predicting the mean of the training targets."""
+    if data.target_type == "numbers":
+        return float(data.train.targets.double().var(0, correction=0).mean())
+    return math.log(max(data.num_classes, 2)) if data.target_type == "classes" else math.log(2)
 
 
 def federation_size(config: Config, partition: Partition) -> FederationSize:

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from fedflat.algorithms import algorithm, canonical
-from fedflat.data import load
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RemoteCallback, require_remote
 from fedflat.experiment.campaign.processes import RunJob, run_in_parallel, run_in_sequence
 from fedflat.experiment.campaign.registered_names import unsendable_names
 from fedflat.experiment.config import Config, describe_difference
-from fedflat.experiment.setup.problem import device_of
+from fedflat.experiment.setup.problem import device_of, load_data
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.provenance import fingerprints, require_same_inputs
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
@@ -195,10 +194,10 @@ def _are_faster_in_parallel(base: Config, runs: int, user_objects: dict[str, Any
     """Whether a run is too small to use all cores and the runs together are long enough to start processes for."""
     if available_cores() < 2 or base.engine.name in ("lanes", "ray") or device_of(base).type != "cpu":
         return False
-    data = user_objects.get("data") or load(base.data.dataset, base.data.dir)
+    data = load_data(base, user_objects.get("data"))
     model = user_objects.get("model")
     if model is None:
-        parameters = parameter_count(base.model, data.input_shape, data.num_classes)
+        parameters = parameter_count(base.model, data.input_shape, data.num_outputs)
     else:
         parameters = sum(parameter.numel() for parameter in model.parameters())
     training, clients_per_round = base.training, base.federation.clients_per_round

@@ -21,7 +21,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RunView
 from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
-from fedflat.experiment.setup.problem import build_network, build_partition, device_of
+from fedflat.experiment.setup.problem import build_network, build_partition, device_of, load_data
 from fedflat.experiment.store.cleanup import Keep
 from fedflat.experiment.store.client_states import RowStore
 from fedflat.experiment.store.run_folder import PlannedRun
@@ -140,17 +140,17 @@ def _ring_lengths(built: Algorithm, rounds: int) -> list[int]:
 
 def _size_key(config: Config) -> tuple[str, ...]:
     """The settings that determine ``_sizes``; the partition only if it decides the number of clients."""
-    data = config.data
-    settings = (config.model, config.training.train, data.dataset, str(data.dir), str(data.clients))
+    data, training = config.data, config.training
+    settings = (config.model, training.train, training.task, data.dataset, str(data.dir), str(data.clients))
     fixes_clients = datasets.fixes_clients(data.partition)
     return (*settings, data.partition, str(data.partition_seed), str(config.seed)) if fixes_clients else settings
 
 
 def _sizes(config: Config) -> tuple[int, int, int]:
     """The numbers of trained parameters, of BatchNorm statistics and of clients."""
-    data = datasets.load(config.data.dataset, config.data.dir)
+    data = load_data(config)
     fresh = config.model_copy(update={"init": None, "init_head": "given"})
-    network = build_network(fresh, data.input_shape, data.num_classes)
+    network = build_network(fresh, data.input_shape, data.num_outputs)
     trained = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
     statistics = sum(buffer.numel() for buffer in network.buffers() if buffer.is_floating_point())
     clients = config.data.clients

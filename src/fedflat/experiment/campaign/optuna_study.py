@@ -29,9 +29,15 @@ STARTUP_TRIALS = 5
 
 
 class Study:
-    """The trials of a search, shared by all processes that work on it."""
+    """The trials of a search, shared by all processes that work on it.
 
-    def __init__(self, out: Path, tune: Tune) -> None:
+    Args:
+        out: folder of the search.
+        tune: its settings.
+        lower_is_better: whether lower scores are better; an existing journal has its own answer.
+    """
+
+    def __init__(self, out: Path, tune: Tune, lower_is_better: bool = False) -> None:
         self._optuna = _import_optuna()
         self._tune = tune
         lock = FileLock(out / LOCK)  # released when its process dies, unlike Optuna's lock file
@@ -41,7 +47,7 @@ class Study:
         self._study: optuna.Study = self._optuna.create_study(
             storage=self._optuna.storages.JournalStorage(backend),
             study_name="tune",
-            direction="maximize",
+            direction="minimize" if lower_is_better else "maximize",
             pruner=pruner,
             load_if_exists=True,
         )

@@ -57,7 +57,9 @@ def ranking(runs: Iterable[tuple[dict[str, Any], Record]]) -> Ranking:
     runs = list(runs)
     has_validation = bool(runs) and all(record.config.data.validation > 0 for _, record in runs)
     by: Split = "validation" if has_validation else "test"
-    metric = next((record.metric for _, record in runs if record.history), "accuracy")
+    metric, lower_is_better = next(
+        ((record.metric, record.lower_is_better) for _, record in runs if record.history), ("accuracy", False)
+    )
     combinations: dict[str, dict[str, Any]] = {}
     records: dict[str, list[Record]] = {}
     for varied, record in runs:
@@ -70,7 +72,8 @@ def ranking(runs: Iterable[tuple[dict[str, Any], Record]]) -> Ranking:
     def sort_key(line: RankedCombination) -> tuple[bool, float]:
         """Best mean score first, combinations without a score last."""
         scores = line.scores(by)
-        return not scores, -fmean(scores) if scores else 0.0
+        mean = fmean(scores) if scores else 0.0
+        return not scores, mean if lower_is_better else -mean
 
     return Ranking(by, metric, tuple(sorted(lines, key=sort_key)))
 

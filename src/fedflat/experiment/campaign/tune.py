@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from fedflat.engines.problem.task import lower_is_better
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.reopen import primary_model
 from fedflat.experiment.callback import Callback, RunView
@@ -37,6 +38,7 @@ from fedflat.experiment.campaign.sweep_file import (
     placeholders,
 )
 from fedflat.experiment.config import Config, changes_results
+from fedflat.experiment.setup.problem import task_of
 from fedflat.experiment.store.files import LockedError, create_folder, is_free, locked, write_whole
 from fedflat.experiment.store.run_folder import Record, load_record
 from fedflat.processes import ChildDied, close_children, sendable, wait_for_any
@@ -277,7 +279,8 @@ def _trials_left(search: Search) -> int:
 def _open_study(search: Search) -> Study:
     """The study in the search's folder, created if necessary; raises a ``UserError`` if it is of another search."""
     create_folder(search.out)
-    study = Study(search.out, search.tune)
+    is_new = not (search.out / JOURNAL).exists()
+    study = Study(search.out, search.tune, is_new and lower_is_better(task_of(search.example_config())))
     with locked(search.out, wait=True):
         study.identify(search.identity(), search.out)
     return study

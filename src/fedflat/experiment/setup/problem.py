@@ -14,9 +14,11 @@ from torch.nn.parameter import is_lazy
 from fedflat import data as datasets
 from fedflat import models
 from fedflat.data import Dataset, Examples, Partition
+from fedflat.engines.problem.multilabel import MultiLabel
 from fedflat.engines.problem.problem import Problem
+from fedflat.engines.problem.regression import Regression
 from fedflat.engines.problem.segmentation import Segmentation
-from fedflat.engines.problem.task import Classification, NextCharacter, Task, check_metric, task_for
+from fedflat.engines.problem.task import TASK_TARGETS, Classification, NextCharacter, Task, task_for
 from fedflat.engines.round.plan import generator, seed_torch
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
@@ -31,20 +33,20 @@ CUSTOM = "custom"
 
 
 def build_network(
-    config: Config, input_shape: tuple[int, ...], classes: int, model: nn.Module | None = None
+    config: Config, input_shape: tuple[int, ...], outputs: int, model: nn.Module | None = None
 ) -> nn.Module:
     """Build the network of a config, initialised with its seed.
 
     Args:
         config: the experiment.
         input_shape: shape of one example, without the batch dimension.
-        classes: number of classes.
+        outputs: number of outputs, e.g. of classes.
         model: a user-supplied network to copy instead of building ``config.model``.
     """
     parts = models.trained_parts(config.training.train)
     with torch.random.fork_rng(devices=[]):
         seed_torch(config.seed, "weights")
-        network = models.build(config.model, input_shape, classes) if model is None else copy.deepcopy(model)
+        network = models.build(config.model, input_shape, outputs) if model is None else copy.deepcopy(model)
         _check_shapes(network, config.model)
         seed_torch(config.seed, "adapters")
         for part in parts:
@@ -82,20 +84,24 @@ def build_problem(
             raise UserError(
                 f"this run used a user-supplied {argument} ({name}); pass it again: fedflat.resume(..., {argument}=...)"
             )
-    if task is not None:
-        check_metric(task)
+    if task is not None and config.training.task != "auto":
+        raise UserError(
+            f"training.task={config.training.task} and a user-defined task are both given; give one of them"
+        )
     device = device_of(config)  # first, so that a missing GPU is reported before data are loaded
-    data = datasets.load(config.data.dataset, config.data.dir) if data is None else data
+    data = load_data(config, data)
+    task = task or task_for(data, config.training.task)
+    _check_targets(task, data)
     partition = build_partition(config, data)
     clients, per_round = len(partition.clients), config.federation.clients_per_round
     if per_round > clients > 1:
         raise UserError(f"federation.clients_per_round={per_round} exceeds the partition's {clients} clients; lower it")
-    network = build_network(config, data.input_shape, data.num_classes, model)
+    network = build_network(config, data.input_shape, data.num_outputs, model)
     augmentation = datasets.augmentation(config.data.augmentation)
     augmentation.check(data)
     problem = Problem(
         network,
-        task or task_for(data.kind),
+        task,
         data,
         augmentation,
         dtype=torch.float64 if config.engine.precision == "float64" else torch.float32,
@@ -109,6 +115,35 @@ def build_problem(
         warnings.warn(f"training.statistics=own has no effect: {config.model} has no BatchNorm layers", stacklevel=2)
     _check_model(problem, config.model)
     return problem, partition
+
+
+def load_data(config: Config, data: Dataset | None = None) -> Dataset:
+    """The dataset of a config, or the user-supplied one; for regression, integers become numbers.
+
+    Args:
+        config: the experiment.
+        data: a user-supplied dataset that replaces the config's.
+    """
+    data = datasets.load(config.data.dataset, config.data.dir) if data is None else data
+    is_regression = TASK_TARGETS.get(config.training.task) == "numbers"
+    return data.as_numbers() if is_regression and data.target_type == "classes" else data
+
+
+def task_of(config: Config) -> Task:
+    """The task of a config, unless a user-defined one replaces it; loads the dataset."""
+    return task_for(load_data(config), config.training.task)
+
+
+def _check_targets(task: Task, data: Dataset) -> None:
+    """Reject targets that a built-in task, or one derived from it, cannot use."""
+    tasks = {"classes": Classification, "numbers": Regression, "labels": MultiLabel}
+    suitable = tasks[data.target_type]
+    for targets, unsuitable in tasks.items():
+        if isinstance(task, unsuitable) and not isinstance(task, suitable):
+            raise UserError(
+                f"the task {type(task).__name__} predicts {targets}, but the targets of {data.name} are "
+                f"{data.target_type}; use a task derived from fedflat.{suitable.__name__}"
+            )
 
 
 def build_partition(config: Config, data: Dataset) -> Partition:
@@ -176,13 +211,14 @@ def _check_model(problem: Problem, name: str) -> None:
     fits = (
         output.ndim in expected.dimensions
         and len(output) == len(examples)
-        and output.shape[expected.class_axis] >= data.num_classes
+        and (output.ndim == 1 or output.shape[expected.class_axis] >= data.num_outputs)
+        and (not expected.exact or output[0].numel() == data.num_outputs)
         and (not expected.per_pixel or output.shape[2:] == examples.targets.shape[1:])
     )
     if not fits:
         raise UserError(
             f"{name} returns an output of shape {tuple(output.shape[1:])} per example, but {data.name} has "
-            f"{data.num_classes} classes; expected one number per class{expected.hint}"
+            f"{data.num_outputs} {expected.nouns}; expected one number for each{expected.hint}"
         )
 
 
@@ -204,6 +240,9 @@ class _ExpectedOutput(NamedTuple):
     """Valid numbers of dimensions, including the batch dimension."""
     class_axis: int = -1
     per_pixel: bool = False
+    exact: bool = False
+    """Whether there must be exactly one number per class, label or column; otherwise there may be more."""
+    nouns: str = "classes"
     hint: str = ""
     """Completes the error message."""
 
@@ -216,6 +255,10 @@ def _expected_output(task: Task, examples: Examples) -> _ExpectedOutput | None:
         return _ExpectedOutput((4,), class_axis=1, per_pixel=True, hint=hint)
     if isinstance(task, NextCharacter):
         return _ExpectedOutput((2, 3))
+    if isinstance(task, Regression):
+        return _ExpectedOutput((1, 2), exact=True, nouns="target columns")
+    if isinstance(task, MultiLabel):
+        return _ExpectedOutput((2,), exact=True, nouns="labels")
     return _ExpectedOutput((2,)) if isinstance(task, Classification) else None
 
 

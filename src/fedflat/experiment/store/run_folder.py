@@ -72,13 +72,14 @@ class RunFolder:
         """Advice for the end of an error message about lost or damaged files."""
         return f"or start again (fedflat run --config {self.path / 'config.yaml'} with another --out)"
 
-    def create(self, config: Config, partition: Mapping[str, Any], metric: str) -> None:
+    def create(self, config: Config, partition: Mapping[str, Any], metric: str, lower_is_better: bool = False) -> None:
         """Create the folder of a new run.
 
         Args:
             config: the run's config.
             partition: content of ``partition.json`` (``provenance``).
             metric: name of the primary metric.
+            lower_is_better: whether lower values of that metric are better.
 
         Raises:
             LockedError: another process is creating the same folder.
@@ -92,7 +93,7 @@ class RunFolder:
             if loaded_plugins():
                 write_whole(self.path / PLUGINS, json.dumps(loaded_plugins()) + "\n")
             averages = [average_name(average) for average in algorithm(config.algorithm).averages]
-            self.write_status("running", metric=metric, averages=averages)
+            self.write_status("running", metric=metric, lower_is_better=lower_is_better, averages=averages)
             write_whole(self.path / "config.yaml", config.to_yaml())
         except BaseException:
             self.release()
@@ -139,7 +140,11 @@ class RunFolder:
             load_recorded(self.path, self._read_json(PLUGINS))
 
     def status(self) -> dict[str, Any]:
-        """The content of status.json: ``status``, ``metric``, ``averages`` and, in the end, ``rounds``, ``reason``."""
+        """The content of status.json.
+
+        It has ``status``, the primary ``metric``, ``lower_is_better``, ``averages`` and, at the end, ``rounds`` and
+        ``reason``.
+        """
         status = self._read_json("status.json")
         if not isinstance(status.get("status"), str):
             raise UserError(f"{self.path / 'status.json'} is damaged: it has no status; restore it, {self.remedy}")
@@ -317,6 +322,8 @@ class Record:
     """Number of completed rounds; the last need not have been evaluated."""
     metric: str = "accuracy"
     """The primary metric: the task's metric, by which models are compared."""
+    lower_is_better: bool = False
+    """Whether lower values of the primary metric are better."""
     averages: tuple[str, ...] = ()
     """The names of the algorithm's averages, with which the text of the algorithm ends."""
 
@@ -342,6 +349,7 @@ def load_record(path: Path) -> Record:
         folder=folder,
         rounds=status.get("rounds", evaluated_rounds),
         metric=status.get("metric", Record.metric),
+        lower_is_better=status.get("lower_is_better", Record.lower_is_better),
         averages=tuple(status.get("averages", ())),
     )
 

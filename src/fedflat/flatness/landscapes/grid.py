@@ -74,6 +74,11 @@ class Landscape:
     metadata: dict[str, Any] = field(default_factory=dict)
     """How it was computed: names, seed, radius, number of examples, ..."""
 
+    @property
+    def test_metric(self) -> str:
+        """Name of the task's metric on the test set, which is measured last: ``test_error``, ``test_rmse``."""
+        return list(self.values)[-1]
+
     def __repr__(self) -> str:
         ranges = [f"{name} {low} to {high}" for name, low, high in self._ranges()]
         return f"Landscape({self._title()}: {', '.join(ranges)})"

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from fedflat.reporting.figures.style import COLOURS, evenly_spaced, open_frame, subplot_list
+from fedflat.units import is_share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,13 +44,16 @@ def clients_picture(cohorts: Sequence[Entry], seen: Sequence[Entry], title: str,
             panels.append(partial(_draw_clients, cohorts=cohorts, values=values, label=label, is_log=is_log))
     if seen:
         accuracies = [entry["accuracy"] for entry in seen]
+        highest_value = 1.0 if is_share(metric) else None
         heat_maps = (
-            ("class", f"test {metric} on each class", 1.0, [accuracy["classes"] for accuracy in accuracies]),
-            ("client", f"{metric} on a client's data", 1.0, [accuracy["clients"] for accuracy in accuracies]),
+            ("class", f"test {metric} on each class", highest_value, [accuracy["classes"] for accuracy in accuracies]),
+            ("client", f"{metric} on a client's data", highest_value, [accuracy["clients"] for accuracy in accuracies]),
             ("client", "norm of output features on a client's data", None, [entry["features"] for entry in seen]),
         )
         rounds = [entry["round"] for entry in seen]
         for part, label, highest, cells in heat_maps:
+            if not cells[-1]:  # no classes
+                continue
             panels.append(partial(_draw_heat_map, rounds=rounds, cells=cells, label=label, part=part, highest=highest))
     columns = 2 if len(panels) <= 4 else 3
     figure = Figure(figsize=(5.2 * columns, 3.9 * ceil(len(panels) / columns) + 0.4), layout="constrained")

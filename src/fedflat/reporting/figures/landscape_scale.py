@@ -127,14 +127,19 @@ def grid_of(landscape: Landscape, value: str) -> Values:
 
 
 def values_to_plot(landscape: Landscape) -> list[str]:
-    """Return the names of the training loss and the test metric, which is measured last, or the first name."""
-    names = list(landscape.values)
-    return list(dict.fromkeys(("train_loss", names[-1]))) if "train_loss" in names else names[:1]
+    """Return the names of the training loss and the task's metric on the test set, or of those that were measured."""
+    names = dict.fromkeys(("train_loss", landscape.test_metric))
+    return [name for name in names if name in landscape.values]
 
 
 def shown_value(value: str) -> str:
     """Return the label of a quantity."""
     return LABELS.get(value, value.replace("_", " "))
+
+
+def with_unit(value: str) -> str:
+    """Return the label of a quantity, with its unit."""
+    return shown_value(value) + (" %" if value.endswith("error") else "")
 
 
 def shown_tick(tick: float, value: str) -> str:

@@ -31,7 +31,7 @@ from fedflat.reporting.tables.summary import (
 )
 from fedflat.units import is_share, shown_metric
 
-SUMMARY_LABELS = {"mean_last": MEAN_LABEL, "last": "last", "best": "best (max over test)"}
+SUMMARY_LABELS = {"mean_last": MEAN_LABEL, "last": "last", "best": "best over test"}
 """Summary values of a run, with their labels."""
 AXES = {
     "round": "communication round",
@@ -87,15 +87,16 @@ def report_document(
 
 def _section_values(group: Group, targets: Sequence[float], baseline: str | None, by: str, points: int) -> Values:
     """Compute the content of a section; its curves have at most ``points`` points."""
-    metric = group.metric
+    metric, lower_is_better = group.metric, group.lower_is_better
     for target in targets:
         check_target(target, metric)
-    rows = [_row_values(number, row, metric, targets) for number, row in enumerate(group.rows)]
+    rows = [_row_values(number, row, metric, lower_is_better, targets) for number, row in enumerate(group.rows)]
     baseline_number = _baseline_number(rows, baseline)
     section: Values = {
         "name": group.name,
         "protocol": group.protocol,
         "metric": metric,
+        "lower_is_better": lower_is_better,
         "uneven": has_uneven_means(rows, by),
         "share": is_share(metric),
         "rows": rows,
@@ -103,7 +104,7 @@ def _section_values(group: Group, targets: Sequence[float], baseline: str | None
         "seeds": sorted(group.partitions),
         "partition": partition_values(group.partitions),
         "differences": _differences(rows, baseline_number, by),
-        "ranks": _ranks(rows, by),
+        "ranks": _ranks(rows, by, lower_is_better),
         "curves": [_curve_values(labelled.row, points) for labelled in group.rows],
         "metrics": _metric_names(group.records),
         "views": views_of(group),
@@ -114,7 +115,9 @@ def _section_values(group: Group, targets: Sequence[float], baseline: str | None
     return section
 
 
-def _row_values(number: int, labelled: LabelledRow, metric: str, targets: Sequence[float]) -> Values:
+def _row_values(
+    number: int, labelled: LabelledRow, metric: str, lower_is_better: bool, targets: Sequence[float]
+) -> Values:
     """Compute a row's summary values, rounds to targets and costs; diverged runs only affect the targets."""
     label, row, settings = labelled
     seeds = [record.config.seed for record in row.records]
@@ -122,7 +125,7 @@ def _row_values(number: int, labelled: LabelledRow, metric: str, targets: Sequen
     converged = [record for record in row.records if record.status != "diverged"]
     summaries = {}
     for record in converged:
-        summary = summarise(record.history, row.model, metric)
+        summary = summarise(record.history, row.model, metric, lower_is_better)
         if summary is not None:
             summaries[record.config.seed] = summary
     values = {
@@ -141,7 +144,7 @@ def _row_values(number: int, labelled: LabelledRow, metric: str, targets: Sequen
         "values": values,
         "spread": {name: _spread(by_seed.values()) for name, by_seed in values.items()},
         "mean_counts": {seed: summary.mean_count for seed, summary in summaries.items()},
-        "reached": [_target_values(row, metric, target) for target in targets],
+        "reached": [_target_values(row, metric, lower_is_better, target) for target in targets],
         "cost": {name: _mean([float(entry[name]) for entry in last_entries]) for name in COSTS},
         "seconds": _mean([record.seconds for record in converged]),
         "rounds": max((int(record.history[-1]["round"]) for record in row.records if record.history), default=0),
@@ -158,12 +161,12 @@ def _spread(values: Iterable[float]) -> Values | None:
     return vars(seed_statistics(listed)) if listed else None
 
 
-def _target_values(row: Row, metric: str, target: float) -> Values:
+def _target_values(row: Row, metric: str, lower_is_better: bool, target: float) -> Values:
     """Compute the rounds that a row's runs needed to reach a target."""
     runs = [record for record in row.records if record.history]
     if not runs:
         return {"target": target, "text": "–", "median": None, "reached": 0, "runs": 0, "each": []}
-    rounds = tuple(rounds_to(record.history, row.model, metric, target) for record in runs)
+    rounds = tuple(rounds_to(record.history, row.model, metric, target, lower_is_better) for record in runs)
     # A run that diverged without reaching the target is censored at the planned number of rounds.
     ends = tuple(
         record.config.training.rounds if record.status == "diverged" else int(record.history[-1]["round"])
@@ -220,12 +223,12 @@ def shown_evaluations(rows: Sequence[Values], row: Values, by: str) -> str:
     return f" (n={shown_range(row['mean_counts'].values())})"
 
 
-def _ranks(rows: Sequence[Values], by: str) -> Values | None:
+def _ranks(rows: Sequence[Values], by: str, lower_is_better: bool) -> Values | None:
     """Rank the rows at their common seeds, diverged runs last; None if they are not comparable."""
     if has_uneven_means(rows, by):
         return None
     values = {row["label"]: row["values"][by] | dict.fromkeys(row["diverged"], -math.inf) for row in rows}
-    ranks = rank_algorithms({label: by_seed for label, by_seed in values.items() if by_seed})
+    ranks = rank_algorithms({label: by_seed for label, by_seed in values.items() if by_seed}, lower_is_better)
     if ranks is None:
         return None
     numbers = {row["label"]: row["number"] for row in rows}

@@ -152,6 +152,11 @@ class Group:
         """The primary metric of these runs."""
         return Comparison(self.records).metric
 
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether lower values of the primary metric are better."""
+        return Comparison(self.records).lower_is_better
+
 
 def group_runs(records: Sequence[Record], apart: bool = False) -> list[Group]:
     """Group runs by dataset and partition; several groups need ``apart``."""

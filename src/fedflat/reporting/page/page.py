@@ -28,7 +28,7 @@ from fedflat.reporting.page.gather import Gathered, group_runs
 from fedflat.reporting.page.views import landscapes_of
 from fedflat.reporting.tables.files import DIFFERENCE_HEADS, difference_table, result_table, values_csv
 from fedflat.reporting.tables.latex import DIFFERENCE_COLUMNS, RESULT_COLUMNS, latex_table
-from fedflat.reporting.tables.summary import shown_range
+from fedflat.reporting.tables.summary import best_of, shown_range
 from fedflat.units import is_share, shown_bytes, shown_count, shown_metric, shown_seconds
 
 if TYPE_CHECKING:
@@ -185,7 +185,8 @@ def _facts(section: Values) -> dict[str, str]:
     differing = sorted({name for row in section["rows"] for name in row["settings"]})
     if differing:
         facts["settings that differ"] = ", ".join(differing)
-    return facts | {"metric": f"test {section['metric']}"}
+    direction = " (lower is better)" if section["lower_is_better"] else ""
+    return facts | {"metric": f"test {section['metric']}{direction}"}
 
 
 def _partition_facts(partition: Values) -> dict[str, str]:
@@ -212,7 +213,9 @@ def _result_heads(section: Values, targets: Sequence[float]) -> list[str]:
 def _best_mean(section: Values, name: str) -> float | None:
     """Return the best mean of a summary value; None unless there are several comparable rows."""
     means = [row["spread"][name]["mean"] for row in section["rows"] if row["spread"][name]]
-    return None if len(means) < 2 or has_uneven_means(section["rows"], name) else max(means)
+    if len(means) < 2 or has_uneven_means(section["rows"], name):
+        return None
+    return best_of(means, section["lower_is_better"])
 
 
 def _suffix(document: Values, number: int) -> str:

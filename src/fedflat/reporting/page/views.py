@@ -14,6 +14,7 @@ from fedflat.experiment.analysis.landscapes import load_landscapes
 from fedflat.experiment.store.run_folder import Record
 from fedflat.reporting.figures.flatness_log import QUANTITIES, logged
 from fedflat.reporting.page.gather import run_path
+from fedflat.units import is_share
 
 if TYPE_CHECKING:
     from fedflat.flatness.landscapes.grid import Landscape
@@ -140,7 +141,7 @@ def _client_views(records: Sequence[Record]) -> list[Values]:
     for record, path in _measurement_files(records, "clients.json"):
         document = _read_json(path)
         rounds = document.get("models", [])
-        if not rounds or "accuracy" not in rounds[-1]:
+        if not rounds or "accuracy" not in rounds[-1] or not is_share(record.metric):  # cells are shaded from 0 to 1
             continue
         step = ceil(len(rounds) / MAX_ROUNDS)
         last = len(rounds) - 1

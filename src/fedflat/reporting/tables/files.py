@@ -84,7 +84,7 @@ def result_table(section: Values, targets: Sequence[float]) -> TextTable:
         rows.append((row["label"], *values, seeds, *rounds, passes, megabytes, shown_seconds(row["seconds"])))
     counts = [count for row in section["rows"] for count in row["mean_counts"].values()]
     n = f" (n={shown_range(counts)})" if counts else ""
-    notes = {"mean_last": f"Last 10 %: {MEAN_LABEL}{n}.", "best": "Best: maximum over the test evaluations."}
+    notes = {"mean_last": f"Last 10 %: {MEAN_LABEL}{n}.", "best": "Best: best value over the test evaluations."}
     return TextTable(_result_caption(section), heads, tuple(rows), _emphasis(section), notes)
 
 
@@ -94,20 +94,21 @@ def _result_caption(section: Values) -> str:
     unit = " in per cent" if is_share(metric) else ""
     seeds = shown_range(len(row["seeds"]) for row in rows)
     spread = "one seed" if seeds == "1" else f"mean ± standard deviation over {seeds} seeds"
-    caption = f"Test {metric}{unit} on {section['name']} ({section['protocol']}): {spread}."
+    direction = "; lower is better" if section["lower_is_better"] else ""
+    caption = f"Test {metric}{unit} on {section['name']} ({section['protocol']}): {spread}{direction}."
     diverged = [f"{row['label']} {len(row['diverged'])} of {len(row['seeds'])}" for row in rows if row["diverged"]]
     return f"{caption} Diverged runs are excluded: {', '.join(diverged)}." if diverged else caption
 
 
 def _emphasis(section: Values) -> dict[tuple[int, str], str]:
     """Find the best and the second-best means of each summary value; equal numbers share their place."""
-    emphasis = {}
+    emphasis, sign = {}, 1 if section["lower_is_better"] else -1
     for name in SUMMARY_LABELS:
         if has_uneven_means(section["rows"], name):
             continue
         spreads = {row["number"]: row["spread"][name] for row in section["rows"] if row["spread"][name]}
         shown = {number: shown_metric(spread["mean"], section["metric"]) for number, spread in spreads.items()}
-        ordered = sorted(spreads, key=lambda number: -spreads[number]["mean"])
+        ordered = sorted(spreads, key=lambda number: sign * spreads[number]["mean"])
         places = list(dict.fromkeys(shown[number] for number in ordered))
         if len(ordered) > 1:
             for number, text in shown.items():
@@ -146,7 +147,8 @@ def difference_table(section: Values, by: str) -> TextTable | None:
         rows.append((label, shown_difference(pair["mean"], metric), *intervals, *test))
     baseline = section["rows"][section["baseline"]]["label"]
     unit = " in percentage points" if is_share(metric) else ""
-    caption = f"Differences from {baseline} in the {SUMMARY_LABELS[by]}, paired by seed{unit}."
+    direction = "; negative values are improvements" if section["lower_is_better"] else ""
+    caption = f"Differences from {baseline} in the {SUMMARY_LABELS[by]}, paired by seed{unit}{direction}."
     notes = {
         "95 % bootstrap": "Bootstrap: percentile interval.",
         "95 % Student": "Student: t interval.",

@@ -29,13 +29,21 @@ class Summary:
     mean_count: int
     """Number of evaluations in that mean."""
     best: float
-    """The maximum over test evaluations; optimistic, because it is selected on the test set."""
+    """The best value over test evaluations; optimistic, because it is selected on the test set."""
 
 
-def summarise(history: Sequence[dict[str, Any]], model: str, metric: str) -> Summary | None:
+def summarise(
+    history: Sequence[dict[str, Any]], model: str, metric: str, lower_is_better: bool = False
+) -> Summary | None:
     """Summarise a test metric of one model of a run; None if the model was never evaluated.
 
     The evaluation of the initial model (round 0) does not count as one of the evaluations of the mean.
+
+    Args:
+        history: one entry per evaluation.
+        model: name of the evaluated model.
+        metric: name of the metric.
+        lower_is_better: whether lower values of the metric are better.
     """
     points = series(history, model, metric)
     if not points:
@@ -44,7 +52,16 @@ def summarise(history: Sequence[dict[str, Any]], model: str, metric: str) -> Sum
     trained = [entry["round"] for entry in history if entry["round"] > 0]
     window_rounds = set(trained[-math.ceil(len(trained) / 10) :])
     window = [value for round, value in points if round in window_rounds] or [last]
-    return Summary(last, fmean(window), len(window), max(value for _, value in points))
+    return Summary(last, fmean(window), len(window), best_of([value for _, value in points], lower_is_better))
+
+
+def best_of(values: Sequence[float], lower_is_better: bool) -> float:
+    """Return the best of some values of a metric: the lowest or the highest.
+
+    >>> best_of([0.5, 0.25], lower_is_better=True)
+    0.25
+    """
+    return min(values) if lower_is_better else max(values)
 
 
 def series(
@@ -62,9 +79,13 @@ def series(
     return [(x, value) for x, value in points if value is not None]
 
 
-def rounds_to(history: Sequence[dict[str, Any]], model: str, metric: str, target: float) -> int | None:
-    """Return the first evaluated round whose metric is at least ``target``; None if there is none."""
-    return next((int(round) for round, value in series(history, model, metric) if value >= target), None)
+def rounds_to(
+    history: Sequence[dict[str, Any]], model: str, metric: str, target: float, lower_is_better: bool = False
+) -> int | None:
+    """Return the first evaluated round whose metric is ``target`` or better; None if there is none."""
+    sign = -1 if lower_is_better else 1
+    points = series(history, model, metric)
+    return next((int(round) for round, value in points if sign * value >= sign * target), None)
 
 
 def shown_range(counts: Iterable[int]) -> str:
@@ -247,11 +268,12 @@ class Ranks:
         return dict(sorted(means.items(), key=lambda item: item[1]))
 
 
-def rank_algorithms(values: Mapping[str, Mapping[int, float]]) -> Ranks | None:
+def rank_algorithms(values: Mapping[str, Mapping[int, float]], lower_is_better: bool = False) -> Ranks | None:
     """Rank algorithms at every common seed; None if there are fewer than two or they share no seed.
 
     Args:
-        values: one value per seed, by algorithm; minus infinity for diverged runs, which rank last.
+        values: one value per seed, by algorithm; infinite for diverged runs, which rank last.
+        lower_is_better: whether lower values are better.
     """
     from scipy.stats import friedmanchisquare, rankdata, studentized_range
 
@@ -261,7 +283,7 @@ def rank_algorithms(values: Mapping[str, Mapping[int, float]]) -> Ranks | None:
     if not seeds:
         return None
     table = _drop_last_bits([[by_seed[seed] for seed in seeds] for by_seed in values.values()])
-    ascending = np.where(np.isfinite(table), -table, np.inf)
+    ascending = np.where(np.isfinite(table), table if lower_is_better else -table, np.inf)
     ranks = rankdata(ascending, axis=0)
     algorithms, blocks = ranks.shape
     friedman = critical = None

@@ -1,0 +1,86 @@
+"""Multi-label classification: binary cross-entropy, mean average precision and accuracy per label."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BINS, LARGEST_LOGIT = 4096, 16.0
+"""Logits are rounded to this many steps between -16 and 16 to compute average precision from sums."""
+
+
+@dataclass(frozen=True)
+class MultiLabel:
+    """Binary cross-entropy; metrics ``mAP`` (mean average precision) and ``label_accuracy``.
+
+    Outputs are logits [batch, labels], targets are 0 or 1 [batch, labels].
+
+    Args:
+        metric: name of the primary metric.
+    """
+
+    metric: str = "mAP"
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Binary cross-entropy, averaged over examples and labels."""
+        return F.binary_cross_entropy_with_logits(output, target.to(output.dtype))
+
+    def sums(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
+        """Sums over a batch.
+
+        Returns:
+            ``loss`` and ``correct`` are [labels]; ``positive`` and ``negative`` count the logits of each kind of
+            example by label and bin [labels, bins].
+        """
+        truth = target.bool()
+        losses = F.binary_cross_entropy_with_logits(output, target.to(output.dtype), reduction="none")
+        steps = (output.double() + LARGEST_LOGIT) * ((BINS - 1) / (2 * LARGEST_LOGIT))
+        labels = output.shape[1]
+        # Non-finite logits count as the lowest; the loss reports them.
+        bins = torch.nan_to_num(steps, nan=0.0).round().clamp(0, BINS - 1).long()
+        bins = bins + BINS * torch.arange(labels, device=output.device)
+        counts = [
+            torch.bincount(bins[chosen], minlength=labels * BINS).view(labels, BINS) for chosen in (truth, ~truth)
+        ]
+        return {
+            "loss": losses.double().sum(0),
+            "correct": ((output > 0) == truth).sum(0),
+            "positive": counts[0],
+            "negative": counts[1],
+        }
+
+    def finish(self, totals: Mapping[str, Tensor], count: int) -> dict[str, float]:
+        """Mean loss; average precision, averaged over the labels that occur; share of correct labels."""
+        precision, occurs = _average_precision(totals), totals["positive"].sum(1) > 0
+        return {
+            "loss": float(totals["loss"].mean()) / count,
+            "mAP": float(precision[occurs].mean()) if bool(occurs.any()) else 0.0,
+            "label_accuracy": float(totals["correct"].double().mean()) / count,
+        }
+
+    def by_class(self, totals: Mapping[str, Tensor]) -> dict[int, dict[str, float]]:
+        """Metrics of each label that occurs; ``examples`` is the number of examples with the label."""
+        precision, positive = _average_precision(totals), totals["positive"].sum(1)
+        count = positive + totals["negative"].sum(1)
+        return {
+            label: {
+                "loss": float(totals["loss"][label] / count[label]),
+                "mAP": float(precision[label]),
+                "label_accuracy": float(totals["correct"][label] / count[label]),
+                "examples": int(positive[label]),
+            }
+            for label in range(len(positive))
+            if positive[label] > 0
+        }
+
+
+def _average_precision(totals: Mapping[str, Tensor]) -> Tensor:
+    """Average precision of each label [labels]: sum over thresholds of precision times the increase in recall."""
+    positive, negative = (totals[name].double().flip(1) for name in ("positive", "negative"))  # highest logits first
+    hits, false_alarms = positive.cumsum(1), negative.cumsum(1)
+    precision = hits / (hits + false_alarms).clamp(min=1)
+    return (precision * positive).sum(1) / positive.sum(1).clamp(min=1)

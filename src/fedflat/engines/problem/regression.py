@@ -1,0 +1,71 @@
+"""Regression: losses on numbers, with root mean squared error, mean absolute error and R²."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Regression:
+    """Squared error as loss; metrics ``rmse``, ``mae`` and ``r2``. Subclass it to change the loss.
+
+    Outputs and targets are [batch, columns]; with one column, either may be [batch].
+
+    Args:
+        metric: name of the primary metric; ``rmse`` and ``mae`` are better if lower, ``r2`` if higher.
+    """
+
+    metric: str = "rmse"
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Squared error, averaged over examples and columns."""
+        return F.mse_loss(*_aligned(output, target))
+
+    def sums(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
+        """The loss times the batch size, and sums by column [columns] from which ``finish`` computes the metrics."""
+        predicted, truth = (values.double() for values in _aligned(output, target))
+        residual = predicted - truth
+        return {
+            "loss": self.loss(output, target) * len(target),
+            "squared": residual.square().sum(0),
+            "absolute": residual.abs().sum(0),
+            "target": truth.sum(0),
+            "target_squared": truth.square().sum(0),
+        }
+
+    def finish(self, totals: Mapping[str, Tensor], count: int) -> dict[str, float]:
+        """RMSE and MAE over all examples and columns; R², averaged over columns (NaN if a column is constant)."""
+        variation = totals["target_squared"] - totals["target"].square() / count
+        unexplained = totals["squared"] / variation.clamp(min=0)
+        return {
+            "loss": float(totals["loss"]) / count,
+            "rmse": math.sqrt(float(totals["squared"].mean()) / count),
+            "mae": float(totals["absolute"].mean()) / count,
+            "r2": float((1 - unexplained).mean()) if bool((variation > 0).all()) else math.nan,
+        }
+
+    def by_class(self, totals: Mapping[str, Tensor]) -> dict[int, dict[str, float]]:
+        """Nothing, since there are no classes."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Huber(Regression):
+    """Regression with Huber's loss, which is linear for residuals beyond ``delta`` and so less affected by outliers."""
+
+    delta: float = 1.0
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Huber's loss, averaged over examples and columns."""
+        return F.huber_loss(*_aligned(output, target), delta=self.delta)
+
+
+def _aligned(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs and targets, both [batch, columns] and of the output's type."""
+    columns = target.reshape(len(target), -1)
+    return output.reshape(columns.shape), columns.to(output.dtype)
