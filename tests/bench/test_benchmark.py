@@ -69,7 +69,7 @@ def test_a_small_benchmark(tmp_path):
         "cpu",
         "--against",
         "plain",
-        "--json",
+        "--out",
         str(file),
     )
     result = CliRunner().invoke(app, ["bench", *flags, *more])
@@ -191,7 +191,7 @@ def test_where_nothing_is_measured_the_reason_is_ours_and_not_the_load(monkeypat
 def test_a_file_that_cannot_be_written_is_told_of_before_anything_is_measured(tmp_path, monkeypatch):
     monkeypatch.setattr("fedflat.bench.benchmark.benchmark", lambda *_: pytest.fail("measured for nothing"))
     (tmp_path / "file").touch()
-    result = CliRunner().invoke(app, ["bench", "--json", str(tmp_path / "file" / "bench.json")])
+    result = CliRunner().invoke(app, ["bench", "--out", str(tmp_path / "file" / "bench.json")])
     assert result.exit_code == 2 and str(tmp_path / "file") in result.stderr
 
 

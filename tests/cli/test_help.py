@@ -78,6 +78,23 @@ def test_every_argument_and_flag_has_help():
     assert not silent
 
 
+def test_json_is_one_flag_of_every_command():
+    commands = [command for command in every(typer.main.get_command(app)) if not hasattr(command, "commands")]
+    for command in commands:
+        flags = [option for option in command.params if "--json" in option.opts]
+        assert [(flag.is_flag, flag.help) for flag in flags] == [(True, "print one JSON document instead of tables")]
+
+
+def test_an_option_is_a_flag_or_takes_a_value_in_every_command():
+    kinds: dict[str, dict[bool, str]] = {}
+    for command in every(typer.main.get_command(app)):
+        for option in command.params:
+            for name in option.opts:
+                if name.startswith("--"):
+                    kinds.setdefault(name, {})[option.is_flag] = command.name
+    assert not {name: commands for name, commands in kinds.items() if len(commands) > 1}
+
+
 def test_the_help_of_an_argument_is_shown(fedflat):
     assert "the folder of a run" in fedflat("export", "--help").stdout
 

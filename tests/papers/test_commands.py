@@ -59,7 +59,8 @@ def test_a_table_shows_what_is_printed_and_what_is_noted(fedflat):
 
 
 def test_a_table_in_markdown(fedflat):
-    lines = fedflat("papers", "fedswa/table6", "--markdown").stdout.splitlines()
+    assert "67.9" in fedflat("papers", "fedswa/table6", "--markdown", "table.md").stdout
+    lines = Path("table.md").read_text().splitlines()
     assert "|  | accuracy | improvement |" in lines
     assert "| FedMoSWA (i+ii) | 67.9 | +13.7 |" in lines
 
@@ -77,7 +78,7 @@ def test_papers_as_json(fedflat):
 
 
 def test_cells_are_listed_with_what_they_need(fedflat):
-    shown = fedflat("papers", "eccv/table7", "--cells").stdout
+    shown = fedflat("papers", "eccv/table7", "--list-cells").stdout
     assert "fedasam/swa-75" in shown
     assert "cannot" not in shown
 
@@ -237,10 +238,10 @@ def test_runs_with_other_settings_are_not_mixed(fedflat):
 
 
 def test_cells_and_markdown_are_about_one_table(fedflat):
-    for arguments in (("papers", "fedswa", "--cells"), ("papers", "--markdown")):
+    for arguments in (("papers", "fedswa", "--list-cells"), ("papers", "--markdown", "table.md")):
         result = fedflat(*arguments)
         assert result.exit_code == 2
-        assert "fedswa/table3 --cells" in result.stderr
+        assert "fedswa/table3 --list-cells" in result.stderr
 
 
 def test_every_table_has_its_page_in_the_list(fedflat):

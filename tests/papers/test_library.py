@@ -156,7 +156,7 @@ def test_unknown_names_say_what_exists(name, message):
 
 
 def test_unknown_cells_say_what_exists():
-    with pytest.raises(UserError, match=r"did you mean fedavg/accuracy.*fedflat papers fedswa/table6 --cells"):
+    with pytest.raises(UserError, match=r"did you mean fedavg/accuracy.*fedflat papers fedswa/table6 --list-cells"):
         find_table("fedswa/table6").choose(["fedavg/acuracy"])
 
 

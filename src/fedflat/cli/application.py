@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 from click import Command, Context, NoSuchOption, UsageError
-from typer.core import TyperGroup, TyperOption
+from typer.core import TyperOption
 
 from fedflat import __version__
 from fedflat.cli.experiments.bench import bench
@@ -34,12 +34,13 @@ from fedflat.cli.lookup.papers import papers
 from fedflat.cli.lookup.settings import settings
 from fedflat.cli.shared.error_reporting import errors_as_messages
 from fedflat.cli.shared.flags import keep_argument_help
+from fedflat.cli.shared.group import CommandGroup
 from fedflat.errors import UserError
 from fedflat.experiment.setting_names import suggest_setting
 from fedflat.plugins import VARIABLE, MissingPlugin, listed_plugins, load_plugins
 
 
-class Application(TyperGroup):
+class Application(CommandGroup):
     """A command group that reports errors as messages, and gives every command the option ``--plugin``."""
 
     def __init__(self, **attributes: Any) -> None:

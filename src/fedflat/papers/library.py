@@ -94,7 +94,7 @@ class PaperTable:
         for pattern in patterns or ["*"]:
             matching = [name for name in self.cells if fnmatchcase(name, pattern.lower())]
             if not matching:
-                hint = f"fedflat papers {self.full_name} --cells"
+                hint = f"fedflat papers {self.full_name} --list-cells"
                 raise one_of("cell", pattern, self.cells, hint, owner=self.full_name)
             chosen.update(matching)
         return [cell for name, cell in self.cells.items() if name in chosen]

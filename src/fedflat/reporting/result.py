@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from fedflat import models
-from fedflat.data import Dataset, load
+from fedflat.data import Dataset
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.analysis.evaluation import Evaluation, evaluate
 from fedflat.experiment.analysis.post_hoc import PostHoc, post_hoc

@@ -11,29 +11,43 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.shared.flags import QUIET, no_default
+from fedflat.cli.shared.completion import complete_algorithm, complete_dataset, complete_model, complete_partition
+from fedflat.cli.shared.flags import JSON, QUIET, no_default
 from fedflat.cli.shared.screen import key_values, print_json, screen, shown_bytes, shown_count, shown_seconds, table
 from fedflat.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from fedflat.cli.shared.screen_table import ScreenTable
 
 _round_option = partial(typer.Option, rich_help_panel="The federation")
 _measure_option = partial(typer.Option, rich_help_panel="Measurement")
 
 
 def bench(
-    model: str = _round_option("cnn", "--model", help="model, as name(parameter=value)"),
-    dataset: str = _round_option("random", "--dataset", help="random (CIFAR-shaped images, no download) or a dataset"),
+    model: str = _round_option("cnn", "--model", help="model, as name(parameter=value)", autocompletion=complete_model),
+    dataset: str = _round_option(
+        "random",
+        "--dataset",
+        help="random (CIFAR-shaped images, no download) or a dataset",
+        autocompletion=complete_dataset,
+    ),
     data_dir: Path | None = _round_option(None, "--data-dir", help="dataset folder", show_default=False),
-    partition: str = _round_option("iid", "--partition", help="partition over clients"),
+    partition: str = _round_option(
+        "iid", "--partition", help="partition over clients", autocompletion=complete_partition
+    ),
     clients: str = _round_option("100", "--clients", metavar="N,...", help="comma-separated numbers of clients"),
     clients_per_round: int = _round_option(10, "--clients-per-round", min=1, help="clients per round"),
     local_steps: int = _round_option(50, "--local-steps", min=1, help="local steps per client"),
     batch_size: int = _round_option(50, "--batch-size", min=1, help="batch size"),
     lr: float = _round_option(0.01, "--lr", help="local learning rate"),
     augmentation: str = _round_option("none", "--augmentation", help="for example crop-flip"),
-    algorithms: str = _measure_option("fedavg", "--algorithms", metavar="NAME,...", help="comma-separated algorithms"),
+    algorithms: str = _measure_option(
+        "fedavg",
+        "--algorithm",
+        metavar="NAME,...",
+        help="comma-separated algorithms",
+        autocompletion=complete_algorithm,
+    ),
     precision: str = _measure_option(
         "float32", "--precision", metavar="NAME,...", help="comma-separated: float32, tf32, bf16"
     ),
@@ -61,14 +75,13 @@ def bench(
         metavar="NAME,...",
         help="comma-separated: plain (a PyTorch loop), flower, pfl; or none",
     ),
-    json_file: Path | None = no_default(
-        "--json", "output file for all values; - prints them instead of the table", metavar="FILE.json"
-    ),
+    out: Path | None = no_default("--out", "also write all values to this file", metavar="FILE.json"),
+    as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
     """Measure seconds per round against a bound, a plain PyTorch loop and other installed simulators.
 
-    Example: fedflat bench --model lenet5 --local-steps 10 --algorithms fedavg,fedsam --json bench.json
+    Example: fedflat bench --model lenet5 --local-steps 10 --algorithm fedavg,fedsam --out bench.json
     """
     from fedflat.bench.benchmark import Request, benchmark
     from fedflat.bench.setting import BenchmarkSetting
@@ -101,19 +114,18 @@ def bench(
     )
 
     def report(line: str) -> None:
-        if not quiet:
+        if not (quiet or as_json):
             print(line, file=sys.stderr, flush=True)
 
-    to_stdout = json_file is not None and str(json_file) == "-"
-    if json_file is not None and not to_stdout:
-        create_folder(json_file.parent)  # fail early if the folder cannot be created
+    if out is not None:
+        create_folder(out.parent)  # fail early if the folder cannot be created
     document = benchmark(request, shlex.join(["fedflat", *sys.argv[1:]]), report)
-    if to_stdout:
+    if out is not None:
+        write_whole(out, json.dumps(document, indent=2) + "\n")
+    if as_json:
         print_json(document)
-        return
-    print_benchmark(document)
-    if json_file is not None:
-        write_whole(json_file, json.dumps(document, indent=2) + "\n")
+    else:
+        print_benchmark(document)
 
 
 def split_names(text: str) -> list[str]:
@@ -172,7 +184,7 @@ def print_benchmark(document: dict[str, Any]) -> None:
     console.print(key_values(environment))
 
 
-def _benchmark_table(rows: list[dict[str, Any]]) -> Table:
+def _benchmark_table(rows: list[dict[str, Any]]) -> ScreenTable:
     """Return a table with one row per contender; some columns appear only if they say something."""
     has_clients = len({row["clients"] for row in rows}) > 1
     has_gpu = any(row["peak_device_bytes"] for row in rows)

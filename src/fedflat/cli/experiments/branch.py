@@ -8,15 +8,18 @@ from typing import Any
 import typer
 
 from fedflat.cli.experiments.sweep import FILE_JOBS, run_plan
-from fedflat.cli.shared.flags import DRY_RUN, JSON, QUIET, SET, algorithm_names, optional
+from fedflat.cli.shared.completion import complete_algorithm, complete_run
+from fedflat.cli.shared.flags import DRY_RUN, JSON, QUIET, SET, optional
 
 
 def branch(
     origin: str = typer.Argument(
-        metavar="RUN@ROUND", help="run folder and saved round; RUN alone means its last round"
+        metavar="RUN@ROUND",
+        help="run folder and saved round; RUN alone means its last round",
+        autocompletion=complete_run,
     ),
     algorithms: list[str] = typer.Argument(
-        metavar="ALGORITHM", help="algorithms to continue with, e.g. fedavg fedsam", autocompletion=algorithm_names
+        metavar="ALGORITHM", help="algorithms to continue with, e.g. fedavg fedsam", autocompletion=complete_algorithm
     ),
     rounds: int | None = optional("--rounds", "total number of rounds", "the run's", min=1, metavar="N"),
     assignments: list[str] = SET,

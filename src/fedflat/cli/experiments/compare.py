@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedflat.cli.experiments.run import RUNS, data_slug, tracking_callbacks
+from fedflat.cli.shared.completion import complete_algorithm
 from fedflat.cli.shared.downloads import fetch_if_missing
 from fedflat.cli.shared.error_reporting import Interrupted
 from fedflat.cli.shared.flags import (
@@ -20,7 +21,6 @@ from fedflat.cli.shared.flags import (
     SET,
     TARGETS,
     TRACK,
-    algorithm_names,
     optional,
     with_settings,
 )
@@ -40,7 +40,7 @@ def compare(
     algorithms: list[str] = typer.Argument(
         help="two or more algorithms, e.g. fedavg fedsam fedmoswa+wima",
         metavar="ALGORITHM",
-        autocompletion=algorithm_names,
+        autocompletion=complete_algorithm,
     ),
     seeds: str = SEEDS,
     target: list[float] = TARGETS,

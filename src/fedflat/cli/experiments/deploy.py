@@ -6,7 +6,12 @@ from pathlib import Path
 
 import typer
 
-deploy = typer.Typer(no_args_is_help=True)
+from fedflat.cli.shared.completion import complete_algorithm
+from fedflat.cli.shared.flags import JSON
+from fedflat.cli.shared.group import CommandGroup
+from fedflat.cli.shared.screen import print_json
+
+deploy = typer.Typer(cls=CommandGroup, no_args_is_help=True)
 
 
 @deploy.callback()
@@ -21,9 +26,14 @@ def about() -> None:
 def init(
     folder: Path = typer.Argument(metavar="DIR", help="new project folder"),
     algorithm: str = typer.Option(
-        "fedavg", "--algorithm", metavar="TEXT", help="algorithm, e.g. scaffold or fedmoswa+asam(rho=0.5)"
+        "fedavg",
+        "--algorithm",
+        metavar="TEXT",
+        help="algorithm, e.g. scaffold or fedmoswa+asam(rho=0.5)",
+        autocompletion=complete_algorithm,
     ),
     clients: int = typer.Option(3, "--clients", min=1, metavar="N", help="number of sites"),
+    as_json: bool = JSON,
 ) -> None:
     """Create a Flower project that runs in simulation and on a real federation.
 
@@ -36,7 +46,11 @@ def init(
 
     canonical_algorithm = canonical(parse_algorithm(algorithm))
     require_flower()
-    for path in write_project(folder, canonical_algorithm, clients):
+    paths = write_project(folder, canonical_algorithm, clients)
+    if as_json:
+        print_json({"folder": folder, "files": list(paths)})
+        return
+    for path in paths:
         print(path)
     print(f"Next: {folder / 'README.md'} explains how to start it.")
 
@@ -51,6 +65,7 @@ def certificates(
         0, "--sites", min=0, metavar="N", help="also create keys for N sites, for trials on one machine"
     ),
     days: int = typer.Option(365, "--days", min=1, metavar="N", help="validity of the certificates in days"),
+    as_json: bool = JSON,
 ) -> None:
     """Create a certificate authority, a server certificate and site keys, and print the start commands.
 
@@ -62,9 +77,14 @@ def certificates(
     from fedflat.deploy.trust.certificates import write_certificates
     from fedflat.deploy.trust.commands import secure_federation
 
-    for path in write_certificates(folder, host, sites, days):
+    paths = write_certificates(folder, host, sites, days)
+    commands = secure_federation(folder.absolute(), host[0], sites)
+    if as_json:
+        print_json({"folder": folder, "files": list(paths), "commands": commands})
+        return
+    for path in paths:
         print(path)
-    print(secure_federation(folder.absolute(), host[0], sites))
+    print(commands)
 
 
 @deploy.command()
@@ -74,6 +94,7 @@ def check(
         None, "--root-certificates", metavar="FILE", help="CA certificate that signed the server's (ca.crt)"
     ),
     insecure: bool = typer.Option(False, "--insecure", help="connect without TLS"),
+    as_json: bool = JSON,
 ) -> None:
     """Check that a SuperLink is reachable and trusted.
 
@@ -82,7 +103,9 @@ def check(
     from fedflat.deploy.flower.reach import reach
 
     expiry = reach(address, root_certificates, insecure).until
-    if expiry is None:
+    if as_json:
+        print_json({"address": address, "certificate_valid_until": expiry})
+    elif expiry is None:
         print(f"The SuperLink at {address} answers: without TLS; use this only on a single machine.")
     else:
         print(f"The SuperLink at {address} answers: its certificate is valid until {expiry:%Y-%m-%d}.")

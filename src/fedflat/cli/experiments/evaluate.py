@@ -15,8 +15,7 @@ from fedflat.cli.shared.screen import counted, print_json, screen, shown_count, 
 from fedflat.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from fedflat.cli.shared.screen_table import ScreenTable
     from fedflat.experiment.analysis.evaluation import Evaluation
 
 FINE_TUNING = "Fine-tuning"
@@ -157,7 +156,7 @@ def _distribution_rows(part: str, results: dict[str, Any], metric: str) -> list[
     return rows
 
 
-def _entry_table(part: str, entries: dict[str, dict[str, float]], metric: str) -> Table:
+def _entry_table(part: str, entries: dict[str, dict[str, float]], metric: str) -> ScreenTable:
     """Return a table with one row per class, domain or corruption; the primary metric comes first."""
     names = [name for name in next(iter(entries.values())) if name != "loss"]
     names.sort(key=lambda name: name != metric)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fedflat.cli.shared.completion import complete_algorithm
 from fedflat.cli.shared.downloads import fetch_if_missing
 from fedflat.cli.shared.error_reporting import Interrupted
 from fedflat.cli.shared.flags import (
@@ -20,7 +21,6 @@ from fedflat.cli.shared.flags import (
     RUN,
     SET,
     TRACK,
-    algorithm_names,
     optional,
     with_settings,
 )
@@ -45,7 +45,7 @@ def run(
         metavar="ALGORITHM",
         help="algorithm, e.g. fedavg, scaffold+sam or fedmoswa+asam(rho=0.5)+wima",
         show_default=False,
-        autocompletion=algorithm_names,
+        autocompletion=complete_algorithm,
     ),
     config: Path | None = CONFIG,
     assignments: list[str] = SET,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from fedflat.cli.shared.completion import complete_run
 from fedflat.cli.shared.flags import JSON, TARGETS
 from fedflat.cli.shared.one_run import print_run, run_document
 from fedflat.cli.shared.screen import print_json
@@ -15,7 +16,9 @@ from fedflat.errors import UserError
 
 
 def show(
-    folder: Path = typer.Argument(metavar="FOLDER", help="a run folder, or a folder that contains runs"),
+    folder: Path = typer.Argument(
+        metavar="FOLDER", help="a run folder, or a folder that contains runs", autocompletion=complete_run
+    ),
     target: list[float] = TARGETS,
     as_json: bool = JSON,
 ) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fedflat.cli.shared.completion import complete_run
 from fedflat.cli.shared.flags import JSON
 from fedflat.cli.shared.one_run import STATUS_STYLE
 from fedflat.cli.shared.screen import print_json, screen, shown_bytes, shown_metric, shown_seconds, table, with_unit
@@ -54,7 +55,9 @@ class WatchedRun:
 
 def watch(
     runs: list[Path] = typer.Argument(
-        metavar="RUNS...", help="run folders, or folders that contain runs; new runs are picked up"
+        metavar="RUNS...",
+        help="run folders, or folders that contain runs; new runs are picked up",
+        autocompletion=complete_run,
     ),
     interval: float = typer.Option(2.0, "--interval", min=0.1, metavar="SECONDS", help="polling interval"),
     once: bool = typer.Option(False, "--once", help="print the current state and exit"),
@@ -201,7 +204,8 @@ def _render(runs: list[WatchedRun]) -> RenderableType:
     silent = [run.folder for run in runs if run.status == "silent"]
     if silent:
         summary += f"; continue with: {RunFolder(Path(silent[0])).resume_command}"
-    return Group(table(columns, rows, numeric={"seed", "rounds", *columns[5:]}), Text(summary, style="dim"))
+    grid = table(columns, rows, numeric={"seed", "rounds", *columns[5:]}, optional=("", "best", "sent up"))
+    return Group(grid, Text(summary, style="dim"))
 
 
 def _progress_bar(fraction: float, width: int = 12) -> str:

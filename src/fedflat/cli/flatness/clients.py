@@ -24,7 +24,7 @@ from fedflat.cli.shared.flags import JSON, MODEL, QUIET, RUN, SEED, no_default
 from fedflat.cli.shared.screen import print_json, print_section, screen, shown_metric, table, with_unit
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from fedflat.cli.shared.screen_table import ScreenTable
 
 EXAMPLES = typer.Option(500, "--examples", metavar="N", min=1, help="maximum number of training examples")
 CLIENTS = typer.Option(10, "--clients", metavar="N", min=1, help="number of clients to measure, drawn by the seed")
@@ -122,7 +122,7 @@ def _cohort_row(cohort: dict[str, Any]) -> tuple[object, ...]:
     return (cohort["round"], cohort["source"], len(cohort["clients"]), *map(three_digits, numbers))
 
 
-def _client_table(cohort: dict[str, Any]) -> Table:
+def _client_table(cohort: dict[str, Any]) -> ScreenTable:
     """Return a table with one row per client of a round."""
     clients = [str(client) for client in cohort["clients"]]
     columns = {
@@ -160,7 +160,7 @@ def class_forgetting(evaluations: list[dict[str, Any]]) -> dict[str, dict[str, f
     return {name: {"lost": lost, "swing": swing, "lowest": lowest} for name, lost, swing, lowest in by_class}
 
 
-def _class_table(last: dict[str, float], losses: dict[str, dict[str, float]], metric: str) -> Table:
+def _class_table(last: dict[str, float], losses: dict[str, dict[str, float]], metric: str) -> ScreenTable:
     """Return the last accuracy and the forgetting of the classes that were forgotten most, in class order."""
     columns = ("class", "last", "best minus last", "mean change", "lowest after learning")
     most_forgotten = sorted(losses, key=lambda name: -losses[name]["lost"])[:MAX_LISTED]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from fedflat.cli.shared.completion import complete_run
 from fedflat.cli.shared.flags import no_default, optional
 from fedflat.errors import UserError
 
@@ -11,6 +12,7 @@ MODELS = typer.Argument(
     metavar="MODEL...",
     help="RUN (its last average, or the server model), RUN:wima, RUN:server@50, RUN:client3@50 (local model), "
     "or with --module a weights file (.pt, .safetensors)",
+    autocompletion=complete_run,
 )
 MODULE = no_default("--module", "function that builds the torch module of weights files", metavar="FILE.py:FUNCTION")
 DATASET = no_default("--dataset", "dataset to measure weights files on (see fedflat data list)", metavar="NAME")

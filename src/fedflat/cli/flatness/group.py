@@ -11,8 +11,9 @@ from fedflat.cli.flatness.log import log
 from fedflat.cli.flatness.sharpness import sharpness
 from fedflat.cli.flatness.spectrum import spectrum
 from fedflat.cli.flatness.stability import stability
+from fedflat.cli.shared.group import CommandGroup
 
-flatness = typer.Typer(no_args_is_help=True)
+flatness = typer.Typer(cls=CommandGroup, no_args_is_help=True)
 
 
 @flatness.callback()

@@ -14,6 +14,7 @@ import typer
 from fedflat.cli.flatness.flags import DATASET, DEVICE, MODELS, MODULE, OUT, PRECISION
 from fedflat.cli.flatness.opening import default_folder, open_models
 from fedflat.cli.flatness.output import print_files, print_table
+from fedflat.cli.shared.completion import complete_run
 from fedflat.cli.shared.flags import DATA_DIR, JSON, QUIET, SEED, optional
 from fedflat.cli.shared.screen import counted, print_json, screen, shown_seconds
 from fedflat.errors import UserError, one_of
@@ -160,9 +161,11 @@ def plane(
 
 def path(
     first: str = typer.Argument(
-        metavar="MODEL", help="start: RUN, RUN:wima, RUN:server@50, RUN:client3@50, or with --module a weights file"
+        metavar="MODEL",
+        help="start: RUN, RUN:wima, RUN:server@50, RUN:client3@50, or with --module a weights file",
+        autocompletion=complete_run,
     ),
-    second: str = typer.Argument(metavar="MODEL", help="end"),
+    second: str = typer.Argument(metavar="MODEL", help="end", autocompletion=complete_run),
     points: int = POINTS,
     beyond: float = typer.Option(
         0.0, "--beyond", min=0, help="extension beyond both ends, as a fraction of the distance"

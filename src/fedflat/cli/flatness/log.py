@@ -8,12 +8,15 @@ import typer
 
 from fedflat.cli.flatness.flags import OUT
 from fedflat.cli.flatness.output import print_files, print_table, thinned, three_digits, write_results
+from fedflat.cli.shared.completion import complete_run
 from fedflat.cli.shared.flags import JSON, optional
 from fedflat.cli.shared.screen import print_json
 
 
 def log(
-    runs: list[Path] = typer.Argument(metavar="RUN...", help="folders of runs started with --flatness every=N"),
+    runs: list[Path] = typer.Argument(
+        metavar="RUN...", help="folders of runs started with --flatness every=N", autocompletion=complete_run
+    ),
     model: str | None = optional("--model", "model to show", "the primary model", metavar="NAME"),
     out: Path | None = OUT,
     as_json: bool = JSON,

@@ -16,6 +16,7 @@ from fedflat.cli.flatness.output import (
     three_digits,
     write_results,
 )
+from fedflat.cli.shared.completion import complete_algorithm
 from fedflat.cli.shared.flags import CONFIG, JSON, QUIET, SET, optional, with_settings
 from fedflat.cli.shared.screen import print_json
 
@@ -27,7 +28,11 @@ MEASUREMENTS = 20
 def stability(
     settings: dict[str, Any],
     algorithm: str | None = typer.Argument(
-        None, metavar="ALGORITHM", help="for example fedsam or fedmoswa", show_default=False
+        None,
+        metavar="ALGORITHM",
+        help="for example fedsam or fedmoswa",
+        show_default=False,
+        autocompletion=complete_algorithm,
     ),
     twins: int = typer.Option(
         3, "--twins", min=1, metavar="N", help="number of twins; each replaces a different example and costs a full run"

@@ -6,7 +6,8 @@ from typing import Any
 
 import typer
 
-from fedflat.cli.shared.flags import JSON, algorithm_names
+from fedflat.cli.shared.completion import complete_algorithm
+from fedflat.cli.shared.flags import JSON
 from fedflat.cli.shared.screen import key_values, print_json, print_section, screen, table
 
 
@@ -16,7 +17,7 @@ def algorithms(
         metavar="NAME",
         help="algorithm to describe, e.g. fedmoswa+asam(rho=0.3)",
         show_default=False,
-        autocompletion=algorithm_names,
+        autocompletion=complete_algorithm,
     ),
     as_json: bool = JSON,
 ) -> None:

@@ -9,14 +9,16 @@ from typing import Any
 
 import typer
 
+from fedflat.cli.shared.completion import complete_dataset, complete_partition
 from fedflat.cli.shared.downloads import Downloads
 from fedflat.cli.shared.flags import DATA_DIR, JSON, no_default
+from fedflat.cli.shared.group import CommandGroup
 from fedflat.cli.shared.one_run import print_partition
 from fedflat.cli.shared.screen import key_values, print_json, print_section, screen, shown_count, table
 
-data = typer.Typer()
+data = typer.Typer(cls=CommandGroup)
 
-NAME = typer.Argument(metavar="NAME", help="dataset (see fedflat data list)")
+NAME = typer.Argument(metavar="NAME", help="dataset (see fedflat data list)", autocompletion=complete_dataset)
 HISTOGRAM_CLASSES, HISTOGRAM_CLIENTS = 20, 10
 """Largest histogram that fits on the screen."""
 TITLES = {
@@ -107,7 +109,9 @@ def verify(name: str = NAME, folder: Path | None = DATA_DIR, as_json: bool = JSO
 @data.command()
 def describe(
     name: str = NAME,
-    partition: str | None = no_default("--partition", "also describe a partition, e.g. dirichlet(alpha=0.1)"),
+    partition: str | None = no_default(
+        "--partition", "also describe a partition, e.g. dirichlet(alpha=0.1)", autocompletion=complete_partition
+    ),
     clients: int = typer.Option(50, "--clients", min=1, help="number of clients"),
     seed: int = typer.Option(0, "--seed", min=0, help="seed of the partition"),
     folder: Path | None = DATA_DIR,

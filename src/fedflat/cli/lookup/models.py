@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+from fedflat.cli.shared.completion import complete_model
 from fedflat.cli.shared.flags import JSON
 from fedflat.cli.shared.screen import print_json, screen, shown_count, table
 from fedflat.errors import UserError
@@ -22,7 +23,11 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
 
 def models(
     name: str | None = typer.Argument(
-        None, metavar="NAME", help="model to describe, e.g. resnet18(norm=batch)", show_default=False
+        None,
+        metavar="NAME",
+        help="model to describe, e.g. resnet18(norm=batch)",
+        show_default=False,
+        autocompletion=complete_model,
     ),
     as_json: bool = JSON,
 ) -> None:

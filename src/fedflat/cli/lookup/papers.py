@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -19,21 +20,27 @@ def papers(
     name: str | None = typer.Argument(
         None, metavar="PAPER[/TABLE]", help="a paper, or one of its tables or figures", show_default=False
     ),
-    cells: bool = typer.Option(False, "--cells", help="list a table's cells with their requirements"),
-    markdown: bool = typer.Option(False, "--markdown", help="print a table in Markdown"),
+    list_cells: bool = typer.Option(False, "--list-cells", help="list a table's cells with their requirements"),
+    markdown: Path | None = typer.Option(
+        None, "--markdown", metavar="FILE.md", help="also write the table to this file"
+    ),
     as_json: bool = JSON,
 ) -> None:
     """List papers, or show one: its protocols and tables, or a table's published numbers.
 
     Example: fedflat papers fedswa/table3
     """
+    from fedflat.experiment.store.files import write_whole
     from fedflat.papers import Paper, PaperTable, find
     from fedflat.papers import papers as all_papers
     from fedflat.papers.document import paper_document, table_document, table_markdown
 
     item = None if name is None else find(name)
-    if (cells or markdown) and not isinstance(item, PaperTable):
-        raise UserError("--cells and --markdown need a table, e.g. fedflat papers fedswa/table3 --cells")
+    if isinstance(item, PaperTable):
+        if markdown is not None:
+            write_whole(markdown, table_markdown(item) + "\n")
+    elif list_cells or markdown is not None:
+        raise UserError("--list-cells and --markdown need a table, e.g. fedflat papers fedswa/table3 --list-cells")
     if item is None:
         if as_json:
             print_json([paper_document(paper) for paper in all_papers().values()])
@@ -46,9 +53,7 @@ def papers(
             _print_paper(item)
     elif as_json:
         print_json(table_document(item))
-    elif markdown:
-        print(table_markdown(item))
-    elif cells:
+    elif list_cells:
         _print_cells(item)
     else:
         _print_table(item)
@@ -78,7 +83,7 @@ def _print_paper(paper: Paper) -> None:
         cannot_run = sum(bool(cell.needs) for cell in item.cells.values())
         rows.append([item.full_name, item.file.caption, len(item.cells), cannot_run or None])
     console.print(table(("name", "what it shows", "cells", "not yet"), rows, numeric=("cells", "not yet")))
-    console.print("\nnot yet: cells with unmet requirements (fedflat papers NAME --cells)", style="dim")
+    console.print("\nnot yet: cells with unmet requirements (fedflat papers NAME --list-cells)", style="dim")
 
 
 def _print_protocol(name: str, protocol: Protocol) -> None:
@@ -159,6 +164,5 @@ def _print_cells(item: PaperTable) -> None:
         for cell in item.cells.values()
     ]
     columns = [name for name in rows[0] if any(row[name] for row in rows)]
-    grid = table(columns, [[row[name] for name in columns] for row in rows], numeric=("published",))
-    grid.columns[0].no_wrap = True  # names to copy into --cells
-    screen().print(grid)
+    cells = [[row[name] for name in columns] for row in rows]
+    screen().print(table(columns, cells, numeric=("published",), whole=("cell",)))  # names to copy into --cells

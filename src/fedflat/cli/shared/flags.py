@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
 from typer.core import TyperArgument
 
+from fedflat.cli.shared.completion import complete_assignment, complete_run, completer_for
 from fedflat.experiment.config import SHORT_NAMES, Config, SettingsGroup
 from fedflat.text import write_value
 
@@ -37,8 +36,10 @@ def no_default(flag: str, help: str, value: Any = None, **options: Any) -> Any:
     return typer.Option(value, flag, help=help, show_default=False, **options)
 
 
-RUN = typer.Argument(metavar="RUN", help="the folder of a run")
-RUNS_BELOW = typer.Argument(metavar="RUNS...", help="run folders, or folders that contain runs")
+RUN = typer.Argument(metavar="RUN", help="the folder of a run", autocompletion=complete_run)
+RUNS_BELOW = typer.Argument(
+    metavar="RUNS...", help="run folders, or folders that contain runs", autocompletion=complete_run
+)
 MODEL = typer.Option("server", "--model", metavar="NAME", help="model of the run, e.g. wima")
 SEED = typer.Option(0, "--seed", min=0, help="random seed")
 SEEDS = typer.Option("3", "--seeds", metavar="SEEDS", help="number of seeds (3) or a list (0,1,2)")
@@ -50,7 +51,13 @@ PROBE = typer.Option(True, "--probe/--no-probe", help="measure a few local steps
 JSON = typer.Option(False, "--json", help="print one JSON document instead of tables")
 QUIET = typer.Option(False, "--quiet", help="show no progress")
 TRACK = no_default("--track", "log every evaluation to tensorboard, mlflow or wandb", metavar="PLACE")
-SET = no_default("--set", "any setting by full name (list: fedflat settings)", [], metavar="KEY=VALUE")
+SET = no_default(
+    "--set",
+    "any setting by full name (list: fedflat settings)",
+    [],
+    metavar="KEY=VALUE",
+    autocompletion=complete_assignment,
+)
 CONFIG = no_default("--config", "YAML file with settings, e.g. a run's config.yaml", metavar="FILE.yaml")
 
 
@@ -103,7 +110,12 @@ def _parameter(flag: str, setting: str, show_default: bool) -> inspect.Parameter
     has_default = field.default is not None and not isinstance(field.default, SettingsGroup)
     default = f" [dim](default: {write_value(field.default)})[/dim]" if show_default and has_default else ""
     panel = PANELS[setting.partition(".")[0]]
-    option = no_default(f"--{flag.replace('_', '-')}", f"{field.description}{default}", rich_help_panel=panel)
+    option = no_default(
+        f"--{flag.replace('_', '-')}",
+        f"{field.description}{default}",
+        rich_help_panel=panel,
+        autocompletion=completer_for(setting, field),
+    )
     annotation = _type_of_flag(field.annotation) | None
     return inspect.Parameter(flag, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation)
 
@@ -129,24 +141,3 @@ def keep_argument_help() -> None:
         self.help = help
 
     TyperArgument.__init__ = initialise  # type: ignore[method-assign]
-
-
-NAMED_ALGORITHMS = Path(__file__).parents[2] / "algorithms" / "named.py"
-
-
-def algorithm_names(incomplete: str) -> list[str]:
-    """Complete the name of an algorithm in the shell.
-
-    >>> algorithm_names("fedlesam")
-    ['fedlesam', 'fedlesam-s', 'fedlesam-d']
-    """
-    return [name for name in _named_algorithms() if name.startswith(incomplete)]
-
-
-def _named_algorithms() -> list[str]:
-    """Parse the keys of the dictionary CARDS from source, because importing torch would make completion slow."""
-    for statement in ast.parse(NAMED_ALGORITHMS.read_text(encoding="utf-8")).body:
-        if isinstance(statement, ast.AnnAssign) and ast.unparse(statement.target) == "CARDS":
-            assert isinstance(statement.value, ast.Dict)
-            return [str(key.value) for key in statement.value.keys if isinstance(key, ast.Constant)]
-    return []

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from fedflat.cli.shared.screen_table import ScreenTable, columns_of
 from fedflat.units import counted as counted
 from fedflat.units import shown_bytes as shown_bytes
 from fedflat.units import shown_count as shown_count
@@ -17,7 +18,6 @@ from fedflat.units import with_unit as with_unit
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-    from rich.table import Table
     from rich.text import Text
 
 PIPED_WIDTH = 200
@@ -46,31 +46,39 @@ def print_section(title: str, content: RenderableType) -> None:
     console.print(content)
 
 
-def table(columns: Iterable[str], rows: Iterable[Iterable[object]], numeric: Iterable[str] = ()) -> Table:
-    """Return a table whose ``numeric`` columns are right-aligned."""
-    from rich import box
-    from rich.table import Table
+def table(
+    columns: Iterable[str],
+    rows: Iterable[Iterable[object]],
+    numeric: Iterable[str] = (),
+    *,
+    whole: Iterable[str] = (),
+    optional: Iterable[str] = (),
+) -> ScreenTable:
+    """Return a table that fits the screen without breaking words.
 
-    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    right_aligned = set(numeric)
-    for position, name in enumerate(columns):
-        style = "cyan" if position == 0 else ""
-        grid.add_column(name, justify="right" if name in right_aligned else "left", style=style, overflow="fold")
-    for row in rows:
-        grid.add_row(*(cell(value) for value in row))
-    return grid
+    Args:
+        columns: titles of the columns.
+        rows: one value per column and row.
+        numeric: titles of the columns that are right-aligned.
+        whole: titles of the columns whose cells stay on one line.
+        optional: titles of the columns that are left out if the table does not fit otherwise.
+    """
+    grid = columns_of(columns, ([cell(value) for value in row] for row in rows))
+    grid[0].style = "cyan"
+    numeric, whole, optional = set(numeric), set(whole), set(optional)
+    for column in grid:
+        column.is_numeric, column.is_whole = column.title in numeric, column.title in whole
+        column.is_optional = column.title in optional
+    return ScreenTable(grid)
 
 
-def key_values(pairs: Mapping[str, object]) -> Table:
-    """Return a table without header that has one name and its value per line."""
-    from rich.table import Table
+def key_values(pairs: Mapping[str, object]) -> ScreenTable:
+    """Return a table without titles that has one name and its value per line."""
+    from rich.text import Text
 
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, value in pairs.items():
-        grid.add_row(name, cell(value))
-    return grid
+    names, values = columns_of(("", ""), ((Text(name), cell(value)) for name, value in pairs.items()))
+    names.is_whole, names.style = True, "dim"
+    return ScreenTable([names, values], has_titles=False)
 
 
 def cell(value: object) -> Text:

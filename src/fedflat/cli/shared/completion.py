@@ -1,0 +1,132 @@
+"""Completion in the shell: components, settings and run folders.
+
+Component names are listed here because the registries import torch, which takes seconds; a test compares the lists.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from fedflat.experiment.config import setting_names
+
+NAMES = {
+    "algorithm": """
+        fedavg fedavgm fedprox fedadam fedyogi fedadagrad scaffold feddyn adabest mime mime-sgdm mimelite
+        mimelite-sgdm fedcm fedacg fedsam fedasam mofedsam fedgamma fedspeed fedsmoo fedlesam fedlesam-s fedlesam-d
+        fedswa fedmo fedmoswa fedwmsam""",
+    "part": """
+        prox scaffold dyn adabest mime mimelite cm acg mo wmsam sam asam lesam smoo guided linear cyclic poly sgd
+        momentum adam yogi adagrad swa wima ema""",
+    "dataset": """
+        digits mnist fashion_mnist cifar10 cifar100 cifar10_c cifar100_c femnist shakespeare tiny_imagenet landmarks
+        office_home pacs domains camvid cityscapes idda digit_masks images arrays hub""",
+    "model": """
+        mlp lenet5 cnn vgg11 resnet18 resnet20 mobilenetv2 vit-b16 vit-s16 vit-tiny femnist-cnn char-lstm
+        bisenetv2""",
+    "partition": """
+        iid dirichlet dirichlet-reuse dirichlet-classwise dirichlet-lda pathological pachinko natural virtual listed
+        centralised""",
+    "partition modifier": "longtail held-out",
+    "augmentation": "crop-flip cutout mixup random-resized-crop scale-crop flip",
+}
+"""Names of all built-in components by kind, separated by spaces."""
+DEEPEST = 2
+"""Levels of folders below the typed one in which runs are looked for."""
+
+
+def complete_algorithm(incomplete: str) -> list[str]:
+    """Complete an algorithm or, after a ``+``, a part of it.
+
+    >>> complete_algorithm("fedlesam"), complete_algorithm("fedavg+w")
+    (['fedlesam', 'fedlesam-s', 'fedlesam-d'], ['fedavg+wmsam', 'fedavg+wima'])
+    """
+    return _complete_sum(incomplete, "algorithm", "part")
+
+
+def complete_dataset(incomplete: str) -> list[str]:
+    """Complete the name of a dataset."""
+    return _starting_with(incomplete, NAMES["dataset"].split())
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Complete the name of a model."""
+    return _starting_with(incomplete, NAMES["model"].split())
+
+
+def complete_partition(incomplete: str) -> list[str]:
+    """Complete a partition or, after a ``+``, a modifier of it."""
+    return _complete_sum(incomplete, "partition", "partition modifier")
+
+
+def complete_augmentation(incomplete: str) -> list[str]:
+    """Complete augmentations joined by ``+``."""
+    return _complete_sum(incomplete, "augmentation", "augmentation")
+
+
+def complete_assignment(incomplete: str) -> list[str]:
+    """Complete the full name of a setting for ``--set``.
+
+    >>> complete_assignment("training.lr")
+    ['training.lr=', 'training.lr_decay=']
+    """
+    return _starting_with(incomplete, (f"{name}=" for name in setting_names()))
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Complete a run folder, or a folder that contains runs; without either, the shell completes files."""
+    typed = Path(incomplete)
+    parent, beginning = (typed, "") if not incomplete or incomplete.endswith("/") else (typed.parent, typed.name)
+    folders: list[Path] = []
+    if parent.is_dir():
+        for child in sorted(parent.iterdir()):
+            if child.is_dir() and child.name.startswith(beginning) and (beginning or not child.name.startswith(".")):
+                folders += _folders_of_runs(child, DEEPEST)
+    return [str(folder) for folder in folders]
+
+
+SETTING_COMPLETERS = {
+    "model": complete_model,
+    "data.dataset": complete_dataset,
+    "data.partition": complete_partition,
+    "data.augmentation": complete_augmentation,
+}
+"""Completion of the settings that name components."""
+
+
+def completer_for(setting: str, field: FieldInfo) -> object:
+    """Return the completion function of a setting's flag: components, or the values of a ``Literal``; else None."""
+    if get_origin(field.annotation) is Literal:
+        return lambda incomplete: _starting_with(incomplete, get_args(field.annotation))
+    return SETTING_COMPLETERS.get(setting)
+
+
+def _folders_of_runs(folder: Path, levels: int) -> list[Path]:
+    """Return a folder and those below it, down to ``levels`` levels, that are runs or contain runs."""
+    if (folder / "config.yaml").exists():
+        return [folder]
+    below: list[Path] = []
+    if levels and os.access(folder, os.R_OK | os.X_OK):
+        for child in sorted(path for path in folder.iterdir() if path.is_dir()):
+            below += _folders_of_runs(child, levels - 1)
+    return [folder, *below] if below else []
+
+
+def _complete_sum(incomplete: str, first: str, added: str) -> list[str]:
+    """Complete the last part of a text whose parts are joined by ``+``.
+
+    Args:
+        incomplete: the text so far.
+        first: kind of the first part.
+        added: kind of the other parts.
+    """
+    before, plus, last = incomplete.rpartition("+")
+    return [f"{before}{plus}{name}" for name in _starting_with(last, NAMES[added if plus else first].split())]
+
+
+def _starting_with(beginning: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith(beginning)]

@@ -1,0 +1,23 @@
+"""The class of all command groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from click import Group, UsageError
+from typer.core import TyperGroup
+
+from fedflat.errors import one_of
+
+
+class CommandGroup(TyperGroup):
+    """A command group that suggests the nearest command once, where Typer and Click would each suggest it."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the name, the command and the remaining arguments; an unknown command raises a ``UsageError``."""
+        try:
+            return Group.resolve_command(self, ctx, args)
+        except UsageError:
+            if args[0].startswith("-"):
+                raise
+            raise UsageError(str(one_of("command", args[0], self.commands)), ctx) from None

@@ -1,0 +1,193 @@
+"""A table that fits the screen without breaking words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.table import Table
+    from rich.text import Text
+
+GAP = 2
+"""Spaces between two columns."""
+LONG_WORD = 18
+"""Longest word that stays whole; longer ones, such as paths, may also break after one of ``/,+(``."""
+_WORD = re.compile(r"\s*\S+")
+_BREAK_IN_LONG_WORD = re.compile(r"(?<=[/,+])(?=\w)|(?<=\w\()(?=\w)")
+
+
+@dataclass
+class TableColumn:
+    """A column: its title, its cells and how they are shown.
+
+    Attributes:
+        title: the title, which may have several lines.
+        cells: one cell per row.
+        is_numeric: right-aligned; cells such as ``1.2 MB`` stay on one line.
+        is_whole: cells stay on one line.
+        is_optional: left out if the table does not fit otherwise.
+        style: style of the cells.
+    """
+
+    title: str
+    cells: list[Text]
+    is_numeric: bool = False
+    is_whole: bool = False
+    is_optional: bool = False
+    style: str = ""
+
+    @property
+    def natural_width(self) -> int:
+        """Width at which no cell needs more lines than it has."""
+        return max(len(line) for text in self._texts() for line in text.split("\n"))
+
+    @property
+    def smallest_width(self) -> int:
+        """Width at which every word still fits on a line."""
+        lines = [line for text in self._texts() for line in text.split("\n")]
+        words = [word.strip() for line in lines for word in pieces(line)]
+        if self.is_numeric or self.is_whole:
+            words += [line for cell in self.cells for line in cell.plain.split("\n")]
+        return max(map(len, words), default=0)
+
+    def heights(self, width: int) -> list[int]:
+        """Return the numbers of lines of the title and of every cell at this width."""
+        return [sum(len(line_breaks(line, width)) + 1 for line in text.split("\n")) for text in self._texts()]
+
+    def _texts(self) -> list[str]:
+        return [self.title, *(cell.plain for cell in self.cells)]
+
+
+@dataclass
+class ScreenTable:
+    """A table that wraps between words; if that is not enough, columns continue in a second table below the first.
+
+    Attributes:
+        columns: the columns; the first one is repeated when the table continues.
+        has_titles: whether the titles are shown.
+    """
+
+    columns: Sequence[TableColumn]
+    has_titles: bool = True
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for number, columns in enumerate(self._groups(options.max_width)):
+            if number:
+                yield ""
+            yield self._table(columns, column_widths(columns, options.max_width))
+
+    def _groups(self, width: int) -> list[list[TableColumn]]:
+        """Divide the columns into groups that each fit ``width``; optional columns are left out first."""
+        columns = list(self.columns)
+        for column in [column for column in columns if column.is_optional]:
+            if smallest_table_width(columns) > width:
+                columns.remove(column)
+        groups = [columns[:1]]
+        for column in columns[1:]:
+            if len(groups[-1]) > 1 and smallest_table_width([*groups[-1], column]) > width and self.has_titles:
+                groups.append(columns[:1])
+            groups[-1].append(column)
+        return groups
+
+    def _table(self, columns: Sequence[TableColumn], widths: Sequence[int]) -> Table:
+        """Return one group of columns as a table of these widths."""
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        grid = Table(
+            box=box.SIMPLE_HEAD if self.has_titles else None,
+            show_header=self.has_titles,
+            show_edge=False,
+            pad_edge=False,
+            padding=(0, GAP - 1 if self.has_titles else GAP, 0, 0),  # with titles, the box adds a space
+        )
+        for column, width in zip(columns, widths, strict=True):
+            justify = "right" if column.is_numeric else "left"
+            title = wrapped(Text(column.title), width)
+            grid.add_column(title, justify=justify, style=column.style, width=width, overflow="fold")  # type: ignore[arg-type]
+        for row in zip(*(column.cells for column in columns), strict=True):
+            grid.add_row(*(wrapped(cell, width) for cell, width in zip(row, widths, strict=True)))
+        return grid
+
+
+def smallest_table_width(columns: Sequence[TableColumn]) -> int:
+    """Return the width below which columns side by side would break a word."""
+    return sum(column.smallest_width for column in columns) + GAP * (len(columns) - 1)
+
+
+def column_widths(columns: Sequence[TableColumn], width: int) -> list[int]:
+    """Return the widths of columns side by side within ``width``, such that the table needs few lines."""
+    available = width - GAP * (len(columns) - 1)
+    widths = [max(1, min(column.natural_width, available)) for column in columns]
+    smallest = [column.smallest_width for column in columns]
+    heights = [column.heights(width) for column, width in zip(columns, widths, strict=True)]
+    while sum(widths) > available and max(widths) > 1:
+        # Narrow the column that adds the fewest lines. A single word that is wider than the screen has to be broken.
+        reducible = [index for index in range(len(widths)) if widths[index] > smallest[index]]
+        best: tuple[tuple[int, int], int, list[int]] | None = None
+        for index in reducible or [widths.index(max(widths))]:
+            narrower = columns[index].heights(widths[index] - 1)
+            table_height = sum(map(max, zip(*heights[:index], narrower, *heights[index + 1 :], strict=True)))
+            cost = (table_height, -widths[index])
+            if best is None or cost < best[0]:
+                best = (cost, index, narrower)
+        assert best is not None
+        _, index, heights[index] = best
+        widths[index] -= 1
+    return widths
+
+
+def pieces(line: str) -> list[str]:
+    """Split a line at the places where it may be wrapped, each piece with the spaces before it.
+
+    >>> pieces("1.2 MB"), pieces("resnet18(norm=batch,groups=2,stem=cifar)")
+    (['1.2', ' MB'], ['resnet18(', 'norm=batch,', 'groups=2,', 'stem=cifar)'])
+    """
+    words: list[str] = _WORD.findall(line)
+    parts: list[str] = []
+    for word in words:
+        parts += _BREAK_IN_LONG_WORD.split(word) if len(word.strip()) > LONG_WORD else [word]
+    return parts
+
+
+def line_breaks(line: str, width: int) -> list[int]:
+    """Return the positions at which a line is wrapped, such that its parts are at most ``width`` wide where possible.
+
+    >>> line_breaks("one two three", 8)
+    [7]
+    """
+    if len(line) <= width:
+        return []
+    breaks, start, position = [], 0, 0
+    for piece in pieces(line):
+        end = position + len(piece)
+        if end - start > width and position > start:
+            breaks.append(position)
+            start = end - len(piece.lstrip())
+        position = end
+    return breaks
+
+
+def wrapped(text: Text, width: int) -> Text:
+    """Return a text with line breaks where lines are wider than ``width``."""
+    from rich.text import Text
+
+    lines: list[Text] = []
+    for line in text.split("\n", allow_blank=True):
+        first, *others = line.divide(line_breaks(line.plain, width))
+        lines += [first, *(part[len(part) - len(part.plain.lstrip()) :] for part in others)]
+    return Text("\n").join(lines)
+
+
+def columns_of(titles: Iterable[str], rows: Iterable[Iterable[Text]]) -> list[TableColumn]:
+    """Return columns from their titles and the rows of a table."""
+    columns = [TableColumn(title, []) for title in titles]
+    for row in rows:
+        for column, cell in zip(columns, row, strict=True):
+            column.cells.append(cell)
+    return columns
