@@ -11,7 +11,7 @@ import fedflat
 from fedflat.data import canonical_dataset
 from fedflat.errors import UserError
 from fedflat.experiment.config import config
-from fedflat.text import make, param, parse, parse_one, show, with_absolute_paths
+from fedflat.text import make, param, parse, parse_one, respell, show
 
 
 @dataclass(frozen=True)
@@ -90,21 +90,22 @@ def test_a_component_without_parameters_takes_no_value():
         make(Empty, parse_one("empty(3)"), "test")
 
 
-def test_marked_paths_become_absolute(tmp_path, monkeypatch):
+def test_texts_are_respelled_and_paths_become_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     texts = {
         "file(path=a.npz)": f"file(path={tmp_path}/a.npz)",
-        "file(a.npz)": f"file({tmp_path}/a.npz)",
-        "File( size=2, path = a=b.npz )+other(path=c)": f"File( size=2, path = {tmp_path}/a=b.npz )+other(path=c)",
+        "file(a.npz)": f"file(path={tmp_path}/a.npz)",
+        "FILE( size=2, path = a=b.npz ) + O-ther(path=c)": f"file(size=2,path={tmp_path}/a=b.npz)+other(path=c)",
+        "unknown( 3 )": "unknown(3)",
+        "File++other": "File++other",
         "file(path=/a.npz)": "file(path=/a.npz)",
         "file(size=2)": "file(size=2)",
         "file(path=)": "file(path=)",
     }
-    assert {text: with_absolute_paths(text, {"file": File, "other": Choice}) for text in texts} == texts
+    assert {text: respell(text, {"file": File, "other": Choice}) for text in texts} == texts
 
 
 def test_users_may_write_names_and_files_naturally(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = config({"data": {"dataset": "wine.npz", "partition": "dirichlet(0.3)"}}).data
-    assert (data.dataset, data.partition) == (f"arrays(path={tmp_path}/wine.npz)", "dirichlet(0.3)")
-    assert fedflat.data.canonical_partition(data.partition) == "dirichlet(alpha=0.3)"
+    assert (data.dataset, data.partition) == (f"arrays(path={tmp_path}/wine.npz)", "dirichlet(alpha=0.3)")

@@ -21,11 +21,11 @@ from fedflat.experiment.make_config import as_algorithms, as_callbacks, as_path,
 from fedflat.experiment.make_config import make_config as make_config
 from fedflat.experiment.rounds import Round
 from fedflat.experiment.run import Run
-from fedflat.experiment.setting_names import EXECUTION_SETTINGS
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.run_folder import RunFolder
 from fedflat.reporting.progress import progress as progress_display
 from fedflat.reporting.result import Comparison, Result
+from fedflat.setting_names import EXECUTION_SETTINGS
 
 
 def run(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from fedflat.errors import UserError, one_of
+from fedflat.text import folded
 
 T = TypeVar("T")
 
@@ -62,7 +63,7 @@ class Registry(Mapping[str, T]):
                 )
         if existing is None:
             self._components[name] = component
-            self._spelling[_folded(name)] = name
+            self._spelling[folded(name)] = name
 
     def check_name(self, name: object) -> None:
         """Raise a ``UserError`` if a name is malformed."""
@@ -73,12 +74,12 @@ class Registry(Mapping[str, T]):
 
     def unregister(self, name: str) -> None:
         """Remove a name, e.g. at the end of a test."""
-        key = self._spelling.pop(_folded(name))
+        key = self._spelling.pop(folded(name))
         del self._components[key]
 
     def spelling(self, name: str) -> str | None:
         """The registered spelling of ``name``, or None if it is unknown."""
-        return self._spelling.get(_folded(name))
+        return self._spelling.get(folded(name))
 
     def find(self, name: str) -> T:
         """The component called ``name``; an unknown name raises a ``UserError`` with the nearest known names."""
@@ -106,8 +107,3 @@ class Registry(Mapping[str, T]):
 
     def __len__(self) -> int:
         return len(self._components)
-
-
-def _folded(name: str) -> str:
-    """A name in the form in which lookups compare it."""
-    return name.lower().replace("-", "").replace("_", "")

@@ -20,7 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedflat.errors import UserError, one_of
+from fedflat.errors import UserError
+from fedflat.setting_names import unknown_parameter
 
 Value = bool | int | float | str | None
 Spec = TypeVar("Spec")
@@ -139,7 +140,7 @@ def revise(spec: Spec, values: Mapping[str, Value], what: str) -> Spec:
     values = with_names(values, list(fields), what)
     for name in values:
         if name not in fields:
-            raise one_of("parameter", name, fields, owner=what)
+            raise unknown_parameter(name, write_value(values[name]), fields, what)
     checked = {name: _checked(spec, fields[name], value, what) for name, value in values.items()}
     return dataclasses.replace(spec, **checked)  # type: ignore[type-var]
 
@@ -175,39 +176,48 @@ def show(name: str, values: Mapping[str, Value]) -> str:
     return f"{name}({','.join(pieces)})" if pieces else name
 
 
-def with_absolute_paths(text: str, specs: Mapping[str, Any]) -> str:
-    """Make the paths in a text absolute.
+def folded(name: str) -> str:
+    """A name in the form in which lookups compare it: without case, hyphens and underscores."""
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def respell(text: str, specs: Mapping[str, Any]) -> str:
+    """Spell names as registered, name positional values and make paths absolute; the values stay as they are.
+
+    Unknown names and malformed texts stay unchanged; they are reported where the component is made.
 
     Args:
-        text: the text of a dataset or partition.
-        specs: specs by name; the parameters they declare with ``path=True`` are converted.
+        text: the text of a dataset, partition, model or augmentation.
+        specs: specs by registered name; parameters that they declare with ``path=True`` are paths.
     """
-    by_name = {name.lower().replace("-", "_"): spec for name, spec in specs.items()}
+    by_name = {folded(name): (name, spec) for name, spec in specs.items()}
 
     def convert(call: re.Match[str]) -> str:
-        name, parenthesis, inside = call.groups()
-        spec = by_name.get(name.lower().replace("-", "_"))
+        name, inside = call.groups(default="")
+        registered_name, spec = by_name.get(folded(name), (name, None))
         fields = () if spec is None else parameters(spec)
+        pieces = [piece.strip() for piece in inside.split(",") if piece.strip()]
+        if len(pieces) == 1 and "=" not in pieces[0] and fields:
+            pieces = [f"{fields[0].name}={pieces[0]}"]
         path_parameters = {field.name for field in fields if field.metadata.get("path")}
-        if not path_parameters:
-            return call[0]
-        pieces = [_with_absolute_path(piece, path_parameters, fields[0].name) for piece in inside.split(",")]
-        return name + parenthesis + ",".join(pieces)
+        arguments = ",".join(_normalised(piece, path_parameters) for piece in pieces)
+        return f"{registered_name}({arguments})" if arguments else registered_name
 
-    return re.sub(r"([A-Za-z][\w-]*)(\s*\()([^()]*)(?=\))", convert, text)
+    try:
+        parse(text)
+    except UserError:
+        return text
+    return _CALL.sub(convert, text)
 
 
-def _with_absolute_path(piece: str, path_parameters: set[str], first_parameter: str) -> str:
-    """Make the path in one ``parameter=value``, or one positional value, absolute; other pieces stay unchanged."""
-    key, equals, value = piece.partition("=") if "=" in piece else ("", "", piece)
-    parameter = key.strip() if equals else first_parameter
-    relative = value.strip().strip("\"'")
-    if not relative or parameter not in path_parameters:
-        return piece
-    absolute = str(Path(relative).expanduser().absolute())
-    if set(absolute) & set(",()"):  # cannot be written, because the notation has no escapes
-        return piece
-    return key + equals + value.replace(value.strip(), absolute)
+def _normalised(piece: str, path_parameters: set[str]) -> str:
+    """Write ``parameter=value`` without spaces around ``=``, and with an absolute path if the value is a path."""
+    name, equals, value = (part.strip() for part in piece.partition("="))
+    if name in path_parameters:
+        absolute = str(Path(value.strip("\"'")).expanduser().absolute())
+        if not set(absolute) & set(",()"):  # such a path cannot be written, because the notation has no escapes
+            value = absolute
+    return f"{name}{equals}{value}"
 
 
 def choices(spec: object, name: str) -> tuple[Value, ...]:

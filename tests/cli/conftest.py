@@ -49,12 +49,3 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compared") / "runs"
     assert call("compare", "fedavg", "fedsam", *SMALL, "--seeds", "2", "--quiet", "--out", folder).exit_code == 0
     return folder
-
-
-@pytest.fixture(scope="session")
-def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished run that measured flatness during training."""
-    folder = tmp_path_factory.mktemp("logged") / "run"
-    flatness = ("--flatness", "every=3,what=all,examples=20,clients=2")
-    assert call("run", "fedavg", *SMALL, *flatness, "--quiet", "--out", folder).exit_code == 0
-    return folder

@@ -20,8 +20,8 @@ from fedflat.errors import UserError
 from fedflat.experiment.callback import RunView
 from fedflat.experiment.config import Config, config, setting_names
 from fedflat.experiment.run import Run
-from fedflat.experiment.setting_names import SHORT_NAMES, SYNONYMS
 from fedflat.experiment.store.client_states import CachedRowStore, FileRowStore
+from fedflat.setting_names import SHORT_NAMES, SYNONYMS
 
 SMALL = {"rounds": 6, "clients": 12, "clients_per_round": 4, "local_steps": 3, "workers": 1, "model": "mlp(hidden=8)"}
 

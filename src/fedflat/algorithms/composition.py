@@ -21,7 +21,8 @@ from fedflat.data.sources.user_function import function_source
 from fedflat.errors import UserError, one_of
 from fedflat.models import MODELS, ModelSpec
 from fedflat.registry import Registry
-from fedflat.text import Call, Value, changed, make, parameters, parse, revise, show, with_names
+from fedflat.setting_names import unknown_parameter
+from fedflat.text import Call, Value, changed, make, parameters, parse, revise, show, with_names, write_value
 
 GROUP = "fedflat.algorithms"
 """Entry-point group through which installed packages provide algorithms and parts."""
@@ -238,7 +239,8 @@ def _named(call: Call) -> Algorithm:
     known = {parameter for names in parameters_by_slot.values() for parameter in names}
     for parameter in values:
         if parameter not in known:
-            raise one_of("parameter", parameter, [*known, "variant"], f"fedflat algorithms {name}", owner=name)
+            value = write_value(values[parameter])
+            raise unknown_parameter(parameter, value, [*known, "variant"], name, f"fedflat algorithms {name}")
     for slot, spec in specs.items():
         slot_values = {key: value for key, value in values.items() if key in parameters_by_slot[slot]}
         built = replace(built, **{slot: revise(spec, slot_values, name)})

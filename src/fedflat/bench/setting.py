@@ -92,7 +92,7 @@ class BenchmarkSetting:
 
     def load_data(self) -> Dataset:
         """The dataset, with a small test set."""
-        if parse_one(self.dataset).name == RANDOM:
+        if self.dataset.partition("(")[0].strip().lower() == RANDOM:
             return make(RandomImages, parse_one(self.dataset), "data").dataset()
         data = load(self.dataset, self.data_dir)
         return replace(data, test=data.test.take(torch.arange(min(TEST_EXAMPLES, len(data.test)))))

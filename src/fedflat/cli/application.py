@@ -36,8 +36,8 @@ from fedflat.cli.shared.error_reporting import errors_as_messages
 from fedflat.cli.shared.flags import keep_argument_help
 from fedflat.cli.shared.group import CommandGroup
 from fedflat.errors import UserError
-from fedflat.experiment.setting_names import suggest_setting
 from fedflat.plugins import VARIABLE, MissingPlugin, listed_plugins, load_plugins
+from fedflat.setting_names import suggest_setting
 
 
 class Application(CommandGroup):

@@ -68,7 +68,7 @@ def spell_dataset(text: str) -> str:
     ('cifar10', 'fashion_mnist', 'arrays(path=wine.npz)')
     """
     name, parenthesis, rest = text.strip().partition("(")
-    if not parenthesis and name.endswith(array_files.SUFFIXES):
+    if not parenthesis and name.lower().endswith(array_files.SUFFIXES):
         return f"arrays(path={name})"
     return (DATASETS.spelling(name.strip()) or name) + parenthesis + rest
 
@@ -116,6 +116,7 @@ def load_corruptions(
     for source in DATASETS.values():
         if isinstance(source, corruptions.CorruptedCifar):
             by_name |= {source.of: source, source.name: source}  # e.g. cifar10 and cifar10_c
+    name = spell_dataset(name)
     if name not in by_name:
         raise one_of("dataset with corruptions", name, by_name)
     directory = resolve_data_dir(data_dir)

@@ -13,11 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from fedflat.errors import UserError
 from fedflat.experiment.quantities import DEFAULT_MEASUREMENTS, MEASUREMENTS, parse_flatness, parse_measurements
-from fedflat.experiment.setting_names import EXECUTION_SETTINGS as EXECUTION_SETTINGS
-from fedflat.experiment.setting_names import SHORT_NAMES as SHORT_NAMES
-from fedflat.experiment.setting_names import suggest_setting as suggest_setting
-from fedflat.experiment.setting_names import unknown_setting
-from fedflat.text import with_absolute_paths
+from fedflat.setting_names import EXECUTION_SETTINGS as EXECUTION_SETTINGS
+from fedflat.setting_names import SHORT_NAMES as SHORT_NAMES
+from fedflat.setting_names import suggest_setting as suggest_setting
+from fedflat.setting_names import unknown_setting
+from fedflat.text import respell
 
 FORMAT: Literal[1] = 1
 """Version of configs and run folders."""
@@ -49,17 +49,26 @@ class DataSettings(SettingsGroup):
     @field_validator("dataset")
     @classmethod
     def _canonical_dataset(cls, text: str) -> str:
-        """Spell a dataset's name in the canonical way and make paths absolute."""
+        """Spell a dataset's name as registered and make paths absolute, so that a run resumes from any folder."""
         if ":" in text.partition("(")[0]:  # a user-supplied dataset, as custom:NAME
             return text
-        from fedflat.data import spell_dataset
+        from fedflat.data import DATASETS, spell_dataset
 
-        return _with_absolute_paths(spell_dataset(text))
+        return respell(spell_dataset(text), {name: source.options for name, source in DATASETS.items()})
 
     @field_validator("partition")
     @classmethod
-    def _absolute_partition(cls, text: str) -> str:
-        return _with_absolute_paths(text)
+    def _canonical_partition(cls, text: str) -> str:
+        from fedflat.data import PARTITION_MODIFIERS, PARTITIONERS
+
+        return respell(text, {**PARTITIONERS, **PARTITION_MODIFIERS})
+
+    @field_validator("augmentation")
+    @classmethod
+    def _canonical_augmentation(cls, text: str) -> str:
+        from fedflat.data import AUGMENTATIONS
+
+        return "none" if text.strip().lower() == "none" else respell(text, AUGMENTATIONS)
 
     @field_validator("dir")
     @classmethod
@@ -252,6 +261,13 @@ class Config(SettingsGroup):
         """Spell an algorithm in the canonical way; a stored one is, and its parts may not be registered here."""
         return text if info.context == STORED else _canonical(text)
 
+    @field_validator("model")
+    @classmethod
+    def _canonical_model(cls, text: str) -> str:
+        from fedflat.models import MODELS
+
+        return respell(text, MODELS)
+
     @field_validator("init")
     @classmethod
     def _absolute_init(cls, path: Path | None) -> Path | None:
@@ -314,15 +330,6 @@ def _canonical(text: str) -> str:
     from fedflat.algorithms import algorithm, canonical  # imports torch, which --help must not wait for
 
     return canonical(algorithm(text))
-
-
-def _with_absolute_paths(text: str) -> str:
-    """Store paths in datasets and partitions as absolute, so that a run can be resumed from any folder."""
-    if "(" not in text:
-        return text
-    from fedflat.data import DATASETS, PARTITIONERS
-
-    return with_absolute_paths(text, {name: source.options for name, source in DATASETS.items()} | dict(PARTITIONERS))
 
 
 def config(values: dict[str, Any], is_stored: bool = False) -> Config:

@@ -18,8 +18,8 @@ from fedflat.errors import UserError, one_of
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config, config, read_yaml
 from fedflat.experiment.quantities import parse_flatness
-from fedflat.experiment.setting_names import SHORT_NAMES, unknown_setting
 from fedflat.experiment.setup.problem import name_user_objects
+from fedflat.setting_names import SHORT_NAMES, flat, full_name, unknown_setting
 
 
 def check_user_objects(dataset: Any = None, model: Any = None, task: Any = None) -> None:
@@ -105,15 +105,18 @@ def make_config(
             raise UserError(
                 f"base is {describe_type(base)}; expected a YAML file or a config; pass settings as rounds=50"
             )
-        values = read_yaml(Path(base))
+        in_file: dict[str, str] = {}
+        for setting, value in flat(read_yaml(Path(base))):
+            _check_once(setting, f"{value!r}", in_file)
+            _set(values, setting, value)
     assigned: dict[str, str] = {}
     for name, value in (settings or {}).items():
         _check_name(name)
-        full_name = SHORT_NAMES.get(name, name).replace("__", ".")
-        _check_once(full_name, f"{name}={value!r}", assigned)
-        _set(values, full_name, value)
+        setting = full_name(name).replace("__", ".")
+        _check_once(setting, f"{name}={value!r}", assigned)
+        _set(values, setting, value)
     for assignment in assignments:
-        _check_once(assignment.partition("=")[0].strip(), assignment, assigned)
+        _check_once(full_name(assignment.partition("=")[0].strip()), assignment, assigned)
         assign(values, assignment)
     return config(values)
 
@@ -141,7 +144,7 @@ def prepare(
 
 
 def assign(values: dict[str, Any], setting: str) -> None:
-    """Set ``a.b=value`` in nested values; the value is parsed as YAML, or stored as text if it is not YAML."""
+    """Set ``a.b=value`` or ``short_name=value`` in nested values; the value is parsed as YAML, else stored as text."""
     key, equals, text = setting.partition("=")
     if not equals or not re.fullmatch(r"\w+(\.\w+)*", key):
         raise UserError(f"cannot read --set '{setting}'; expected key=value, for example training.lr=0.05")
@@ -151,23 +154,23 @@ def assign(values: dict[str, Any], setting: str) -> None:
         value = text
     if isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", value):
         value = float(value)  # YAML 1.1 reads 1e-3 as a string
-    group, name = _group_of(values, key)
+    group, name = _group_of(values, full_name(key))
     group[name] = value
 
 
-def _group_of(values: dict[str, Any], full_name: str) -> tuple[dict[str, Any], str]:
+def _group_of(values: dict[str, Any], setting: str) -> tuple[dict[str, Any], str]:
     """The group that contains a setting, and the setting's name in that group; missing groups are added."""
-    *groups, name = full_name.split(".")
+    *groups, name = setting.split(".")
     for group in groups:
         values = values.setdefault(group, {})
         if not isinstance(values, dict):
-            raise UserError(f"{full_name}: {group} is {values!r}, but it is a group of settings; set those instead")
+            raise UserError(f"{setting}: {group} is {values!r}, but it is a group of settings; set those instead")
     return values, name
 
 
-def _set(values: dict[str, Any], full_name: str, value: Any) -> None:
+def _set(values: dict[str, Any], setting: str, value: Any) -> None:
     """Set ``values["a"]["b"]`` for the full name ``a.b``; a group of settings is merged into the existing one."""
-    group, name = _group_of(values, full_name)
+    group, name = _group_of(values, setting)
     if name == "flatness" and isinstance(value, str):
         value = parse_flatness(value)
     if isinstance(value, dict) and isinstance(group.get(name), dict):
@@ -175,11 +178,11 @@ def _set(values: dict[str, Any], full_name: str, value: Any) -> None:
     group[name] = value
 
 
-def _check_once(full_name: str, assignment: str, assigned: dict[str, str]) -> None:
+def _check_once(setting: str, assignment: str, assigned: dict[str, str]) -> None:
     """Reject a second assignment to a setting, possibly under another name; ``assigned`` records the assignments."""
-    if full_name in assigned:
-        raise UserError(f"{full_name} is given twice, as {assigned[full_name]} and as {assignment}; give it once")
-    assigned[full_name] = assignment
+    if setting in assigned:
+        raise UserError(f"{setting} is given twice, as {assigned[setting]} and as {assignment}; give it once")
+    assigned[setting] = assignment
 
 
 def _check_name(name: str) -> None:

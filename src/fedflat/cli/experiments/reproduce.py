@@ -19,6 +19,7 @@ from fedflat.cli.shared.flags import DATA_DIR, DRY_RUN, JOBS, JSON, PROBE, QUIET
 from fedflat.cli.shared.screen import counted, key_values, print_json, screen, shown_count, shown_seconds, table
 from fedflat.errors import UserError, one_of
 from fedflat.reporting.progress import progress
+from fedflat.setting_names import full_name
 
 if TYPE_CHECKING:
     from fedflat.experiment.campaign.estimate import RemainingWork
@@ -147,8 +148,9 @@ def _scale(small: bool, rounds: int | None, data_dir: Path | None, assignments: 
             assign(values, assignment)
         return config(values)
 
-    changed = tuple(text for text in assignments if not text.startswith(HARMLESS))
-    has_weights = any(text.startswith("init=") for text in assignments)
+    settings = {text: full_name(text.partition("=")[0]) for text in assignments}
+    changed = tuple(text for text, setting in settings.items() if not setting.startswith(HARMLESS))
+    has_weights = "init" in settings.values()
     return ReproductionScale(small, rounds, data_dir, change, changed, has_weights)
 
 

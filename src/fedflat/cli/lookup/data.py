@@ -14,7 +14,7 @@ from fedflat.cli.shared.downloads import Downloads
 from fedflat.cli.shared.flags import DATA_DIR, JSON, no_default
 from fedflat.cli.shared.group import CommandGroup
 from fedflat.cli.shared.one_run import print_partition
-from fedflat.cli.shared.screen import key_values, print_json, print_section, screen, shown_count, table
+from fedflat.cli.shared.screen import key_values, print_json, print_section, screen, shown_count, shown_hash, table
 
 data = typer.Typer(cls=CommandGroup)
 
@@ -74,9 +74,10 @@ def get(name: str = NAME, folder: Path | None = DATA_DIR, as_json: bool = JSON) 
 
     Example: fedflat data get cifar10
     """
-    from fedflat.data import data_dir, fetch, names
+    from fedflat.data import data_dir, fetch, names, spell_dataset
     from fedflat.errors import one_of
 
+    name = spell_dataset(name)
     if name not in names():
         raise one_of("dataset", name, names(), "fedflat data list")
     with Downloads(silent=as_json) as downloads:
@@ -102,7 +103,7 @@ def verify(name: str = NAME, folder: Path | None = DATA_DIR, as_json: bool = JSO
         print(f"{name} is built in and has no files")
     else:
         verdicts = {True: "verified", False: "hash mismatch", None: "readable; no published hash"}
-        rows = ((report.file, verdicts[report.as_published], report.sha256) for report in reports)
+        rows = ((report.file, verdicts[report.as_published], shown_hash(report.sha256)) for report in reports)
         screen().print(table(("file", "verdict", "sha256 of its content"), rows))
 
 
@@ -154,7 +155,7 @@ def _print_dataset(description: dict[str, Any]) -> None:
         "shape": f"{'x'.join(map(str, description['input_shape']))} ({kind})",
         **_target_texts(description),
         "natural clients": description["groups"] or None,
-        "content": description["content"],
+        "content": shown_hash(description["content"]),
     }
     screen().print()
     screen().print(key_values(texts))

@@ -53,7 +53,7 @@ QUIET = typer.Option(False, "--quiet", help="show no progress")
 TRACK = no_default("--track", "log every evaluation to tensorboard, mlflow or wandb", metavar="PLACE")
 SET = no_default(
     "--set",
-    "any setting by full name (list: fedflat settings)",
+    "any setting by name (list: fedflat settings)",
     [],
     metavar="KEY=VALUE",
     autocompletion=complete_assignment,

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fedflat.cli.lookup.settings import different_from_defaults
-from fedflat.cli.shared.screen import key_values, print_section, screen, shown_bytes, shown_count, shown_metric, table
+from fedflat.cli.shared.screen import (
+    key_values,
+    print_section,
+    screen,
+    shown_bytes,
+    shown_count,
+    shown_hash,
+    shown_metric,
+    table,
+)
 from fedflat.reporting.figures.files import check_figure as check_figure
 from fedflat.reporting.figures.files import write_figure as write_figure
 from fedflat.units import shown_seconds, with_unit
@@ -154,7 +163,7 @@ def _partition_texts(partition: dict[str, Any]) -> dict[str, object]:
     for name, meaning in only_if_positive.items():
         if partition.get(name):
             texts[name] = f"{shown_count(partition[name])} {meaning}"
-    return texts | {"hash": partition["hash"]}
+    return texts | {"hash": shown_hash(partition["hash"])}
 
 
 def folder_of(record: Record) -> str | None:

@@ -88,3 +88,12 @@ def cell(value: object) -> Text:
     if value is None or value == "":
         return Text("–", style="dim")
     return value if isinstance(value, Text) else Text(str(value))
+
+
+def shown_hash(digest: str | None) -> str | None:
+    """Return the beginning of a hash, which suffices to compare two by eye; JSON output has the whole.
+
+    >>> shown_hash("0123456789abcdef0123456789abcdef")
+    '0123456789abcdef...'
+    """
+    return None if digest is None else f"{digest[:16]}..."

@@ -26,7 +26,6 @@ from fedflat.experiment.campaign.sweep_file import (
     all_placeholders,
     combinations,
     fill,
-    flat,
     nested,
 )
 from fedflat.experiment.config import SHORT_NAMES, Config, config
@@ -36,6 +35,7 @@ from fedflat.experiment.store.cleanup import Keep, remove_locked
 from fedflat.experiment.store.files import LockedError, create_folder, is_free, locked, write_whole
 from fedflat.experiment.store.run_folder import PlannedRun, Record, load_record
 from fedflat.models import model_spec
+from fedflat.setting_names import flat
 
 INDEX = "sweep.json"
 MAX_NAME_LENGTH = 100

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import SHORT_NAMES, SettingsGroup, read_yaml, setting_names
 from fedflat.experiment.store.cleanup import Keep
+from fedflat.setting_names import flat, full_name
 
 Values = dict[str, Any]
 SETTINGS = frozenset((*setting_names(), "flatness"))
@@ -106,29 +107,6 @@ def _valid_keys(section: Any) -> list[str]:
     if section == "tune":
         return [*Tune.model_fields, *SearchRange.model_fields]
     return list(SweepFile.model_fields)
-
-
-def full_name(name: str) -> str:
-    """The full name of a setting that may be abbreviated.
-
-    >>> full_name("lr"), full_name("training.lr")
-    ('training.lr', 'training.lr')
-    """
-    return SHORT_NAMES.get(name, name)
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings as (full name, value) pairs.
-
-    >>> dict(flat({"rounds": 3, "data": {"dataset": "digits"}, "training.lr": 0.1}))
-    {'training.rounds': 3, 'data.dataset': 'digits', 'training.lr': 0.1}
-    """
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{name}.")
-        else:
-            yield full_name(name), value
 
 
 def nested(values: Mapping[str, Any]) -> Values:

@@ -33,8 +33,6 @@ from fedflat.experiment.campaign.sweep_file import (
     Values,
     all_placeholders,
     check_names,
-    flat,
-    full_name,
     placeholders,
 )
 from fedflat.experiment.config import Config, changes_results
@@ -42,6 +40,7 @@ from fedflat.experiment.setup.problem import task_of
 from fedflat.experiment.store.files import LockedError, create_folder, is_free, locked, write_whole
 from fedflat.experiment.store.run_folder import Record, load_record
 from fedflat.processes import ChildDied, close_children, sendable, wait_for_any
+from fedflat.setting_names import flat, full_name
 
 BEST = "best.json"
 """The file with the best trial and its test scores."""

@@ -1,8 +1,9 @@
-"""Names of settings: short forms, the names other frameworks use, and the error for an unknown one."""
+"""Names of settings: short forms, the names other frameworks use, and the errors for unknown ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from fedflat.errors import UserError, one_of
 
@@ -34,6 +35,8 @@ SHORT_NAMES = {
 """Short names of common settings, in Python and on the command line, with their full names."""
 EXECUTION_SETTINGS = ("data_dir", "engine", "workers", "ray_address", "device")
 """Short names of the settings that say where a run executes; they may change when it is resumed."""
+NUMERIC_SETTINGS = ("lr", "lr_decay", "weight_decay", "batch_size", "local_epochs", "local_steps", "rounds")
+"""Short names of the settings that are often mistaken for parameters of an algorithm."""
 
 _FOREIGN = {
     "lr": "learning_rate rate eta step_size local_lr client_lr local_learning_rate client_learning_rate tune_rate",
@@ -75,6 +78,29 @@ SYNONYMS = {foreign: name for name, names in _FOREIGN.items() for foreign in nam
 """Names used by other frameworks (and by earlier versions), with ours: a short name, or else a full one."""
 
 
+def full_name(name: str) -> str:
+    """The full name of a setting that may be abbreviated.
+
+    >>> full_name("lr"), full_name("training.lr")
+    ('training.lr', 'training.lr')
+    """
+    return SHORT_NAMES.get(name, name)
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings as (full name, value) pairs.
+
+    >>> dict(flat({"rounds": 3, "data": {"dataset": "digits"}, "training.lr": 0.1}))
+    {'training.rounds': 3, 'data.dataset': 'digits', 'training.lr': 0.1}
+    """
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{name}.")
+        else:
+            yield full_name(name), value
+
+
 def suggest_setting(name: str) -> str | None:
     """Our name for a setting that other frameworks call ``name``, or None if there is none.
 
@@ -109,3 +135,26 @@ def unknown_setting(name: str, known: Iterable[str], group: str = "", keyword: b
     else:
         suggestion = SHORT_NAMES.get(suggestion, suggestion).removeprefix(f"{group}.")
     return one_of("setting", name, [suggestion], "fedflat settings", group)
+
+
+def unknown_parameter(name: str, value: str, known: Iterable[str], owner: str, see: str = "") -> UserError:
+    """The error for an unknown parameter of a component; a setting is shown as it has to be written.
+
+    Args:
+        name: the unknown name.
+        value: its value, as text.
+        known: the valid names.
+        owner: the component, e.g. ``fedavg``.
+        see: command that lists the valid names.
+
+    >>> str(unknown_parameter("lr", "0.1", ["server_lr"], "fedavg"))
+    "fedavg has no parameter 'lr'; it is a setting: use --lr 0.1 (Python: lr=0.1, YAML: 'lr: 0.1')"
+    """
+    setting = name if name in SHORT_NAMES else suggest_setting(name)
+    if setting not in NUMERIC_SETTINGS:
+        return one_of("parameter", name, known, see, owner)
+    flag = f"--{setting.replace('_', '-')} {value}"
+    return UserError(
+        f"{owner} has no parameter '{name}'; it is a setting: "
+        f"use {flag} (Python: {setting}={value}, YAML: '{setting}: {value}')"
+    )
