@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedflat.reporting.figures.landscapes import FAINT, INK
-from fedflat.reporting.figures.style import COLOURS
+from fedflat.reporting.figures.style import line_styles
 
 ORDER = ("FedAvg", "FedSAM", "FedASAM")
 TITLES = ("global model, all data", "local models, own data", "average of these, all data")
@@ -23,17 +23,18 @@ def eccv_claims_figure(numbers: dict[str, Any]) -> Figure:
     partitions = _measured(numbers)
     figure = Figure(figsize=(10.4, 3.0 * len(partitions) + 0.5), layout="constrained")
     grid = figure.subplots(len(partitions), 3, squeeze=False, sharex=True, sharey=True)
+    styles = line_styles(name for methods in partitions.values() for name in methods)
     for row, (partition, methods) in zip(grid, partitions.items(), strict=True):
-        for colour, (name, by_round) in zip(COLOURS, methods.items(), strict=False):
+        for name, by_round in methods.items():
             rounds = sorted(map(int, by_round))
             moments = [by_round[str(at)] for at in rounds]
             clients = [list(moment["clients"].values()) for moment in moments]
-            style = {"color": colour, "lw": 1.8, "ms": 4}
-            row[0].plot(rounds, [moment["eigenvalues"][0] for moment in moments], "o-", label=name, **style)
-            row[1].plot(rounds, [np.median(values) for values in clients], "o-", **style)
+            style = styles[name].line | {"lw": 1.8}
+            row[0].plot(rounds, [moment["eigenvalues"][0] for moment in moments], label=name, **style)
+            row[1].plot(rounds, [np.median(values) for values in clients], **style)
             lowest, highest = ([pick(values) for values in clients] for pick in (min, max))
-            row[1].fill_between(rounds, lowest, highest, color=colour, alpha=0.15, lw=0)
-            row[2].plot(rounds, [moment["average"] for moment in moments], "o-", **style)
+            row[1].fill_between(rounds, lowest, highest, color=style["color"], alpha=0.15, lw=0)
+            row[2].plot(rounds, [moment["average"] for moment in moments], **style)
         for axes, title in zip(row, TITLES, strict=True):
             axes.set_title(title, loc="left", fontsize=10, color=INK)
             axes.set_yscale("log")

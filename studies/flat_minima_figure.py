@@ -12,6 +12,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from fedflat.flatness.landscapes.grid import Landscape
 from fedflat.reporting.figures.landscape_scale import LandscapeScale, common_line, shown_tick
 from fedflat.reporting.figures.landscapes import COLOUR_MAP, FAINT, INK, draw_contours, draw_marks, draw_surface
+from fedflat.reporting.figures.style import line_styles
 
 VALUE = "train_loss"
 
@@ -26,13 +27,14 @@ def flat_minima_figure(numbers: dict[str, Any]) -> Figure:
     left, right, gap = 0.018, 0.925, 0.016
     width = (right - left - gap * (count - 1)) / count
     height = width * figure.get_figwidth() / figure.get_figheight()
+    styles = line_styles(landscapes)
     for column, (name, landscape) in enumerate(landscapes.items()):
         x = left + column * (width + gap)
         surface = figure.add_axes((x - 0.014, 0.525, width + 0.028, 0.42), projection="3d")
         draw_surface(surface, landscape, scale)
         contours = figure.add_axes((x, 0.155, width, height))
         draw_contours(contours, landscape, scale, line)
-        draw_marks(contours, landscape.marks, alone=True)
+        draw_marks(contours, landscape.marks, styles[name])
         contours.set_xticks([])
         contours.set_yticks([])
         _label_column(figure, x + width / 2, name, numbers["methods"][name])

@@ -42,6 +42,8 @@ def test_a_table_a_document_and_a_picture(fedflat, run):
     document = json.loads((run / "flatness/spectrum/spectrum.json").read_text())
     wima, server = document["models"].values()
     assert (wima["model"], server["model"]) == (f"{run}:wima", f"{run}:server@2")
+    described = ("wima model, seed 0, round 3", "server model, seed 0, round 2")
+    assert (wima["described"], server["described"]) == described
     (found,) = wima["subsets"]
     assert len(found["eigenvalues"]) == 6 and found["eigenvalues"][0] == found["lambda_max"] and found["converged"]
     assert found["trace"]["low"] < found["trace"]["value"] < found["trace"]["high"]

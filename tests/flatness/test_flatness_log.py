@@ -58,7 +58,7 @@ def test_a_panel_for_each_quantity_and_a_line_for_each_run() -> None:
         QUANTITIES[name][0] for name in QUANTITIES if name in runs["fedavg"]
     ]
     assert [len(axes.lines) for axes in shown[:3]] == [2, 2, 1]
-    assert len({line.get_linestyle() for line in shown[0].lines}) == 2
+    assert len({line.get_marker() for line in shown[0].lines}) == 2
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["fedavg", "fedsam"]
 
 

@@ -6,6 +6,7 @@ import io
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from fedflat.reporting.figures.landscapes import (
     plane_picture,
     surfaces,
 )
+from fedflat.reporting.figures.style import line_styles
 
 AXIS = tuple(np.linspace(-1, 1, 11).tolist())
 
@@ -202,11 +204,24 @@ def test_more_panels_than_a_row_holds_go_below() -> None:
     assert len({round(axes.get_subplotspec().rowspan.start) for axes in visible[:5]}) == 2
 
 
+def test_models_have_the_styles_of_their_algorithms() -> None:
+    fedavg, fedsam = line_styles(["FedAvg", "FedSAM"]).values()
+    marks = [axes.lines[-1] for axes in contours(PANELS).axes[:2]]
+    ends = path_picture(replace(way(), marks=(Mark("FedSAM", (0.0,)), Mark("FedAvg", (1.0,))))).axes[0].lines[-2:]
+    for mark, style in zip([*marks, *ends], (fedavg, fedsam, fedsam, fedavg), strict=True):
+        assert (mark.get_color(), mark.get_marker()) == (style.colour, style.marker)
+
+
 def test_the_page_holds_everything_once() -> None:
     page = landscape_page(PANELS, title="FedAvg & FedSAM")
     assert not re.search(r"<script[^>]+src=", page)
     assert page.count("plotly.js v") == 1
-    assert page.count("Plotly.newPlot(") == 2
+    assert page.count("Plotly.newPlot(") == 4
+    assert page.count('"displaylogo": false, "showSendToCloud": false') == 4
+    assert page.count("direction 1 (filter norms)") == page.count("direction 2 (filter norms)") == 4
+    fedavg, fedsam = line_styles(["FedAvg", "FedSAM"]).values()
+    for colour, symbol in ((fedavg.colour, "circle"), (fedsam.colour, "square")):
+        assert page.count(f'"color":"{colour}"') == page.count(f'"symbol":"{symbol}"') == 2
     assert "<h1>FedAvg &amp; FedSAM</h1>" in page
     assert "FedSAM" in page
 

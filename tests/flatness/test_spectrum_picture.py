@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from fedflat import flatness
 from fedflat.reporting.figures.spectrum import spectrum_picture
+from fedflat.reporting.figures.style import line_styles
 
 from .networks import Quadratic, symmetric
 
@@ -33,6 +34,17 @@ def test_a_line_per_model_and_a_band_over_subsets(objective: flatness.Objective)
         f"a   {mean:.3g}",
         f"b   {subsets[0].lambda_max:.3g}",
     ]
+    styles = line_styles(["a", "b"]).values()
+    assert [(line.get_color(), line.get_marker()) for line in axes.lines] == [(s.colour, s.marker) for s in styles]
+
+
+def test_models_are_described(objective: flatness.Objective) -> None:
+    models = {name: [flatness.spectrum(objective, count=2, trace_draws=0)] for name in "ab"}
+    (axes,) = spectrum_picture(models, dict.fromkeys(models, "server model, seed 0, round 9")).axes
+    assert axes.get_title(loc="left") == "server model, seed 0, round 9"
+    (axes,) = spectrum_picture(models, {"a": "server model, seed 0, round 9", "b": "wima model, seed 1, round 9"}).axes
+    first, second = (text.get_text() for text in axes.get_legend().get_texts())
+    assert "a (server model, seed 0, round 9) " in first and "b (wima model, seed 1, round 9) " in second
 
 
 def test_densities_are_drawn_beside_the_eigenvalues(objective: flatness.Objective) -> None:

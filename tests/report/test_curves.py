@@ -5,12 +5,13 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fedflat.reporting.figures.curves import curves
-from fedflat.reporting.figures.style import COLOURS
+from fedflat.reporting.figures.style import COLOURS, late_limits, line_styles
 
 
 def history(end: float, late: float = 1.0) -> list[dict[str, Any]]:
@@ -49,7 +50,7 @@ def test_all_of_it_lies_in_the_picture(count: int) -> None:
 
 def test_no_two_of_forty_look_alike_and_the_legend_goes_from_above() -> None:
     figure = drawn([0.5 + 0.4 * (7 * i % 40) / 40 for i in range(40)])
-    looks = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}
+    looks = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in figure.axes[0].lines}
     assert len(looks) == 40
     ends = [float(text.get_text().split()[-1]) for text in figure.legends[0].get_texts()]
     assert ends == sorted(ends, reverse=True)
@@ -62,6 +63,30 @@ def test_some_of_many_that_collapse_do_not_press_the_others_together() -> None:
     assert [text.get_text().split()[-1] for text in figure.legends[0].get_texts()][-2:] == ["10.0", "10.0"]
     few = drawn([0.1, 0.8])
     assert few.axes[0].get_ylim()[0] < 10  # of two, none is left out
+
+
+def test_each_algorithm_has_one_colour_and_marker() -> None:
+    demo = ["fedavg", "fedavg+wima(window=20)", "fedsam", "scaffold", "fedswa", "fedmoswa"]
+    styles = line_styles(demo)
+    assert len({style.colour for style in styles.values()}) == len({style.marker for style in styles.values()}) == 6
+    for name in ("scaffold", "fedmoswa"):
+        (alone,) = line_styles([f"{name}, seed 3"]).values()
+        assert alone == styles[name] == line_styles(reversed(demo))[name]
+    figure = curves([(name, [history(0.8)], "server") for name in demo], "accuracy")
+    drawn_styles = [(line.get_color(), line.get_marker()) for line in figure.axes[0].lines]
+    assert drawn_styles == [(style.colour, style.marker) for style in styles.values()]
+    assert len({(style.colour, style.marker) for style in line_styles(map(str, range(64))).values()}) == 64
+
+
+def test_the_range_shows_late_differences_and_the_best_value() -> None:
+    low, high = drawn([0.80, 0.81]).axes[0].get_ylim()
+    assert 50 < low < 60 and 81 < high < 83  # the curves are at 59 % after a third of the rounds
+    falling = np.array([9.0, 4.0, 1.0, 0.5, 0.4, 0.6])
+    low, high = late_limits([falling], lower_is_better=True)
+    assert 0.3 < low < 0.4 and 1.0 < high < 1.2
+    peak = np.array([0.1, 0.9, 0.5, 0.5, 0.5, 0.6])
+    assert late_limits([peak], lower_is_better=False)[1] > 0.9
+    assert late_limits([], lower_is_better=False) is None
 
 
 def test_nothing_to_draw_is_an_empty_picture() -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 
 from fedflat.errors import UserError
+from fedflat.flatness.landscapes.grid import Landscape
 from fedflat.reporting.figures.paper_figures import figures_of
+from fedflat.reporting.figures.style import COLOURS
 from fedflat.reporting.page.document import report_document, require_evaluations
 from fedflat.reporting.page.gather import gather
 from fedflat.reporting.page.page import report_page
@@ -145,6 +148,7 @@ def test_what_a_real_run_logged_is_there(real):
     (section,) = report_document(gather([real]))["sections"]
     assert {"lambda_max", "cosine"} <= set(section["views"]["log"])
     assert section["views"]["log"]["lambda_max"]["lines"][0]["x"][-2:] == [1, 2]
+    assert len(figures_of(section, "last")["flatness-log"].axes) >= 2
     assert section["repeat"]["command"] == "fedflat compare fedavg --config settings.yaml --seeds 1"
 
 
@@ -154,7 +158,7 @@ def test_measured_spectra_and_clients_are_found(compared):
     subset = {"eigenvalues": [4.0, 2.0], "lambda_max": 4.0, "examples": 10, "trace": {"value": 7.0}}
     other = {"eigenvalues": [6.0, 1.0], "lambda_max": 6.0, "examples": 10, "trace": {"value": 9.0}}
     (folder / "spectrum" / "spectrum.json").write_text(
-        json.dumps({"on": "train", "models": {"fedavg": {"subsets": [subset, other]}}})
+        json.dumps({"on": "train", "models": {name: {"subsets": [subset, other]} for name in ("fedavg", "mine")}})
     )
     (folder / "clients").mkdir()
     looks = [{"round": n, "accuracy": {"classes": {"0": 0.1 * n}, "clients": {"7": None}}} for n in range(3)]
@@ -162,11 +166,18 @@ def test_measured_spectra_and_clients_are_found(compared):
     (folder / "clients" / "spectrum.json").write_text("damaged")
     section = report_document(gather([compared]))["sections"][0]
     views = section["views"]
-    (spectrum,) = views["spectra"]
-    assert section["rows"][spectrum["row"]]["label"] == "fedavg"
+    spectrum, other = views["spectra"]
+    styles = {row["label"]: row["style"] for row in section["rows"]}
+    assert spectrum["style"] == styles["fedavg"] and other["style"] not in styles.values()
     assert (spectrum["eigenvalues"], spectrum["lambda_max"], spectrum["trace"]) == ([5.0, 1.5], 5.0, 8.0)
     assert views["clients"][0]["classes"] == {"0": [0.0, 0.1, 0.2]}
     assert views["clients"][0]["clients"] == {"7": [None, None, None]}
+    axis = (-1.0, 0.0, 1.0)
+    bowl = Landscape("around", (axis, axis), {"train_loss": 1 + np.square(np.add.outer(axis, axis))}, (), {})
+    figures = figures_of(section, "last", {"fedavg": bowl})
+    assert {"spectra", "contours", "surfaces"} <= set(figures) and "flatness-log" not in figures
+    fedavg, _ = figures["spectra"].axes[0].lines
+    assert (fedavg.get_color(), fedavg.get_label()) == (COLOURS[styles["fedavg"]], "fedavg")
 
 
 def test_tables(document, section):

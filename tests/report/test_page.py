@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from fedflat.flatness.landscapes.grid import Landscape, Mark
+from fedflat.reporting.figures.style import COLOURS
 from fedflat.reporting.page.document import report_document
 from fedflat.reporting.page.gather import gather
 from fedflat.reporting.page.page import report_page
@@ -38,6 +39,8 @@ def test_one_file_with_nothing_from_outside(page):
     assert "</script><b>" not in text
     assert not re.search(r"""(src|href)\s*=\s*["'](?!#|data:)""", text)
     assert "@import" not in text and "url(http" not in text
+    for number, colour in enumerate(COLOURS):
+        assert text.count(f"--c{number}: {colour};") == 2  # on the screen and on paper
 
 
 def test_values_cannot_end_their_script(compared):
@@ -189,21 +192,71 @@ def test_tables_fit_the_paper(browser, page):
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
-def test_landscapes_turn_without_a_network(browser, compared, tmp_path):
+def measured(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with flatness of fedavg and fedsam, the rows 0 and 2."""
+    views = document["sections"][0]["views"]
+    lines = [{"row": row, "x": [0, 1, 2, 3], "y": [4.0, 3.0, 2.0, 1.0 + row]} for row in (0, 2)]
+    views["log"] = {"lambda_max": {"words": "largest eigenvalue of the Hessian", "lines": lines}}
+    numbers = dict.fromkeys(("lambda_min", "ratio", "trace"), 1.0)
+    about = {"on": "train", "examples": 10, "subsets": 1, "described": "server model, seed 0, round 3", **numbers}
+    views["spectra"] = [
+        {"label": name, "style": style, "eigenvalues": [5.0, 2.0, 1.0], "lambda_max": 5.0, **about}
+        for name, style in (("fedavg", 0), ("fedsam", 1))
+    ]
+    return document
+
+
+def test_flatness_has_legends_and_tooltips_whole_rounds(browser, compared, tmp_path):
     path = tmp_path / "report.html"
-    path.write_text(report_page(report_document(gather([compared])), landscapes=[{"fedavg": bowl()}]), encoding="utf-8")
-    requests(browser), errors(browser)
+    path.write_text(report_page(measured(report_document(gather([compared])))), encoding="utf-8")
     show(browser, path, 1280)
+    for legend in ("log-legend", "spectra-legend"):
+        assert words(browser, f"[data-part={legend}] button") == ["fedavg", "fedsam"]
+        browser.find_elements("css selector", f"[data-part={legend}] button")[1].click()
+        chart = legend.partition("-")[0]
+        assert browser.execute_script(f"return document.querySelectorAll('[data-part={chart}] path.curve').length") == 1
+    pressed = "return [...document.querySelectorAll('[data-part=legend] button')].map(b => b.ariaPressed)"
+    assert browser.execute_script(pressed) == ["true", "true", "false"]  # the curves hide fedsam, too
+    browser.execute_script("""
+        const svg = document.querySelector("[data-part=curves] svg"), box = svg.getBoundingClientRect();
+        const place = { clientX: box.left + 0.4 * box.width, clientY: box.top + 50, bubbles: true };
+        svg.dispatchEvent(new PointerEvent("pointermove", place));""")
+    assert words(browser, "[data-part=curves] .tip .quiet") == ["communication round 1"]
+    assert "server model, seed 0, round 3" in words(browser, "td.words")
+    assert browser.execute_script(OUTSIDE) == []
+
+
+def test_landscapes_fit_a_phone_in_dark_mode_without_a_network(browser, compared, tmp_path):
+    path, bowls = tmp_path / "report.html", {"fedavg": bowl(), "fedsam": bowl()}
+    path.write_text(report_page(report_document(gather([compared])), landscapes=[bowls]), encoding="utf-8")
+    requests(browser), errors(browser)
+    show(browser, path, 390, dark=True)
     assert not browser.execute_script("return !!window.Plotly")
-    browser.execute_script("[...document.querySelectorAll('.later')].at(-1).scrollIntoView()")
+    for last in (-1, -2):
+        browser.execute_script(f"[...document.querySelectorAll('.later')].at({last}).scrollIntoView()")
+    drawn = "return document.querySelectorAll('.js-plotly-plot .contourlayer').length"
     for _ in range(300):  # contours need no WebGL, which a machine without a display may lack
-        if browser.execute_script("return document.querySelectorAll('.js-plotly-plot .contourlayer path').length"):
+        if browser.execute_script(drawn) == 2:
             break
         time.sleep(0.1)
     else:
         raise AssertionError("no landscape was drawn")
     assert [message for message in errors(browser) if "WebGL" not in message] == []
     assert requests(browser) == []
+    assert browser.execute_script(OUTSIDE) == []
+    label = "getComputedStyle(document.querySelector('.js-plotly-plot .xtitle'))"
+    assert browser.execute_script(f"return [{label}.fill, {label}.stroke]") == ["rgb(34, 48, 60)", "none"]
+    assert words(browser, ".js-plotly-plot .xtitle") == ["direction 1 (filter norms)"] * 2
+    buttons = "return [...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title || 'logo')"
+    assert not {"logo", "Share chart..."} & set(browser.execute_script(buttons))
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        boxes = (
+            "return [...document.querySelectorAll('.light')].map(b => [b.scrollWidth, getComputedStyle(b).breakInside])"
+        )
+        assert browser.execute_script(boxes) == [[340, "avoid"]] * 4
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
 def test_many_runs_stay_usable(browser, clone, tmp_path):

@@ -112,6 +112,12 @@ def short_names(models: Sequence[RunModel]) -> list[str]:
     return with_seeds if len(set(with_seeds)) == len(with_seeds) else [model.label for model in models]
 
 
+def describe_model(model: RunModel) -> str:
+    """Return which model it is, the seed of its run, and the rounds it was trained for."""
+    rounds = model.record.rounds if model.rounds is None else model.rounds
+    return f"{model.name} model, seed {model.record.config.seed}, round {rounds}"
+
+
 def _model_and_round(model: RunModel) -> str:
     return model.name if model.rounds is None else f"{model.name}@{model.rounds}"
 

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedflat.errors import one_of
-from fedflat.reporting.figures.style import COLOURS, colour_of, open_frame
+from fedflat.reporting.figures.style import COLOURS, late_limits, line_styles, marker_spacing, open_frame
 from fedflat.reporting.tables.summary import series
 from fedflat.units import is_share
 
@@ -22,12 +22,8 @@ AXES = {
     "samples": "samples processed",
 }
 """Horizontal axes, with their labels."""
-EARLY_FRACTION = 0.2
-"""Fraction of a run whose values may lie below the visible range."""
 HIDDEN_FRACTION = 0.15
-"""Fraction of lines that may lie below the visible range if there are more lines than colours."""
-STYLES = ("-", "--", ":", "-.")
-"""Line styles, used after all colours."""
+"""Fraction of lines that may lie outside the visible range if there are more lines than colours."""
 LEGEND_ROWS = 40
 """Maximum number of lines in one column of the legend."""
 
@@ -52,23 +48,20 @@ def curves(
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
     scale = 100 if is_share(metric) else 1
-    early_means, highest = [], 0.0
-    for index, (label, histories, model) in enumerate(lines):
+    styles, means = line_styles(label for label, _, _ in lines), []
+    for label, histories, model in lines:
         grid, values = _align([series(history, model, metric, over) for history in histories])
         if not len(grid):
             continue
         mean = values.mean(0) * scale
         std = values.std(0, ddof=1) * scale if len(values) > 1 else np.zeros(len(grid))
-        early_means.append(mean[int(EARLY_FRACTION * len(mean))])
-        highest = max(highest, float((mean + std).max()))
-        colour, style = colour_of(index), STYLES[index // len(COLOURS) % len(STYLES)]
-        axes.plot(grid, mean, style, color=colour, lw=1.8, label=f"{label}   {mean[-1]:.1f}" if scale == 100 else label)
-        axes.fill_between(grid, mean - std, mean + std, color=colour, alpha=0.15, lw=0)
-    lowest = np.quantile(early_means, HIDDEN_FRACTION if has_many_lines else 0) if early_means else highest
-    if is_share(metric) and highest > lowest:
-        # The steep first rounds look alike for all methods, so the axis favours later ones.
-        margin = 0.05 * (highest - lowest)
-        axes.set_ylim(lowest - 2 * margin, highest + margin)
+        means.append(mean)
+        shown = f"{label}   {mean[-1]:.1f}" if scale == 100 else label
+        axes.plot(grid, mean, **styles[label].line, markevery=marker_spacing(len(grid)), lw=1.8, label=shown)
+        axes.fill_between(grid, mean - std, mean + std, color=styles[label].colour, alpha=0.15, lw=0)
+    limits = late_limits(means, not is_share(metric), HIDDEN_FRACTION if has_many_lines else 0.0)
+    if limits is not None:
+        axes.set_ylim(limits)
     axes.set_xlabel(AXES[over])
     axes.set_ylabel(f"test {metric}" + (" (%)" if scale == 100 else ""))
     open_frame(axes)

@@ -8,7 +8,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, cast
 
 from fedflat.errors import UserError
-from fedflat.reporting.figures.style import colour_of, open_frame, subplot_list
+from fedflat.reporting.figures.style import LineStyle, line_styles, open_frame, subplot_list
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,8 +21,6 @@ Points = list[tuple[int, float]]
 """(round, value) pairs."""
 Reader = Callable[[Entry, str], float | None]
 """Reads a quantity from the log of a round, given the name of a model."""
-STYLES = ("-", "--", "-.", ":")
-"""Line styles distinguish runs in greyscale."""
 
 
 def _model_value(name: str) -> Reader:
@@ -100,20 +98,24 @@ def logged(record: Record, model: str = "server") -> dict[str, Points]:
     return quantities
 
 
-def log_picture(runs: Mapping[str, Mapping[str, Points]]) -> Figure:
-    """Plot the quantities of some runs (from ``logged``, by label): one panel per quantity, one line per run."""
+def log_picture(runs: Mapping[str, Mapping[str, Points]], styles: Mapping[str, LineStyle] | None = None) -> Figure:
+    """Plot the quantities of some runs: one panel per quantity, one line per run.
+
+    Args:
+        runs: the quantities of each run by label, from ``logged``.
+        styles: colours and markers by label; default: chosen by the labels.
+    """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     names = [name for name in QUANTITIES if any(name in quantities for quantities in runs.values())]
     columns = min(3, len(names))
     figure = Figure(figsize=(4.1 * columns + 0.6, 2.9 * ceil(len(names) / columns) + 0.6), layout="constrained")
-    handles = {}
+    handles, styles = {}, styles or line_styles(runs)
     for axes, name in zip(subplot_list(figure, len(names), columns), names, strict=True):
-        for number, (label, quantities) in enumerate(runs.items()):
+        for label, quantities in runs.items():
             if name in quantities:
-                style = {"color": colour_of(number), "ls": STYLES[number % len(STYLES)]}
-                (line,) = axes.plot(*zip(*quantities[name], strict=True), lw=1.7, marker="o", ms=3, **style)
+                (line,) = axes.plot(*zip(*quantities[name], strict=True), lw=1.7, **styles[label].line)
                 handles[label] = line
         axes.set_title(QUANTITIES[name][0], loc="left", fontsize=9.5)
         axes.set_xlabel("communication round", fontsize=8.5, color="#333333")

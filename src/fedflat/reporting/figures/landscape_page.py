@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from math import ceil
 from typing import Any
 
 import numpy as np
 
 from fedflat.errors import UserError
-from fedflat.flatness.landscapes.grid import Landscape
+from fedflat.flatness.landscapes.grid import Landscape, Mark
 from fedflat.reporting.figures.landscape_scale import (
     BASIN,
     NOT_FINITE,
@@ -19,12 +18,23 @@ from fedflat.reporting.figures.landscape_scale import (
     shown_tick,
     shown_value,
 )
-from fedflat.reporting.figures.landscapes import ACCENT, FAINT, INK, Panel
-from fedflat.reporting.figures.style import colour_of
+from fedflat.reporting.figures.landscapes import FAINT, INK, Panel
+from fedflat.reporting.figures.style import MARKERS, LineStyle, line_styles
 
-PER_ROW = 2
-ROW_HEIGHT = 520
-"""Height of a row of panels in pixels."""
+PANEL_SIZE = {"width": 340, "height": 360}
+"""Size of a panel in pixels: one fits a phone, two a printed page, three a screen."""
+LINES_HEIGHT = 520
+"""Height of one-dimensional landscapes in pixels."""
+CONFIG = {"displaylogo": False, "showSendToCloud": False, "plotlyServerURL": "", "responsive": True}
+"""Plotly's options: no link to its web site, no upload."""
+SYMBOLS = dict(
+    zip(MARKERS, ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star"), strict=True)
+)
+"""Plotly's names of the markers."""
+SYMBOLS_3D = frozenset({"circle", "square", "diamond", "cross", "x"})
+TEXT = "%{text}<extra></extra>"
+"""A tooltip that shows only a name."""
+AXIS_TITLES = {"around": ("direction 1 (filter norms)", "direction 2 (filter norms)"), "plane": ("x", "y")}
 GRID_COLOUR = "#e5e2dc"
 FONT = "Helvetica, Arial, sans-serif"
 PAGE = """<!doctype html>
@@ -32,8 +42,9 @@ PAGE = """<!doctype html>
 <style>
 body {{ font-family: {font}; color: {ink}; margin: 2rem auto; max-width: 1200px; }}
 p {{ color: {faint}; }}
+.panels {{ display: flex; flex-wrap: wrap; }}
 </style></head>
-<body><h1>{title}</h1><p>{about}</p>{figures}</body></html>
+<body><h1>{title}</h1><p>{about}</p><div class="panels">{figures}</div></body></html>
 """
 
 
@@ -44,90 +55,95 @@ def landscape_page(panels: Sequence[Panel], value: str = "train_loss", title: st
     return PAGE.format(**texts, font=FONT, ink=INK, faint=FAINT)
 
 
-def landscape_parts(panels: Sequence[Panel], value: str = "train_loss", library: bool = True) -> tuple[str, list[str]]:
-    """Return a note on the scale, and the figures as HTML; ``library`` embeds Plotly."""
+def landscape_parts(
+    panels: Sequence[Panel],
+    value: str = "train_loss",
+    library: bool = True,
+    styles: Mapping[str, LineStyle] | None = None,
+) -> tuple[str, list[str]]:
+    """Return a note on the scale, and the figures as HTML.
+
+    Args:
+        panels: landscapes of the same dimension.
+        value: the plotted value.
+        library: embed Plotly.
+        styles: colours and markers by title; default: chosen by the titles.
+    """
     if not panels:
         raise UserError("no landscape to plot")
     if len({panel.landscape.dimensions for panel in panels}) > 1:
         raise UserError("one- and two-dimensional landscapes cannot share a page; plot them separately")
     scale = LandscapeScale.over([panel.landscape for panel in panels], value)
+    styles = line_styles(panel.title for panel in panels) | dict(styles or {})
     if panels[0].landscape.dimensions == 1:
         figures = [_curves(panels, scale)]
     else:
-        figures = [_surfaces(panels, scale), _contours(panels, scale)]
+        figures = [_surface(panel, scale, styles[panel.title]) for panel in panels]
+        figures += [_contours(panel, scale, styles[panel.title]) for panel in panels]
     # Plotly is embedded once, with the first figure.
     parts = [
-        figure.to_html(full_html=False, include_plotlyjs=library and number == 0)
+        figure.to_html(full_html=False, include_plotlyjs=library and number == 0, config=CONFIG)
         for number, figure in enumerate(figures)
     ]
     note = f" {scale.notes[:1].upper()}{scale.notes[1:]}." if scale.notes else ""
     return f"{shown_value(value).capitalize()} on one scale.{note}", parts
 
 
-def _surfaces(panels: Sequence[Panel], scale: LandscapeScale) -> Any:
-    """Draw each landscape as a surface, with the models as points on it."""
+def _surface(panel: Panel, scale: LandscapeScale, style: LineStyle) -> Any:
+    """Draw a landscape as a surface, with the models as points on it; ``style`` is that of a single model."""
     from plotly import graph_objects
 
-    figure = _subplots(panels, "surface")
-    for number, panel in enumerate(panels):
-        grid = _grid_values(panel.landscape, scale)
-        contours = {"z": {"show": True, "color": "white", "width": 1, **_contour_levels(scale)}}
-        figure.add_trace(graph_objects.Surface(**grid, contours=contours), *_position(number))
-        figure.add_trace(_surface_marks(panel.landscape, scale), *_position(number))
-    axis = {"title": {"text": ""}, "showbackground": False, "gridcolor": GRID_COLOUR}
-    height_range = [np.log10(scale.low), np.log10(scale.high)]
-    height_axis = {**axis, "range": height_range, **_ticks(scale), "title": {"text": shown_value(scale.value)}}
+    contours = {"z": {"show": True, "color": "white", "width": 1, **_contour_levels(scale)}}
+    figure = graph_objects.Figure(graph_objects.Surface(**_grid_values(panel.landscape, scale), contours=contours))
+    heights = np.log10(scale.clipped(grid_of(panel.landscape, scale.value)))
+    for mark, marker in _markers(panel.landscape, style):
+        nearest = tuple(
+            int(np.abs(np.array(axis) - x).argmin())
+            for axis, x in zip(panel.landscape.axes, mark.position, strict=True)
+        )
+        symbol = marker["symbol"] if marker["symbol"] in SYMBOLS_3D else "circle"
+        point = {**_mark_values(mark), "z": _json_values([heights[nearest]])}
+        figure.add_trace(graph_objects.Scatter3d(**point, marker={**marker, "symbol": symbol, "size": 5}))
+    names = AXIS_TITLES[panel.landscape.kind]
+    axes = [
+        {"title": {"text": name, "font": {"size": 10}}, "showbackground": False, "gridcolor": GRID_COLOUR, "nticks": 5}
+        for name in (*names, shown_value(scale.value))
+    ]
     figure.update_scenes(
-        xaxis=axis,
-        yaxis=axis,
-        zaxis=height_axis,
+        xaxis=axes[0],
+        yaxis=axes[1],
+        zaxis={**axes[2], "range": [np.log10(scale.low), np.log10(scale.high)], **_ticks(scale)},
         aspectratio={"x": 1, "y": 1, "z": 0.7},
-        camera={"eye": {"x": 1.3, "y": -1.4, "z": 0.9}},
+        camera={"eye": {"x": 1.6, "y": -1.7, "z": 1.0}, "center": {"x": 0, "y": 0, "z": -0.15}},
     )
-    return _add_colour_axis(figure, scale, len(panels))
+    return _styled(figure, panel, scale, has_bar=False)
 
 
-def _surface_marks(landscape: Landscape, scale: LandscapeScale) -> Any:
-    """Mark the models at the height of the nearest grid point."""
+def _contours(panel: Panel, scale: LandscapeScale, style: LineStyle) -> Any:
+    """Draw the contours of a landscape and mark its models; ``style`` is that of a single model."""
     from plotly import graph_objects
 
-    heights = np.log10(scale.clipped(grid_of(landscape, scale.value)))
-    mark_heights = []
-    for mark in landscape.marks:
-        nearest = (
-            int(np.abs(np.array(axis) - x).argmin()) for axis, x in zip(landscape.axes, mark.position, strict=True)
-        )
-        mark_heights.append(heights[tuple(nearest)])
-    marker = {"color": ACCENT, "size": 4}
-    return graph_objects.Scatter3d(
-        **_mark_values(landscape), z=_json_values(mark_heights), mode="markers", marker=marker
-    )
+    line = {"color": "white", "width": 0.7}
+    grid = _grid_values(panel.landscape, scale)
+    figure = graph_objects.Figure(graph_objects.Contour(**grid, contours=_contour_levels(scale), line=line))
+    for mark, marker in _markers(panel.landscape, style):
+        figure.add_trace(graph_objects.Scatter(**_mark_values(mark), marker={**marker, "size": 11}))
+    x_title, y_title = AXIS_TITLES[panel.landscape.kind]
+    figure.update_xaxes(title={"text": x_title, "standoff": 4}, nticks=5)
+    figure.update_yaxes(title={"text": y_title, "standoff": 4}, nticks=5)
+    figure.update_layout(plot_bgcolor=NOT_FINITE, showlegend=len(panel.landscape.marks) > 1)
+    return _styled(figure, panel, scale, has_bar=True)
 
 
-def _contours(panels: Sequence[Panel], scale: LandscapeScale) -> Any:
-    """Draw the contours of each landscape, with labelled models if there are several."""
-    from plotly import graph_objects
-
-    figure = _subplots(panels, "contour")
-    for number, panel in enumerate(panels):
-        grid, line = _grid_values(panel.landscape, scale), {"color": "white", "width": 0.7}
-        contours = graph_objects.Contour(**grid, contours=_contour_levels(scale), line=line)
-        figure.add_trace(contours, *_position(number))
-        is_alone = len(panel.landscape.marks) == 1
-        marks = graph_objects.Scatter(
-            **_mark_values(panel.landscape),
-            mode="markers" if is_alone else "markers+text",
-            textposition="top center",
-            marker={
-                "color": ACCENT,
-                "size": 10,
-                "symbol": "cross-thin" if is_alone else "circle",
-                "line": {"width": 2, "color": ACCENT},
-            },
-        )
-        figure.add_trace(marks, *_position(number))
-    figure.update_layout(plot_bgcolor=NOT_FINITE)
-    return _add_colour_axis(figure, scale, len(panels))
+def _markers(landscape: Landscape, style: LineStyle) -> list[tuple[Mark, dict[str, Any]]]:
+    """Return Plotly's marker of each model: of the given style if it is the only one, else by its name."""
+    styles = line_styles(mark.name for mark in landscape.marks)
+    chosen = [style if len(landscape.marks) == 1 else styles[mark.name] for mark in landscape.marks]
+    line = {"width": 1.2, "color": "white"}
+    return [
+        (mark, {"color": style.colour, "symbol": SYMBOLS[style.marker], "line": line})
+        for mark, style in zip(landscape.marks, chosen, strict=True)
+    ]
 
 
 def _curves(panels: Sequence[Panel], scale: LandscapeScale) -> Any:
@@ -135,29 +151,15 @@ def _curves(panels: Sequence[Panel], scale: LandscapeScale) -> Any:
     from plotly import graph_objects
 
     figure = graph_objects.Figure()
-    for number, panel in enumerate(panels):
+    styles = line_styles(panel.title for panel in panels)
+    for panel in panels:
         values = _json_values(grid_of(panel.landscape, scale.value))
-        line = {"color": colour_of(number), "width": 2.5}
+        line = {"color": styles[panel.title].colour, "width": 2.5}
         figure.add_trace(graph_objects.Scatter(x=panel.landscape.axes[0], y=values, name=panel.title, line=line))
     figure.update_yaxes(type="log", title=shown_value(scale.value), gridcolor=GRID_COLOUR)
     figure.update_xaxes(gridcolor=GRID_COLOUR)
-    figure.update_layout(template="plotly_white", font={"family": FONT, "color": INK}, height=ROW_HEIGHT)
+    figure.update_layout(template="plotly_white", font={"family": FONT, "color": INK}, height=LINES_HEIGHT)
     return figure
-
-
-def _subplots(panels: Sequence[Panel], kind: str) -> Any:
-    """Create one subplot per panel, for traces of this kind."""
-    from plotly.subplots import make_subplots
-
-    rows, columns = ceil(len(panels) / PER_ROW), min(len(panels), PER_ROW)
-    titles = [escape(panel.title) for panel in panels]
-    specs, spacing = [[{"type": kind}] * columns] * rows, {"horizontal_spacing": 0.06, "vertical_spacing": 0.08}
-    return make_subplots(rows, columns, specs=specs, subplot_titles=titles, **spacing)
-
-
-def _position(number: int) -> tuple[int, int]:
-    """Return row and column of a panel, which Plotly counts from 1."""
-    return number // PER_ROW + 1, number % PER_ROW + 1
 
 
 def _grid_values(landscape: Landscape, scale: LandscapeScale) -> dict[str, Any]:
@@ -175,27 +177,30 @@ def _grid_values(landscape: Landscape, scale: LandscapeScale) -> dict[str, Any]:
     }
 
 
-def _mark_values(landscape: Landscape) -> dict[str, Any]:
-    """Return the arguments of a Plotly trace that marks the models of a landscape."""
-    return {
-        "x": [mark.position[0] for mark in landscape.marks],
-        "y": [mark.position[1] for mark in landscape.marks],
-        "text": [mark.name for mark in landscape.marks],
-        "hovertemplate": "%{text}<extra></extra>",
-        "showlegend": False,
-    }
+def _mark_values(mark: Mark) -> dict[str, Any]:
+    """Return the arguments of a Plotly trace that marks a model."""
+    x, y = mark.position
+    return {"x": [x], "y": [y], "text": [mark.name], "name": mark.name, "mode": "markers", "hovertemplate": TEXT}
 
 
-def _add_colour_axis(figure: Any, scale: LandscapeScale, panels: int) -> Any:
-    """Set style, size and the colour axis that all panels share."""
-    axis = {
-        "colorscale": [[position, colour] for position, colour in BASIN],
-        "cmin": np.log10(scale.low),
-        "cmax": np.log10(scale.high),
-        "colorbar": {"title": {"text": shown_value(scale.value)}, **_ticks(scale)},
-    }
-    height, font = ROW_HEIGHT * ceil(panels / PER_ROW), {"family": FONT, "color": INK}
-    figure.update_layout(template="plotly_white", font=font, coloraxis=axis, height=height)
+def _styled(figure: Any, panel: Panel, scale: LandscapeScale, has_bar: bool) -> Any:
+    """Set the title, style and size of a panel, and the colours that all panels share."""
+    bar = {"orientation": "h", "thickness": 9, "y": -0.24, "yanchor": "top", "title": {"text": ""}, **_ticks(scale)}
+    figure.update_layout(
+        template="plotly_white",
+        font={"family": FONT, "color": INK, "size": 11},
+        title={"text": f"<b>{escape(panel.title)}</b>", "font": {"size": 13}, "x": 0.02, "y": 0.98, "yanchor": "top"},
+        coloraxis={
+            "colorscale": [[position, colour] for position, colour in BASIN],
+            "cmin": np.log10(scale.low),
+            "cmax": np.log10(scale.high),
+            "colorbar": bar,
+            "showscale": has_bar,
+        },
+        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "font": {"size": 10}},
+        margin={"l": 46, "r": 12, "t": 44, "b": 76} if has_bar else {"l": 0, "r": 0, "t": 30, "b": 0},
+        **PANEL_SIZE,
+    )
     return figure
 
 

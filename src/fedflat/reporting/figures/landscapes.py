@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any
@@ -27,16 +27,13 @@ from fedflat.reporting.figures.landscape_scale import (
     shown_value,
     values_to_plot,
 )
-from fedflat.reporting.figures.style import colour_of, open_frame, subplot_list
+from fedflat.reporting.figures.style import LineStyle, line_styles, marker_spacing, open_frame, subplot_list
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INK, FAINT, ACCENT = "#22303c", "#6b7580", "#d1495b"
 PER_ROW = 4
-MARKERS = "osD^vP*X"
-MARKER_COLOURS = ("#d1495b", "#edae49", "#7b4b94", "#22303c", "#ffffff", "#e07be0", "#8d6a4f", "#66a182")
-"""Colour of each marker."""
 COLOUR_MAP = LinearSegmentedColormap.from_list("basin", list(BASIN)).with_extremes(bad=NOT_FINITE)
 
 
@@ -66,21 +63,28 @@ def landscape_picture(landscape: Landscape, value: str | None = None) -> Figure:
     return draw(landscape, [value] if value else ())
 
 
-def contours(panels: Sequence[Panel], value: str | None = None, title: str = "") -> Figure:
+def contours(
+    panels: Sequence[Panel],
+    value: str | None = None,
+    title: str = "",
+    styles: Mapping[str, LineStyle] | None = None,
+) -> Figure:
     """Draw contours side by side with common levels; the bold line marks the same value in all panels.
 
     Args:
         panels: two-dimensional landscapes.
         value: name of the value to draw; default: the training loss, or the only loss.
         title: title above all panels.
+        styles: colours and markers by the titles of the panels; default: chosen by the titles.
     """
     _check_dimensions(panels, 2)
     scale = _common_scale(panels, value)
     line = common_line([panel.landscape for panel in panels], scale)
     figure, grid = _panel_axes(len(panels), 3.15, 3.6, bar=True)
+    styles = line_styles(panel.title for panel in panels) | dict(styles or {})
     for axes, panel in zip(grid, panels, strict=True):
         draw_contours(axes, panel.landscape, scale, line)
-        draw_marks(axes, panel.landscape.marks, alone=len(panel.landscape.marks) == 1)
+        draw_marks(axes, panel.landscape.marks, styles[panel.title])
         _add_titles(axes, panel)
     _add_colour_bar(figure, grid, scale, line)
     _add_caption(figure, title, scale.notes)
@@ -113,17 +117,20 @@ def draw_contours(axes: Axes, landscape: Landscape, scale: LandscapeScale, line:
     axes.spines[:].set_visible(False)
 
 
-def draw_marks(axes: Axes, marks: Sequence[Mark], alone: bool = False) -> None:
-    """Mark the models: with labelled markers for a legend, or with a plain cross if there is one ``alone``."""
-    for number, mark in enumerate(marks):
-        if alone:
-            axes.plot(*mark.position, "+", color=ACCENT, markersize=8, markeredgewidth=1.5, zorder=5)
-            continue
+def draw_marks(axes: Axes, marks: Sequence[Mark], only: LineStyle | None = None) -> None:
+    """Mark the models in the colours and with the markers of their algorithms, labelled for a legend.
+
+    Args:
+        axes: where to draw.
+        marks: the models.
+        only: style of a single model, whose mark is named after the model alone; default: styles by the marks' names.
+    """
+    styles = line_styles(mark.name for mark in marks)
+    for mark in marks:
+        style = only if only is not None and len(marks) == 1 else styles[mark.name]
         label = f"{mark.name} ({mark.distance:.2g} from the plane)" if mark.distance > 0 else mark.name
-        index = number % len(MARKERS)
         edge: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 1.2, "linestyle": "none"}
-        colour = MARKER_COLOURS[index]
-        axes.plot(*mark.position, MARKERS[index], zorder=5, label=label, color=colour, markersize=9, **edge)
+        axes.plot(*mark.position, style.marker, zorder=5, label=label, color=style.colour, markersize=9, **edge)
 
 
 def plane_picture(landscape: Landscape, values: Sequence[str] = (), title: str = "") -> Figure:
@@ -187,10 +194,12 @@ def lines(panels: Sequence[Panel], value: str | None = None, title: str = "") ->
     value = scale.value
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.subplots()
-    for number, panel in enumerate(panels):
+    styles = line_styles(panel.title for panel in panels)
+    for panel in panels:
         label = f"{panel.title}   {panel.figures}" if panel.figures else panel.title
         values = _finite(grid_of(panel.landscape, value))
-        axes.plot(panel.landscape.axes[0], values, color=colour_of(number), lw=1.9, label=label)
+        spacing = marker_spacing(len(values))
+        axes.plot(panel.landscape.axes[0], values, **styles[panel.title].line, markevery=spacing, lw=1.9, label=label)
     _style_axes(axes)
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(NullLocator())
@@ -209,13 +218,15 @@ def path_picture(landscape: Landscape, values: Sequence[str] = (), title: str = 
     values = values or values_to_plot(landscape)
     _check_dimensions([Panel("", landscape)], 1)
     figure = Figure(figsize=(4.4 * len(values), 3.6), layout="constrained")
-    t = np.array(landscape.axes[0])
+    t, styles = np.array(landscape.axes[0]), line_styles(mark.name for mark in landscape.marks)
     for axes, value in zip(figure.subplots(1, len(values), squeeze=False)[0], values, strict=True):
         along_path = _finite(grid_of(landscape, value))
         ends = np.interp([0, 1], t, along_path)
         axes.plot([0, 1], ends, color=FAINT, lw=1, ls=(0, (4, 3)))
-        axes.plot(t, along_path, color=colour_of(0), lw=2)
-        axes.plot([0, 1], ends, "o", color=colour_of(0), markeredgecolor="white", markersize=7)
+        axes.plot(t, along_path, color=INK, lw=2)
+        for mark, x, y in zip(landscape.marks, (0, 1), ends, strict=True):
+            style = styles[mark.name]
+            axes.plot([x], [y], style.marker, color=style.colour, markeredgecolor="white", markersize=8)
         highest = barrier(landscape.axes[0], grid_of(landscape, value))
         if np.isfinite(highest.height) and highest.height > 0:
             foot = ends[0] + highest.at * (ends[1] - ends[0])  # on the straight line between the ends

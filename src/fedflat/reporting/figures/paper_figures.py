@@ -1,4 +1,4 @@
-"""Vector figures of a report: curves, paired differences, ranks and the partition."""
+"""Vector figures of a report: curves, paired differences, ranks, the partition and flatness."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedflat.reporting.figures.style import open_frame
+from fedflat.reporting.figures.style import LineStyle, late_limits, marker_spacing, open_frame
 from fedflat.reporting.page.document import AXES, SUMMARY_LABELS
 from fedflat.units import is_share
 
@@ -15,30 +15,77 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b0508a", "#a67c00", "#3f9bd1", "#6f4aa0", "#4a4a4a")
-"""Colour-blind safe (after Okabe and Ito); the same as on the page."""
-DASHES = ("-", "--", ":", "-.")
+    from fedflat.flatness.landscapes.grid import Landscape
+
 MAX_LINES = 16
 """Maximum number of rows in a figure; the best are shown."""
 
 Values = Mapping[str, Any]
 
 
-def figures_of(section: Values, by: str) -> dict[str, Figure]:
-    """Draw all figures of a section, by name."""
+def figures_of(section: Values, by: str, landscapes: Mapping[str, Landscape] | None = None) -> dict[str, Figure]:
+    """Draw all figures of a section, by name.
+
+    Args:
+        section: a section of ``report_document``.
+        by: summary value that differences and ranks compare.
+        landscapes: the section's two-dimensional landscapes by name; default: none.
+    """
     from fedflat.reporting.figures.partition import partition_picture
 
-    figures = {}
+    figures: dict[str, Figure] = {}
     if _plotted_rows(section):
         figures = {f"curves-{axis}": curve_figure(section, axis) for axis in AXES}
     if any(difference["pair"] for difference in section["differences"]):
         figures["differences"] = difference_figure(section, by)
     if section["ranks"]:
-        figures["ranks"] = rank_figure(section["ranks"])
+        figures["ranks"] = rank_figure(section)
     counts = section["partition"]["shown"]
     classes = [str(label) for label in range(len(counts[0]))]
     figures["partition"] = partition_picture(counts, classes, section["name"])
+    return figures | _flatness_figures(section, landscapes or {})
+
+
+def _flatness_figures(section: Values, landscapes: Mapping[str, Landscape]) -> dict[str, Figure]:
+    """Draw what was measured of flatness: the log, spectra and landscapes."""
+    from fedflat.reporting.figures.flatness_log import log_picture
+    from fedflat.reporting.figures.landscapes import Panel, contours, surfaces
+
+    styles = {row["label"]: LineStyle(row["style"]) for row in section["rows"]}
+    figures = {}
+    if section["views"]["log"]:
+        logs: dict[str, dict[str, list[tuple[int, float]]]] = {}
+        for name, quantity in section["views"]["log"].items():
+            for line in quantity["lines"]:
+                label = section["rows"][line["row"]]["label"]
+                logs.setdefault(label, {})[name] = list(zip(line["x"], line["y"], strict=True))
+        figures["flatness-log"] = log_picture(logs, styles)
+    if section["views"]["spectra"]:
+        figures["spectra"] = eigenvalue_figure(section["views"]["spectra"])
+    panels = [Panel(name, landscape) for name, landscape in landscapes.items() if "train_loss" in landscape.values]
+    if panels:
+        figures |= {"contours": contours(panels, styles=styles), "surfaces": surfaces(panels)}
     return figures
+
+
+def eigenvalue_figure(spectra: Sequence[Values]) -> Figure:
+    """Plot the largest eigenvalues of each model, on a logarithmic axis if all are positive."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(6.2, 3.8), layout="constrained")
+    axes = figure.subplots()
+    for spectrum in spectra[:MAX_LINES]:
+        described = f" ({spectrum['described']})" if spectrum["described"] else ""
+        ranks, style = range(1, len(spectrum["eigenvalues"]) + 1), LineStyle(spectrum["style"])
+        axes.plot(ranks, spectrum["eigenvalues"], **style.line, lw=1.5, label=f"{spectrum['label']}{described}")
+    if all(eigenvalue > 0 for spectrum in spectra for eigenvalue in spectrum["eigenvalues"]):
+        axes.set_yscale("log")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("eigenvalues of the Hessian, largest first")
+    _style(axes)
+    axes.legend(frameon=False, fontsize=8)
+    return figure
 
 
 def _plotted_rows(section: Values) -> list[int]:
@@ -56,7 +103,7 @@ def curve_figure(section: Values, axis: str) -> Figure:
 
     figure = Figure(figsize=(6.2, 3.8), layout="constrained")
     axes, metric = figure.subplots(), section["metric"]
-    scale = _scale(metric)
+    scale, means = _scale(metric), []
     for number in _plotted_rows(section):
         curve = section["curves"][number]
         values = curve["metrics"].get(metric)
@@ -64,9 +111,13 @@ def curve_figure(section: Values, axis: str) -> Figure:
             continue
         x = np.array(curve["over"][axis], dtype=float)
         mean, std = (scale * np.array(values[name], dtype=float) for name in ("mean", "std"))
-        colour, dash = _colour(number), DASHES[number // len(COLOURS) % len(DASHES)]
-        axes.plot(x, mean, color=colour, ls=dash, lw=1.5, label=section["rows"][number]["label"])
-        axes.fill_between(x, mean - std, mean + std, color=colour, alpha=0.13, lw=0)
+        style, label = _style_of(section, number), section["rows"][number]["label"]
+        axes.plot(x, mean, **style.line, markevery=marker_spacing(len(x)), lw=1.5, label=label)
+        axes.fill_between(x, mean - std, mean + std, color=style.colour, alpha=0.13, lw=0)
+        means.append(mean)
+    limits = late_limits(means, not is_share(metric))
+    if limits is not None:
+        axes.set_ylim(limits)
     axes.set_xlabel(AXES[axis])
     axes.set_ylabel(f"test {metric}" + (" (%)" if scale == 100 else ""))
     _style(axes)
@@ -80,14 +131,15 @@ def difference_figure(section: Values, by: str) -> Figure:
     differences = [difference for difference in section["differences"] if difference["pair"]][:MAX_LINES]
     figure, axes = _row_axes([difference["label"] for difference in differences])
     for y, difference in enumerate(differences):
-        pair, colour = difference["pair"], _colour(difference["row"])
+        pair, style = difference["pair"], _style_of(section, difference["row"])
+        colour = style.colour
         for bounds, width, alpha in ((pair["interval"], 5.0, 0.35), (pair["t_interval"], 1.0, 1.0)):
             if bounds:
                 x = scale * np.array(bounds)
                 axes.plot(x, [y, y], color=colour, lw=width, alpha=alpha, solid_capstyle="round")
         seeds = scale * np.array(pair["differences"])
         axes.plot(seeds, [y] * len(seeds), "o", ms=3, mfc="none", color=colour)
-        axes.plot([scale * pair["mean"]], [y], "o", ms=5, color=colour)
+        axes.plot([scale * pair["mean"]], [y], style.marker, ms=5, color=colour)
     axes.axvline(0, color="#222222", lw=0.9)
     baseline = section["rows"][section["baseline"]]["label"]
     unit = " (percentage points)" if scale == 100 else ""
@@ -95,13 +147,15 @@ def difference_figure(section: Values, by: str) -> Figure:
     return figure
 
 
-def rank_figure(ranks: Values) -> Figure:
-    """Plot mean ranks, the ranks at each seed, and Nemenyi's critical difference."""
+def rank_figure(section: Values) -> Figure:
+    """Plot the mean ranks of a section, the ranks at each seed, and Nemenyi's critical difference."""
+    ranks = section["ranks"]
     lines: Sequence[Values] = ranks["lines"][:MAX_LINES]
     figure, axes = _row_axes([line["label"] for line in lines])
     for y, line in enumerate(lines):
-        axes.plot(line["each"], [y] * len(line["each"]), "o", ms=3, mfc="none", color=_colour(line["row"]))
-        axes.plot([line["mean"]], [y], "o", ms=5.5, color=_colour(line["row"]))
+        style = _style_of(section, line["row"])
+        axes.plot(line["each"], [y] * len(line["each"]), "o", ms=3, mfc="none", color=style.colour)
+        axes.plot([line["mean"]], [y], style.marker, ms=5.5, color=style.colour)
     critical, largest_difference = ranks["critical"], len(ranks["lines"]) - 1
     if critical is not None and critical < largest_difference:
         axes.plot([1, 1 + critical], [-0.8, -0.8], color="#222222", lw=1.2, marker="|")
@@ -134,5 +188,6 @@ def _scale(metric: str) -> int:
     return 100 if is_share(metric) else 1
 
 
-def _colour(number: int) -> str:
-    return COLOURS[number % len(COLOURS)]
+def _style_of(section: Values, number: int) -> LineStyle:
+    """Return the style of a row."""
+    return LineStyle(section["rows"][number]["style"])

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from fedflat.flatness import Spectrum
-from fedflat.reporting.figures.style import colour_of, open_frame
+from fedflat.reporting.figures.style import LineStyle, line_styles, open_frame
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,20 +19,24 @@ LOWEST_DENSITY = 0.1
 """Lower end of the density axis, relative to a single eigenvalue's contribution."""
 
 
-def spectrum_picture(models: Mapping[str, Sequence[Spectrum]]) -> Figure:
+def spectrum_picture(models: Mapping[str, Sequence[Spectrum]], described: Mapping[str, str] | None = None) -> Figure:
     """Plot the spectra of models: one line per model, over subsets of examples the mean and one standard deviation.
 
     Args:
         models: by name, one spectrum per subset of examples; densities are drawn for models that have them.
+        described: by name, what the model is, e.g. ``server model, seed 0, round 60``; default: no description.
     """
+    described, styles = described or {}, line_styles(models)
+    common = next(iter(described.values()), "") if len(set(described.values())) == 1 else ""
     with_density = {name for name, spectra in models.items() if all(spectrum.density for spectrum in spectra)}
     figure = Figure(figsize=(11.0 if with_density else 6.4, 4.4), layout="constrained")
     panels = figure.subplots(1, 2 if with_density else 1, squeeze=False)[0]
     highest, single = 0.0, float("inf")
-    for number, (name, spectra) in enumerate(models.items()):
-        _draw_eigenvalues(panels[0], name, spectra, colour_of(number))
+    for name, spectra in models.items():
+        label = f"{name} ({described[name]})" if name in described and not common else name
+        _draw_eigenvalues(panels[0], label, spectra, styles[name])
         if name in with_density:
-            highest = max(highest, _draw_density(panels[1], name, spectra, colour_of(number)))
+            highest = max(highest, _draw_density(panels[1], name, spectra, styles[name].colour))
             single = min(single, *map(_single_density, spectra))
     all_eigenvalues = [value for spectra in models.values() for spectrum in spectra for value in spectrum.eigenvalues]
     _label_eigenvalues(panels[0], is_log=min(all_eigenvalues) > 0)
@@ -41,6 +45,7 @@ def spectrum_picture(models: Mapping[str, Sequence[Spectrum]]) -> Figure:
         panels[1].set_ylim(LOWEST_DENSITY * single, 3 * highest)
         panels[1].set_xlabel("eigenvalue")
         panels[1].set_ylabel("density")
+    panels[0].set_title(common, loc="left", fontsize=9.5)
     for axes in panels:
         open_frame(axes)
     panels[0].legend(frameon=False, fontsize=9, title="lambda_max", alignment="right", title_fontsize=9)
@@ -60,14 +65,14 @@ def _label_eigenvalues(axes: Axes, is_log: bool) -> None:
     axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def _draw_eigenvalues(axes: Axes, name: str, spectra: Sequence[Spectrum], colour: str) -> None:
+def _draw_eigenvalues(axes: Axes, label: str, spectra: Sequence[Spectrum], style: LineStyle) -> None:
     """Draw the mean of each eigenvalue over subsets, with a band of one standard deviation."""
     values = np.array([spectrum.eigenvalues for spectrum in spectra])
     mean, ranks = values.mean(0), np.arange(1, values.shape[1] + 1)
-    axes.plot(ranks, mean, color=colour, lw=1.6, marker=".", ms=5, label=f"{name}   {mean[0]:.3g}")
+    axes.plot(ranks, mean, **style.line, lw=1.6, label=f"{label}   {mean[0]:.3g}")
     if len(values) > 1:
         std = values.std(0, ddof=1)
-        axes.fill_between(ranks, mean - std, mean + std, color=colour, alpha=0.15, lw=0)
+        axes.fill_between(ranks, mean - std, mean + std, color=style.colour, alpha=0.15, lw=0)
 
 
 def _draw_density(axes: Axes, name: str, spectra: Sequence[Spectrum], colour: str) -> float:

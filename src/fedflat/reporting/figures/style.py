@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 
@@ -11,12 +15,89 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#1b6ca8", "#d1495b", "#edae49", "#00798c", "#7b4b94", "#66a182", "#8d6a4f", "#333333", "#e07be0", "#9aa0a6")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b0508a", "#a67c00", "#3f9bd1", "#6f4aa0", "#4a4a4a")
+"""Colour-blind safe (after Okabe and Ito); the report page has the same ones in its style sheet."""
+MARKERS = "osD^vPX*"
+"""Matplotlib's names of markers, in the order of the colours."""
+DASHES = ("-", "--", ":", "-.")
+FIXED = ("fedavg", "fedsam", "scaffold", "fedmoswa", "fedswa", "fedasam", "feddyn", "fedcm")
+"""Algorithms that have the same colour and marker in every figure."""
+MARKS_PER_LINE = 8
+"""Number of markers along a curve."""
+EARLY_FRACTION = 1 / 3
+"""Fraction of a curve that does not determine the range of its axis."""
 
 
-def colour_of(index: int) -> str:
-    """Return the colour of a line; colours repeat after the last one."""
-    return COLOURS[index % len(COLOURS)]
+@dataclass(frozen=True)
+class LineStyle:
+    """Colour, marker and dashes of an algorithm; up to 64 numbers have different ones."""
+
+    number: int
+
+    @property
+    def colour(self) -> str:
+        """The colour; colours repeat after eight."""
+        return COLOURS[self.number % len(COLOURS)]
+
+    @property
+    def marker(self) -> str:
+        """Matplotlib's name of the marker; it differs where colours repeat."""
+        return MARKERS[(self.number + self.number // len(COLOURS)) % len(MARKERS)]
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """Matplotlib's arguments of a line: colour, dashes and marker."""
+        dashes = DASHES[self.number // len(COLOURS) % len(DASHES)]
+        return {"color": self.colour, "ls": dashes, "marker": self.marker, "ms": 4}
+
+
+def line_styles(labels: Iterable[str]) -> dict[str, LineStyle]:
+    """Choose a style for each algorithm or model: the same in every figure, as far as they stay distinct.
+
+    An algorithm has a fixed style or one that its name (without a seed) determines. If that is taken, it has the next
+    free one.
+
+    >>> [(style.colour, style.marker) for style in line_styles(["fedsam", "fedavg"]).values()]
+    [('#d55e00', 's'), ('#0072b2', 'o')]
+    """
+    names = list(dict.fromkeys(labels))
+    numbers: dict[str, int] = {}
+    algorithms = {name: re.split(r",? \(?seed ", name)[0].lower() for name in names}
+    for name in sorted(names, key=lambda name: algorithms[name] not in FIXED):  # fixed styles first
+        algorithm = algorithms[name]
+        first = FIXED.index(algorithm) if algorithm in FIXED else crc32(algorithm.encode()) % len(COLOURS)
+        cycle = len(numbers) // len(COLOURS) * len(COLOURS)  # all colours have been used that often
+        free = (cycle + (first + step) % len(COLOURS) for step in range(len(COLOURS)))
+        numbers[name] = next(number for number in free if number not in numbers.values())
+    return {name: LineStyle(numbers[name]) for name in names}
+
+
+def marker_spacing(points: int) -> int:
+    """Return every how many points of a curve a marker is drawn."""
+    return max(1, ceil(points / MARKS_PER_LINE))
+
+
+def late_limits(
+    curves: Sequence[np.ndarray], lower_is_better: bool, hidden_fraction: float = 0.0
+) -> tuple[float, float] | None:
+    """Return limits of a vertical axis that show the differences of curves, not their first steep rise or fall.
+
+    Args:
+        curves: the values of each curve, [points].
+        lower_is_better: whether the curves fall.
+        hidden_fraction: fraction of the curves that may be partly outside the limits.
+    """
+    sign = -1.0 if lower_is_better else 1.0
+    finite = [sign * curve[np.isfinite(curve)] for curve in curves]
+    late = [float(curve[int(EARLY_FRACTION * len(curve)) :].min()) for curve in finite if len(curve)]
+    if not late:
+        return None
+    worst, best = float(np.quantile(late, hidden_fraction)), max(float(curve.max()) for curve in finite if len(curve))
+    if best <= worst:
+        return None
+    margin = 0.05 * (best - worst)
+    ends = (sign * (worst - 2 * margin), sign * (best + margin))
+    return min(ends), max(ends)
 
 
 def evenly_spaced(count: int, most: int) -> np.ndarray:

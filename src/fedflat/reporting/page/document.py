@@ -91,6 +91,8 @@ def _section_values(group: Group, targets: Sequence[float], baseline: str | None
     for target in targets:
         check_target(target, metric)
     rows = [_row_values(number, row, metric, lower_is_better, targets) for number, row in enumerate(group.rows)]
+    for row in rows:
+        row["style"] = group.styles[row["label"]].number
     baseline_number = _baseline_number(rows, baseline)
     section: Values = {
         "name": group.name,

@@ -14,6 +14,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
+from fedflat.reporting.figures.style import LineStyle, line_styles
 from fedflat.reporting.result import Comparison, Row
 from fedflat.text import write_value
 
@@ -139,6 +140,11 @@ class Group:
                 # Runs that differ only in an average train the same server model, which has one row.
                 rows.setdefault(label, LabelledRow(label, row, distinguishing))
         return list(rows.values())
+
+    @cached_property
+    def styles(self) -> dict[str, LineStyle]:
+        """Colour and marker of each row, by label."""
+        return line_styles(row.label for row in self.rows)
 
     @property
     def protocol(self) -> str:

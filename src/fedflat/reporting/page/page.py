@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fedflat import __version__
 from fedflat.experiment.store.files import create_folder, write_whole
 from fedflat.reporting.figures.files import write_figure
+from fedflat.reporting.figures.style import MARKERS, LineStyle
 from fedflat.reporting.page.document import (
     SUMMARY_LABELS,
     has_uneven_means,
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from fedflat.flatness.landscapes.grid import Landscape
 
 Values = Mapping[str, Any]
+GLYPHS = dict(zip(MARKERS, "●■◆▲▼✚✖★", strict=True))
+"""Characters that look like the markers."""
 PLOTTED = ("metric", "curves", "differences", "ranks", "views")
 """Values of a section that the page's script plots as they are."""
 
@@ -59,7 +62,10 @@ def report_page(
         value: the plotted value of the landscapes.
     """
     sections = document["sections"]
-    landscape_parts = [_landscape_html(by_name, value) for by_name in landscapes] or [None] * len(sections)
+    landscape_parts: list[dict[str, Any] | None] = [None] * len(sections)
+    for number, by_name in enumerate(landscapes):
+        styles = {row["label"]: LineStyle(row["style"]) for row in sections[number]["rows"]}
+        landscape_parts[number] = _landscape_html(by_name, value, styles)
     return _template().render(
         document=document,
         title=title or _title(sections),
@@ -85,6 +91,7 @@ def report_page(
         bytes=shown_bytes,
         seconds=shown_seconds,
         count=shown_count,
+        glyph=lambda number: GLYPHS[LineStyle(number).marker],
         short=lambda number: "–" if number is None else f"{number:.4g}",
     )
 
@@ -108,14 +115,16 @@ def _plotted_json(document: Values) -> str:
     sections = []
     for section in document["sections"]:
         values = {name: section[name] for name in PLOTTED}
-        values["rows"] = [{"number": row["number"], "label": row["label"]} for row in section["rows"]]
+        values["rows"] = [{name: row[name] for name in ("number", "label", "style")} for row in section["rows"]]
         values["partition"] = {"shown": section["partition"]["shown"]}
         values["shares"] = [name for name in section["metrics"] if is_share(name)]
         sections.append(values)
     return json.dumps({"sections": sections}, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-def _landscape_html(landscapes: Mapping[str, Landscape], value: str) -> dict[str, Any] | None:
+def _landscape_html(
+    landscapes: Mapping[str, Landscape], value: str, styles: Mapping[str, LineStyle]
+) -> dict[str, Any] | None:
     """Render landscapes as HTML with a note on their scale; None if none of them has the value."""
     from fedflat.reporting.figures.landscape_page import landscape_parts
     from fedflat.reporting.figures.landscapes import Panel
@@ -123,7 +132,7 @@ def _landscape_html(landscapes: Mapping[str, Landscape], value: str) -> dict[str
     panels = [Panel(name, landscape) for name, landscape in landscapes.items() if value in landscape.values]
     if not panels:
         return None
-    about, parts = landscape_parts(panels, value, library=False)
+    about, parts = landscape_parts(panels, value, library=False, styles=styles)
     return {"about": about, "parts": parts}
 
 
@@ -281,7 +290,7 @@ def write_report(
         if figures:
             from fedflat.reporting.figures.paper_figures import figures_of
 
-            for name, figure in figures_of(section, by).items():
+            for name, figure in figures_of(section, by, landscapes[number - 1]).items():
                 write_figure(figure, out / "figures" / f"{name}{suffix}.pdf")
     files = {"page": out / "report.html", "tables": out / "results*.csv, .md, .tex", "every value": out / "values.csv"}
     if figures:

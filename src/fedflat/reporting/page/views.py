@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
 from math import ceil
 from pathlib import Path
 from statistics import fmean
@@ -97,7 +98,7 @@ def _mean_over_runs(runs: Sequence[Mapping[int, float]]) -> dict[int, float]:
 def _spectra(group: Group) -> list[Values]:
     """Collect every model of every spectrum file; a file may contain models of other runs.
 
-    A model has the number (and colour) of the row with its name, or an unused one.
+    A model has the colour and marker of the row with its name, or unused ones.
     """
     spectra: dict[str, Values] = {}
     for _, path in _measurement_files(group.records, "spectrum.json"):
@@ -106,16 +107,18 @@ def _spectra(group: Group) -> list[Values]:
             if model.get("subsets"):
                 label = name if name not in spectra else f"{name} ({model.get('model')})"
                 spectra[label] = _spectrum_values(label, model["subsets"], document.get("on", ""))
-    numbers = {label: number for number, (label, _, _) in enumerate(group.rows)}
-    for index, (label, spectrum) in enumerate(spectra.items()):
-        spectrum["row"] = numbers.get(label, len(numbers) + index)
+                spectra[label]["described"] = model.get("described", "")
+    styles = {label: style.number for label, style in group.styles.items()}
+    for label, spectrum in spectra.items():
+        unused = next(number for number in count() if number not in styles.values())
+        spectrum["style"] = styles.setdefault(label, unused)
     return list(spectra.values())
 
 
 def _spectrum_values(label: str, subsets: Sequence[Mapping[str, Any]], on: str) -> Values:
     """Average a spectrum over its subsets of examples; ``on`` names the data, e.g. ``train``."""
-    count = min(MAX_EIGENVALUES, *(len(subset["eigenvalues"]) for subset in subsets))
-    eigenvalues = [fmean(subset["eigenvalues"][index] for subset in subsets) for index in range(count)]
+    shown = min(MAX_EIGENVALUES, *(len(subset["eigenvalues"]) for subset in subsets))
+    eigenvalues = [fmean(subset["eigenvalues"][index] for subset in subsets) for index in range(shown)]
     return {
         "label": label,
         "on": on,

@@ -6,6 +6,17 @@ const COLOURS = 8;
 const DASHES = ["", "7 4", "2 3", "9 3 2 3"];
 const colour = (n) => `var(--c${n % COLOURS})`;
 const dash = (n) => DASHES[Math.floor(n / COLOURS) % DASHES.length];
+const MARKS = 8; // markers along a curve
+const EARLY = 1 / 3; // part of a curve that does not determine the range of the axis
+const SHAPES = [
+  "M-1 0A1 1 0 1 0 1 0A1 1 0 1 0 -1 0Z", "M-.9 -.9H.9V.9H-.9Z", "M0 -1.2L1.2 0L0 1.2L-1.2 0Z", "M0 -1.15L1.1 .85H-1.1Z", "M0 1.15L1.1 -.85H-1.1Z",
+  "M-.4 -1.1H.4V-.4H1.1V.4H.4V1.1H-.4V.4H-1.1V-.4H-.4Z", "M-1.1 -.6L-.6 -1.1L0 -.5L.6 -1.1L1.1 -.6L.5 0L1.1 .6L.6 1.1L0 .5L-.6 1.1L-1.1 .6L-.5 0Z",
+  "M0 -1.3L.35 -.4L1.25 -.4L.5 .15L.8 1.1L0 .5L-.8 1.1L-.5 .15L-1.25 -.4L-.35 -.4Z",
+]; // circle, square, diamond, triangles, plus, cross and star of radius 1
+const shape = (n) => SHAPES[(n + Math.floor(n / COLOURS)) % SHAPES.length];
+function mark(n, x, y, radius, parent) {
+  return node("path", { d: shape(n), transform: `translate(${x.toFixed(1)} ${y.toFixed(1)}) scale(${radius})`, fill: colour(n) }, parent);
+}
 const NARROW = 560;
 
 function node(name, attributes, parent, text) {
@@ -66,12 +77,14 @@ function lineChart(figure, lines, about) {
   const put = about.log ? (v) => (v > 0 ? Math.log10(v) : null) : (v) => v;
   const xs = lines.flatMap((l) => l.x), ys = [];
   for (const l of lines) {
-    const from = about.skipRise ? Math.floor(0.2 * l.y.length) : 0;
+    const from = about.skipRise ? Math.floor(EARLY * l.y.length) : 0;
     l.y.forEach((v, i) => {
       if (i < from || v === null || put(v) === null) return;
       ys.push(put(v));
       if (l.std && l.std[i] && !about.log) ys.push(v - l.std[i], v + l.std[i]);
     });
+    const known = l.y.filter((v) => v !== null && put(v) !== null); // the best value stays visible, however early
+    if (from && known.length) ys.push(put((about.falls ? Math.min : Math.max)(...known)));
   }
   if (!xs.length || !ys.length) { node("text", { x: 8, y: 24 }, svg, "No row is selected; choose one below."); return; }
   const reduce = (list, f) => list.reduce((a, b) => f(a, b));
@@ -100,12 +113,13 @@ function lineChart(figure, lines, about) {
     if (l.std && !about.log) {
       const above = known.map((i) => [X(l.x[i]), Y(l.y[i] + (l.std[i] || 0))]);
       const below = known.map((i) => [X(l.x[i]), Y(l.y[i] - (l.std[i] || 0))]).reverse();
-      if (known.length > 1) node("path", { d: path(above.concat(below)) + "Z", fill: colour(l.row), "fill-opacity": 0.13 }, inside);
+      if (known.length > 1) node("path", { d: path(above.concat(below)) + "Z", fill: colour(l.style), "fill-opacity": 0.13 }, inside);
     }
     const points = known.map((i) => [X(l.x[i]), Y(put(l.y[i]))]);
-    const style = { d: path(points), fill: "none", stroke: colour(l.row), "stroke-width": 1.8, "stroke-dasharray": dash(l.row) };
-    node("path", { ...style, "stroke-linejoin": "round", class: "curve", "data-row": l.row }, inside);
-    if (about.dots) for (const p of points) node("circle", { cx: p[0], cy: p[1], r: 2.6, fill: colour(l.row) }, inside);
+    const style = { d: path(points), fill: "none", stroke: colour(l.style), "stroke-width": 1.8, "stroke-dasharray": dash(l.style) };
+    node("path", { ...style, "stroke-linejoin": "round", class: "curve" }, inside);
+    const every = about.dots ? 1 : Math.max(1, Math.ceil(points.length / MARKS));
+    points.forEach((p, i) => { if (i % every === 0) mark(l.style, p[0], p[1], 3.2, inside); });
   }
   pointer(svg, figure, lines, about, { X, x0, x1, left, right, width, height, top, bottom });
 }
@@ -125,13 +139,16 @@ function pointer(svg, figure, lines, about, at) {
       return { l, x: l.x[best], y: l.y[best] };
     }).filter((n) => n.y !== null).sort((a, b) => b.y - a.y);
     if (!near.length) return;
+    const nearest = near.map((n) => n.x).reduce((a, b) => (Math.abs(b - x) < Math.abs(a - x) ? b : a));
     rule.setAttribute("visibility", "visible");
-    for (const side of ["x1", "x2"]) rule.setAttribute(side, at.X(x));
-    tip.replaceChildren(...[`${about.xlabel} ${short(x)}`, ...near.slice(0, 8)].map((n) => {
+    for (const side of ["x1", "x2"]) rule.setAttribute(side, at.X(nearest));
+    const where = about.whole ? String(Math.round(nearest)) : short(nearest);
+    tip.replaceChildren(...[`${about.xlabel} ${where}`, ...near.slice(0, 8)].map((n) => {
       const line = document.createElement("div");
       if (typeof n === "string") { line.textContent = n; line.className = "quiet"; return line; }
       const swatch = document.createElement("span");
-      swatch.className = "swatch"; swatch.style.background = colour(n.l.row);
+      swatch.className = "swatch"; swatch.append(node("svg", { viewBox: "-2 -2 4 4", width: 12, height: 12 }));
+      mark(n.l.style, 0, 0, 1.4, swatch.firstChild);
       line.append(swatch, `${n.l.label}  ${trim(n.y)}`);
       return line;
     }));
@@ -169,11 +186,11 @@ function rowChart(figure, rows, about) {
     const label = node("text", narrow ? { x: left, y: y - 13, class: "ink" } : { x: left - 14, y: y + 4, "text-anchor": "end", class: "ink" }, svg);
     cut(r.label, label, narrow ? width - left - right : left - 18);
     r.bars.forEach((b, n) => {
-      const style = { stroke: colour(r.row), "stroke-width": n ? 1.2 : 5, "stroke-opacity": n ? 1 : 0.35, "stroke-linecap": n ? "butt" : "round" };
+      const style = { stroke: colour(r.style), "stroke-width": n ? 1.2 : 5, "stroke-opacity": n ? 1 : 0.35, "stroke-linecap": n ? "butt" : "round" };
       node("line", { x1: X(b[0]), x2: X(b[1]), y1: y, y2: y, ...style }, svg);
     });
-    r.points.forEach((p) => node("circle", { cx: X(p), cy: y, r: 2.6, fill: "none", stroke: colour(r.row) }, svg));
-    node("circle", { cx: X(r.mean), cy: y, r: 4.5, fill: colour(r.row), class: "mean" }, svg);
+    r.points.forEach((p) => node("circle", { cx: X(p), cy: y, r: 2.6, fill: "none", stroke: colour(r.style) }, svg));
+    mark(r.style, X(r.mean), y, 4.5, svg);
   });
   node("text", { x: narrow ? width / 2 : (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, svg, about.xlabel);
 }

@@ -59,17 +59,26 @@ function onShow(figure, draw) { if (figure) { waiting.set(figure, { draw, width:
 const scaled = (section, metric) => (section.shares.includes(metric) ? 100 : 1);
 const find = (number, name) => document.querySelector(`#s${number} [data-part="${name}"]`);
 
+// Shows in a legend which rows are visible; two charts of a section share their rows.
+function press(box, visible) {
+  for (const button of box?.children || []) button.setAttribute("aria-pressed", visible.has(Number(button.dataset.number)));
+}
+
 function legend(box, rows, visible, redraw) {
   if (!box) return;
   for (const row of rows) {
     const button = document.createElement("button");
-    const mark = node("svg", { viewBox: "0 0 22 8", "aria-hidden": "true" });
-    node("line", { x1: 0, x2: 22, y1: 4, y2: 4, stroke: colour(row.number), "stroke-width": 3, "stroke-dasharray": dash(row.number) }, mark);
-    button.append(mark, row.label);
+    const sample = node("svg", { viewBox: "0 0 26 12", "aria-hidden": "true" });
+    node("line", { x1: 0, x2: 26, y1: 6, y2: 6, stroke: colour(row.style), "stroke-width": 2, "stroke-dasharray": dash(row.style) }, sample);
+    mark(row.style, 13, 6, 4, sample);
+    button.append(sample, row.label);
     button.type = "button";
-    const show = () => button.setAttribute("aria-pressed", visible.has(row.number));
-    show();
-    button.addEventListener("click", () => { visible.has(row.number) ? visible.delete(row.number) : visible.add(row.number); show(); redraw(); });
+    button.dataset.number = row.number;
+    button.setAttribute("aria-pressed", visible.has(row.number));
+    button.addEventListener("click", () => {
+      visible.has(row.number) ? visible.delete(row.number) : visible.add(row.number);
+      redraw();
+    });
     box.append(button);
   }
 }
@@ -77,6 +86,11 @@ function legend(box, rows, visible, redraw) {
 data.sections.forEach((section, n) => {
   const order = section.ranks ? section.ranks.lines.map((l) => l.row) : section.rows.map((r) => r.number);
   const visible = new Set(order.slice(0, INITIALLY_VISIBLE));
+  const redraw = () => {
+    if (curves) drawCurves();
+    if (log) drawLog();
+    for (const box of ["legend", "log-legend"]) press(find(n, box), visible);
+  };
 
   const curves = find(n, "curves"), metric = find(n, "metric"), over = find(n, "over"), whole = find(n, "whole");
   const drawCurves = () => {
@@ -84,28 +98,28 @@ data.sections.forEach((section, n) => {
     const lines = section.rows.filter((r) => visible.has(r.number) && section.curves[r.number].metrics[metric.value]).map((r) => {
       const curve = section.curves[r.number], values = curve.metrics[metric.value];
       const times = (list) => list.map((v) => (v === null ? null : v * factor));
-      return { row: r.number, label: r.label, x: curve.over[over.value], y: times(values.mean), std: times(values.std) };
+      return { style: r.style, label: r.label, x: curve.over[over.value], y: times(values.mean), std: times(values.std) };
     });
     const words = `test ${metric.value}${factor === 100 ? " in per cent" : ""} over ${over.selectedOptions[0].textContent}`;
-    const rise = factor === 100 && !whole.checked && lines.some((l) => l.y.length > 5);
+    const rise = !whole.checked && lines.some((l) => l.y.length > 5);
     const ylabel = `test ${metric.value}${factor === 100 ? " (%)" : ""}`;
-    lineChart(curves, lines, { words, xlabel: over.selectedOptions[0].textContent, ylabel, skipRise: rise });
+    lineChart(curves, lines, { words, xlabel: over.selectedOptions[0].textContent, ylabel, skipRise: rise, falls: factor !== 100, whole: over.value === "round" });
   };
   if (curves) {
     onShow(curves, drawCurves);
     for (const control of [metric, over, whole]) control.addEventListener("change", drawCurves);
-    legend(find(n, "legend"), section.rows, visible, drawCurves);
+    legend(find(n, "legend"), section.rows, visible, redraw);
   }
 
   const factor = scaled(section, section.metric), unit = factor === 100 ? "percentage points" : section.metric;
   const pairs = section.differences.filter((d) => d.pair);
   onShow(find(n, "differences"), () => rowChart(find(n, "differences"), pairs.map((d) => ({
-    row: d.row, label: d.label, mean: d.pair.mean * factor, points: d.pair.differences.map((v) => v * factor),
+    style: section.rows[d.row].style, label: d.label, mean: d.pair.mean * factor, points: d.pair.differences.map((v) => v * factor),
     bars: [d.pair.interval, d.pair.t_interval].filter(Boolean).map((b) => b.map((v) => v * factor)),
   })), { zero: true, include: [0], xlabel: `difference in ${unit}`, words: "paired differences with their intervals" }));
 
   onShow(find(n, "ranks"), () => rowChart(find(n, "ranks"), section.ranks.lines.map((l) => ({
-    row: l.row, label: l.label, mean: l.mean, points: l.each, bars: [],
+    style: section.rows[l.row].style, label: l.label, mean: l.mean, points: l.each, bars: [],
   })), {
     include: [1, Math.max(2, section.ranks.lines.length)], xlabel: "mean rank over seeds, 1 is best", words: "mean ranks", whole: true,
     bar: section.ranks.critical && section.ranks.critical < section.ranks.lines.length - 1 ? section.ranks.critical : 0,
@@ -117,20 +131,30 @@ data.sections.forEach((section, n) => {
   const log = find(n, "log"), quantity = find(n, "quantity");
   const drawLog = () => {
     const logged = section.views.log[quantity.value];
-    const lines = logged.lines.map((l) => ({ ...l, label: section.rows[l.row].label }));
+    const lines = logged.lines.map((l) => ({ ...l, ...section.rows[l.row] }));
     lineChart(log, lines.filter((l) => visible.has(l.row)), {
-      words: logged.words, xlabel: "communication round", ylabel: quantity.value, dots: true, height: 300,
+      words: logged.words, xlabel: "communication round", ylabel: quantity.value, dots: true, height: 300, whole: true,
     });
   };
-  if (log) { onShow(log, drawLog); quantity.addEventListener("change", drawLog); }
+  if (log) {
+    onShow(log, drawLog);
+    quantity.addEventListener("change", drawLog);
+    const measured = new Set(Object.values(section.views.log).flatMap((q) => q.lines.map((l) => l.row)));
+    legend(find(n, "log-legend"), section.rows.filter((r) => measured.has(r.number)), visible, redraw);
+  }
 
-  onShow(find(n, "spectra"), () => {
-    const lines = section.views.spectra.map((s) => ({ row: s.row, label: s.label, x: s.eigenvalues.map((_, i) => i + 1), y: s.eigenvalues }));
+  const spectra = section.views.spectra.map((s, number) => ({ ...s, number }));
+  const visibleSpectra = new Set(spectra.map((s) => s.number));
+  const drawSpectra = () => {
+    const lines = spectra.filter((s) => visibleSpectra.has(s.number)).map((s) => ({ style: s.style, label: s.label, x: s.eigenvalues.map((_, i) => i + 1), y: s.eigenvalues }));
     const positive = lines.every((l) => l.y.every((v) => v > 0));
     lineChart(find(n, "spectra"), lines, {
       words: "eigenvalues of the Hessian", xlabel: "eigenvalues, largest first", ylabel: "eigenvalue", dots: true, log: positive, height: 320, whole: true,
     });
-  });
+    press(find(n, "spectra-legend"), visibleSpectra);
+  };
+  onShow(find(n, "spectra"), drawSpectra);
+  legend(find(n, "spectra-legend"), spectra, visibleSpectra, drawSpectra);
 
   const which = find(n, "run-of-clients");
   for (const part of ["classes", "clients"]) {
