@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import ModuleType
 
 from fedflat.errors import UserError
 
@@ -75,7 +76,7 @@ def load_recorded(run: Path, plugins: Mapping[str, str]) -> None:
 
 def _load(path: Path) -> None:
     """Import one plugin under the name of its file, by which child processes find its classes."""
-    name, folder = path.stem, str(path.parent)
+    name = path.stem
     if str(path) in _hashes:
         return
     if not path.is_file():
@@ -85,17 +86,32 @@ def _load(path: Path) -> None:
     if name in sys.modules or name in sys.stdlib_module_names:
         other = getattr(sys.modules.get(name), "__file__", None) or "Python's own"
         raise UserError(f"the plugin {path} has the same name as another module ({other}); rename the file")
+    import_file(path, name, "plugin")
+    _hashes[str(path)] = _sha256(path)
+
+
+def import_file(path: Path, name: str, role: str) -> ModuleType:
+    """Import a Python file as the module ``name``; it can import the modules next to it.
+
+    Args:
+        path: absolute path of an existing file.
+        name: name of the module in ``sys.modules``.
+        role: what the file is, for messages.
+
+    Raises:
+        UserError: the file raises an error.
+    """
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    if folder not in sys.path:
-        sys.path.append(folder)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # any error of the user's code
         del sys.modules[name]
-        raise UserError(f"cannot load the plugin {path}{_line(error, path)}: {_message(error)}") from error
-    _hashes[str(path)] = _sha256(path)
+        raise UserError(f"cannot load the {role} {path}{_line(error, path)}: {_message(error)}") from error
+    return module
 
 
 def _sha256(path: Path) -> str:

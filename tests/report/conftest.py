@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 import fedflat
+from fedflat.algorithms import algorithm as build_algorithm
+from fedflat.averaging import average_name
 
 Clone = Callable[..., Path]
 
@@ -35,6 +37,7 @@ def write_run(source: Path, folder: Path, values: Sequence[float], algorithm: st
         "hash": more.get("hash", f"{seed:064x}"),
     }
     status = {"status": more.get("status", "finished"), "rounds": len(values) - 1, "reason": more.get("reason", "")}
+    status["averages"] = [average_name(average) for average in build_algorithm(algorithm).averages]
     lines = [
         {
             **{"round": rounds, "train_loss": 1 - value, "test": {"server": {"loss": 1 - value, "accuracy": value}}},

@@ -394,7 +394,7 @@ class Run:
             by_number = {str(number): statistics for number, statistics in self._bn_statistics.items()}
             self.folder.write_tensors(STATISTICS_FILE, by_number, {"rounds": self.rounds})
         self._write_models(self.folder, model_file)
-        metric = {"metric": self.metric, "lower_is_better": self.lower_is_better}
+        metric: dict[str, Any] = {"metric": self.metric, "lower_is_better": self.lower_is_better}
         self.folder.write_status(**verdict._asdict(), **metric, averages=[*self.averages], rounds=self.rounds)
 
     def _notify(self, event: str, *arguments: Any) -> None:

@@ -5,13 +5,8 @@ The user names a file of weights, a function that builds the torch module, and a
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -23,6 +18,7 @@ from fedflat.experiment.make_config import describe_type, make_config
 from fedflat.experiment.setup.problem import build_problem, name_user_objects
 from fedflat.experiment.setup.weights import TORCH_SUFFIXES
 from fedflat.experiment.store.run_folder import Record
+from fedflat.plugins import import_file
 
 WEIGHTS_SUFFIXES = (*TORCH_SUFFIXES, ".safetensors")
 
@@ -78,41 +74,17 @@ def build_module(text: str) -> nn.Module:
     path, colon, name = text.rpartition(":")
     if not colon or not path.endswith(".py") or not name.isidentifier():
         raise UserError(f"cannot read --module {text!r}; expected FILE.py:FUNCTION, such as model.py:make_model")
-    file = Path(path)
+    file = Path(path).expanduser().absolute()
     if not file.is_file():
         raise UserError(f"{file} does not exist; expected a Python file that defines {name}")
-    with _importable(file.parent):
-        definitions = vars(_run_file(file))
-        if not callable(definitions.get(name)):
-            functions = [key for key, value in definitions.items() if callable(value) and not key.startswith("_")]
-            raise one_of(f"function in {file}", name, functions)
-        try:
-            module = definitions[name]()
-        except Exception as error:
-            raise UserError(f"{name}() of {file} failed: {type(error).__name__}: {error}") from error
+    definitions = vars(import_file(file, f"fedflat_module_{file.stem}", "module"))
+    if not callable(definitions.get(name)):
+        functions = [key for key, value in definitions.items() if callable(value) and not key.startswith("_")]
+        raise one_of(f"function in {file}", name, functions)
+    try:
+        module = definitions[name]()
+    except Exception as error:
+        raise UserError(f"{name}() of {file} failed: {type(error).__name__}: {error}") from error
     if not isinstance(module, nn.Module):
         raise UserError(f"{name}() of {file} returned {describe_type(module)}; expected a torch.nn.Module")
     return module
-
-
-def _run_file(file: Path) -> Any:
-    """Import a Python file as a module of its own."""
-    name = f"fedflat_module_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None  # for a .py file
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise UserError(f"cannot import {file}: {type(error).__name__}: {error}") from error
-    return module
-
-
-@contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    """Let a file import its neighbours, as if it were run as a script."""
-    sys.path.insert(0, str(folder.absolute()))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder.absolute()))

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from fedflat.reporting.figures.style import colour_of, open_frame
+from fedflat.reporting.figures.style import COLOURS, open_frame
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,14 +60,14 @@ def _draw_targets(axes: Axes, dataset: Dataset) -> None:
     if dataset.train.targets.is_floating_point():
         bins = np.histogram_bin_edges(sets["training"].numpy(), bins=40).tolist()
         for number, (name, targets) in enumerate(sets.items()):
-            axes.hist(targets.flatten().numpy(), bins, color=colour_of(number), alpha=0.7, label=name)
+            axes.hist(targets.flatten().numpy(), bins, color=COLOURS[number], alpha=0.7, label=name)
         axes.set_xlabel("target")
         axes.set_ylabel("examples")
         return
     positions = np.arange(dataset.num_classes)
     for number, (name, targets) in enumerate(sets.items()):
         counts = _class_counts(targets, dataset.num_classes).numpy()
-        axes.bar(positions + 0.4 * number - 0.2, counts, 0.4, color=colour_of(number), label=name)
+        axes.bar(positions + 0.4 * number - 0.2, counts, 0.4, color=COLOURS[number], label=name)
     if dataset.num_classes <= MOST_LABELS:
         is_long = max(map(len, dataset.classes)) * dataset.num_classes > 100
         axes.set_xticks(positions, list(dataset.classes), fontsize=8, rotation=60 if is_long else 0)
