@@ -53,8 +53,8 @@ def trajectories(
         schedule = Schedule(lr, 1.0, rounds)
         return Training(algorithm, Descent(), schedule, Plan(1, steps=k), 0, 2, Aggregation("uniform"))
 
-    weights, buffers, integers = problem.initial()
-    model, server = ModelState(weights, buffers, integers), algorithm.new_server(weights)
+    weights, buffers, integer_buffers = problem.initial()
+    model, server = ModelState(weights, buffers, integer_buffers), algorithm.new_server(weights)
     states = [algorithm.new_client(weights) for _ in range(2)]
     path, local_paths = [weights.numpy().copy()], []
     for round in range(rounds):
@@ -66,7 +66,7 @@ def trajectories(
             local_paths[-1].append(np.stack([path[-1], *points]))
         outcome = engine.train(training(steps), round, model, server, cohort)
         weights, server = algorithm.aggregate(outcome.returned, outcome.means, server)
-        model = ModelState(weights, outcome.buffers, outcome.integers)
+        model = ModelState(weights, outcome.buffers, outcome.integer_buffers)
         states = [client.state for client in outcome.clients]
         path.append(weights.numpy().copy())
     return np.stack(path), local_paths

@@ -158,14 +158,14 @@ def walk(
         clients=setting.problem.N,
         aggregation=Aggregation(weighting),  # type: ignore[arg-type]
     )
-    weights, buffers, integers = problem.initial()
-    model, server = ModelState(weights, buffers, integers), built.new_server(weights)
+    weights, buffers, integer_buffers = problem.initial()
+    model, server = ModelState(weights, buffers, integer_buffers), built.new_server(weights)
     states = {i: built.new_client(weights) for i in range(setting.problem.N)}
     for round, cohort in enumerate(setting.cohorts):
         members = [Client(i, np.arange(starts[i], starts[i + 1]), states[i]) for i in cohort]
         outcome = engine.train(training, round, model, server, members)
         x, server = built.aggregate(outcome.returned, outcome.means, server)
-        model = ModelState(x, outcome.buffers, outcome.integers)
+        model = ModelState(x, outcome.buffers, outcome.integer_buffers)
         if not forget:
             states = states | {client.number: client.state for client in outcome.clients}
         done.x.append(x.cpu().numpy().copy())

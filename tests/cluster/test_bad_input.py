@@ -167,8 +167,8 @@ def test_an_error_in_a_worker_is_raised_in_the_driver(ray: Any) -> None:
 
 
 def model_arrays(engine: Any) -> Any:
-    weights, buffers, integers = engine.problem.initial()
-    return weights.numpy(), buffers.numpy(), {name: value.numpy() for name, value in integers.items()}
+    weights, buffers, integer_buffers = engine.problem.initial()
+    return weights.numpy(), buffers.numpy(), {name: value.numpy() for name, value in integer_buffers.items()}
 
 
 @pytest.mark.parametrize(

@@ -220,6 +220,8 @@ def test_the_docs_list_the_supported_algorithms() -> None:
     for name, answers in written.items():
         chosen = algorithm(name)
         private = privacy_gap(problem, training_of(experiment_of(SETTINGS), chosen, SITES))
-        robust = next((slot.requires_mean() for _, slot in chosen.slots() if slot.requires_mean()), "")
+        robust = next(
+            (slot.robust_aggregation_conflict() for _, slot in chosen.slots() if slot.robust_aggregation_conflict()), ""
+        )
         expected = ["no" if reason else "yes" for reason in (private, robust)]
         assert [answer.split(":")[0] for answer in answers] == expected, name

@@ -58,11 +58,14 @@ def test_augmented_images_stay_contiguous():
 def test_gradients_do_not_depend_on_earlier_calls_or_pickling(model):
     """Leaf tensors are reused between calls and left out of a pickled problem."""
     problem = problem_of(model)
-    weights, statistics, integers = problem.initial()
+    weights, statistics, integer_buffers = problem.initial()
     batch = Batch(problem.normalised(problem.data.train.inputs[:8]), problem.data.train.targets[:8])
 
     def gradient(of: Problem, point: torch.Tensor) -> torch.Tensor:
-        buffers = {**of.buffers.views(statistics.clone()), **{name: value.clone() for name, value in integers.items()}}
+        buffers = {
+            **of.buffers.views(statistics.clone()),
+            **{name: value.clone() for name, value in integer_buffers.items()},
+        }
         return of.loss_and_gradient(point, buffers, batch)[1]
 
     first = gradient(problem, weights)
@@ -71,7 +74,7 @@ def test_gradients_do_not_depend_on_earlier_calls_or_pickling(model):
     assert traveller._leaves is None
     assert torch.equal(gradient(problem, weights), first) and torch.equal(gradient(traveller, weights), first)
     assert not torch.equal(elsewhere, first)
-    pure = problem.functional_pass(weights, statistics, integers, batch).gradient
+    pure = problem.functional_pass(weights, statistics, integer_buffers, batch).gradient
     assert torch.allclose(pure, first, rtol=1e-4, atol=1e-6)
 
 

@@ -163,13 +163,13 @@ def test_a_random_step_is_not_a_compiler_error(random: bool, monkeypatch: pytest
     assert any("without compilation" in str(w.message) for w in caught) is not random
 
 
-@pytest.mark.parametrize("wrong", ["statistics", "integers", "loss"])
+@pytest.mark.parametrize("wrong", ["statistics", "integer_buffers", "loss"])
 def test_compiled_steps_are_compared_in(wrong: str) -> None:
     y, statistics = torch.zeros(3), torch.ones(2)
     local: Any = SimpleNamespace(drift=SimpleNamespace(y=y))
     step = StepResult([torch.ones(3)], statistics + 0.1, {"count": torch.tensor(1)}, torch.tensor(2.0), 1)
     assert agree(step, step, local, statistics)
-    others = {"statistics": statistics + 0.3, "integers": {"count": torch.tensor(0)}, "loss": torch.tensor(2.5)}
+    others = {"statistics": statistics + 0.3, "integer_buffers": {"count": torch.tensor(0)}, "loss": torch.tensor(2.5)}
     assert not agree(step._replace(**{wrong: others[wrong]}), step, local, statistics)
 
 

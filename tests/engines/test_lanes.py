@@ -130,10 +130,10 @@ def test_batch_norm_counters_agree_with_the_loop(lanes: int, compile: str, monke
         Run(config({**values, "engine": {**one, "device": "cpu"}}), data=data, model=model) for one in engines
     )
     loop.go(), side_by_side.go()
-    counted = loop.server.model.integers
-    assert counted.keys() == side_by_side.server.model.integers.keys() and counted
+    counted = loop.server.model.integer_buffers
+    assert counted.keys() == side_by_side.server.model.integer_buffers.keys() and counted
     for name, number in counted.items():
-        assert int(number) == int(side_by_side.server.model.integers[name]) == 6
+        assert int(number) == int(side_by_side.server.model.integer_buffers[name]) == 6
     assert torch.allclose(loop.server.model.buffers, side_by_side.server.model.buffers, atol=1e-5)
 
 

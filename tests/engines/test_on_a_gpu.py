@@ -90,8 +90,8 @@ def test_a_compiled_step_is_that_of_the_loop() -> None:
     assert (loop.weights - lanes.weights.cpu()).norm() < 1e-3 * loop.weights.norm()
     assert (loop.buffers - lanes.buffers.cpu()).norm() < 1e-3 * loop.buffers.norm()
     assert (
-        {name: int(n) for name, n in lanes.integers.items()}
-        == {name: int(n) for name, n in loop.integers.items()}
+        {name: int(n) for name, n in lanes.integer_buffers.items()}
+        == {name: int(n) for name, n in loop.integer_buffers.items()}
         != {}
     )
 

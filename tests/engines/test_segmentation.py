@@ -248,7 +248,7 @@ def test_sam_moves_statistics_once_per_step(network: str, engine: str) -> None:
     fresh = run_of("fedavg", LOOP, model, **frozen, local_steps=1).server.model
     assert torch.allclose(plain.buffers, sam.buffers, atol=1e-7)
     assert not torch.allclose(plain.buffers, fresh.buffers, atol=1e-3), "three steps are not one"
-    assert all(torch.equal(plain.integers[name], sam.integers[name]) for name in plain.integers)
+    assert all(torch.equal(plain.integer_buffers[name], sam.integer_buffers[name]) for name in plain.integer_buffers)
 
 
 def test_batch_norm_keeps_full_statistics_where_passes_are_in_bfloat16() -> None:
@@ -395,10 +395,10 @@ def test_batches_with_batch_statistics_are_spread_over_the_set() -> None:
     spread = [part.tolist() for part in replace(problem, batch_statistics=True).evaluation_batches(9)]
     assert spread == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
     assert [part.tolist() for part in problem.evaluation_batches(9, batch_statistics=True)] == spread
-    weights, buffers, integers = problem.initial()
+    weights, buffers, integer_buffers = problem.initial()
     test = problem.data.test
     for own in (True, False):
-        scorer = Scorer(problem, ModelState(weights, buffers, integers), batch_statistics=own)
+        scorer = Scorer(problem, ModelState(weights, buffers, integer_buffers), batch_statistics=own)
         expected = [test.inputs[part] for part in problem.evaluation_batches(len(test), batch_statistics=own)]
         found = [batch.inputs for batch, _ in scorer._outputs(test)]
         assert len(expected) > 1 and all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))

@@ -60,11 +60,11 @@ def test_the_server_is_measured_with_statistics_of_the_training_set(own: tuple[R
         problem.model.eval()
         batch = problem.normalised(train.inputs)
         still = with_statistics(problem, state, found.training_positions)
-        buffers = {**problem.buffers.views(still.buffers), **state.integers}
+        buffers = {**problem.buffers.views(still.buffers), **state.integer_buffers}
         expected = problem.task.loss(
             problem.predict_normalised(state.weights, buffers, batch, batch_statistics=False), train.targets
         )
-        unknowing = {**problem.buffers.views(fresh), **state.integers}
+        unknowing = {**problem.buffers.views(fresh), **state.integer_buffers}
         wrong = problem.task.loss(
             problem.predict_normalised(state.weights, unknowing, batch, batch_statistics=False), train.targets
         )

@@ -134,7 +134,7 @@ def test_frozen_batch_norm_keeps_its_statistics_and_uses_them() -> None:
     run.problem.set_training_mode()
     modes = {name: m.training for name, m in run.problem.model.named_modules() if isinstance(m, nn.BatchNorm2d)}
     assert {name for name, on in modes.items() if on} == {name for name in modes if name.startswith("blocks.8.")}
-    estimated = run.problem.estimate_buffers(run.server.model.weights, run.server.model.integers)
+    estimated = run.problem.estimate_buffers(run.server.model.weights, run.server.model.integer_buffers)
     assert estimated.shape == (4 * 64,) and bool(estimated.abs().min() > 0), "those of the part that is trained"
 
 

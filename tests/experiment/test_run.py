@@ -155,7 +155,7 @@ def test_statistics_are_averaged_estimated_or_kept() -> None:
     one, other = (r.record.models["ema(decay=0.5)"] for r in (averaged, estimated))
     assert torch.equal(one.weights, other.weights) and not torch.equal(one.buffers, other.buffers)
     server = averaged.record.models["server"]
-    assert server.integers["layers.2.num_batches_tracked"] == 3 * 6
+    assert server.integer_buffers["layers.2.num_batches_tracked"] == 3 * 6
 
 
 @pytest.mark.parametrize(("cores", "clients_per_round", "workers"), [(2, 1, 2), (4, 20, 4), (64, 3, 8), (64, 20, 20)])
@@ -172,8 +172,8 @@ def test_estimated_statistics_are_those_of_the_training_data() -> None:
     run = Run(
         config({"data": {"clients": 4}, "federation": {"clients_per_round": 2}, "engine": {"workers": 1}}), model=model
     )
-    weights, _, integers = run.problem.initial()
-    buffers = run.problem.buffers.views(run.problem.estimate_buffers(weights, integers))
+    weights, _, integer_buffers = run.problem.initial()
+    buffers = run.problem.buffers.views(run.problem.estimate_buffers(weights, integer_buffers))
     train = run.problem.data.train.inputs
     hidden = model.layers[1](run.problem.normalised(train).flatten(1).to(torch.float32))
     parts = hidden.split(run.problem.evaluation_batch)
@@ -200,7 +200,7 @@ def test_sam_moves_statistics_once_per_step() -> None:
     settings = SMALL | {"model": Normalised(), "rounds": 1, "local_steps": 1, "batch_size": 64}
     plain, sam = (fedflat.run(text, **settings).record.models["server"] for text in ("fedavg", "fedsam(rho=1e-9)"))
     assert torch.allclose(plain.buffers, sam.buffers, atol=1e-6)
-    assert sam.integers["layers.2.num_batches_tracked"] == 1
+    assert sam.integer_buffers["layers.2.num_batches_tracked"] == 1
 
 
 def test_own_data_model_and_task() -> None:

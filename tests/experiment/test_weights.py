@@ -40,7 +40,7 @@ def test_a_state_dict_saved_by_torch(tmp_path):
     )
     for name, tensor in run.problem.buffers.views(run.server.model.buffers).items():
         assert torch.equal(tensor, model.state_dict()[name])
-    assert run.server.model.integers["2.num_batches_tracked"] == 1
+    assert run.server.model.integer_buffers["2.num_batches_tracked"] == 1
     assert torch.equal(run.problem.layout.views(run.server.model.weights)["1.weight"], model[1].weight)
     assert not torch.equal(fresh[1].weight, model[1].weight), "the user's own module is not touched"
 

@@ -56,7 +56,7 @@ def test_the_models_figures_are_those_of_its_run(two: list[RunModel]) -> None:
 
 def test_training_figures_are_over_what_clients_hold(two: list[RunModel]) -> None:
     model = two[0]
-    measure = LossAndError(model.problem, model.partition, model.state.integers)
+    measure = LossAndError(model.problem, model.partition, model.state.integer_buffers)
     held = model.on_examples(model.problem.data.train, np.unique(model.training_positions))
     figures = measure(Model(model.state.weights, model.state.buffers))
     assert measure.counts["train"] == held.examples
@@ -64,7 +64,7 @@ def test_training_figures_are_over_what_clients_hold(two: list[RunModel]) -> Non
 
 
 def test_a_sample_is_the_same_for_every_model_and_every_call(two: list[RunModel]) -> None:
-    one, other = (LossAndError(m.problem, m.partition, m.state.integers, examples=50, seed=3) for m in two)
+    one, other = (LossAndError(m.problem, m.partition, m.state.integer_buffers, examples=50, seed=3) for m in two)
     assert one.counts == {"train": 50, "test": 50}
     assert torch.equal(one.sets["train"].inputs, other.sets["train"].inputs)
     another = LossAndError(two[0].problem, two[0].partition, {}, examples=50, seed=4)
@@ -169,11 +169,11 @@ def test_statistics_are_the_models_own_or_estimated_anew() -> None:
     problem, partition = build_problem(
         config({"model": "custom:Normalised", "engine": {"device": "cpu"}}), model=Normalised()
     )
-    weights, buffers, integers = problem.initial()
+    weights, buffers, integer_buffers = problem.initial()
     own, estimated = (
-        LossAndError(problem, partition, integers, statistics=how) for how in ("interpolated", "estimated")
+        LossAndError(problem, partition, integer_buffers, statistics=how) for how in ("interpolated", "estimated")
     )
-    fresh = problem.estimate_buffers(weights, integers)
+    fresh = problem.estimate_buffers(weights, integer_buffers)
     inputs = problem.normalised(problem.data.train.inputs).flatten(1)
     torch.testing.assert_close(problem.buffers.views(fresh)["norm.running_mean"], inputs.mean(0), rtol=0, atol=0.02)
     expected = float(own(Model(weights, fresh))["train_loss"])
@@ -186,9 +186,9 @@ def test_statistics_of_the_librarys_own_normalisation_are_estimated_too() -> Non
     """They once stayed at zero, since that layer counts no batches."""
     small = {"model": "resnet20(norm=batch)", "data": {"dataset": "digits"}, "engine": {"device": "cpu"}}
     problem, _ = build_problem(config(small))
-    weights, _, integers = problem.initial()
+    weights, _, integer_buffers = problem.initial()
     inputs = problem.normalised(problem.data.train.inputs[:40])
-    found = problem.buffers.views(problem.estimate_buffers(weights, integers, [inputs[:20], inputs[20:]]))
+    found = problem.buffers.views(problem.estimate_buffers(weights, integer_buffers, [inputs[:20], inputs[20:]]))
     stem = torch.nn.functional.conv2d(inputs, problem.layout.views(weights)["stem.0.weight"], padding=1)
     torch.testing.assert_close(found["stem.1.running_mean"], stem.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
     halves = torch.stack([part.var((0, 2, 3), correction=1) for part in (stem[:20], stem[20:])]).mean(0)
@@ -199,8 +199,8 @@ def test_variances_that_an_extrapolation_made_negative_count_as_zero() -> None:
     problem, partition = build_problem(
         config({"model": "custom:Normalised", "engine": {"device": "cpu"}}), model=Normalised()
     )
-    weights, buffers, integers = problem.initial()
-    measure = LossAndError(problem, partition, integers, examples=20)
+    weights, buffers, integer_buffers = problem.initial()
+    measure = LossAndError(problem, partition, integer_buffers, examples=20)
     figures = measure(Model(weights, torch.full_like(buffers, -0.5)))
     assert torch.isfinite(figures["train_loss"])
     views = problem.buffers.views(zero := torch.full_like(buffers, -0.5))

@@ -191,7 +191,7 @@ class Slot:
         """Return why this slot may make a run diverge and what to change, or None if no risk is known."""
         return None
 
-    def requires_mean(self) -> str | None:
+    def robust_aggregation_conflict(self) -> str | None:
         """Return why robust aggregation must not replace the mean of client messages, or None if it may."""
         return None
 

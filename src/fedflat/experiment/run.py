@@ -228,7 +228,7 @@ class Run:
         for client in outcome.clients:
             self._clients.write(client)
         total_cost = Cost(**{key: value + getattr(outcome.cost, key) for key, value in asdict(server.cost).items()})
-        model = ModelState(weights, outcome.buffers, outcome.integers)
+        model = ModelState(weights, outcome.buffers, outcome.integer_buffers)
         self.server = ServerState(round_index + 1, model, states, total_cost)
         if self.rounds < self.config.training.rounds:
             upcoming = [(number, self.partition.clients[number]) for number in self.cohort(self.rounds)]
@@ -267,7 +267,7 @@ class Run:
             if len(buffers) and self.config.evaluation.statistics == "estimated":
                 averaged = server._replace(weights=weights)
                 buffers = estimated_statistics(self.problem, averaged, self.partition.trained_on)
-            models[name] = ModelState(weights, buffers, server.integers)
+            models[name] = ModelState(weights, buffers, server.integer_buffers)
         return models
 
     def _evaluate(self) -> None:

@@ -146,8 +146,8 @@ def run_rounds(
         quadratics.clients,
         Aggregation("uniform"),
     )
-    weights, buffers, integers = problem.initial()
-    model, server = ModelState(weights, buffers, integers), algorithm.new_server(weights)
+    weights, buffers, integer_buffers = problem.initial()
+    model, server = ModelState(weights, buffers, integer_buffers), algorithm.new_server(weights)
     states: dict[int, Mapping[str, State]] = {
         number: algorithm.new_client(weights) for number in range(quadratics.clients)
     }
@@ -157,7 +157,7 @@ def run_rounds(
         with torch.random.fork_rng(devices=[]):  # training seeds torch's generator, which belongs to the caller
             outcome = runner.train(training, round, model, server, members)
         weights, server = algorithm.aggregate(outcome.returned, outcome.means, server)
-        model = ModelState(weights, outcome.buffers, outcome.integers)
+        model = ModelState(weights, outcome.buffers, outcome.integer_buffers)
         states = states | {client.number: client.state for client in outcome.clients}
         trajectory.x.append(weights.clone())
         trajectory.states.append(states)

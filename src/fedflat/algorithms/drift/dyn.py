@@ -81,7 +81,7 @@ class Dyn(Drift):
         a = server["a"] + means.share * means.uniform
         return target + a, state | {"a": a}
 
-    def requires_mean(self) -> str | None:
+    def robust_aggregation_conflict(self) -> str | None:
         """Why a robust aggregation must not replace the mean; None if the server keeps no mean of client state."""
         if self.dual_scope == "active" and not self.all_mean:
             return None

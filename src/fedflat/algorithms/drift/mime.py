@@ -82,7 +82,7 @@ class Mime(FrozenMomentum):
     def extra_passes(self) -> int:
         return 1
 
-    def requires_mean(self) -> str | None:
+    def robust_aggregation_conflict(self) -> str | None:
         return "every client trains with the mean of the cohort's gradients"
 
     def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:

@@ -68,5 +68,5 @@ class Scaffold(Drift):
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
         return means.z + means.displacement, {"c": server["c"] + means.share * means.mean["dc"]}
 
-    def requires_mean(self) -> str | None:
+    def robust_aggregation_conflict(self) -> str | None:
         return "the server's control variate must equal the mean of the clients' control variates"

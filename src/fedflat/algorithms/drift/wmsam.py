@@ -93,7 +93,7 @@ class Wmsam(Drift):
             state["c"] = server["c"] + means.share * means.mean["dc"]
         return means.z + means.displacement, state
 
-    def requires_mean(self) -> str | None:
+    def robust_aggregation_conflict(self) -> str | None:
         """Why a robust aggregation must not replace the mean; None without control variates."""
         if not self.personal:
             return None

@@ -34,7 +34,7 @@ from fedflat.deploy.trust.inspection import ArraySpec, ExpectedUpdates, Update, 
 from fedflat.deploy.trust.privacy import CLIPPING_NORM, draw_noise
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.cohort import ClientReport, reduce_rows
+from fedflat.engines.round.cohort import ClientReport, GradientCost, reduce_rows
 from fedflat.engines.round.cohort_buffers import CohortBuffers
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training, weighted_sum, weights_by_samples
 
@@ -124,7 +124,7 @@ class _RoundAttempt:
         self.missing: dict[int, str] = {}
         self.z = training.algorithm.broadcast(model.weights, server)
         self._examples = {client.number: len(client.indices) for client in cohort}
-        self._extra_cost = (0, 0)  # backward passes and samples of the common gradient
+        self._gradient_cost = GradientCost()  # of the common gradient, if the drift needs it
 
     def train(self) -> Outcome | None:
         """Train the cohort; returns None if too few updates are usable."""
@@ -151,7 +151,7 @@ class _RoundAttempt:
         if not self.training.own_statistics:
             if len(self.model.buffers):
                 broadcast[BUFFERS] = self.model.buffers
-            broadcast |= {INTEGERS + name: value for name, value in self.model.integers.items()}
+            broadcast |= {INTEGERS + name: value for name, value in self.model.integer_buffers.items()}
         return broadcast
 
     def _ask(self, kind: str, tensors: Mapping[str, Tensor]) -> list[Update]:
@@ -224,7 +224,7 @@ class _RoundAttempt:
             return None
         backward_passes = int(sum(update.numbers["backward_passes"] for update in accepted))
         samples = int(sum(update.numbers["samples"] for update in accepted))
-        self._extra_cost = backward_passes, samples
+        self._gradient_cost = GradientCost(backward_passes, samples)
         rows = torch.stack([torch.from_numpy(update.arrays[GRADIENT]) for update in accepted]).to(self.z)
         return weighted_sum(rows, weights_by_samples([self._examples[update.client] for update in accepted]))
 
@@ -248,7 +248,7 @@ class _RoundAttempt:
         by_number = {client.number: client for client in self.cohort}
         cohort = [by_number[update.client] for update in updates]
         outcome = reduce_rows(
-            self.training, self.round, self.model, self.z, buffers, cohort, reports, extra_cost=self._extra_cost
+            self.training, self.round, self.model, self.z, buffers, cohort, reports, self._gradient_cost
         )
         outcome.clients.clear()
         return outcome
@@ -261,10 +261,10 @@ def expected_arrays(problem: Problem, training: Training) -> dict[str, ArraySpec
     for name, field in flat_fields(training.algorithm.message_fields()).items():
         specs[name] = ArraySpec((size,) if field.vector else (), dtype)
     if not training.own_statistics:
-        _, buffers, integers = problem.initial()
+        _, buffers, integer_buffers = problem.initial()
         if len(buffers):
             specs[BUFFERS] = ArraySpec((len(buffers),), dtype)
-        for name, value in integers.items():
+        for name, value in integer_buffers.items():
             specs[INTEGERS + name] = ArraySpec(tuple(value.shape), value.cpu().numpy().dtype)
     return specs
 
@@ -272,7 +272,7 @@ def expected_arrays(problem: Problem, training: Training) -> dict[str, ArraySpec
 def _report(update: Update, device: torch.device) -> ClientReport:
     """Convert a received update to the report of a simulated client."""
     numbers = update.numbers
-    integers = {
+    integer_buffers = {
         name.removeprefix(INTEGERS): torch.from_numpy(array).to(device)
         for name, array in update.arrays.items()
         if name.startswith(INTEGERS)
@@ -283,5 +283,5 @@ def _report(update: Update, device: torch.device) -> ClientReport:
         int(numbers["steps"]),
         int(numbers["backward_passes"]),
         int(numbers["samples"]),
-        integers,
+        integer_buffers,
     )

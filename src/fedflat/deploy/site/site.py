@@ -73,10 +73,10 @@ class Site:
         """Return the gradient of all its data at the received model [parameters], and the numbers to send with it."""
         with one_thread():
             cohort = self._cohort_of_one(received, {})
-            gradient, passes, samples = seeded_full_gradient(
+            gradient, cost = seeded_full_gradient(
                 self.problem, self.training, cohort, round, self.client, self.indices, 0
             )
-        return gradient, {"backward_passes": passes, "samples": samples, "examples": len(self.indices)}
+        return gradient, {**cost._asdict(), "examples": len(self.indices)}
 
     def train(
         self, experiment: str, round: int, before: int, received: Mapping[str, Tensor]
@@ -94,10 +94,14 @@ class Site:
         """
         memory = ClientMemory(self.folder, experiment, self.client)
         cohort = self._cohort_of_one(received, memory.read(before) if self.has_state else {})
-        _, _, initial_integers = self.problem.initial()
-        integers = {name: received.get(INTEGERS + name, value) for name, value in initial_integers.items()}
+        _, _, initial_integer_buffers = self.problem.initial()
+        integer_buffers = {
+            name: received.get(INTEGERS + name, value) for name, value in initial_integer_buffers.items()
+        }
         with one_thread():
-            report = train_client(self.problem, self.training, cohort, round, 0, self.client, self.indices, integers)
+            report = train_client(
+                self.problem, self.training, cohort, round, 0, self.client, self.indices, integer_buffers
+            )
         if self.has_state:
             state = {name: rows[0] for name, rows in cohort.client.items()}
             if self.training.own_statistics:
@@ -107,7 +111,7 @@ class Site:
         if not self.training.own_statistics:
             if cohort.buffers.shape[1]:
                 sent[BUFFERS] = cohort.buffers[0]
-            sent |= {INTEGERS + name: value for name, value in report.integers.items()}
+            sent |= {INTEGERS + name: value for name, value in report.integer_buffers.items()}
         numbers = {
             "rates": float(report.lr_sum),
             "loss": float(report.loss),
@@ -120,8 +124,8 @@ class Site:
 
     def score(self, received: Mapping[str, Tensor]) -> dict[str, float]:
         """Return the metrics of the received model on the data that this site holds out."""
-        _, buffers, integers = self.problem.initial()
-        state = ModelState(received[MODEL], received.get(BUFFERS, buffers), integers)
+        _, buffers, integer_buffers = self.problem.initial()
+        state = ModelState(received[MODEL], received.get(BUFFERS, buffers), integer_buffers)
         examples = self.problem.held_out["test"]
         metrics = LoopEngine(self.problem, workers=1).evaluate({"server": state}, {"test": examples})["server"]["test"]
         return {**metrics, "examples": len(examples)}

@@ -16,7 +16,7 @@ from fedflat.engines.cpu.worker_pool import ProcessPool, explain_full_shared_mem
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.totals import evaluation_plan, evaluation_result
 from fedflat.engines.round.client import seeded_full_gradient, train_client
-from fedflat.engines.round.cohort import ClientReport, CohortEngine
+from fedflat.engines.round.cohort import ClientReport, CohortEngine, GradientCost
 from fedflat.engines.round.cohort_buffers import Arrays, CohortBuffers, to_arrays, to_tensors
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
 from fedflat.processes import available_cores, can_travel
@@ -67,30 +67,34 @@ class LoopEngine(CohortEngine):
             self._share("cohort", self.buffers)
         return self.buffers
 
-    def full_gradients(
+    def compute_full_gradients(
         self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client]
-    ) -> tuple[int, int]:
-        """Write the gradient of each client's whole dataset at z, the broadcast model, into ``buffers.gradient``.
+    ) -> GradientCost:
+        """Write each client's full-batch gradient at the broadcast model into its row of ``buffers.gradient``.
 
-        Returns:
-            Its cost, in backward passes and samples.
+        Returns the total cost.
         """
         tasks = [(training, round, row, client.number, client.indices) for row, client in enumerate(cohort)]
-        costs = self._map(_full_gradient, tasks)
-        return sum(passes for passes, _ in costs), sum(samples for _, samples in costs)
+        return GradientCost.total(self._map(_write_full_gradient, tasks))
 
     def train_rows(
-        self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client], integers: dict[str, Tensor]
+        self,
+        training: Training,
+        round: int,
+        buffers: CohortBuffers,
+        cohort: list[Client],
+        integer_buffers: dict[str, Tensor],
     ) -> list[ClientReport]:
         """Train the clients whose inputs are in ``buffers``; client i of the cohort writes its results into row i.
 
-        ``integers`` are the server model's integer buffers by name; every report has the client's own.
+        ``integer_buffers`` are the server model's integer buffers by name; every report has the client's own.
         """
-        arrays = to_arrays(integers)
+        arrays = to_arrays(integer_buffers)
         tasks = [(training, round, row, client.number, client.indices, arrays) for row, client in enumerate(cohort)]
         results = self._map(_train, tasks)
         return [
-            report._replace(integers=to_tensors(new_integers, self.problem.device)) for report, new_integers in results
+            report._replace(integer_buffers=to_tensors(new_integer_buffers, self.problem.device))
+            for report, new_integer_buffers in results
         ]
 
     def evaluate(
@@ -101,7 +105,7 @@ class LoopEngine(CohortEngine):
             weights = torch.stack([torch.cat([m.weights, m.buffers]) for m in models.values()])
             if self.workers > 1:
                 weights.share_memory_()  # type: ignore[no-untyped-call]
-            self._share("models", (weights, [m.integers for m in models.values()]))
+            self._share("models", (weights, [m.integer_buffers for m in models.values()]))
             self._share("examples", examples)
             plan = evaluation_plan(self.problem, len(models), examples)
             sums = self._map(_evaluate, [tuple(batch) for batch in plan])
@@ -138,7 +142,7 @@ def _train(
     row: int,
     client: int,
     indices: np.ndarray,
-    integers: Arrays,
+    integer_buffers: Arrays,
 ) -> tuple[ClientReport, Arrays]:
     """Train one client in a worker; returns its report, and its integer buffers separately.
 
@@ -146,22 +150,28 @@ def _train(
     problem and the memory of the cohort; the other arguments are those of ``train_client``.
     """
     problem: Problem = shared["problem"]
-    tensors = to_tensors(integers, problem.device)
+    tensors = to_tensors(integer_buffers, problem.device)
     report = train_client(problem, training, shared["cohort"], round, row, client, indices, tensors)
-    return report.with_numbers()._replace(integers={}), to_arrays(report.integers)
+    return report.with_numbers()._replace(integer_buffers={}), to_arrays(report.integer_buffers)
 
 
-def _full_gradient(
+def _write_full_gradient(
     shared: dict[str, Any], training: Training, round: int, row: int, client: int, indices: np.ndarray
-) -> tuple[int, int]:
-    """Compute the gradient of one client's dataset at z in a worker, and write it into the client's row.
+) -> GradientCost:
+    """Compute the gradient of a client's whole dataset at the broadcast model in a worker, and write it into its row.
 
-    Arguments as in ``_train``; returns the cost in backward passes and samples.
+    Args:
+        shared: ``problem`` and ``cohort``, the memory of the cohort.
+        training: how clients train.
+        round: number of the round, from 0.
+        row: the client's row in the memory of the cohort.
+        client: the client's number in the federation.
+        indices: positions of its examples in the training set [examples].
     """
     cohort: CohortBuffers = shared["cohort"]
-    gradient, passes, samples = seeded_full_gradient(shared["problem"], training, cohort, round, client, indices, row)
+    gradient, cost = seeded_full_gradient(shared["problem"], training, cohort, round, client, indices, row)
     cohort.gradient[row].copy_(gradient)
-    return passes, samples
+    return cost
 
 
 def _evaluate(shared: dict[str, Any], model: int, name: str, positions: Tensor) -> Arrays:
@@ -174,10 +184,10 @@ def _evaluate(shared: dict[str, Any], model: int, name: str, positions: Tensor) 
         positions: positions of the batch's examples in the set [batch].
     """
     problem: Problem = shared["problem"]
-    models, integers = shared["models"]
+    models, integer_buffers = shared["models"]
     weights, buffers = torch.split(models[model], [problem.layout.size, problem.buffers.size])
     examples: Examples = shared["examples"][name]
-    named_buffers = {**problem.buffers.views(buffers), **integers[model]}
+    named_buffers = {**problem.buffers.views(buffers), **integer_buffers[model]}
     sums = problem.metric_sums(weights, named_buffers, examples.take(positions))
     return to_arrays({name: value.double() for name, value in sums.items()})
 

@@ -21,7 +21,7 @@ from fedflat.engines.gpu.step import Advance, in_place
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.totals import Totals
 from fedflat.engines.round.client import seeded_full_gradient
-from fedflat.engines.round.cohort import ClientReport, CohortEngine
+from fedflat.engines.round.cohort import ClientReport, CohortEngine, GradientCost
 from fedflat.engines.round.cohort_buffers import CohortBuffers
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
 from fedflat.engines.round.plan import seed_torch
@@ -74,40 +74,44 @@ class LaneEngine(CohortEngine):
             self.lanes = [Lane(problem, training, self.buffers, advance) for _ in range(min(rows, self.max_lanes))]
         return self.buffers
 
-    def full_gradients(
+    def compute_full_gradients(
         self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client]
-    ) -> tuple[int, int]:
-        """Write the gradient of each client's whole dataset at z, the broadcast model, into ``buffers.gradient``.
+    ) -> GradientCost:
+        """Write each client's full-batch gradient at the broadcast model into its row of ``buffers.gradient``.
 
-        Returns:
-            Its cost, in backward passes and samples.
+        Returns the total cost.
         """
-        passes = samples = 0
+        costs = []
         for row, client in enumerate(cohort):
-            gradient, client_passes, client_samples = seeded_full_gradient(
+            gradient, cost = seeded_full_gradient(
                 self.problem, training, buffers, round, client.number, client.indices, row
             )
             buffers.gradient[row].copy_(gradient)
-            passes, samples = passes + client_passes, samples + client_samples
-        return passes, samples
+            costs.append(cost)
+        return GradientCost.total(costs)
 
     def train_rows(
-        self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client], integers: dict[str, Tensor]
+        self,
+        training: Training,
+        round: int,
+        buffers: CohortBuffers,
+        cohort: list[Client],
+        integer_buffers: dict[str, Tensor],
     ) -> list[ClientReport]:
         """Train the clients whose inputs are in ``buffers``; client i of the cohort writes its results into row i.
 
-        ``integers`` are the server model's integer buffers by name. As many clients train at once as fit on the GPU.
+        ``integer_buffers`` are those of the server's model, by name. As many clients train at once as fit on the GPU.
         """
         self._lanes_wait_for_main_stream()
         numbered = list(enumerate(cohort))
         reports: list[ClientReport] = []
         while len(reports) < len(cohort):
-            reports += self._train_concurrently(training, round, numbered[len(reports) :], integers)
+            reports += self._train_concurrently(training, round, numbered[len(reports) :], integer_buffers)
         self._main_stream_waits_for_lanes()
         return reports
 
     def _train_concurrently(
-        self, training: Training, round: int, clients: list[tuple[int, Client]], integers: dict[str, Tensor]
+        self, training: Training, round: int, clients: list[tuple[int, Client]], integer_buffers: dict[str, Tensor]
     ) -> list[ClientReport]:
         """Train the first of the clients, given as (row, client), one per lane.
 
@@ -121,7 +125,7 @@ class LaneEngine(CohortEngine):
         for lane, (row, client) in zip(list(self.lanes), clients, strict=False):
             try:
                 with lane.on_stream():
-                    lane.load(round, row, client, self._batches(training, round, client), integers)
+                    lane.load(round, row, client, self._batches(training, round, client), integer_buffers)
             except DoesNotFit as shortage:
                 self._reduce_lanes(lane, training, shortage)
                 break
@@ -203,7 +207,7 @@ class LaneEngine(CohortEngine):
     def _computed_metrics(self, model: ModelState, examples: Any) -> dict[str, float]:
         """A model's metrics on a set of examples, ``_batches_at_once`` evaluation batches per forward pass."""
         problem, totals = self.problem, Totals(self.problem.task)
-        buffers = {**problem.buffers.views(model.buffers), **model.integers}
+        buffers = {**problem.buffers.views(model.buffers), **model.integer_buffers}
         for positions in problem.evaluation_batches(len(examples), at_once=self._batches_at_once):
             totals.add(problem.metric_sums(model.weights, buffers, examples.take(positions)), len(positions))
         return totals.metrics()

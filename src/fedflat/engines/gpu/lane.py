@@ -17,7 +17,7 @@ from fedflat.algorithms.algorithm import LocalState, Message, States, nested_sta
 from fedflat.engines.gpu.step import Advance, changing
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.client import full_gradient
-from fedflat.engines.round.cohort import ClientReport
+from fedflat.engines.round.cohort import ClientReport, GradientCost
 from fedflat.engines.round.cohort_buffers import CohortBuffers
 from fedflat.engines.round.contract import Client, Training
 from fedflat.engines.round.plan import generator
@@ -120,19 +120,21 @@ class Lane:
         self.own_gradient = torch.zeros_like(z) if training.algorithm.drift.full_gradient == "own" else None
         self.k = torch.zeros(1, dtype=torch.int64, device=z.device)
         self.statistics = torch.zeros_like(cohort.buffers[0])
-        self.integers: dict[str, Tensor] = {}
+        self.integer_buffers: dict[str, Tensor] = {}
         self.batches: dict[str, Tensor] = {}
         self.local: LocalState | None = None
         self.finished: tuple[States, Message] | None = None
         self.passes = 0  # backward passes per step
         self._row, self._sizes = 0, [0]  # of the loaded client: its row, and the size of each batch
-        self._gradient_cost = (0, 0)  # backward passes and samples of its full gradient
+        self._gradient_cost = GradientCost()  # of the loaded client's full-batch gradient, if the drift needs it
 
     def on_stream(self) -> AbstractContextManager[Any]:
         """A context in which all work is queued on this lane's stream."""
         return torch.cuda.stream(self.stream) if self.stream is not None else nullcontext()
 
-    def load(self, round: int, row: int, client: Client, batches: ClientBatches, integers: dict[str, Tensor]) -> None:
+    def load(
+        self, round: int, row: int, client: Client, batches: ClientBatches, integer_buffers: dict[str, Tensor]
+    ) -> None:
         """Bring a client to its first step, without waiting for the device.
 
         Captures begin and steps as CUDA graphs when they are first needed. A capture runs the work a few times, so the
@@ -143,20 +145,19 @@ class Lane:
             row: the client's row in the cohort's memory.
             client: the client.
             batches: its batches of this round.
-            integers: integer buffers of the server's model, by name.
+            integer_buffers: integer buffers of the server's model, by name.
         """
         training, cohort = self.training, self.cohort
-        self._row, self._sizes, self._gradient_cost = row, batches.sizes, (0, 0)
+        self._row, self._sizes, self._gradient_cost = row, batches.sizes, GradientCost()
         self._load_batches(batches)
         for name, rows in cohort.client.items():
             self.client[name].copy_(rows[row])
         if self.own_gradient is not None:
-            gradient, passes, samples = full_gradient(
+            gradient, self._gradient_cost = full_gradient(
                 self.problem, training, cohort, round, client.number, client.indices, row
             )
-            self._gradient_cost = (passes, samples)
             self.own_gradient.copy_(gradient)
-        self._load_buffers(row, integers)
+        self._load_buffers(row, integer_buffers)
         self.round.fill_(round)
         self.steps.fill_(len(batches.sizes))
         self._begin = self._begin or self._captured(self._begin_client)
@@ -165,7 +166,7 @@ class Lane:
         for size in sorted(self._sizes_to_capture() - set(self._graphs)):
             self._graphs[size] = self._captured(partial(self._step, size))
             self._begin()  # warming up the step has moved the client
-            self._load_buffers(row, integers)
+            self._load_buffers(row, integer_buffers)
 
     @property
     def step_count(self) -> int:
@@ -196,14 +197,13 @@ class Lane:
         state, message = self.finished
         self.cohort.write(self._row, state, message)
         self.cohort.buffers[self._row].copy_(self.statistics)
-        gradient_passes, gradient_samples = self._gradient_cost
         return ClientReport(
             lr_sum=message.lr_sum.clone(),
             loss=self.loss.clone(),
             steps=self.step_count,
-            backward_passes=gradient_passes + self.passes * self.step_count,
-            samples=gradient_samples + self.passes * sum(self._sizes),
-            integers={name: value.clone() for name, value in self.integers.items()},
+            backward_passes=self._gradient_cost.backward_passes + self.passes * self.step_count,
+            samples=self._gradient_cost.samples + self.passes * sum(self._sizes),
+            integer_buffers={name: value.clone() for name, value in self.integer_buffers.items()},
         )
 
     def _load_batches(self, batches: ClientBatches) -> None:
@@ -222,13 +222,13 @@ class Lane:
         for name, tensor in batches.tensors.items():
             self.batches[name][:steps].copy_(tensor, non_blocking=True)
 
-    def _load_buffers(self, row: int, integers: dict[str, Tensor]) -> None:
+    def _load_buffers(self, row: int, integer_buffers: dict[str, Tensor]) -> None:
         """Copy BatchNorm statistics, from the client's row, and integer buffers to the tensors that the step reads."""
         self.statistics.copy_(self.cohort.buffers[row])
-        if not self.integers:
-            self.integers = {name: value.clone() for name, value in integers.items()}
-        for name, value in integers.items():
-            self.integers[name].copy_(value)
+        if not self.integer_buffers:
+            self.integer_buffers = {name: value.clone() for name, value in integer_buffers.items()}
+        for name, value in integer_buffers.items():
+            self.integer_buffers[name].copy_(value)
 
     def _begin_client(self) -> None:
         """Set the static tensors of ``local`` to the client's state before its first step."""
@@ -261,9 +261,9 @@ class Lane:
         draws = {name: tensor.index_select(0, self.k)[0] for name, tensor in self.batches.items()}
         positions = draws.pop("indices")[:size]  # without the padding
         with cudnn_benchmark(size == self.training.plan.batch_size):
-            result = self.advance(self.local, positions, draws, self.statistics, self.integers)
+            result = self.advance(self.local, positions, draws, self.statistics, self.integer_buffers)
         pairs = [*zip(result.client, changing(self.local), strict=True), (result.statistics, self.statistics)]
-        pairs += [(new, self.integers[name]) for name, new in result.integers.items()]
+        pairs += [(new, self.integer_buffers[name]) for name, new in result.integer_buffers.items()]
         for new, old in without_overlap([(new, old) for new, old in pairs if new is not old]):
             old.copy_(new)
         self.loss.add_(result.loss)

@@ -27,34 +27,38 @@ class StepResult(NamedTuple):
     Attributes:
         client: new values of the tensors in ``changing``, in the same order.
         statistics: new BatchNorm statistics [buffers].
-        integers: new integer buffers by name.
+        integer_buffers: new integer buffers by name.
         loss: mean loss of the batch.
         passes: backward passes.
     """
 
     client: list[Tensor]
     statistics: Tensor
-    integers: dict[str, Tensor]
+    integer_buffers: dict[str, Tensor]
     loss: Tensor
     passes: int
 
 
 Advance = Callable[[LocalState, Tensor, dict[str, Tensor], Tensor, dict[str, Tensor]], StepResult]
-"""One local step: (client, positions [batch], augmentation draws, statistics [buffers], integers) -> result."""
+"""One local step: (client, positions [batch], augmentation draws, statistics [buffers], integer buffers) -> result."""
 
 
 def in_place(problem: Problem, training: Training) -> Advance:
     """Build the eager local step for this problem and training; BatchNorm statistics and counters change in place."""
 
     def advance(
-        local: LocalState, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
+        local: LocalState,
+        positions: Tensor,
+        draws: dict[str, Tensor],
+        statistics: Tensor,
+        integer_buffers: dict[str, Tensor],
     ) -> StepResult:
         """Take one local step on the examples at ``positions`` [batch]; arguments as in ``Advance``."""
         gradient = StepGradient(
-            problem, problem.batch(positions, draws), {**problem.buffers.views(statistics), **integers}
+            problem, problem.batch(positions, draws), {**problem.buffers.views(statistics), **integer_buffers}
         )
         new_local = training.algorithm.step(local, gradient, training.schedule, training.descent)
-        return StepResult(changing(new_local), statistics, integers, gradient.loss, gradient.passes)
+        return StepResult(changing(new_local), statistics, integer_buffers, gradient.loss, gradient.passes)
 
     return advance
 
@@ -75,19 +79,23 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor", st
     model = with_gpu_layers(problem.model)
 
     def advance(
-        local: LocalState, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
+        local: LocalState,
+        positions: Tensor,
+        draws: dict[str, Tensor],
+        statistics: Tensor,
+        integer_buffers: dict[str, Tensor],
     ) -> StepResult:
         """One local step without changes in place."""
         batch = problem.batch(positions, draws)
         passes: list[PassResult] = []
 
         def gradient(point: Tensor) -> Tensor:
-            passes.append(problem.functional_pass(point, statistics, integers, batch, model))
+            passes.append(problem.functional_pass(point, statistics, integer_buffers, batch, model))
             return passes[-1].gradient
 
         new_local = training.algorithm.step(local, gradient, training.schedule, training.descent)
         first = passes[0]  # only the first pass updates statistics
-        return StepResult(changing(new_local), first.statistics, first.integers, first.loss, len(passes))
+        return StepResult(changing(new_local), first.statistics, first.integer_buffers, first.loss, len(passes))
 
     torch.compiler.reset()  # code of earlier runs counts against torch's recompilation limit
     fast: Advance = torch.compile(advance, dynamic=False, fullgraph=True, backend=backend)
@@ -95,11 +103,15 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor", st
     is_usable: bool | None = None  # unknown before the first step
 
     def step_with_fallback(
-        local: LocalState, positions: Tensor, draws: dict[str, Tensor], statistics: Tensor, integers: dict[str, Tensor]
+        local: LocalState,
+        positions: Tensor,
+        draws: dict[str, Tensor],
+        statistics: Tensor,
+        integer_buffers: dict[str, Tensor],
     ) -> StepResult:
         """The compiled step, or the eager one for smaller batches and once compilation has failed."""
         nonlocal is_usable
-        arguments = (local, positions, draws, statistics, integers)
+        arguments = (local, positions, draws, statistics, integer_buffers)
         if is_usable is False or len(positions) < training.plan.batch_size:  # other sizes would be compiled anew
             return eager(*arguments)
         try:
@@ -121,13 +133,13 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor", st
         positions: Tensor,
         draws: dict[str, Tensor],
         statistics: Tensor,
-        integers: dict[str, Tensor],
+        integer_buffers: dict[str, Tensor],
     ) -> bool:
         """Whether a compiled result agrees with the eager step, or cannot be compared because the step is random."""
 
         def eager_result() -> StepResult:
-            new_integers = {name: value.clone() for name, value in integers.items()}
-            return eager(local, positions, draws, statistics.clone(), new_integers)
+            new_integer_buffers = {name: value.clone() for name, value in integer_buffers.items()}
+            return eager(local, positions, draws, statistics.clone(), new_integer_buffers)
 
         try:
             expected = eager_result()
@@ -161,7 +173,7 @@ def agree(
     ):
         if not bool((new - other).norm() <= tolerance * (other - start).norm()):
             return False
-    if not all(bool((expected.integers[name] == value).all()) for name, value in result.integers.items()):
+    if not all(bool((expected.integer_buffers[name] == value).all()) for name, value in result.integer_buffers.items()):
         return False
     # Losses differ only by rounding, so their tolerance is tighter.
     return bool(torch.isclose(result.loss, expected.loss, rtol=SAME, atol=SAME))

@@ -110,18 +110,23 @@ class Problem:
         """The model's own weights [parameters], statistics [buffers] and integer buffers by name."""
         weights = self.layout.flatten({name: p.detach() for name, p in self.model.named_parameters()})
         buffers = dict(self.model.named_buffers())
-        integers = {name: b.clone() for name, b in buffers.items() if not b.is_floating_point()}
-        return weights, self.buffers.flatten(buffers).to(self.device, self.dtype), integers
+        integer_buffers = {name: b.clone() for name, b in buffers.items() if not b.is_floating_point()}
+        return weights, self.buffers.flatten(buffers).to(self.device, self.dtype), integer_buffers
 
-    def state_dict(self, weights: Tensor, buffers: Tensor, integers: dict[str, Tensor]) -> dict[str, Tensor]:
+    def state_dict(self, weights: Tensor, buffers: Tensor, integer_buffers: dict[str, Tensor]) -> dict[str, Tensor]:
         """A model as a torch ``state_dict``, frozen tensors included; tied tensors are copied for each of their names.
 
         Args:
             weights: flat weights [parameters].
             buffers: flat floating-point buffers [buffers].
-            integers: integer buffers by name.
+            integer_buffers: integer buffers by name.
         """
-        tensors = {**self.frozen.tensors(), **self.layout.views(weights), **self.buffers.views(buffers), **integers}
+        tensors = {
+            **self.frozen.tensors(),
+            **self.layout.views(weights),
+            **self.buffers.views(buffers),
+            **integer_buffers,
+        }
         return {
             name: tensors[first] if name == first else tensors[first].clone()
             for name, first in self._first_names.items()
@@ -229,7 +234,7 @@ class Problem:
         self,
         vector: Tensor,
         statistics: Tensor,
-        integers: dict[str, Tensor],
+        integer_buffers: dict[str, Tensor],
         batch: Batch,
         model: nn.Module | None = None,
     ) -> PassResult:
@@ -238,15 +243,15 @@ class Problem:
         Args:
             vector: flat weights [parameters].
             statistics: flat floating-point buffers [buffers].
-            integers: integer buffers by name.
+            integer_buffers: integer buffers by name.
             batch: the batch.
             model: replaces the model, with tensors of the same names.
         """
 
         def loss_and_buffers(point: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, dict[str, Tensor]]]:
             new_statistics = statistics.clone()
-            new_counters = {name: integers[name].clone() for name in self._counters}
-            buffers = {**self.buffers.views(new_statistics), **integers, **new_counters}
+            new_counters = {name: integer_buffers[name].clone() for name in self._counters}
+            buffers = {**self.buffers.views(new_statistics), **integer_buffers, **new_counters}
             loss = self._loss(self.output(point, buffers, batch.inputs, model), batch)
             return loss, (loss, new_statistics, new_counters)
 
@@ -293,19 +298,22 @@ class Problem:
 
     @torch.no_grad()
     def estimate_buffers(
-        self, vector: Tensor, integers: dict[str, Tensor], batches: Iterable[Tensor] | None = None
+        self, vector: Tensor, integer_buffers: dict[str, Tensor], batches: Iterable[Tensor] | None = None
     ) -> Tensor:
         """Re-estimate BatchNorm statistics [buffers] for given weights, as plain means over batches.
 
         Args:
             vector: flat weights [parameters].
-            integers: integer buffers by name; left unchanged.
+            integer_buffers: integer buffers by name; left unchanged.
             batches: normalised inputs; by default the whole training set.
         """
         norms = self._norms()
         original_momenta = [norm.momentum for norm in norms]
         flat = torch.zeros(self.buffers.size, dtype=self.dtype, device=self.device)
-        buffers = {**self.buffers.views(flat), **{name: torch.zeros_like(value) for name, value in integers.items()}}
+        buffers = {
+            **self.buffers.views(flat),
+            **{name: torch.zeros_like(value) for name, value in integer_buffers.items()},
+        }
         if batches is None:
             batches = (
                 self.normalised(self.data.train.take(part).inputs)
@@ -384,11 +392,11 @@ def move_examples(examples: Examples, device: torch.device) -> Examples:
 class PassResult(NamedTuple):
     """Result of one forward and backward pass.
 
-    ``gradient`` is [parameters] and ``loss`` a scalar; ``statistics`` [buffers] and ``integers`` (by name) are the
-    updated BatchNorm statistics and batch counters. Only counters that change are included.
+    ``gradient`` is [parameters] and ``loss`` a scalar. ``statistics`` [buffers] are the updated BatchNorm statistics.
+    ``integer_buffers`` (by name) are the updated batch counters, without those that training does not change.
     """
 
     gradient: Tensor
     loss: Tensor
     statistics: Tensor
-    integers: dict[str, Tensor]
+    integer_buffers: dict[str, Tensor]

@@ -39,7 +39,7 @@ from fedflat.engines.ray.scheduling import ClientCosts, aggregation_blocks, assi
 from fedflat.engines.ray.state_directory import StateDirectory
 from fedflat.engines.ray.worker import problem_facts
 from fedflat.engines.ray.worker_pool import WorkerHandle, WorkerPool, WorkItem, worker_pool
-from fedflat.engines.round.cohort import CohortWeights, reduce_rows
+from fedflat.engines.round.cohort import CohortWeights, GradientCost, reduce_rows
 from fedflat.engines.round.cohort_buffers import Arrays, CohortBuffers, state_to_arrays, to_arrays
 from fedflat.engines.round.contract import (
     BLOCK,
@@ -116,10 +116,10 @@ class RayEngine:
             initial_state = most_common_state(cohort)
             broadcast = self._build_broadcast(training, round, z, server, model, cohort, initial_state)
             context = RoundContext(training, cohort, broadcast, self.ray.put(broadcast), None, initial_state)
-            common, extra_cost = self._common_gradient(context, z)
+            common, gradient_cost = self._common_gradient(context, z)
             if common is not None:
                 context = context._replace(gradient_ref=self.ray.put(common.numpy()))
-            results = self._train_clients(context, model, z, common, extra_cost)
+            results = self._train_clients(context, model, z, common, gradient_cost)
             has_rows = bool(results.items[0].result.rows)
             return self._outcome_from_rows(results) if has_rows else outcome_from_sums(results)
 
@@ -150,29 +150,28 @@ class RayEngine:
             z=z.numpy(),
             server=to_arrays({name: value for name, value in flat_state(server).items() if name in received}),
             buffers=model.buffers.numpy(),
-            integers=to_arrays(model.integers),
+            integer_buffers=to_arrays(model.integer_buffers),
             count=len(cohort),
             state_version=self._state_version,
             initial_state={} if initial_state is None else state_to_arrays(initial_state),
         )
 
-    def _common_gradient(self, context: RoundContext, z: Tensor) -> tuple[Tensor | None, tuple[int, int]]:
+    def _common_gradient(self, context: RoundContext, z: Tensor) -> tuple[Tensor | None, GradientCost]:
         """The mean gradient of the cohort's data at z [parameters], weighted by samples; None if the drift needs none.
 
-        Also returns its cost in backward passes and samples.
+        Also returns its cost.
         """
         if context.training.algorithm.drift.full_gradient != "common":
-            return None, (0, 0)
+            return None, GradientCost()
         items = self._work_items("full_gradients", context, None)
         self.pool.run(items, self._source)
         rows = torch.empty(len(context.cohort), len(z), dtype=z.dtype)
-        passes = samples = 0
         for item in items:
-            gradients, item_passes, item_samples = item.result
+            gradients, _ = item.result
             rows.numpy()[item.rows] = gradients
-            passes, samples = passes + item_passes, samples + item_samples
+        cost = GradientCost.total([item_cost for _, item_cost in (item.result for item in items)])
         weights = weights_by_samples([len(client.indices) for client in context.cohort])
-        return weighted_sum(rows, weights), (passes, samples)
+        return weighted_sum(rows, weights), cost
 
     def _train_clients(
         self,
@@ -180,7 +179,7 @@ class RayEngine:
         model: ModelState,
         z: Tensor,
         common: Tensor | None,
-        extra_cost: tuple[int, int],
+        gradient_cost: GradientCost,
     ) -> CohortResults:
         """Train the cohort on the workers; its new states stay there until they are fetched.
 
@@ -203,7 +202,7 @@ class RayEngine:
             states = in_cohort_order(
                 (rows, self._remote_states(worker, context, rows)) for worker, rows in rows_by_worker.items()
             )
-        return CohortResults(context, model, z, common, items, states, extra_cost)
+        return CohortResults(context, model, z, common, items, states, gradient_cost)
 
     def _record_costs(self, context: RoundContext, items: list[WorkItem]) -> None:
         """Record how long clients took, and the time of the slowest worker."""
@@ -366,8 +365,8 @@ class RayEngine:
             buffers,
             cohort,
             results.reports,
+            results.gradient_cost,
             results.states,
-            results.extra_cost,
         )
 
     def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
@@ -384,7 +383,8 @@ class RayEngine:
         batches = [(batch.model, batch.examples, batch.positions.numpy()) for batch in plan]
         calls = min(len(batches), 2 * self.workers)  # two per worker, so that fast workers can do more
         arrays = [
-            (model.weights.numpy(), model.buffers.numpy(), to_arrays(model.integers)) for model in models.values()
+            (model.weights.numpy(), model.buffers.numpy(), to_arrays(model.integer_buffers))
+            for model in models.values()
         ]
         models_ref = self.ray.put(arrays)
         # Call i evaluates the batches i, i + calls, i + 2 calls, ...

@@ -61,7 +61,7 @@ class Broadcast:
         z: the model that clients start from [parameters].
         server: the server's state, as flat arrays.
         buffers: BatchNorm statistics [buffers].
-        integers: integer buffers by name.
+        integer_buffers: integer buffers by name.
         count: clients in the whole cohort.
         state_version: version of the states that clients end the round with, higher in every round.
         initial_state: the state of clients that participate for the first time.
@@ -73,7 +73,7 @@ class Broadcast:
     z: np.ndarray
     server: Arrays
     buffers: np.ndarray
-    integers: Arrays
+    integer_buffers: Arrays
     count: int
     state_version: int
     initial_state: Arrays

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedflat.algorithms.slot import State
 from fedflat.engines.ray.messages import Broadcast
 from fedflat.engines.ray.worker_pool import WorkItem
-from fedflat.engines.round.cohort import ClientReport, build_outcome
+from fedflat.engines.round.cohort import ClientReport, GradientCost, build_outcome
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training, sum_of_blocks
 
 
@@ -46,7 +46,7 @@ class CohortResults(NamedTuple):
         common_gradient: the cohort's gradient at z [parameters], if the algorithm has one.
         items: the work items; each has a ``TrainedClients`` as its result.
         states: each client's new state, in cohort order.
-        extra_cost: backward passes and samples of the common gradient.
+        gradient_cost: cost of the common gradient.
     """
 
     context: RoundContext
@@ -55,7 +55,7 @@ class CohortResults(NamedTuple):
     common_gradient: Tensor | None
     items: list[WorkItem]
     states: list[Mapping[str, State]]
-    extra_cost: tuple[int, int]
+    gradient_cost: GradientCost
 
     @property
     def reports(self) -> list[ClientReport]:
@@ -86,7 +86,7 @@ def outcome_from_sums(results: CohortResults) -> Outcome:
         results.reports,
         results.common_gradient,
         None,
-        results.extra_cost,
+        results.gradient_cost,
     )
 
 

@@ -30,7 +30,7 @@ from fedflat.engines.ray.messages import (
     WorkerSetup,
     bytes_of,
 )
-from fedflat.engines.round.cohort import CohortWeights, weighted_rows
+from fedflat.engines.round.cohort import CohortWeights, GradientCost, weighted_rows
 from fedflat.engines.round.cohort_buffers import Arrays, CohortBuffers, state_from_arrays, to_arrays, to_tensors
 from fedflat.engines.round.contract import Client, Training, block_sum
 from fedflat.errors import UserError
@@ -159,8 +159,8 @@ class Worker:
             buffers, cohort = self._filled_buffers(setup, broadcast, clients)
             if common_gradient is not None:
                 buffers.common_gradient.copy_(_read_only_tensor(common_gradient))
-            integers = to_tensors(broadcast.integers, setup.problem.device)
-            reports = setup.engine.train_rows(training, broadcast.round, buffers, cohort, integers)
+            integer_buffers = to_tensors(broadcast.integer_buffers, setup.problem.device)
+            reports = setup.engine.train_rows(training, broadcast.round, buffers, cohort, integer_buffers)
             rows: Arrays = {}
             sums: Arrays = {}
             if weights is None:
@@ -174,7 +174,9 @@ class Worker:
                 for name, field_rows in buffers.client.items()
             }
             reports = [
-                report.with_numbers()._replace(integers={name: value.cpu() for name, value in report.integers.items()})
+                report.with_numbers()._replace(
+                    integer_buffers={name: value.cpu() for name, value in report.integer_buffers.items()}
+                )
                 for report in reports
             ]
         if states:
@@ -193,18 +195,18 @@ class Worker:
         """The states of some clients, given as (number, version of the state), for another worker."""
         return [(client, version, self._cache.get(training_key, client, version)) for client, version in clients]
 
-    def full_gradients(self, broadcast: Broadcast, clients: list[DispatchedClient]) -> tuple[np.ndarray, int, int]:
+    def full_gradients(self, broadcast: Broadcast, clients: list[DispatchedClient]) -> tuple[np.ndarray, GradientCost]:
         """Gradients of some clients' whole datasets at z, the model of the broadcast.
 
         Returns:
-            The gradients [clients, parameters], and their cost in backward passes and samples.
+            The gradients [clients, parameters] and their cost.
         """
         setup = self._built_setup()
         with one_thread():
             buffers, cohort = self._filled_buffers(setup, broadcast, clients)
             training = self._current_training(setup, broadcast)
-            passes, samples = setup.engine.full_gradients(training, broadcast.round, buffers, cohort)
-            return _array(buffers.gradient[: len(clients)]), passes, samples
+            cost = setup.engine.compute_full_gradients(training, broadcast.round, buffers, cohort)
+            return _array(buffers.gradient[: len(clients)]), cost
 
     def evaluate(
         self, models: list[tuple[np.ndarray, np.ndarray, Arrays]], tasks: list[tuple[int, str, np.ndarray]]
@@ -222,9 +224,9 @@ class Worker:
         with one_thread():
             for model, set_name, positions in tasks:
                 if model not in loaded:
-                    weights, statistics, integers = models[model]
+                    weights, statistics, integer_buffers = models[model]
                     views = problem.buffers.views(torch.tensor(statistics, device=device))
-                    loaded[model] = torch.tensor(weights, device=device), views | to_tensors(integers, device)
+                    loaded[model] = torch.tensor(weights, device=device), views | to_tensors(integer_buffers, device)
                 examples = problem.held_out[set_name].take(torch.tensor(positions, device=device))
                 sums = problem.metric_sums(*loaded[model], examples)
                 results.append(to_arrays({name: value.double() for name, value in sums.items()}))
@@ -262,7 +264,7 @@ class Worker:
         rows = _rows_to_allocate(setup.engine, len(clients), broadcast.count)
         buffers = setup.engine.allocate(self._current_training(setup, broadcast), rows, z)
         server = nested_state({name: _read_only_tensor(array) for name, array in broadcast.server.items()})
-        buffers.receive(z, server, _read_only_tensor(broadcast.buffers), cohort)
+        buffers.copy_inputs(z, server, _read_only_tensor(broadcast.buffers), cohort)
         return buffers, cohort
 
     def _state_of(self, client: DispatchedClient, broadcast: Broadcast) -> Arrays:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedflat.engines.problem.batches import Batch
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.cohort import ClientReport
+from fedflat.engines.round.cohort import ClientReport, GradientCost
 from fedflat.engines.round.cohort_buffers import CohortBuffers
 from fedflat.engines.round.contract import Training
 from fedflat.engines.round.plan import generator, seed_torch
@@ -66,7 +66,7 @@ def train_client(
     row: int,
     client: int,
     indices: np.ndarray,
-    integers: dict[str, Tensor],
+    integer_buffers: dict[str, Tensor],
 ) -> ClientReport:
     """Train one client for one round.
 
@@ -81,7 +81,7 @@ def train_client(
         row: the client's row in ``cohort``.
         client: the client's number in the federation.
         indices: int64 positions of its examples in the training set [examples].
-        integers: integer buffers of the model by name; copied, not changed.
+        integer_buffers: integer buffers of the model by name; copied, not changed.
 
     Returns:
         The client's scalars: loss, costs and sum of learning rates.
@@ -95,15 +95,15 @@ def train_client(
         problem.data.input_shape,
     )
     z = cohort.z
-    integers = {name: value.clone() for name, value in integers.items()}
-    buffers = {**problem.buffers.views(cohort.buffers[row]), **integers}
+    integer_buffers = {name: value.clone() for name, value in integer_buffers.items()}
+    buffers = {**problem.buffers.views(cohort.buffers[row]), **integer_buffers}
     seed_torch(training.seed, "dropout", round, client)
     problem.set_training_mode()
 
-    passes = samples = 0
-    own_gradient = None
+    own_gradient, cost = None, GradientCost()
     if algorithm.drift.full_gradient == "own":
-        own_gradient, passes, samples = full_gradient(problem, training, cohort, round, client, indices, row)
+        own_gradient, cost = full_gradient(problem, training, cohort, round, client, indices, row)
+    backward_passes, samples = cost
     local = algorithm.begin(
         z,
         cohort.server_state(),
@@ -122,12 +122,12 @@ def train_client(
         batch = problem.batch(examples, {name: draw[k].to(z.device) for name, draw in draws.items()})
         gradient = StepGradient(problem, batch, buffers)
         local = algorithm.step(local, gradient, schedule, descent)
-        passes += gradient.passes
+        backward_passes += gradient.passes
         samples += gradient.passes * len(positions)
         loss = loss + gradient.loss
     state, message = algorithm.finish(local)
     cohort.write(row, state, message)
-    return ClientReport(message.lr_sum, loss, len(batches), passes, samples, integers)
+    return ClientReport(message.lr_sum, loss, len(batches), backward_passes, samples, integer_buffers)
 
 
 def seeded_full_gradient(
@@ -138,10 +138,10 @@ def seeded_full_gradient(
     client: int,
     indices: np.ndarray,
     row: int,
-) -> tuple[Tensor, int, int]:
-    """``full_gradient``, with the same arguments, before local training: dropout is seeded by round and client.
+) -> tuple[Tensor, GradientCost]:
+    """``full_gradient`` outside local training, with dropout seeded by round and client; same arguments and results.
 
-    The mean over the cohort is the common gradient that some drift corrections need.
+    Its mean over the cohort is the common gradient that some drift corrections, such as MIME's, need.
     """
     seed_torch(training.seed, "whole gradient dropout", round, client)
     return full_gradient(problem, training, cohort, round, client, indices, row)
@@ -155,7 +155,7 @@ def full_gradient(
     client: int,
     indices: np.ndarray,
     row: int,
-) -> tuple[Tensor, int, int]:
+) -> tuple[Tensor, GradientCost]:
     """The gradient of a client's whole dataset at z, without augmentation.
 
     If the drift limits it to a number of batches, it is the gradient of a random part of the dataset.
@@ -170,7 +170,7 @@ def full_gradient(
         row: the client's row in ``cohort``.
 
     Returns:
-        The gradient [parameters], its cost in backward passes of training batches, and the number of examples used.
+        The gradient [parameters] and its cost, counted in backward passes of training batches (its own are larger).
     """
     batch_size, max_batches = training.plan.batch_size, training.algorithm.drift.full_gradient_batches
     if max_batches:  # 0 means no limit
@@ -185,4 +185,4 @@ def full_gradient(
         batch = Batch(problem.normalised(examples.inputs), examples.targets)
         _, gradient = problem.loss_and_gradient(cohort.z, buffers, batch)
         mean_gradient.add_(gradient, alpha=len(examples) / size)
-    return mean_gradient, ceil(size / batch_size), size
+    return mean_gradient, GradientCost(ceil(size / batch_size), size)

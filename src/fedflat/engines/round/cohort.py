@@ -37,7 +37,7 @@ class ClientReport(NamedTuple):
         steps: local steps.
         backward_passes: backward passes, perturbations and full gradients included.
         samples: examples seen, once per backward pass.
-        integers: its integer buffers by name.
+        integer_buffers: its integer buffers by name.
     """
 
     lr_sum: Tensor | float
@@ -45,11 +45,23 @@ class ClientReport(NamedTuple):
     steps: int
     backward_passes: int
     samples: int
-    integers: dict[str, Tensor]
+    integer_buffers: dict[str, Tensor]
 
     def with_numbers(self) -> ClientReport:
         """This report with numbers instead of scalar tensors, to send to another process."""
         return self._replace(lr_sum=float(self.lr_sum), loss=float(self.loss))
+
+
+class GradientCost(NamedTuple):
+    """What full-batch gradients at the broadcast model cost, which some drifts need before local training."""
+
+    backward_passes: int = 0
+    samples: int = 0
+
+    @classmethod
+    def total(cls, costs: Sequence[GradientCost]) -> GradientCost:
+        """The sum of the costs of several clients."""
+        return cls(sum(cost.backward_passes for cost in costs), sum(cost.samples for cost in costs))
 
 
 class CohortWeights(NamedTuple):
@@ -119,8 +131,8 @@ def reduce_rows(
     buffers: CohortBuffers,
     cohort: list[Client],
     reports: list[ClientReport],
+    gradient_cost: GradientCost,
     states: Sequence[Mapping[str, State]] | None = None,
-    extra_cost: tuple[int, int] = (0, 0),
 ) -> Outcome:
     """Average the rows of a trained cohort.
 
@@ -132,8 +144,8 @@ def reduce_rows(
         buffers: the rows that the clients wrote.
         cohort: the clients, in the order of their rows.
         reports: their reports, in the same order.
-        states: their new states, if these are not in ``buffers``.
-        extra_cost: backward passes and samples not counted in the reports.
+        gradient_cost: cost of the common gradient, which the reports do not include.
+        states: their new states; None if these are in ``buffers``.
     """
     count = len(cohort)
     weights = CohortWeights.of(training.aggregation, [len(client.indices) for client in cohort])
@@ -152,7 +164,7 @@ def reduce_rows(
         clients.append(client._replace(state=states[row], statistics=statistics))
     common = buffers.common_gradient.clone() if training.algorithm.drift.full_gradient == "common" else None
     rows = CohortRows(buffers.displacement[:count], buffers.buffers[:count])
-    return build_outcome(training, round, model, z, sums, clients, reports, common, rows, extra_cost)
+    return build_outcome(training, round, model, z, sums, clients, reports, common, rows, gradient_cost)
 
 
 def _robust_centres(aggregation: Aggregation, weighted: WeightedRows, model: ModelState) -> dict[str, Tensor]:
@@ -179,7 +191,7 @@ def build_outcome(
     reports: list[ClientReport],
     common_gradient: Tensor | None,
     rows: CohortRows | None,
-    extra_cost: tuple[int, int] = (0, 0),
+    gradient_cost: GradientCost,
 ) -> Outcome:
     """Build the outcome of a round.
 
@@ -193,7 +205,7 @@ def build_outcome(
         reports: the clients' reports, in the same order.
         common_gradient: the cohort's mean gradient at z [parameters], if the drift needs it.
         rows: every client's row, where available.
-        extra_cost: backward passes and samples not counted in the reports.
+        gradient_cost: cost of the common gradient, which the reports do not include.
     """
     count, size = len(clients), len(z)
     returned = CohortMeans(
@@ -208,10 +220,9 @@ def build_outcome(
         common_gradient=common_gradient,
     )
     statistics_sent = 0 if training.own_statistics else len(model.buffers)  # in both directions
-    extra_passes, extra_samples = extra_cost
     cost = Cost(
-        backward_passes=extra_passes + sum(report.backward_passes for report in reports),
-        samples=extra_samples + sum(report.samples for report in reports),
+        backward_passes=gradient_cost.backward_passes + sum(report.backward_passes for report in reports),
+        samples=gradient_cost.samples + sum(report.samples for report in reports),
         floats_down=count * (training.algorithm.floats_down(size) + statistics_sent),
         floats_up=count * (training.algorithm.floats_up(size) + statistics_sent),
     )
@@ -222,7 +233,7 @@ def build_outcome(
         means=nested_state(sent),
         clients=clients,
         buffers=model.buffers if training.own_statistics else sums["buffers"],
-        integers=model.integers if training.own_statistics else reports[0].integers,
+        integer_buffers=model.integer_buffers if training.own_statistics else reports[0].integer_buffers,
         loss=losses.sum() / sum(report.steps for report in reports),
         cost=cost,
         rows=rows,
@@ -247,30 +258,44 @@ class CohortEngine(ABC):
         self.buffers: CohortBuffers | None = None
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
-        """Train a cohort for one round and average what it sends, in cohort order."""
+        """Train a cohort for one round and average what its clients send, in cohort order.
+
+        Args:
+            training: how clients train.
+            round: number of the round, from 0.
+            model: the server's model.
+            server: the server's state by slot.
+            cohort: the participating clients, in ascending order.
+        """
         buffers = self.allocate(training, len(cohort), model.weights)
-        z = buffers.fill(training.algorithm, model, server, cohort)
-        extra_cost = (0, 0)
-        if training.algorithm.drift.full_gradient == "common":
-            extra_cost = self.full_gradients(training, round, buffers, cohort)
+        z = training.algorithm.broadcast(model.weights, server)  # the model that clients start from
+        buffers.copy_inputs(z, server, model.buffers, cohort)
+        gradient_cost = GradientCost()
+        if training.algorithm.drift.full_gradient == "common":  # clients need the cohort's mean gradient at z to train
+            gradient_cost = self.compute_full_gradients(training, round, buffers, cohort)
             weights = weights_by_samples([len(client.indices) for client in cohort])
             buffers.common_gradient.copy_(weighted_sum(buffers.gradient[: len(cohort)], weights))
-        reports = self.train_rows(training, round, buffers, cohort, model.integers)
-        return reduce_rows(training, round, model, z, buffers, cohort, reports, extra_cost=extra_cost)
+        reports = self.train_rows(training, round, buffers, cohort, model.integer_buffers)
+        return reduce_rows(training, round, model, z, buffers, cohort, reports, gradient_cost)
 
     @abstractmethod
     def allocate(self, training: Training, rows: int, like: Tensor) -> CohortBuffers:
         """Memory for a cohort of ``rows`` clients, with the dtype and device of ``like``."""
 
     @abstractmethod
-    def full_gradients(
+    def compute_full_gradients(
         self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client]
-    ) -> tuple[int, int]:
-        """Write each client's full-batch gradient at z to ``buffers.gradient``; returns backward passes and samples."""
+    ) -> GradientCost:
+        """Write each client's full-batch gradient at ``buffers.z`` into its row of ``buffers.gradient``."""
 
     @abstractmethod
     def train_rows(
-        self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client], integers: dict[str, Tensor]
+        self,
+        training: Training,
+        round: int,
+        buffers: CohortBuffers,
+        cohort: list[Client],
+        integer_buffers: dict[str, Tensor],
     ) -> list[ClientReport]:
         """Train the clients whose inputs are in ``buffers``; client i of the cohort writes its results into row i."""
 

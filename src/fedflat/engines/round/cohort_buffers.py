@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedflat.algorithms.algorithm import Algorithm, Message, States, flat_fields, flat_state, nested_state
 from fedflat.algorithms.slot import Field, State
-from fedflat.engines.round.contract import Client, ModelState
+from fedflat.engines.round.contract import Client
 
 Arrays = dict[str, np.ndarray]
 """Tensors as numpy arrays, by flat name, as they travel between processes."""
@@ -87,14 +87,15 @@ class CohortBuffers:
         """Largest cohort that fits."""
         return len(self.displacement)
 
-    def fill(self, algorithm: Algorithm, model: ModelState, server: States, cohort: Sequence[Client]) -> Tensor:
-        """Compute and return z, the model that clients start from [parameters]; copy in all that the cohort reads."""
-        z = algorithm.broadcast(model.weights, server)
-        self.receive(z, server, model.buffers, cohort)
-        return z
+    def copy_inputs(self, z: Tensor, server: States, buffers: Tensor, cohort: Sequence[Client]) -> None:
+        """Copy everything that the clients of a cohort read into this memory; client i of the cohort gets row i.
 
-    def receive(self, z: Tensor, server: States, buffers: Tensor, cohort: Sequence[Client]) -> None:
-        """Copy in what a cohort reads: z, server state by slot, BatchNorm statistics [buffers], and clients' state."""
+        Args:
+            z: the model that clients start from [parameters].
+            server: server state by slot; fields that clients do not receive are skipped.
+            buffers: BatchNorm statistics of the server's model [buffers], for clients that have no own ones.
+            cohort: the clients with their states and, if they keep their own, BatchNorm statistics.
+        """
         self.z.copy_(z)
         for name, value in flat_state(server).items():
             if name in self.server:

@@ -179,7 +179,7 @@ class ModelState(NamedTuple):
 
     weights: Tensor
     buffers: Tensor
-    integers: dict[str, Tensor]
+    integer_buffers: dict[str, Tensor]
 
 
 class Client(NamedTuple):
@@ -229,7 +229,7 @@ class Outcome:
         means: means of what the slots send, by slot.
         clients: the cohort with its new states.
         buffers: the new BatchNorm statistics of the server's model [buffers].
-        integers: its new integer buffers by name.
+        integer_buffers: its new integer buffers by name.
         loss: mean training loss over all steps of all clients, a scalar.
         cost: what the round cost.
         rows: every client's row, where the engine has them; for in-run measurements, not for training.
@@ -239,7 +239,7 @@ class Outcome:
     means: States
     clients: list[Client]
     buffers: Tensor
-    integers: dict[str, Tensor]
+    integer_buffers: dict[str, Tensor]
     loss: Tensor
     cost: Cost = field(default_factory=Cost)
     rows: CohortRows | None = None

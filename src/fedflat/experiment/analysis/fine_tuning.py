@@ -79,4 +79,4 @@ class FineTuner:
         client = Client(number, indices, self._algorithm.new_client(model.weights))
         outcome = self._engine.train(self._training, 0, model, server, [client])
         weights, _ = self._algorithm.aggregate(outcome.returned, outcome.means, server)
-        return ModelState(weights, outcome.buffers, outcome.integers)
+        return ModelState(weights, outcome.buffers, outcome.integer_buffers)

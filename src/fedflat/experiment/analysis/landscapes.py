@@ -72,7 +72,9 @@ def landscapes(
     total = len(models) * points_per_model
     grids: dict[str, Landscape] = {}
     for name, model in zip(names, models, strict=True):
-        measure = LossAndError(model.problem, model.partition, model.state.integers, examples=examples, seed=seed)
+        measure = LossAndError(
+            model.problem, model.partition, model.state.integer_buffers, examples=examples, seed=seed
+        )
         grid = landscape_around(
             model.problem.layout,
             _point(model),
@@ -159,7 +161,12 @@ class _SharedSpace:
         _require_same_dataset(models, names)
         self.points = {name: _point(model) for name, model in zip(names, models, strict=True)}
         self.measure = LossAndError(
-            first.problem, first.partition, first.state.integers, examples=examples, seed=seed, statistics=statistics
+            first.problem,
+            first.partition,
+            first.state.integer_buffers,
+            examples=examples,
+            seed=seed,
+            statistics=statistics,
         )
         labels = [model.label for model in models]
         self.description = {"models": labels, "statistics": statistics, **_description(first, self.measure)}
@@ -212,7 +219,7 @@ class LossAndError:
     Args:
         problem: the federated problem.
         partition: its partition; training examples are those that clients hold.
-        integers: integer buffers of the model.
+        integer_buffers: integer buffers of the model.
         examples: number of examples per set, the same for every model; default: all.
         seed: seed of the sample.
         statistics: BatchNorm statistics: the model's own (``interpolated``; negative variances count as 0), or
@@ -223,7 +230,7 @@ class LossAndError:
         self,
         problem: Problem,
         partition: Partition,
-        integers: dict[str, Tensor],
+        integer_buffers: dict[str, Tensor],
         *,
         examples: int | None = None,
         seed: int = 0,
@@ -231,7 +238,7 @@ class LossAndError:
     ) -> None:
         if examples is not None and examples < 1:
             raise UserError(f"examples={examples} is invalid; expected at least 1")
-        self.problem, self._integers, self.statistics = problem, integers, statistics
+        self.problem, self._integer_buffers, self.statistics = problem, integer_buffers, statistics
         self._batch_size = problem.evaluation_batch
         if problem.device.type == "cuda":
             self._batch_size = max(self._batch_size, GPU_BATCH)
@@ -262,7 +269,7 @@ class LossAndError:
             flat_buffers = self._buffers(model)
             for name in self.sets:
                 totals = Totals(task)
-                buffers = {**problem.buffers.views(flat_buffers), **self._integers}
+                buffers = {**problem.buffers.views(flat_buffers), **self._integer_buffers}
                 for inputs, targets in self._batches(name):
                     output = problem.predict_normalised(model.weights, buffers, inputs)
                     totals.add(task.sums(output, targets), len(targets))
@@ -277,7 +284,7 @@ class LossAndError:
             return model.buffers
         if self.statistics == "estimated":
             inputs = (inputs for inputs, _ in self._batches("train"))
-            return self.problem.estimate_buffers(model.weights, self._integers, inputs)
+            return self.problem.estimate_buffers(model.weights, self._integer_buffers, inputs)
         if self._is_variance is None:
             return model.buffers
         return torch.where(self._is_variance, model.buffers.clamp_min(0), model.buffers)

@@ -122,7 +122,7 @@ class FixedSample:
     def features(self, model: ModelState) -> dict[str, float | None]:
         """The mean of ||f(x)|| over each sampled client's data, with the classifier output f(x) (ECCV Fig. 7)."""
         problem = self.problem
-        buffers = {**problem.buffers.views(model.buffers), **model.integers}
+        buffers = {**problem.buffers.views(model.buffers), **model.integer_buffers}
         means = {}
         for client in self.clients:
             norms = []

@@ -105,8 +105,8 @@ def state_of(record: Record, name: str, problem: Problem, rounds: int | None = N
     """Load a model of a run onto the problem's device: the final one, or the one saved after ``rounds`` rounds."""
     device, dtype = problem.device, problem.dtype
     if rounds is None and name in record.models:
-        weights, buffers, integers = record.models[name]
-        on_device = {key: tensor.to(device) for key, tensor in integers.items()}
+        weights, buffers, integer_buffers = record.models[name]
+        on_device = {key: tensor.to(device) for key, tensor in integer_buffers.items()}
         return ModelState(weights.to(device, dtype), buffers.to(device, dtype), on_device)
     source = f"model {name} of {record.folder and record.folder.path}"
     load_tensors(problem.model, record.config.model, saved_tensors(record, name, rounds), source)

@@ -107,7 +107,7 @@ class Replay:
         moment, outcome = self.moment, self.train(self.clients())
         weights, states = self.algorithm.aggregate(outcome.returned, outcome.means, moment.states)
         self._changed |= {client.number: (client.state, client.statistics) for client in outcome.clients}
-        model = ModelState(weights, outcome.buffers, outcome.integers)
+        model = ModelState(weights, outcome.buffers, outcome.integer_buffers)
         self.moment = replace(moment, rounds=moment.rounds + 1, model=model, states=states)
         return outcome
 
@@ -121,7 +121,7 @@ def each_local_model(algorithm: Algorithm, clients: list[Client], outcome: Outco
     rows = rows_of(outcome)
     for client, displacement, buffers in zip(clients, rows.displacements, rows.buffers, strict=True):
         weights = outcome.returned.z + algorithm.drift.local_displacement(displacement, client.state["drift"])
-        yield ModelState(weights, buffers.clone(), outcome.integers)
+        yield ModelState(weights, buffers.clone(), outcome.integer_buffers)
 
 
 def rows_of(outcome: Outcome) -> CohortRows:

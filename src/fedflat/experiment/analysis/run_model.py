@@ -72,7 +72,7 @@ def estimated_statistics(problem: Problem, model: ModelState, positions: np.ndar
     """
     batches = torch.tensor_split(_as_indices(positions), ceil(len(positions) / problem.evaluation_batch))
     inputs = (problem.normalised(take_on_device(problem, problem.data.train, indices).inputs) for indices in batches)
-    return problem.estimate_buffers(model.weights, model.integers, inputs)
+    return problem.estimate_buffers(model.weights, model.integer_buffers, inputs)
 
 
 def objective_on(
@@ -107,7 +107,7 @@ def objective_on(
         ),
         prepare=prepare,
         sums=None if isinstance(problem.task, PooledTask) else problem.task.sums,
-        buffers={**problem.buffers.views(model.buffers), **model.integers},
+        buffers={**problem.buffers.views(model.buffers), **model.integer_buffers},
         weights=model.weights,
         tf32=tf32,
     )

@@ -31,7 +31,7 @@ class Scorer:
 
     def __init__(self, problem: Problem, model: ModelState, batch_statistics: bool | None = None) -> None:
         self.problem, self.model, self._batch_statistics = problem, model, batch_statistics
-        self._buffers = {**problem.buffers.views(model.buffers), **model.integers}
+        self._buffers = {**problem.buffers.views(model.buffers), **model.integer_buffers}
 
     def scores(self, examples: Examples, positions: np.ndarray | None = None) -> Scores:
         """Metrics on all examples, or on those at ``positions``."""

@@ -150,7 +150,7 @@ class Twins:
 
 def losses_of(problem: Problem, model: ModelState, examples: Examples) -> Tensor:
     """The loss of a model on each example, [examples]."""
-    buffers = {**problem.buffers.views(model.buffers), **model.integers}
+    buffers = {**problem.buffers.views(model.buffers), **model.integer_buffers}
     losses = []
     for positions in problem.evaluation_batches(len(examples)):
         batch = examples.take(positions)

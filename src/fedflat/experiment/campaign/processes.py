@@ -320,5 +320,5 @@ def _from_message(record: Record, task: RunTask) -> Record:
 
 
 def _map_tensors(model: ModelState, function: Callable[[Any], Any]) -> ModelState:
-    integers = {name: function(value) for name, value in model.integers.items()}
-    return ModelState(function(model.weights), function(model.buffers), integers)
+    integer_buffers = {name: function(value) for name, value in model.integer_buffers.items()}
+    return ModelState(function(model.weights), function(model.buffers), integer_buffers)

@@ -125,7 +125,9 @@ def explain_out_of_memory(config: Config) -> Iterator[None]:
 def training_of(config: Config, algorithm: Algorithm, clients: int) -> Training:
     """The local training of a config with ``clients`` clients."""
     training, federation = config.training, config.federation
-    obstacles = [slot.requires_mean() for _, slot in algorithm.slots() if slot.requires_mean()]
+    obstacles = [
+        slot.robust_aggregation_conflict() for _, slot in algorithm.slots() if slot.robust_aggregation_conflict()
+    ]
     if federation.aggregation != "mean" and obstacles:
         raise UserError(
             f"federation.aggregation={federation.aggregation} does not work with {config.algorithm}: {obstacles[0]}, "

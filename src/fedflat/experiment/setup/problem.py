@@ -193,10 +193,10 @@ def _check_model(problem: Problem, name: str) -> None:
         _check_tokens(problem, name, problem.model.embedding.num_embeddings)
     data, test = problem.data, problem.held_out["test"]
     examples = test.take(torch.arange(min(2, len(test)), device=problem.device))
-    weights, buffers, integers = problem.initial()
+    weights, buffers, integer_buffers = problem.initial()
     try:
         with torch.random.fork_rng(devices=[]):
-            output = problem.predict(weights, {**problem.buffers.views(buffers), **integers}, examples.inputs)
+            output = problem.predict(weights, {**problem.buffers.views(buffers), **integer_buffers}, examples.inputs)
     except (RuntimeError, ValueError, IndexError) as error:
         dtype = str(examples.inputs.dtype).removeprefix("torch.")
         raise UserError(

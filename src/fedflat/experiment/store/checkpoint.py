@@ -42,7 +42,7 @@ class ServerState:
         return {
             "weights": self.model.weights,
             "buffers": self.model.buffers,
-            **{f"integers/{name}": value for name, value in self.model.integers.items()},
+            **{f"integers/{name}": value for name, value in self.model.integer_buffers.items()},
             **{f"server/{name}": value for name, value in flat_state(self.states).items()},
         }
 
