@@ -33,7 +33,7 @@ from campaign_results import Result, RunMonitor, as_text, result_of, table
 from fedflat.errors import UserError
 from fedflat.experiment.campaign.compare import run_each
 from fedflat.experiment.campaign.estimate import is_available
-from fedflat.experiment.store.files import LockedError, create_folder, locked, write_whole
+from fedflat.experiment.store.files import LockedError, create_folder, locked, write_atomically
 
 DEADLINE = "deadline"
 """File in the work directory that moves the end of the time budget, in seconds since the epoch."""
@@ -145,7 +145,7 @@ class Campaign:
         (record,) = run_each([job.config], [folder], (monitor,), jobs=1)
         result = result_of(job, record, monitor, self.options)
         create_folder(self.path(job).parent)
-        write_whole(self.path(job), as_text(result))
+        write_atomically(self.path(job), as_text(result))
         shutil.rmtree(folder, ignore_errors=True)
         score, seconds = 100 * (result["metrics"]["server"]["last"] or 0.0), result["cost"]["seconds"]
         self.report(f"{result['status']} {job.name}: {score:.2f} after {seconds:.0f} s")

@@ -23,7 +23,7 @@ import torch
 import fedflat
 from fedflat.data import IGNORED, load
 from fedflat.experiment.setup.problem import build_problem
-from fedflat.experiment.store.files import write_whole
+from fedflat.experiment.store.files import write_atomically
 
 BEGIN, END = "<!-- camvid: made by studies/camvid.py -->", "<!-- camvid: end -->"
 """``--page`` replaces the text between these lines of a page."""
@@ -206,7 +206,7 @@ def replace_section(page: Path, text: str) -> None:
     _, end, after = rest.partition(END)
     if not end:
         raise SystemExit(f"{page} has no place for the table; expected the lines {BEGIN} and {END}")
-    write_whole(page, f"{before}{BEGIN}\n{text}\n{END}{after}")
+    write_atomically(page, f"{before}{BEGIN}\n{text}\n{END}{after}")
 
 
 def train_missing(options: argparse.Namespace, path: Path) -> None:
@@ -221,7 +221,7 @@ def train_missing(options: argparse.Namespace, path: Path) -> None:
     for name, method in methods(options.lr, options.rounds).items():
         if name not in numbers["runs"] and (not options.only or name in options.only):
             run = numbers["runs"][name] = train(name, method, shared, engine, options.out)
-            write_whole(path, json.dumps(numbers, indent=1) + "\n")
+            write_atomically(path, json.dumps(numbers, indent=1) + "\n")
             score = f"mIoU {100 * run['test']['miou']:5.1f}"
             print(f"{name:14} {score}   {run['seconds']:.0f} s   {run['status']}", flush=True)
 
@@ -235,7 +235,7 @@ def main(words: list[str] | None = None) -> None:
     if options.draw is None:
         train_missing(options, path)
     numbers = json.loads(path.read_text())
-    write_whole(out / "table.md", table(numbers))
+    write_atomically(out / "table.md", table(numbers))
     figure: Path = options.draw or out / "camvid.png"
     draw(out, figure)
     if options.page is not None:

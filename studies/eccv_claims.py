@@ -38,7 +38,7 @@ import fedflat
 from fedflat.engines.round.contract import ModelState
 from fedflat.experiment.analysis.replay import Replay
 from fedflat.experiment.analysis.run_model import RunModel, moment_after, open_model, replay_after
-from fedflat.experiment.store.files import write_whole
+from fedflat.experiment.store.files import write_atomically
 from fedflat.experiment.store.run_folder import Record
 
 METHODS = {"FedAvg": "fedavg", "FedSAM": "fedsam(rho=0.1)", "FedASAM": "fedasam(rho=0.7)"}
@@ -141,7 +141,7 @@ def draw(path: Path) -> str:
     numbers = saved_numbers(path)
     write_figure(eccv_claims_figure(numbers), path.parent / "eccv_claims.png")
     text = f"{table(numbers)}\n\n{verdicts(numbers)}\n"
-    write_whole(path.parent / "table.md", text)
+    write_atomically(path.parent / "table.md", text)
     return text
 
 

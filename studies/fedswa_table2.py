@@ -27,7 +27,7 @@ from typing import Any
 from study import plain, trained
 
 from fedflat.errors import UserError
-from fedflat.experiment.store.files import create_folder, write_whole
+from fedflat.experiment.store.files import create_folder, write_atomically
 from fedflat.papers import find_table
 from fedflat.papers.cells import Cell
 
@@ -132,7 +132,7 @@ class Study:
             "curve": curve,
             "seconds": round(record.seconds, 2),
         }
-        write_whole(options.out / "numbers" / f"{name}.json", json.dumps(plain(numbers)) + "\n")
+        write_atomically(options.out / "numbers" / f"{name}.json", json.dumps(plain(numbers)) + "\n")
         self.write()
         print(f"{name}: {split} {percent(numbers[split])} after {time.monotonic() - start:.0f} s", flush=True)
 
@@ -158,8 +158,8 @@ class Study:
     def write(self) -> None:
         """Write all numbers to one file, and the table."""
         document = json.dumps({"about": self.about, "runs": self.runs()}, indent=1)
-        write_whole(self.options.out / "numbers.json", document + "\n")
-        write_whole(self.options.out / "table.md", table(self))
+        write_atomically(self.options.out / "numbers.json", document + "\n")
+        write_atomically(self.options.out / "table.md", table(self))
 
 
 def first_stage(study: Study) -> None:
@@ -292,7 +292,7 @@ def draw(study: Study, path: Path) -> None:
         raise UserError("no finished run to draw; run stage 1 first")
     content = io.BytesIO()
     curves(drawn, "accuracy").savefig(content, format="png", dpi=200)
-    write_whole(path, content.getvalue())
+    write_atomically(path, content.getvalue())
 
 
 def history(run: RunNumbers) -> list[dict[str, Any]]:

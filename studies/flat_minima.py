@@ -33,7 +33,7 @@ from study import (
 import fedflat
 from fedflat.experiment.analysis.landscapes import landscapes, plane
 from fedflat.experiment.analysis.run_model import RunModel, open_model
-from fedflat.experiment.store.files import write_whole
+from fedflat.experiment.store.files import write_atomically
 from fedflat.flatness.landscapes.grid import Landscape
 from fedflat.reporting.figures.landscapes import plane_picture
 
@@ -157,7 +157,7 @@ def main(words: list[str] | None = None) -> None:
     path = arguments.out / "numbers.json" if arguments.draw_only else run_study(arguments)
     draw(path)
     text = summary(saved_numbers(path))
-    write_whole(path.parent / "summary.txt", text + "\n")
+    write_atomically(path.parent / "summary.txt", text + "\n")
     print(text)
 
 

@@ -29,7 +29,7 @@ from typing import Any
 from fedflat.deploy.flower.project import write_project
 from fedflat.deploy.flower.reach import reach
 from fedflat.errors import UserError
-from fedflat.experiment.store.files import create_folder, write_whole
+from fedflat.experiment.store.files import create_folder, write_atomically
 
 BIN = Path(sys.executable).parent
 FEDFLAT, FLOWER = "fedflat on Flower", "plain Flower"
@@ -182,7 +182,9 @@ def federation(folder: Path, sites: int) -> Iterator[dict[str, str]]:
         "FEDFLAT_STATE": str(folder / "state"),
     }
     create_folder(folder / "flwr")
-    write_whole(folder / "flwr" / "config.toml", f'[superlink.sites]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
+    write_atomically(
+        folder / "flwr" / "config.toml", f'[superlink.sites]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
     commands = [["flower-superlink", "--insecure", "--disable-runtime-dependency-installation", "--port", str(port)]]
     for site in range(sites):
         address = ["--superlink", f"127.0.0.1:{port}", "--port", str(free_port())]
@@ -224,14 +226,14 @@ def write_apps(folder: Path, options: argparse.Namespace) -> None:
     """Write the plain app and fedflat's, with the same task."""
     for name, text in PLAIN.items():
         create_folder((folder / "plain" / name).parent)
-        write_whole(folder / "plain" / name, text)
+        write_atomically(folder / "plain" / name, text)
     write_project(folder / "fedflat", "fedavg", options.sites)
     settings = folder / "fedflat" / "pyproject.toml"
     text = settings.read_text()
     for old, new in (("local_epochs = 1", f"local_steps = {options.local_steps}"), ('"dirichlet(alpha=0.5)"', '"iid"')):
         assert old in text
         text = text.replace(old, new)
-    write_whole(settings, f"{text}\n[tool.flwr.app.config.evaluation]\nevery = {options.rounds}\n")
+    write_atomically(settings, f"{text}\n[tool.flwr.app.config.evaluation]\nevery = {options.rounds}\n")
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, list[float]]:
@@ -260,7 +262,7 @@ def main(words: Sequence[str] | None = None) -> None:
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     ratio = medians[FEDFLAT] / medians[FLOWER]
     document = json.dumps({"seconds": seconds, "medians": medians, "ratio": ratio}, indent=1)
-    write_whole(options.out / "flower_overhead.json", document + "\n")
+    write_atomically(options.out / "flower_overhead.json", document + "\n")
     for name, values in seconds.items():
         spread = f"median of {len(values)}, {min(values):.2f} to {max(values):.2f}"
         print(f"{name}: {medians[name]:.2f} s per round ({spread})")

@@ -26,7 +26,7 @@ from fedflat.api import make_config
 from fedflat.data import Dataset, load
 from fedflat.errors import UserError
 from fedflat.experiment.run import Run
-from fedflat.experiment.store.files import create_folder, write_whole
+from fedflat.experiment.store.files import create_folder, write_atomically
 from fedflat.text import parse_one, show
 
 ALGORITHMS = ("fedavg", "fedsam", "fedmoswa")
@@ -93,7 +93,7 @@ def train(options: argparse.Namespace, data: Dataset, domain: str, algorithm: st
         "clients_per_round": clients,
     }
     start = time.monotonic()
-    record = Run(make_config(None, shared_settings(options) | settings), data=data).go()
+    record = Run(make_config(None, shared_settings(options) | settings), data=data).execute()
     curve = [(line["round"], line["test"]["server"]["accuracy"]) for line in record.history]
     last_quarter = [accuracy for at, accuracy in curve if at > 0.75 * options.rounds]
     return {
@@ -159,8 +159,8 @@ def main(words: Sequence[str] | None = None) -> str:
                 run = train(options, data, domain, algorithm, seed)
                 runs.append(run)
                 document = json.dumps({"settings": about, "runs": runs}, indent=1)
-                write_whole(options.out / "numbers.json", document + "\n")
-                write_whole(options.out / "table.md", table(runs, domains, options.algorithms))
+                write_atomically(options.out / "numbers.json", document + "\n")
+                write_atomically(options.out / "table.md", table(runs, domains, options.algorithms))
                 accuracy = f"{100 * (run['accuracy'] or 0):.1f} %"
                 print(f"{domain}, {algorithm}, seed {seed}: {accuracy} in {run['seconds']} s", flush=True)
     return table(runs, domains, options.algorithms)

@@ -29,7 +29,7 @@ import fedflat
 from fedflat.bench.machine import hardware, versions
 from fedflat.bench.setting import RandomImages
 from fedflat.experiment.run import Run
-from fedflat.experiment.store.files import create_folder, write_whole
+from fedflat.experiment.store.files import create_folder, write_atomically
 
 ALGORITHMS = ("fedavg", "fedmoswa")
 WARM_UP = 3
@@ -191,7 +191,7 @@ def main() -> None:
         "errors": errors,
     }
     create_folder(options.out)
-    write_whole(options.out / "ray_gpu.json", json.dumps(document, indent=2))
+    write_atomically(options.out / "ray_gpu.json", json.dumps(document, indent=2))
     gpus = ", ".join(hardware()["gpus"] or ["none"])
     setting = f"{options.clients_per_round} clients x {options.local_steps} steps x batch size 50"
     print(f"\nA Ray cluster without a GPU reports: {message}")

@@ -17,7 +17,7 @@ import torch
 
 import fedflat
 from fedflat.cli.shared.screen import shown_seconds
-from fedflat.experiment.store.files import create_folder, write_whole
+from fedflat.experiment.store.files import create_folder, write_atomically
 from fedflat.experiment.store.run_folder import Record
 from fedflat.flatness import Ends, Objective, Operator, lanczos
 from fedflat.flatness.curvature.trace import hutchinson
@@ -46,7 +46,7 @@ class Numbers:
 
     def save(self) -> None:
         """Write the file."""
-        write_whole(self.path, json.dumps(plain(self.values), indent=1, allow_nan=False) + "\n")
+        write_atomically(self.path, json.dumps(plain(self.values), indent=1, allow_nan=False) + "\n")
 
     def part(self, *names: str) -> dict[str, Any]:
         """The nested dict under some names, created if missing."""
@@ -163,5 +163,5 @@ def write_figure(figure: Any, path: Path, dpi: int = 200) -> None:
     for suffix in ("png", "pdf"):
         content = io.BytesIO()
         figure.savefig(content, format=suffix, dpi=dpi)
-        write_whole(path.with_suffix(f".{suffix}"), content.getvalue())
+        write_atomically(path.with_suffix(f".{suffix}"), content.getvalue())
         print(path.with_suffix(f".{suffix}"))

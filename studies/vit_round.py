@@ -22,7 +22,7 @@ from fedflat.api import make_config
 from fedflat.data import Dataset, Examples
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.run import Run
-from fedflat.experiment.store.files import create_folder, write_whole
+from fedflat.experiment.store.files import create_folder, write_atomically
 
 PARTS = ("all", "lora(rank=8)", "head")
 HEADING = (
@@ -100,7 +100,7 @@ def round_cost(options: argparse.Namespace, data: Dataset, algorithm: str, part:
     clock = RoundClock()
     run = Run(make_config(None, settings), data=data, callbacks=(clock,))
     frozen = run.problem.frozen.fingerprint()
-    record = run.go()
+    record = run.execute()
     size, last = len(run.server.model.weights), record.history[-1]
     state = sum(field.scalars(size) for fields in run.algorithm.client_fields().values() for field in fields)
     return {
@@ -141,8 +141,8 @@ def main(words: Sequence[str] | None = None) -> list[dict[str, Any]]:
         for algorithm in options.algorithms:
             costs.append(round_cost(options, data, algorithm, part))
             document = json.dumps({"settings": settings, "runs": costs}, indent=1)
-            write_whole(options.out / "vit_round.json", document + "\n")
-            write_whole(options.out / "vit_round.md", table(costs))
+            write_atomically(options.out / "vit_round.json", document + "\n")
+            write_atomically(options.out / "vit_round.md", table(costs))
             print(json.dumps(costs[-1]), flush=True)
     return costs
 

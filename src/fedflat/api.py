@@ -67,7 +67,7 @@ def run(
     """
     with progress_display(silent=not progress, lines_when_piped=False) as display:
         observers = (display, *as_callbacks(callbacks))
-        return Result(_prepare_run(algorithm, base, out, dataset, model, task, observers, settings).go())
+        return Result(_prepare_run(algorithm, base, out, dataset, model, task, observers, settings).execute())
 
 
 class Rounds(Iterator[Round]):
@@ -323,7 +323,7 @@ def resume(
     with progress_display(silent=not progress, lines_when_piped=False) as display:
         observers = (display, *as_callbacks(callbacks))
         run = Run(config, path, data=dataset, model=model, task=task, callbacks=observers, resume=True)
-        return Result(run.go())
+        return Result(run.execute())
 
 
 def load(folder: str | Path) -> Result:

@@ -101,6 +101,22 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield full_name(name), value
 
 
+def nest(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Nest settings by section, given their full names; the inverse of :func:`flat`.
+
+    >>> nest({"seed": 1, "training.rounds": 3, "training.lr": 0.1})
+    {'seed': 1, 'training': {'rounds': 3, 'lr': 0.1}}
+    """
+    nested: dict[str, Any] = {}
+    for full, value in values.items():
+        *sections, name = full.split(".")
+        section_values = nested
+        for section in sections:
+            section_values = section_values.setdefault(section, {})
+        section_values[name] = value
+    return nested
+
+
 def suggest_setting(name: str) -> str | None:
     """Our name for a setting that other frameworks call ``name``, or None if there is none.
 

@@ -57,7 +57,7 @@ def test_the_plain_loop_ends_at_the_same_model(setting):
     for number in range(2):
         loop.round(number)
     with pytest.raises(Enough):
-        Run(config, data=setting.load_data(), callbacks=(until,)).go()
+        Run(config, data=setting.load_data(), callbacks=(until,)).execute()
     for name, tensor in loop.state.items():
         assert torch.allclose(tensor, until.state[name], rtol=0, atol=1e-12), name
         assert not torch.equal(tensor, start[name])

@@ -53,6 +53,6 @@ def test_flowers_simulation_on_a_cluster_of_two_nodes(cluster: Nodes, tmp_path: 
             federation.until(lambda: RunFolder(out).is_over, 240)
         finally:
             federation.close()
-    expected = Run(experiment_of({**SETTINGS, **FIXED})).go()
+    expected = Run(experiment_of({**SETTINGS, **FIXED})).execute()
     assert load_record(out).history == expected.history
     assert RunFolder(out).status()["status"] == "finished"

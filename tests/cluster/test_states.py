@@ -142,7 +142,7 @@ def test_a_worker_is_killed_before_its_states_are_copied(
 
     monkeypatch.setattr(engine.states, "record_trained", killed_and_trained)
     monkeypatch.setattr(engine.pool, "run_now", lambda item, source: (again.append(item.call), run_now(item, source)))
-    run.go()
+    run.execute()
     assert len(killed) == 1 and again
     fedflat.run(base=config, engine="loop", workers=1, out=tmp_path / "loop")
     assert same_files(tmp_path, "model.safetensors", "metrics.jsonl")

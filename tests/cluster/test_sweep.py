@@ -140,7 +140,7 @@ def test_a_run_that_loses_every_worker_is_given_up(ray: Any, tmp_path: Path) -> 
 class Deadly(LockedRun):
     """A run that ends its process."""
 
-    def go(self, callbacks: tuple[fedflat.Callback, ...]) -> Any:
+    def execute(self, callbacks: tuple[fedflat.Callback, ...]) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -132,7 +132,7 @@ def test_landmarks_are_cached_at_the_stated_size_and_mobilenet_trains_on_them(la
         make_config(None, {"dataset": "landmarks(size=32)", "data_dir": str(landmarks), "model": model, **settings})
     )
     assert isinstance(run.problem.data.train.inputs, MappedTensor) and len(run.partition.clients) == 3
-    assert run.go().status == "finished" and run.history[-1]["samples"] == 2 * (1 + 2 + 1)
+    assert run.execute().status == "finished" and run.history[-1]["samples"] == 2 * (1 + 2 + 1)
 
 
 def test_pictures_that_would_fill_the_disk_are_not_decoded(

@@ -94,7 +94,7 @@ def test_a_run_is_the_same_to_the_bit(landmarks: Path) -> None:
         Run(make_config(None, settings | {"dataset": f"landmarks(size=16,decode={how})"}))
         for how in ("once", "streamed")
     ]
-    once, now = (run.go() for run in runs)
+    once, now = (run.execute() for run in runs)
     assert torch.equal(once.models["server"].weights, now.models["server"].weights) and once.history == now.history
 
 

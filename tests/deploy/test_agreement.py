@@ -30,7 +30,7 @@ def deployed(text: str, folder: Path, **more: Any) -> tuple[Record, DirectGrid]:
 
 def simulated(text: str, **more: Any) -> Record:
     settings = {**SMALL, "algorithm": text, **more}
-    return Run(experiment_of(settings)).go()
+    return Run(experiment_of(settings)).execute()
 
 
 @pytest.mark.parametrize("text", TEXTS)

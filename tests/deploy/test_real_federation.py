@@ -89,7 +89,7 @@ def participation(out: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("text", ALGORITHMS)
 def test_six_algorithms_agree_with_the_loop(text: str, runs: dict[str, Path]) -> None:
     out = runs[text]
-    expected = Run(experiment_of({**SETTINGS, "algorithm": text})).go()
+    expected = Run(experiment_of({**SETTINGS, "algorithm": text})).execute()
     record = load_record(out)
     assert record.status == "finished"
     weights = Run(record.config).problem.layout.flatten(RunFolder(out).read_tensors("model.safetensors")[0])
@@ -117,7 +117,7 @@ def test_client_states_stay_at_their_nodes(federation: RealFederation, runs: dic
 
 
 def test_a_server_killed_between_rounds_resumes(runs: dict[str, Path]) -> None:
-    record, expected = load_record(runs["killed server"]), Run(experiment_of(KILLED)).go()
+    record, expected = load_record(runs["killed server"]), Run(experiment_of(KILLED)).execute()
     assert record.status == "finished"
     assert record.history == expected.history
     lines = participation(runs["killed server"])

@@ -89,13 +89,13 @@ def _simulated_without(settings: dict[str, Any], round: int, client: int) -> tor
         return [other for other in sampler(seed, number) if (number, other) != (round, client)]
 
     run._sampler = sample  # type: ignore[assignment]
-    return run.go().models["server"].weights
+    return run.execute().models["server"].weights
 
 
 def test_a_server_killed_between_rounds_resumes_and_counts_no_round_twice(tmp_path: Path) -> None:
     """Killed after the sites trained the third round but before its checkpoint: they return to their previous state."""
     settings = settings_of(tmp_path, algorithm="fedmoswa+ema")
-    expected = Run(experiment_of(settings)).go()
+    expected = Run(experiment_of(settings)).execute()
     grid = federation_of(tmp_path, settings)
 
     class Killed(BaseException):
@@ -150,7 +150,7 @@ def test_too_few_updates_pause_the_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"round 1.* 3 of at least 4 \(deploy.minimum\)"):
         serve(grid, settings)
     record = serve(federation_of(tmp_path, settings), settings)
-    assert torch.equal(record.models["server"].weights, Run(experiment_of(settings)).go().models["server"].weights)
+    assert torch.equal(record.models["server"].weights, Run(experiment_of(settings)).execute().models["server"].weights)
 
 
 def test_lost_state_is_reported(tmp_path: Path) -> None:

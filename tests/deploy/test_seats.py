@@ -43,7 +43,7 @@ def test_the_first_of_two_nodes_with_one_number_returns(tmp_path: Path, caplog: 
     assert [line["accepted"] for line in lines_of(tmp_path)] == [[0, 1, 2]] * 3
     trained = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "train"]
     assert trained.count(103) == 2 and trained.count(100) == 1
-    assert torch.equal(record.models["server"].weights, Run(experiment_of(settings)).go().models["server"].weights)
+    assert torch.equal(record.models["server"].weights, Run(experiment_of(settings)).execute().models["server"].weights)
 
 
 def test_a_node_restarted_as_another_client_joins_again(tmp_path: Path) -> None:

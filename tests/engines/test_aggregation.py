@@ -86,6 +86,6 @@ def test_a_cohort_of_one_is_its_own_centre(text: str, centre: str) -> None:
                 }
             )
         )
-        return run.go().models["server"].weights
+        return run.execute().models["server"].weights
 
     assert torch.allclose(weights(aggregation=centre, trim=0.0), weights(), atol=1e-7)

@@ -47,7 +47,7 @@ def a_run(rounds: int = 2) -> Run:
 
 def trained(rounds: int = 2) -> Run:
     run = a_run(rounds)
-    run.go()
+    run.execute()
     return run
 
 
@@ -103,7 +103,7 @@ def test_a_cohort_of_one_trains_as_in_the_loop() -> None:
         Run(config({**values, "engine": {"name": name, "device": "cpu", "workers": 1}}), data=data)
         for name in ("loop", "lanes")
     )
-    assert torch.allclose(loop.go().models["server"].weights, lanes.go().models["server"].weights, atol=1e-6)
+    assert torch.allclose(loop.execute().models["server"].weights, lanes.execute().models["server"].weights, atol=1e-6)
 
 
 TRACED = partial(compiled, backend="eager", strict=True)
@@ -129,7 +129,7 @@ def test_batch_norm_counters_agree_with_the_loop(lanes: int, compile: str, monke
     loop, side_by_side = (
         Run(config({**values, "engine": {**one, "device": "cpu"}}), data=data, model=model) for one in engines
     )
-    loop.go(), side_by_side.go()
+    loop.execute(), side_by_side.execute()
     counted = loop.server.model.integer_buffers
     assert counted.keys() == side_by_side.server.model.integer_buffers.keys() and counted
     for name, number in counted.items():
@@ -293,7 +293,7 @@ def test_dropout_is_reproducible_and_one_lane_agrees_with_the_loop() -> None:
     ):
         run = Run(config({**values, "engine": {**engine, "device": "cpu"}}), data=data)
         torch.manual_seed(len(found))  # earlier draws in this process must not matter
-        found.append(run.go().models["server"].weights)
+        found.append(run.execute().models["server"].weights)
     assert torch.equal(found[0], found[1])
     assert torch.allclose(found[0], found[2], atol=1e-6)
     assert torch.equal(found[3], found[4])
@@ -345,6 +345,6 @@ def test_compiled_steps_use_gpu_layers(monkeypatch: pytest.MonkeyPatch) -> None:
             data=RandomImages(size=60, side=16).dataset(),
             model=model,
         )
-        weights.append(run.go().models["server"].weights)
+        weights.append(run.execute().models["server"].weights)
         assert set(used) == (set() if engine["name"] == "loop" else {"ChannelsLastGroupNorm", "PatchConvolution"})
     assert torch.allclose(*weights, atol=1e-6)

@@ -70,7 +70,7 @@ def test_float32_is_that_of_the_loop(text: str) -> None:
     runs = [
         Run(experiment(text, engine, partition="dirichlet(alpha=0.5)", model="lenet5"), data=data) for engine in engines
     ]
-    loop, lanes = (run.go().models["server"].weights.cpu() for run in runs)
+    loop, lanes = (run.execute().models["server"].weights.cpu() for run in runs)
     assert (loop - lanes).norm() < 1e-3 * loop.norm()
 
 
@@ -84,7 +84,9 @@ def test_a_compiled_step_is_that_of_the_loop() -> None:
         warnings.filterwarnings("error", message="the local step")
         for engine in (LOOP, {"name": "lanes", "device": "cuda", "compile": "on"}):
             models.append(
-                Run(experiment("fedsam", engine), data=data, model=nn.Sequential(*first, *second)).go().models["server"]
+                Run(experiment("fedsam", engine), data=data, model=nn.Sequential(*first, *second))
+                .execute()
+                .models["server"]
             )
     loop, lanes = models
     assert (loop.weights - lanes.weights.cpu()).norm() < 1e-3 * loop.weights.norm()
@@ -107,7 +109,7 @@ def test_compiled_steps_learn_the_same(text: str, precision: str) -> None:
             engine = {"name": "lanes", "device": "cuda", "compile": compile, "precision": precision}
             run = Run(experiment(text, engine, steps=10, model="cnn"), data=data)
             start = run.server.model.weights.clone()
-            moved.append(run.go().models["server"].weights - start)
+            moved.append(run.execute().models["server"].weights - start)
     plain, compiled = moved
     assert (plain - compiled).norm() < 0.4 * plain.norm()
 

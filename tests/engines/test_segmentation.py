@@ -200,7 +200,7 @@ def run_of(algorithm: str, engine: Any, model: str | nn.Module = "bisenetv2(widt
         model=None if isinstance(model, str) else model,
     )
     run.engine = engine(run.problem)
-    run.go()
+    run.execute()
     return run
 
 
@@ -260,7 +260,7 @@ def test_batch_norm_keeps_full_statistics_where_passes_are_in_bfloat16() -> None
     rough.problem.__post_init__()
     for run in (full, rough):
         run.engine = LaneEngine(run.problem, lanes=2)
-        run.go()
+        run.execute()
     one, other = full.server.model, rough.server.model
     assert other.weights.dtype == other.buffers.dtype == torch.float32
     assert 0 < (one.weights - other.weights).abs().mean() < 0.005

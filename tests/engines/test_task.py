@@ -95,7 +95,7 @@ def test_engines_agree_on_text(other):
         run = Run(made, data=alphabet())
         assert run.problem.task == NextCharacter()
         run.engine = make(run.problem)
-        run.go()
+        run.execute()
         found.append(run.server.model.weights)
     assert (found[0] - found[1]).abs().max() < 1e-12
 

@@ -8,6 +8,7 @@ import pytest
 
 from fedflat.bench.setting import RandomImages
 from fedflat.experiment.campaign import estimate
+from fedflat.experiment.campaign.disk_space import run_disk
 from fedflat.experiment.campaign.estimate import (
     Forecast,
     ForecastCallback,
@@ -15,7 +16,6 @@ from fedflat.experiment.campaign.estimate import (
     forecast,
     probe,
     remaining_work,
-    run_disk,
 )
 from fedflat.experiment.campaign.sweep import Sweep, plan_sweep, run_sweep
 from fedflat.experiment.campaign.sweep_file import read_sweep
@@ -37,7 +37,7 @@ SMALL = {
 def told(algorithm: str, folder: Path | None = None, long: float = 0.0) -> tuple[list[Forecast], Run]:
     heard: list[Forecast] = []
     run = Run(config({**SMALL, "algorithm": algorithm}), folder, callbacks=(ForecastCallback(heard.append, long),))
-    run.go()
+    run.execute()
     return heard, run
 
 

@@ -77,7 +77,7 @@ def test_only_adapters_and_head_are_trained_sent_and_kept(
 ) -> None:
     run = run_of(algorithm, tmp_path / "run", train=LORA)
     before = state(run)
-    run.go()
+    run.execute()
     moved = changed(before, state(run))
     trained = adapter_parameters(run.problem.model) | {"head.weight", "head.bias"}
     assert moved == trained, "all of it moved, and nothing else, to the bit"
@@ -112,7 +112,7 @@ def test_only_adapters_and_head_are_trained_sent_and_kept(
 def test_any_part_of_any_model(model: str, train: str, moving: tuple[str, ...] | None) -> None:
     run = run_of("fedmoswa+asam", model=model, train=train, rounds=2, training__weight_decay=0.01)
     before = state(run)
-    run.go()
+    run.execute()
     moved = changed(before, state(run))
     assert moved == set(run.problem.layout.names)
     if moving is not None:
@@ -126,7 +126,7 @@ def test_any_part_of_any_model(model: str, train: str, moving: tuple[str, ...] |
 def test_frozen_batch_norm_keeps_its_statistics_and_uses_them() -> None:
     run = run_of(model="resnet20(norm=batch)", train="head+layers(names=blocks.8)", rounds=2)
     before = state(run)
-    run.go()
+    run.execute()
     moved = changed(before, state(run))
     statistics = {name for name in moved if "running" in name}
     assert statistics == {name for name in before if name.startswith("blocks.8.") and "running" in name}
@@ -146,7 +146,7 @@ def test_group_norms_before_which_nothing_trains(frozen: bool) -> None:
     first = nn.Sequential(nn.GroupNorm(1, 1), own)
     for model, plain in ((own, frozen), (first, True)):
         run = run_of(own=model, rounds=1)
-        assert run.go().status == "finished" and run.problem.channels_last is not plain
+        assert run.execute().status == "finished" and run.problem.channels_last is not plain
 
 
 def test_a_module_that_froze_a_part_itself(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def weights_by(engine: Any, algorithm: str, arithmetic: torch.dtype | None = Non
         run.problem = Problem(p.model, p.task, p.data, p.augmentation, arithmetic=arithmetic, held_out=p.held_out)
     run.engine = engine(run.problem)
     before = state(run)
-    run.go()
+    run.execute()
     assert changed(before, state(run)) <= {*run.problem.layout.names, *run.problem.buffers.names}
     return run.server.model.weights
 

@@ -403,7 +403,7 @@ def test_statistics_estimated_anew_see_no_validation_example() -> None:
     found = []
     for inputs in (data.train.inputs, torch.where(unseen, 255 - data.train.inputs, data.train.inputs)):
         moved = replace(data, train=replace(data.train, inputs=inputs))
-        found.append(Run(config(values), data=moved, model=network).go().models["wima"].buffers)
+        found.append(Run(config(values), data=moved, model=network).execute().models["wima"].buffers)
     assert torch.equal(*found)
 
 

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 
 import fedflat
 from fedflat.errors import UserError
-from fedflat.experiment.analysis.run_model import Reference, open_model, reference
+from fedflat.experiment.analysis.model_reference import Reference, parse_reference
+from fedflat.experiment.analysis.run_model import open_model
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.store.run_folder import saved_rounds
 
@@ -94,13 +95,13 @@ def test_nothing_is_kept_unless_asked_for(tmp_path: Path) -> None:
     ],
 )
 def test_texts(text: str, expected: Reference) -> None:
-    assert reference(text) == expected
+    assert parse_reference(text) == expected
     assert str(expected) == text
 
 
 def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
     (tmp_path / "a:wima@3").mkdir()
-    assert reference(str(tmp_path / "a:wima@3")) == Reference(tmp_path / "a:wima@3")
+    assert parse_reference(str(tmp_path / "a:wima@3")) == Reference(tmp_path / "a:wima@3")
 
 
 def test_a_reference_leads_to_the_weights_in_its_file(undisturbed: Path) -> None:

@@ -165,7 +165,7 @@ def test_engines_agree(targets: Any) -> None:
     for make in (partial(LoopEngine, workers=1), LaneEngine):
         run = Run(make_config(None, settings), data=dataset(targets))
         run.engine = make(run.problem)
-        run.go()
+        run.execute()
         weights.append(run.server.model.weights)
     assert (weights[0] - weights[1]).abs().max() < 1e-12
 

@@ -53,7 +53,7 @@ def test_the_stability_recursion_in_closed_form() -> None:
     """
     pair = twins()
     M = np.linalg.matrix_power(np.eye(SIZE) - RATE * A, STEPS)
-    for look in pair.go():
+    for look in pair.train():
         power = np.linalg.matrix_power(M, look["round"])
         for swap, distance in zip(pair.swaps, look["distance"], strict=True):
             apart = (np.eye(SIZE) - power) @ (C[swap.by] - B[swap.position]) / TRAIN
@@ -65,7 +65,7 @@ def test_twins_stay_within_the_papers_recursion(algorithm: str) -> None:
     """Eq. 31 with the run's own rates bounds the distance of the weights, once L bounds every gradient on the way."""
     pair = twins(algorithm, rounds=6, count=3)
     points, distances = [np.zeros(SIZE)], []
-    for look in pair.go():
+    for look in pair.train():
         points.append(pair.original.moment.model.weights.numpy())
         distances.append(max(look["distance"]))
     every = np.concatenate([B, C])
@@ -81,7 +81,7 @@ def test_twins_stay_within_the_papers_recursion(algorithm: str) -> None:
 
 def test_differences_of_losses_in_closed_form() -> None:
     pair = twins(count=1)
-    (look,) = pair.go(every=10)
+    (look,) = pair.train(every=10)
     x, y = (replay.moment.model.weights.numpy() for replay in (pair.original, pair.twins[0]))
     scored = [b for place, b in enumerate(C) if place != pair.swaps[0].by]
     losses = [abs(0.5 * (y - b) @ A @ (y - b) - 0.5 * (x - b) @ A @ (x - b)) for b in scored]
@@ -98,7 +98,7 @@ def test_twins_are_the_same_until_the_client_takes_part(algorithm: str) -> None:
         if (pair := twins(algorithm, 6, 1, 1, client=client)).swaps[0].first_round in (2, 3, 4, 5)
     )
     first = late.swaps[0].first_round
-    distances = {look["round"]: look["distance"][0] for look in late.go()}
+    distances = {look["round"]: look["distance"][0] for look in late.train()}
     assert all(distances[before] == 0 for before in range(1, first))
     assert distances[first] > 0
 
@@ -123,7 +123,7 @@ def test_the_original_is_the_run_itself() -> None:
     )
     result = fedflat.run(base=made)
     pair = Twins(made, 1)
-    for _ in pair.go():
+    for _ in pair.train():
         pass
     assert torch.equal(pair.original.moment.model.weights, result.record.models["server"].weights)
     assert not torch.equal(pair.twins[0].moment.model.weights, result.record.models["server"].weights)

@@ -33,7 +33,7 @@ class Fedflat(Contender):
 
     def perform(self, stage: Stage) -> None:
         config = self.setting.config(self.algorithm, self.precision, self.engine, self.clients)
-        record = Run(config, data=self.setting.load_data(), callbacks=(StageCallback(stage),)).go()
+        record = Run(config, data=self.setting.load_data(), callbacks=(StageCallback(stage),)).execute()
         raise UserError(f"{self.algorithm} stopped: {record.reason}; measure with a lower --lr")
 
 

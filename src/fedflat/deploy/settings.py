@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config, EngineSettings, config
+from fedflat.setting_names import nest
 
 PREFIX = "deploy."
 AT_SITES = {"device", "precision"}
@@ -43,7 +44,7 @@ def experiment_of(run_config: Mapping[str, Any]) -> Config:
 
     There is a checkpoint after every round, because nodes keep only two states.
     """
-    nested = _nested({key: value for key, value in run_config.items() if not key.startswith(PREFIX)})
+    nested = nest({key: value for key, value in run_config.items() if not key.startswith(PREFIX)})
     engine = nested.setdefault("engine", {})
     for_simulations = sorted((engine.keys() & EngineSettings.model_fields) - AT_SITES)
     if for_simulations:
@@ -61,18 +62,6 @@ def experiment_of(run_config: Mapping[str, Any]) -> Config:
     if experiment.federation.dropout:
         raise UserError("federation.dropout is for simulations, real clients drop out by themselves; remove it")
     return experiment
-
-
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert dotted keys to nested dictionaries: {"a.b": 1} becomes {"a": {"b": 1}}."""
-    nested: dict[str, Any] = {}
-    for key, value in values.items():
-        *sections, name = key.split(".")
-        section_values = nested
-        for section in sections:
-            section_values = section_values.setdefault(section, {})
-        section_values[name] = value
-    return nested
 
 
 def deployment_of(run_config: Mapping[str, Any]) -> Deployment:

@@ -107,7 +107,7 @@ class Run:
         self._started = self._session_started = time.monotonic()
         self.engine: Engine = engine(self) if engine else engine_for(config, self.problem, self._user_objects)
 
-    def go(self) -> Record:
+    def execute(self) -> Record:
         """Run to the end, from the last checkpoint if there is one."""
         for _ in self.steps():
             pass

@@ -9,10 +9,10 @@ from functools import cache, cached_property
 from typing import Any
 
 from fedflat.errors import UserError
-from fedflat.experiment.campaign.sweep_file import nested
 from fedflat.experiment.config import Config, config
 from fedflat.papers.numbers import Gain, Published, RoundsTo, Statistic, parse_statistic
 from fedflat.papers.schema import Protocol, Words
+from fedflat.setting_names import nest
 from fedflat.text import parse
 
 _WORD = re.compile(r"\{(\w+)\}")
@@ -81,7 +81,7 @@ class Cell:
             return ()
         settings = {name: substitute(value, self.words) for name, value in self.protocol.settings.items()}
         algorithms = str(settings["algorithm"]).split(ALTERNATIVES)
-        return tuple(_config(json.dumps(nested(settings | {"algorithm": algorithm}))) for algorithm in algorithms)
+        return tuple(_config(json.dumps(nest(settings | {"algorithm": algorithm}))) for algorithm in algorithms)
 
 
 def substitute(value: Any, words: Words) -> Any:

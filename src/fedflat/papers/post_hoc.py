@@ -19,7 +19,7 @@ from fedflat.experiment.analysis.evaluation import Evaluation, evaluate
 from fedflat.experiment.analysis.observer import FixedSample
 from fedflat.experiment.analysis.run_model import RunModel, open_model, replay_after
 from fedflat.experiment.config import FlatnessSettings
-from fedflat.experiment.store.files import write_whole
+from fedflat.experiment.store.files import write_atomically
 from fedflat.experiment.store.run_folder import Record
 from fedflat.flatness import spectrum_of
 from fedflat.papers.numbers import (
@@ -110,7 +110,7 @@ class _RunModels:
         if not suffices(self.stored.get(name, {})):
             self.stored[name] = measure()
             if self._file is not None:
-                write_whole(self._file, json.dumps(self.stored, indent=1) + "\n")
+                write_atomically(self._file, json.dumps(self.stored, indent=1) + "\n")
         return dict(self.stored[name])
 
     def _open(self, model: str) -> RunModel:

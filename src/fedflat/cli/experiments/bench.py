@@ -85,7 +85,7 @@ def bench(
     """
     from fedflat.bench.benchmark import Request, benchmark
     from fedflat.bench.setting import BenchmarkSetting
-    from fedflat.experiment.store.files import create_folder, write_whole
+    from fedflat.experiment.store.files import create_folder, write_atomically
 
     setting = BenchmarkSetting(
         model=model,
@@ -121,7 +121,7 @@ def bench(
         create_folder(out.parent)  # fail early if the folder cannot be created
     document = benchmark(request, shlex.join(["fedflat", *sys.argv[1:]]), report)
     if out is not None:
-        write_whole(out, json.dumps(document, indent=2) + "\n")
+        write_atomically(out, json.dumps(document, indent=2) + "\n")
     if as_json:
         print_json(document)
     else:

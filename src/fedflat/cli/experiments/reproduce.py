@@ -315,7 +315,7 @@ def _write_outcomes(
     markdown_file: Path | None, csv_file: Path | None, outcomes: Sequence[CellOutcome], small: bool
 ) -> None:
     """Write the outcomes of all tables as Markdown and CSV, if requested."""
-    from fedflat.experiment.store.files import write_whole
+    from fedflat.experiment.store.files import write_atomically
     from fedflat.papers.document import OUTCOME, SMALL, markdown, outcome_rows, small_rows
     from fedflat.reporting.tables.files import csv_text
 
@@ -323,6 +323,6 @@ def _write_outcomes(
     columns = ("table", *columns)
     rows = [[outcome.cell.table, *row] for outcome, row in zip(outcomes, cells, strict=True)]
     if markdown_file is not None:
-        write_whole(markdown_file, markdown(columns, rows) + "\n")
+        write_atomically(markdown_file, markdown(columns, rows) + "\n")
     if csv_file is not None:
-        write_whole(csv_file, csv_text([columns, *rows]))
+        write_atomically(csv_file, csv_text([columns, *rows]))

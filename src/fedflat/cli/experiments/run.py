@@ -120,7 +120,7 @@ def _train(config: Config, folder: Path, as_json: bool, quiet: bool, track: str 
             trained_part = describe_trained(run.problem.model)  # empty if the whole model is trained
             if trained_part and not silent:
                 print(f"{config.model}: {trained_part}", file=sys.stderr)
-            record = run.go()
+            record = run.execute()
     except KeyboardInterrupt:
         if RunFolder(folder).exists:
             raise Interrupted(f"continue with: fedflat resume {folder}") from None

@@ -133,7 +133,8 @@ def _describe_plan(plan: Sweep, jobs: int | None, probe: bool) -> dict[str, obje
 
 def _disk_space(plan: Sweep, jobs: int | None) -> tuple[dict[str, int] | None, str]:
     """Return the disk space that a sweep needs in bytes, or None if it is unknown, and as text."""
-    from fedflat.experiment.campaign.estimate import is_available, sweep_disk
+    from fedflat.experiment.campaign.disk_space import sweep_disk
+    from fedflat.experiment.campaign.estimate import is_available
     from fedflat.experiment.campaign.sweep import runs_at_once
 
     configs = [run.config for run in plan.runs]

@@ -268,7 +268,7 @@ def _write_files(
     """Write numbers, figures and the interactive page into a folder; return their paths by kind."""
     from fedflat.cli.shared.one_run import write_figure
     from fedflat.experiment.analysis.landscapes import save_landscapes
-    from fedflat.experiment.store.files import write_whole
+    from fedflat.experiment.store.files import write_atomically
     from fedflat.reporting.figures.landscape_page import landscape_page
 
     files = {"numbers": folder / "landscape.json"}
@@ -279,7 +279,7 @@ def _write_files(
             files[f"{name} ({extension})"] = file
             write_figure(figure, file)
     files["interactive"] = folder / "landscape.html"
-    write_whole(files["interactive"], landscape_page(panels, value, "Landscape"))
+    write_atomically(files["interactive"], landscape_page(panels, value, "Landscape"))
     return {name: str(path) for name, path in files.items()}
 
 

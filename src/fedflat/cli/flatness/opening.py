@@ -56,7 +56,8 @@ def open_models(
         is_weights_file,
         open_external_model,
     )
-    from fedflat.experiment.analysis.run_model import open_model_or_client, reference
+    from fedflat.experiment.analysis.model_reference import parse_reference
+    from fedflat.experiment.analysis.run_model import open_model_or_client
     from fedflat.experiment.store.run_folder import load_record
 
     files = [text for text in references if is_weights_file(text)]
@@ -64,7 +65,7 @@ def open_models(
     for text in references:
         _require_once(text, references)
         if text not in files:
-            fetch_if_missing(load_record(reference(text).run).config, silent)
+            fetch_if_missing(load_record(parse_reference(text).run).config, silent)
     config = external_config(dataset, data_dir) if dataset else None
     if config is not None:
         fetch_if_missing(config, silent)

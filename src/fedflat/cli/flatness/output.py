@@ -34,11 +34,11 @@ def status_line(silent: bool) -> Iterator[Callable[[str], None]]:
 def write_results(folder: Path, name: str, document: dict[str, Any], figure: Figure | None = None) -> dict[str, Path]:
     """Write ``name.json`` and ``name.png`` into ``folder`` (created if missing); return their paths by kind."""
     from fedflat.cli.shared.one_run import write_figure
-    from fedflat.experiment.store.files import create_folder, write_whole
+    from fedflat.experiment.store.files import create_folder, write_atomically
 
     files = {"numbers": folder / f"{name}.json"}
     create_folder(folder)
-    write_whole(files["numbers"], json.dumps(document, indent=2, default=str) + "\n")
+    write_atomically(files["numbers"], json.dumps(document, indent=2, default=str) + "\n")
     if figure is not None:
         files["picture"] = folder / f"{name}.png"
         write_figure(figure, files["picture"])

@@ -73,7 +73,7 @@ def stability(
     measurements = []
     with status_line(silent) as progress:
         pairs = Twins(run_config, twins, client=client, seed=draw, examples=examples)
-        for measurement in pairs.go(eval_every or max(1, rounds // MEASUREMENTS)):
+        for measurement in pairs.train(eval_every or max(1, rounds // MEASUREMENTS)):
             measurements.append(measurement)
             distance = three_digits(mean(measurement["distance"]))
             progress(f"round {measurement['round']} of {rounds}: twins are {distance} apart")

@@ -30,7 +30,7 @@ def papers(
 
     Example: fedflat papers fedswa/table3
     """
-    from fedflat.experiment.store.files import write_whole
+    from fedflat.experiment.store.files import write_atomically
     from fedflat.papers import Paper, PaperTable, find
     from fedflat.papers import papers as all_papers
     from fedflat.papers.document import paper_document, table_document, table_markdown
@@ -38,7 +38,7 @@ def papers(
     item = None if name is None else find(name)
     if isinstance(item, PaperTable):
         if markdown is not None:
-            write_whole(markdown, table_markdown(item) + "\n")
+            write_atomically(markdown, table_markdown(item) + "\n")
     elif list_cells or markdown is not None:
         raise UserError("--list-cells and --markdown need a table, e.g. fedflat papers fedswa/table3 --list-cells")
     if item is None:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fedflat.errors import UserError
-from fedflat.experiment.store.files import create_folder, write_whole
+from fedflat.experiment.store.files import create_folder, write_atomically
 
 PYPROJECT = """\
 [build-system]
@@ -176,5 +176,5 @@ def write_project(folder: Path, algorithm: str, clients: int) -> list[Path]:
         source / "hooks.py": HOOKS,
     }
     for path, text in texts.items():
-        write_whole(path, text.format(**values))
+        write_atomically(path, text.format(**values))
     return list(texts)

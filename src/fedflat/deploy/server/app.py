@@ -29,7 +29,7 @@ from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
 from fedflat.experiment.setup.problem import name_user_objects
 from fedflat.experiment.stopping import ENDED_STATUSES
-from fedflat.experiment.store.files import write_whole
+from fedflat.experiment.store.files import write_atomically
 from fedflat.experiment.store.run_folder import SITES, Record, RunFolder
 from fedflat.units import shown_metric, with_unit
 
@@ -106,7 +106,7 @@ def serve(
     joined = len(sites.nodes.present)
     if joined < deployment.minimum:
         raise too_few_clients(joined, deployment.minimum, "too few sites have joined")
-    record = run.go()
+    record = run.execute()
     if deployment.score:
         _score_sites(sites, record, run.primary, clients)
     return record
@@ -145,7 +145,7 @@ def _experiment_name(folder: Path) -> str:
     """Return the name under which nodes save state: drawn once and stored with the run."""
     path = folder / SITES
     if not path.exists():
-        write_whole(path, json.dumps({"experiment": secrets.token_hex(8)}) + "\n")
+        write_atomically(path, json.dumps({"experiment": secrets.token_hex(8)}) + "\n")
     return str(json.loads(path.read_text())["experiment"])
 
 
@@ -164,7 +164,8 @@ def _score_sites(sites: SitesEngine, record: Record, name: str, clients: int) ->
         scores[str(client)] = {metric: value if math.isfinite(value) else None for metric, value in numbers}
     reasons = {str(client): reason for client, reason in missing.items()}
     assert record.folder is not None
-    write_whole(record.folder.path / SCORES, json.dumps({"model": name, "sites": scores, "missing": reasons}) + "\n")
+    document = {"model": name, "sites": scores, "missing": reasons}
+    write_atomically(record.folder.path / SCORES, json.dumps(document) + "\n")
 
 
 class _ProgressLog(Callback):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedflat.deploy.site.client_memory import FRESH
-from fedflat.experiment.store.files import create_folder, explain_os_error, write_whole
+from fedflat.experiment.store.files import create_folder, explain_os_error, write_atomically
 
 
 class Ledger:
@@ -37,7 +37,7 @@ class Ledger:
         create_folder(self.path.parent)
         is_intact = self.path.exists() and self.path.stat().st_size == len(_to_text(self.lines))
         if len(earlier) < len(self.lines) or not is_intact:
-            write_whole(self.path, _to_text([*earlier, line]))
+            write_atomically(self.path, _to_text([*earlier, line]))
         else:
             with explain_os_error(self.path), self.path.open("a") as file:
                 file.write(_to_text([line]))

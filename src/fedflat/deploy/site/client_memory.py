@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from fedflat.errors import UserError
-from fedflat.experiment.store.files import create_folder, write_whole
+from fedflat.experiment.store.files import create_folder, write_atomically
 
 FRESH = 0
 """Stamp of a client that has had no update accepted."""
@@ -68,7 +68,7 @@ class ClientMemory:
         """Save a state under a new stamp; of the older ones, keep only the one with the ``previous`` stamp."""
         create_folder(self.folder)
         tensors = {name: value.detach().cpu().contiguous() for name, value in state.items()}
-        write_whole(self._file(stamp), save(tensors))
+        write_atomically(self._file(stamp), save(tensors))
         for path in self.folder.glob("*.safetensors"):
             if path not in (self._file(stamp), self._file(previous)):
                 path.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedflat.errors import UserError
-from fedflat.experiment.store.files import create_folder, explain_os_error, write_whole
+from fedflat.experiment.store.files import create_folder, explain_os_error, write_atomically
 
 AUTHORITY, AUTHORITY_KEY, SERVER, SERVER_KEY = "ca.crt", "ca.key", "server.pem", "server.key"
 CURVE = ec.SECP384R1()
@@ -149,4 +149,4 @@ def _write(path: Path, data: bytes) -> None:
     if path.suffix == ".key":
         with explain_os_error(path):
             path.with_name(path.name + ".part").touch(mode=0o600)
-    write_whole(path, data)
+    write_atomically(path, data)

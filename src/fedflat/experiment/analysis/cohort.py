@@ -20,13 +20,19 @@ Measurements = dict[str, Any]
 
 
 def measure_cohort(algorithm: Algorithm, clients: list[Client], outcome: Outcome, states: States) -> Measurements:
-    """Drift and disagreement of a cohort's updates, their agreement with the momentum, and norms of state vectors.
+    """Measure how far the clients of a cohort moved from the broadcast model and how much they disagree.
 
     Args:
         algorithm: the algorithm that trained the cohort.
         clients: the cohort before the round.
         outcome: the result of local training, with one row per client.
         states: the server states that the cohort received.
+
+    Returns:
+        One value per client: ``length`` of its displacement; ``distance`` to the cohort's mean update, and ``cosine``
+        with it. One value per cohort: the norm of the mean ``update``, the ``disagreement``, and, if the algorithm
+        has a momentum, its ``norm`` and the ``agreement`` (cosine) of each displacement with it. Also the norms of
+        state vectors. Numbers that are not finite become None.
     """
     displacements = local_displacements(algorithm, clients, outcome)
     update = outcome.returned.displacement
@@ -61,7 +67,7 @@ def local_displacements(algorithm: Algorithm, clients: list[Client], outcome: Ou
 
 
 def _state_norms(algorithm: Algorithm, clients: list[Client], states: States) -> Measurements:
-    """Norms of server and client state vectors (control variates, duals, momenta), by full name."""
+    """The norm of each vector in the server's and the clients' state, e.g. of control variates and momenta, by name."""
     server_names = [name for name, field in flat_fields(algorithm.server_fields()).items() if field.vector]
     client_names = [name for name, field in flat_fields(algorithm.client_fields()).items() if field.vector]
     norms: Measurements = {}

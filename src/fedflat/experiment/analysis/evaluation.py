@@ -96,7 +96,7 @@ class Evaluation:
         rows = []
         for part, values in self.parts.items():
             rows += [(part, "", name, value) for name, value in values.items() if not isinstance(value, dict)]
-            # Some parts also have metrics pooled over several members, e.g. over all seen domains.
+            # "each" has the metrics of every client, class or domain; other dictionaries pool several of them.
             pooled = {name: value for name, value in values.items() if isinstance(value, dict) and name != "each"}
             for member, scores in {**pooled, **values.get("each", {})}.items():
                 rows += [(part, member, name, value) for name, value in scores.items()]
@@ -175,7 +175,7 @@ class _Evaluator:
         return dict(self.scorer.scores(self.data.test))
 
     def classes(self) -> Part:
-        """Each class of the test set."""
+        """Metrics of each class of the test set, and their statistics over classes."""
         if not self.data.classes:
             raise NotAvailable(f"{self.data.name} has no classes: its targets are numbers")
         return self._with_spread(self._class_scores)
@@ -186,12 +186,14 @@ class _Evaluator:
         return {self.data.classes[label]: scores for label, scores in by_label.items()}
 
     def longtail(self) -> Part:
-        """Head, middle and tail thirds of the classes, by number of training examples."""
-        if not len(self.partition.thinned):
+        """The mean metric of the most frequent, middle and rarest third of the classes.
+
+        Frequency is the number of training examples that clients have.
+        """
+        if not len(self.partition.thinned):  # longtail removed no example
             raise NotAvailable(f"the partition {self.partition.text} is not long-tailed; add +longtail")
         labels = np.asarray(self.data.train.targets.cpu())
-        held_by_clients = np.unique(np.concatenate(self.partition.described_clients))
-        counts = np.bincount(labels[held_by_clients], minlength=self.data.num_classes)
+        counts = np.bincount(labels[self.partition.trained_on], minlength=self.data.num_classes)
         by_frequency = [self.data.classes[label] for label in np.argsort(-counts, kind="stable")]
         third = max(len(by_frequency) // 3, 1)
         groups = {
@@ -202,19 +204,19 @@ class _Evaluator:
         thirds = {}
         for name, group in groups.items():
             scores = {label: self._class_scores[label] for label in group if label in self._class_scores}
-            if scores:
+            if scores:  # with few classes, the middle is empty
                 thirds[name] = {self.metric: spread_over(scores, self.metric)["mean"], "classes": len(scores)}
         return {"each": thirds}
 
     def domains(self) -> Part:
-        """Each group of the test set, and the groups that occur or do not occur in the training set."""
+        """Metrics of each domain of the test set, and pooled over the domains with and without training examples."""
         if self.data.test.groups is None:
             raise NotAvailable(f"{self.data.name} has no domain or writer labels for its test examples")
         totals = self._totals_by_domain(np.asarray(self.data.test.groups.cpu()))
         part = self._with_spread({self._group_name(group): scores_of(totals[group]) for group in sorted(totals)})
         trained = set() if self.data.train.groups is None else set(self.data.train.groups.tolist())
         for name, groups in (("seen", totals.keys() & trained), ("unseen", totals.keys() - trained)):
-            if 0 < len(groups) < len(totals):
+            if 0 < len(groups) < len(totals):  # a pool of all domains would repeat the test set
                 pooled = Totals(self.problem.task)
                 for group in sorted(groups):
                     pooled.merge(totals[group])
@@ -222,7 +224,7 @@ class _Evaluator:
         return part
 
     def _totals_by_domain(self, groups: np.ndarray) -> dict[int, Totals]:
-        """Sums per domain, given the domain of each test example [examples].
+        """The task's sums over the test examples of each domain, given the domain of each example [examples].
 
         With SiLoBN, a domain is evaluated with the mean BatchNorm statistics of its clients; a domain without clients,
         with the statistics of each batch.
@@ -254,7 +256,10 @@ class _Evaluator:
         return Scorer(self.problem, model, batch_statistics=False)
 
     def corruptions(self) -> Part:
-        """Each corruption, averaged over severities; the mean is over the benchmark's corruptions."""
+        """The metric under each corruption, averaged over severities, and its mean over corruptions.
+
+        The mean covers only the benchmark's standard corruptions, unless the test sets contain none of them.
+        """
         by_corruption: dict[str, dict[str, float]] = {}
         for corruption, severities in self._corrupted_test_sets().items():
             values = {severity: self.scorer.scores(examples)[self.metric] for severity, examples in severities.items()}
@@ -269,15 +274,15 @@ class _Evaluator:
         """The given corrupted test sets, or those published for the dataset."""
         if self.corrupted_sets is not None:
             return self.corrupted_sets
-        sources = {}
+        published = {}
         for candidate in DATASETS.values():
             original = getattr(candidate, "of", None)  # the dataset that it corrupts
             if original:
-                sources[original] = candidate
-        source = sources.get(self.config.data.dataset)
+                published[original] = candidate
+        source = published.get(self.config.data.dataset)
         if source is None:
             raise NotAvailable(
-                f"{self.data.name} has no corrupted test images; available for {' and '.join(sorted(sources))}"
+                f"{self.data.name} has no corrupted test images; available for {' and '.join(sorted(published))}"
             )
         folder = data_dir(self.config.data.dir)
         if source.missing(folder):
@@ -308,19 +313,25 @@ class _Evaluator:
 
     def fine_tuned(self) -> Part:
         """Training clients before and after fine-tuning."""
-        return self._fine_tune(self.partition.described_clients, 0)
+        return self._fine_tune(self.partition.described_clients, first_number=0)
 
     def fine_tuned_unseen(self) -> Part:
-        """Held-out clients before and after fine-tuning."""
+        """Metrics of held-out clients before and after fine-tuning."""
         self._require_unseen()
-        return self._fine_tune(self.partition.unseen, len(self.partition.clients))
+        # Held-out clients are numbered after the training clients.
+        return self._fine_tune(self.partition.unseen, first_number=len(self.partition.clients))
 
     def _fine_tune(self, clients: Sequence[np.ndarray], first_number: int) -> Part:
         """Fine-tune some clients, each on a part of its data, and evaluate each on the rest.
 
         Args:
-            clients: the positions of each client's examples.
+            clients: the positions of each client's examples in the training set.
             first_number: the number of the first client; a client's number selects its random stream.
+
+        Returns:
+            Means over clients of the metric ``before`` and ``after`` and of the ``gain``; the fraction of clients that
+            ``improved``; the number of fine-tuned clients (``count``, out of ``of``); the settings; and ``each``, the
+            values of every client.
         """
         settings, seed, train = self.fine_tuning, self.config.seed, self.data.train
         chosen = settings.choose_clients([len(indices) for indices in clients], seed)
@@ -330,13 +341,13 @@ class _Evaluator:
         by_client = {}
         for index in chosen:
             number = first_number + index
-            training, held_out = settings.divide(clients[index], seed, number)
-            tuned_model = tuner.fine_tune(self.model, number, training)
+            tuning_part, evaluation_part = settings.divide(clients[index], seed, number)
+            tuned_model = tuner.fine_tune(self.model, number, tuning_part)
             by_client[self._client_name(index, clients[index])] = {
-                "before": self.scorer.scores(train, held_out)[self.metric],
-                "after": Scorer(self.problem, tuned_model).scores(train, held_out)[self.metric],
-                "trained_on": len(training),
-                "examples": len(held_out),
+                "before": self.scorer.scores(train, evaluation_part)[self.metric],
+                "after": Scorer(self.problem, tuned_model).scores(train, evaluation_part)[self.metric],
+                "trained_on": len(tuning_part),
+                "examples": len(evaluation_part),
             }
         before = np.array([scores["before"] for scores in by_client.values()])
         after = np.array([scores["after"] for scores in by_client.values()])
@@ -360,7 +371,7 @@ class _Evaluator:
             raise NotAvailable(f"the partition {self.partition.text} has no held-out clients; add +held-out")
 
     def _client_name(self, number: int, indices: np.ndarray) -> str:
-        """The group's name for clients of a natural partition, otherwise the client's number."""
+        """A client's number; for a natural partition, the name of its group, e.g. of the writer or domain."""
         text = canonical_partition(self.partition.text)
         if self.data.train.groups is None or not text.startswith("natural"):
             return str(number)

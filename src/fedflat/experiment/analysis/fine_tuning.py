@@ -42,15 +42,20 @@ class FineTuning:
             raise UserError(f"fine-tuning lr={self.lr:g} is invalid; expected a number above 0")
 
     def choose_clients(self, sizes: list[int], seed: int) -> list[int]:
-        """Numbers of the clients that fine-tune, given all clients' numbers of examples."""
-        eligible = np.flatnonzero(np.array(sizes) >= 2)
+        """Draw the clients that fine-tune; returns their sorted numbers.
+
+        Args:
+            sizes: number of examples of every client.
+            seed: seed of the draw.
+        """
+        eligible = np.flatnonzero(np.array(sizes) >= 2)  # one example to train on and one to evaluate on
         chosen = generator(seed, "fine-tuned clients").permutation(len(eligible))[: self.clients]
         return [int(number) for number in np.sort(eligible[chosen])]
 
     def divide(self, indices: np.ndarray, seed: int, client: int) -> tuple[np.ndarray, np.ndarray]:
-        """Divide a client's examples into those for training and those for evaluation."""
-        count = min(max(round(self.share * len(indices)), 1), len(indices) - 1)
-        order = generator(seed, "fine-tuned examples", 0, client).permutation(len(indices))
+        """Divide the examples of client number ``client`` at random into those to train on and those to evaluate on."""
+        count = min(max(round(self.share * len(indices)), 1), len(indices) - 1)  # neither part is empty
+        order = generator(seed, "fine-tuned examples", client=client).permutation(len(indices))
         return np.sort(indices[order[:count]]), np.sort(indices[order[count:]])
 
 
@@ -77,6 +82,6 @@ class FineTuner:
         """Train a model as client ``number``, on the examples at ``indices``; returns the new model."""
         server = self._algorithm.new_server(model.weights)
         client = Client(number, indices, self._algorithm.new_client(model.weights))
-        outcome = self._engine.train(self._training, 0, model, server, [client])
+        outcome = self._engine.train(self._training, round=0, model=model, server=server, cohort=[client])
         weights, _ = self._algorithm.aggregate(outcome.returned, outcome.means, server)
         return ModelState(weights, outcome.buffers, outcome.integer_buffers)

@@ -22,7 +22,7 @@ from fedflat.engines.round.plan import generator
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.run_model import RunModel
 from fedflat.experiment.analysis.scoring import take_on_device
-from fedflat.experiment.store.files import create_folder, write_whole
+from fedflat.experiment.store.files import create_folder, write_atomically
 from fedflat.flatness.landscapes.directions import OneDimensional
 from fedflat.flatness.landscapes.grid import Landscape, Model, Progress, silent
 from fedflat.flatness.landscapes.landscape import landscape_around
@@ -60,7 +60,7 @@ def landscapes(
         examples: training and test examples to evaluate on; default: all.
         seed: seed of directions and examples.
         one_dimensional: directions of biases and normalisation weights: ``zero``, or ``scaled`` like filters.
-        names: name of each model; default: its reference.
+        names: name of each model; default: its reference, e.g. ``runs/fedavg:server``.
         progress: called with (points evaluated, total).
 
     Returns:
@@ -85,7 +85,7 @@ def landscapes(
             points=points,
             seed=seed,
             one_dimensional=one_dimensional,
-            progress=_shifted(progress, len(grids) * points_per_model, total),
+            progress=_progress_over_all(progress, len(grids) * points_per_model, total),
         )
         grids[name] = grid.with_metadata(model=model.label, **_description(model, measure))
     return grids
@@ -108,8 +108,10 @@ def plane(
         models: at least three models with the same parameters; those after the third are projected onto the plane.
         points: grid points per side.
         margin: extension of the grid beyond the models, as a fraction of their extent.
-        examples, seed, statistics: as in ``LossAndError``.
-        names: name of each model; default: its reference.
+        examples: number of training and of test examples to evaluate on; default: all.
+        seed: seed of the sampled examples.
+        statistics: BatchNorm statistics at each point: ``interpolated`` between the models, or ``estimated`` anew.
+        names: name of each model; default: its reference, e.g. ``runs/fedavg:server``.
         progress: called with (points evaluated, total).
     """
     shared = _SharedSpace(models, names, "one plane", examples, seed, statistics)
@@ -133,9 +135,11 @@ def path(
     Args:
         models: two models with the same parameters.
         points: number of points.
-        beyond: extension past both ends, as a fraction of the distance between the models.
-        examples, seed, statistics: as in ``LossAndError``.
-        names: name of each model; default: its reference.
+        beyond: how far the line continues past each of the two models, as a fraction of the distance between them.
+        examples: number of training and of test examples to evaluate on; default: all.
+        seed: seed of the sampled examples.
+        statistics: BatchNorm statistics at each point: ``interpolated`` between the models, or ``estimated`` anew.
+        names: name of each model; default: its reference, e.g. ``runs/fedavg:server``.
         progress: called with (points evaluated, total).
     """
     shared = _SharedSpace(models, names, "one path", examples, seed, statistics)
@@ -144,7 +148,14 @@ def path(
 
 
 class _SharedSpace:
-    """Models with the same parameters as points of one space, measured on the first model's data."""
+    """Models with the same parameters as points of one space, measured on the first model's data.
+
+    Args:
+        models: the models.
+        names: name of each model; if empty, their references.
+        place: what the models share, e.g. ``one plane``, for the error if their shapes differ.
+        examples, seed, statistics: the examples and BatchNorm statistics of the measurement, as in ``LossAndError``.
+    """
 
     def __init__(
         self,
@@ -173,7 +184,7 @@ class _SharedSpace:
 
 
 def _checked_names(models: Sequence[RunModel], names: Sequence[str]) -> list[str]:
-    """The names of the models, by default their references; they must be unique."""
+    """The given names of the models, or their references if none are given; raises a ``UserError`` for duplicates."""
     names = list(names) or [model.label for model in models]
     for name in names:
         if names.count(name) > 1:
@@ -197,13 +208,13 @@ def _point(model: RunModel) -> Model:
     return Model(model.state.weights, model.state.buffers)
 
 
-def _shifted(progress: Progress, offset: int, total: int) -> Progress:
-    """Report the progress on one of several models as progress on all of them."""
+def _progress_over_all(progress: Progress, offset: int, total: int) -> Progress:
+    """Report the points of one model as part of ``total``; ``offset`` points of earlier models are done."""
     return lambda done, _: progress(offset + done, total)
 
 
 def _description(model: RunModel, measure: LossAndError) -> dict[str, Any]:
-    """How a landscape was computed, for its file."""
+    """Metadata of a landscape: the model's dataset and architecture, the number of examples and the precision."""
     config = model.record.config
     return {
         "data": config.data.dataset,
@@ -243,17 +254,16 @@ class LossAndError:
         if problem.device.type == "cuda":
             self._batch_size = max(self._batch_size, GPU_BATCH)
         train, test = problem.data.train, problem.data.test
-        held_by_clients = np.unique(np.concatenate([np.asarray(indices) for indices in partition.described_clients]))
         self.sets = {
-            "train": _sample(train, held_by_clients, examples, generator(seed, "landscape: training examples")),
+            "train": _sample(train, partition.trained_on, examples, generator(seed, "landscape: training examples")),
             "test": _sample(test, np.arange(len(test)), examples, generator(seed, "landscape: test examples")),
         }
         self._cached = {name: self._normalised_batches(sample) for name, sample in self.sets.items()}
         variances = [name for name in problem.buffers.names if name.endswith("running_var")]
         self._is_variance: Tensor | None = None
         if variances:
-            on_device = torch.empty(0, device=problem.device)
-            self._is_variance = problem.buffers.indicator(variances.__contains__, on_device)
+            device_example = torch.empty(0, device=problem.device)  # the indicator is created on its device
+            self._is_variance = problem.buffers.indicator(variances.__contains__, device_example)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -262,10 +272,15 @@ class LossAndError:
 
     @torch.no_grad()
     def __call__(self, model: Model) -> dict[str, Tensor]:
-        """Loss and error (or the task's metric, if it is not a share) on each set, as ``train_loss`` and so on."""
+        """Evaluate a model on the training and the test sample.
+
+        Returns:
+            ``train_loss``, ``test_loss`` and, if the task's metric is a fraction such as accuracy, ``train_error`` and
+            ``test_error`` (one minus the metric); other metrics keep their name, e.g. ``train_mae``.
+        """
         problem, values = self.problem, {}
         task, metric = problem.task, problem.task.metric
-        with one_thread():
+        with one_thread():  # sums do not depend on the number of threads
             flat_buffers = self._buffers(model)
             for name in self.sets:
                 totals = Totals(task)
@@ -290,7 +305,7 @@ class LossAndError:
         return torch.where(self._is_variance, model.buffers.clamp_min(0), model.buffers)
 
     def _normalised_batches(self, examples: Examples) -> list[tuple[Tensor, Tensor]] | None:
-        """All batches, to be cached, or None if they are too large."""
+        """All batches of a set, to be cached; None if they exceed ``CACHED_BYTES`` and each model reads them anew."""
         size = examples.inputs.numel() * torch.finfo(self.problem.dtype).bits // 8
         return list(self._read_batches(examples)) if size <= CACHED_BYTES else None
 
@@ -300,6 +315,7 @@ class LossAndError:
         yield from self._read_batches(self.sets[name]) if cached is None else cached
 
     def _read_batches(self, examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
+        """Move the examples to the device batch by batch; yields normalised inputs and targets."""
         for positions in torch.split(torch.arange(len(examples)), self._batch_size):
             batch = take_on_device(self.problem, examples, positions)
             yield self.problem.normalised(batch.inputs), batch.targets
@@ -320,7 +336,7 @@ def _reported_name(metric: str) -> str:
 
 
 def _sample(examples: Examples, positions: np.ndarray, limit: int | None, rng: np.random.Generator) -> Examples:
-    """The examples at ``positions``, or a random sample of ``limit`` of them."""
+    """The examples at ``positions``, or a random sample of ``limit`` of them if there are more."""
     if limit is not None and limit < len(positions):
         positions = np.sort(rng.choice(positions, limit, replace=False))
     return examples.take(torch.from_numpy(positions).to(examples.targets.device))
@@ -330,7 +346,7 @@ def save_landscapes(path: Path, grids: Mapping[str, Landscape]) -> None:
     """Write landscapes to one JSON file, atomically."""
     create_folder(path.parent)
     documents = {name: grid.document() for name, grid in grids.items()}
-    write_whole(path, json.dumps({"landscapes": documents}, allow_nan=False) + "\n")
+    write_atomically(path, json.dumps({"landscapes": documents}, allow_nan=False) + "\n")
 
 
 def load_landscapes(path: Path) -> dict[str, Landscape]:

@@ -60,7 +60,7 @@ class FixedSample:
 
     @cached_property
     def clients(self) -> list[int]:
-        """Numbers of the sampled clients, sorted."""
+        """Numbers of the sampled clients, sorted; of lazily generated clients, only the first 1000 can be sampled."""
         everyone = np.arange(len(self.partition.described_clients))
         return [int(client) for client in self._draw(everyone, self.settings.clients, "observed clients")]
 
@@ -71,12 +71,14 @@ class FixedSample:
 
     def _draw_examples(self, count: int) -> np.ndarray:
         """Sorted positions of at most ``count`` training examples that clients hold."""
-        held_by_clients = np.unique(np.concatenate(self.partition.described_clients))
-        return self._draw(held_by_clients, count, "observed examples")
+        return self._draw(self.partition.trained_on, count, "observed examples")
 
     def _draw(self, values: np.ndarray, count: int, purpose: str, client: int = 0) -> np.ndarray:
-        """At most ``count`` of the values, in their original order; each purpose and client has its own stream."""
-        order = generator(self.settings.seed, purpose, 0, client).permutation(len(values))
+        """Sample at most ``count`` of the values without replacement, in their original order.
+
+        Every purpose has its own random stream, and if ``client`` is given, every client.
+        """
+        order = generator(self.settings.seed, purpose, client=client).permutation(len(values))
         return values[np.sort(order[:count])]
 
     def objective(self, model: ModelState, positions: np.ndarray) -> Objective:
@@ -89,7 +91,7 @@ class FixedSample:
 
         Args:
             model: the model.
-            scores: its metrics on every held-out set, if already computed.
+            scores: its metrics by evaluation set (``test``, and ``unseen`` for held-out clients); default: computed.
 
         Returns:
             Losses; ``gap`` (test minus training loss); the gap of the primary metric (training minus test); and, if
@@ -101,7 +103,7 @@ class FixedSample:
             scores = {name: scorer.scores(examples) for name, examples in self.problem.held_out.items()}
         test = scores["test"]
         gaps = {"train_loss": train["loss"], "test_loss": test["loss"], "gap": test["loss"] - train["loss"]}
-        if metric in train:
+        if metric in train:  # a user-defined task may report only the loss
             gaps[f"{metric}_gap"] = train[metric] - test[metric]
         if "unseen" in self.problem.held_out:
             unseen_loss = scores["unseen"]["loss"]
@@ -120,7 +122,7 @@ class FixedSample:
         }
 
     def features(self, model: ModelState) -> dict[str, float | None]:
-        """The mean of ||f(x)|| over each sampled client's data, with the classifier output f(x) (ECCV Fig. 7)."""
+        """The mean norm of the model's outputs f(x) on each sampled client's data (Caldarola et al. 2022, Fig. 7)."""
         problem = self.problem
         buffers = {**problem.buffers.views(model.buffers), **model.integer_buffers}
         means = {}
@@ -134,19 +136,24 @@ class FixedSample:
         return means
 
     def constants(self, model: ModelState) -> tuple[Constants, Measurements]:
-        """Empirical L, beta, sigma and sigma_g of a model, and the disagreement of client gradients."""
+        """Constants in the bounds of Liu et al. 2025 (FedSWA) at a model, and the disagreement of client gradients.
+
+        The constants are L (largest gradient norm of one example), beta (smoothness: the largest Hessian eigenvalue),
+        sigma (noise of one example's gradient within a client) and sigma_g (distance of clients' gradients from their
+        mean).
+        """
         model = self._with_statistics(model)
         gradients = torch.stack(
             [self.objective(model, self.partition.clients[client]).gradient() for client in self.clients]
         )
-        noise = longest = 0.0
+        noise = largest_norm = 0.0
         for client, gradient in zip(self.clients, gradients, strict=True):
             spread = self._gradient_spread(model, client, gradient)
-            noise, longest = max(noise, spread.noise), max(longest, spread.largest_norm)
+            noise, largest_norm = max(noise, spread.noise), max(largest_norm, spread.largest_norm)
         beta = self._lambda_max(model, self.positions)
         spread_of_clients = disagreement(gradients)._asdict()
         measurements = {name: finite_or_none(value) for name, value in spread_of_clients.items()}
-        return Constants(longest, max(beta, 0.0), noise, heterogeneity(gradients)), measurements
+        return Constants(largest_norm, max(beta, 0.0), noise, heterogeneity(gradients)), measurements
 
     def _gradient_spread(self, model: ModelState, client: int, gradient: Tensor) -> GradientSpread:
         """The spread of single examples' gradients around a client's ``gradient`` [parameters]."""
@@ -174,13 +181,21 @@ class FixedSample:
         return float(result.values[0])
 
     def sharpness(self, model: ModelState) -> float:
-        """f(w + rho g / ||g||) - f(w), SAM's first-order sharpness at rho = 0.05 (Foret et al. 2021)."""
+        """SAM's first-order sharpness f(w + rho g / ||g||) - f(w) at rho = 0.05 (Foret et al. 2021).
+
+        f is the mean loss on the sampled training examples, w the model's weights and g the gradient of f at w.
+        """
         objective = self.objective(self._with_statistics(model), self.positions)
         loss, gradient = objective.loss_and_gradient()
         return float(objective.loss(model.weights + RHO * unit(gradient)) - loss)
 
     def local_curvature(self, models: Iterable[ModelState], clients: Sequence[Client]) -> Measurements:
-        """lambda_max and loss of each client's model on its own data (ECCV Figs. 4 and 16)."""
+        """lambda_max and loss of each client's model on a sample of that client's data, by client number.
+
+        Args:
+            models: one model per client, after local training.
+            clients: the clients, in the same order.
+        """
         eigenvalues: Measurements = {}
         losses: Measurements = {}
         for model, client in zip(models, clients, strict=True):
@@ -259,7 +274,7 @@ class Observer:
                 measurements["gradients"] = gradients
         if self._cohort:
             measurements["cohort"] = self._cohort
-            self._cohort = {}
+            self._cohort = {}  # a cohort is reported once
         return measurements
 
     def _measure_model(self, model: ModelState, scores: Mapping[str, Scores]) -> Measurements:

@@ -70,16 +70,16 @@ class PostHoc:
         return self.record.rounds
 
     def model_rounds(self, name: str = "server") -> list[int]:
-        """Rounds at which a model is available: the start, saved rounds, and the end."""
+        """Rounds after which a model is available: the start, saved rounds, and the end."""
         rounds = set(saved_rounds(self.record.folder.path, name)) if self.record.folder else set()
         if name == "server":
-            rounds.add(self.config.init_rounds)
+            rounds.add(self.config.init_rounds)  # 0, unless the run branches off another run's later round
         if self._has_final(name):
             rounds.add(self.last_round)
         return sorted(rounds)
 
     def model(self, rounds: int, name: str = "server") -> ModelState:
-        """A model after ``rounds`` rounds."""
+        """The model called ``name`` as it was after ``rounds`` rounds."""
         if rounds == self.config.init_rounds and name == "server":
             return self.initial
         is_final = rounds == self.last_round and self._has_final(name)
@@ -100,7 +100,7 @@ class PostHoc:
         return str(self.record.folder.path) if self.record.folder else "this run"
 
     def gaps(self) -> dict[str, list[Measurements]]:
-        """The generalisation gap of every model at every available round."""
+        """The generalisation gap at every available round, by name of the model."""
         gaps = {}
         for name in self.record.evaluated or ["server"]:
             rows = self._over_rounds(name, f"gap of {name}", self.sample.gap)
@@ -151,9 +151,11 @@ class PostHoc:
         return theory(self.config, self.partition, trivial_loss(self.problem.data), measured)
 
     def moments(self) -> tuple[list[Moment], str]:
-        """All moments from which a round can be replayed, and the reason why other saved rounds cannot.
+        """All moments of the run from which the next round can be replayed, in order of rounds.
 
-        The reason is empty if every saved round can be replayed.
+        A moment has the model and the state of server and clients: at the start, at a saved model if the algorithm
+        needs no other state, and at the last checkpoint. The second value says why rounds after other saved models
+        cannot be replayed; it is empty if all can.
         """
         moments = {0: moment_at_start(self.algorithm, self.initial, self.config)}
         missing = missing_state(self.algorithm, self.config)
@@ -201,7 +203,7 @@ class PostHoc:
         return rows, reason
 
     def logged(self) -> list[Measurements]:
-        """Cohort measurements logged during training."""
+        """Measurements of cohorts that were logged during training, one row per round; empty if there are none."""
         rows = []
         for record in self.record.history:
             if "cohort" in record.get("flatness", {}):
@@ -209,7 +211,11 @@ class PostHoc:
         return rows
 
     def logged_constants(self) -> list[Measurements]:
-        """Constants logged during training, at rounds without a saved model."""
+        """Constants of the server model that were logged during training, as ``constants`` returns them.
+
+        Rounds whose model is available are left out, because ``constants`` measures them. So are rounds in which a
+        constant was not finite.
+        """
         saved = set(self.model_rounds())
         rows = []
         for record in self.record.history:
@@ -237,7 +243,7 @@ class PostHoc:
 
 
 def _on_this_machine(config: Config) -> Config:
-    """A run's config for the available device."""
+    """A run's config with the best device of this machine; CPU runs stay on the CPU, and bf16 needs a GPU."""
     if config.engine.device == "cpu":
         return config
     engine = config.engine.model_copy(update={"device": "auto"})

@@ -65,8 +65,11 @@ def reopen(
 
 
 def _without_initial_weights(record: Record, config: Config, network: nn.Module | None) -> Config:
-    """A config that reads frozen parameters from the run's saved models instead of the initial weights."""
-    if network is None and config.training.train == "all":
+    """A config that does not read the file of initial weights, which may be gone.
+
+    Frozen parameters are read from the run's saved server model; without one, the config stays unchanged.
+    """
+    if network is None and config.training.train == "all":  # nothing is frozen
         return config.model_copy(update={"init": None, "init_head": "given"})
     saved_model = record.folder.path / model_file("server") if record.folder else None
     if saved_model is None or not saved_model.exists():
@@ -80,12 +83,12 @@ def require_model(record: Record, name: str) -> str:
 
 
 def full_name(kind: str, name: str, known: Collection[str]) -> str:
-    """The known name that equals ``name``, or the only one that equals it without its parameters.
+    """Complete a name without parameters: ``wima`` becomes ``wima(window=50)`` if only that one is known.
 
     Args:
         kind: what the names denote, for the error message.
         name: a name, with or without parameters.
-        known: valid names.
+        known: valid names; a ``UserError`` lists them unless exactly one matches.
     """
     if name in known:
         return name

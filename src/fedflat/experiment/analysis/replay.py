@@ -83,7 +83,12 @@ class Replay:
         return self.algorithm.broadcast(self.moment.model.weights, self.moment.states)
 
     def clients(self, numbers: Sequence[int] | None = None) -> list[Client]:
-        """Clients with their data and state before the next round: its cohort, or those with these numbers."""
+        """Clients with their data and their state before the next round.
+
+        Args:
+            numbers: client numbers; default: the cohort of the next round.
+        """
+        # With "common", the full gradient is averaged over the cohort, so a client's update depends on the others.
         if numbers is not None and self.algorithm.drift.full_gradient == "common":
             raise UserError(
                 f"clients of {self.config.algorithm} use the mean gradient of their cohort; "
@@ -141,7 +146,9 @@ def check_client(number: int, clients: int) -> None:
 
 def moment_at_start(algorithm: Algorithm, model: ModelState, config: Config) -> Moment:
     """The moment before the first round, with the initial model."""
-    client_states = ClientStateStore(algorithm, model, config.training.statistics == "own", lambda width: RowStore())
+    own_statistics = config.training.statistics == "own"
+    # The store is in memory and empty, so every client has its initial state.
+    client_states = ClientStateStore(algorithm, model, own_statistics, lambda width: RowStore())
     return Moment(config.init_rounds, model, algorithm.new_server(model.weights), client_states.read)
 
 
@@ -166,8 +173,8 @@ def moment_at_checkpoint(
     rows_file = folder.path / "state" / "clients"
 
     def open_rows(width: int) -> RowStore:
-        """The clients' rows as of the checkpoint, each with ``width`` entries."""
-        if not width:
+        """The clients' saved state as of the checkpoint, one row of ``width`` numbers per client."""
+        if not width:  # clients have no state
             return RowStore()
         has_rows = rows_file.exists()
         store = PastRowStore(rows_file, width, problem.dtype, metadata["rounds"]) if has_rows else RowStore()
@@ -177,7 +184,10 @@ def moment_at_checkpoint(
     client_states = ClientStateStore(algorithm, initial or ModelState(*problem.initial()), own_statistics, open_rows)
 
     def client_memory(number: int) -> ClientMemory:
-        """A client's state and statistics; a deployed run keeps them at its sites."""
+        """A client's state and BatchNorm statistics as of the checkpoint.
+
+        Raises a ``UserError`` for a run on real sites, which keep both to themselves.
+        """
         if folder.has_real_sites and (flat_fields(algorithm.client_fields()) or own_statistics):
             raise UserError(
                 f"the client state of the run in {folder.path} is at its sites, so its rounds cannot be replayed"

@@ -1,13 +1,8 @@
-"""Models of runs, opened for measurements: as objectives for flatness measures, and as starting points of replays.
-
-``RUN`` names the primary model of the run in a folder, ``RUN:wima`` one of its models, ``RUN:server@50`` that model as
-saved after round 50, and ``RUN:client3@50`` a client's model after local training in the next round.
-"""
+"""Models of runs, opened for measurements: as objectives for flatness measures, and as starting points of replays."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,6 +20,7 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import PooledTask
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError, one_of
+from fedflat.experiment.analysis.model_reference import Reference, at_round, client_of, parse_reference
 from fedflat.experiment.analysis.reopen import primary_model, reopen, require_model, state_of
 from fedflat.experiment.analysis.replay import (
     Moment,
@@ -86,7 +82,7 @@ def objective_on(
     """The mean loss over examples, as a function of the weights.
 
     Args:
-        problem: network and task.
+        problem: model and task.
         model: the weights at which the objective is opened, and its buffers.
         examples: raw examples, e.g. the training set.
         positions: positions of the examples to use, [count]; default: all.
@@ -95,6 +91,7 @@ def objective_on(
     """
 
     def prepare(raw: Tensor) -> Tensor:
+        """Normalise a batch of raw inputs and convert it to the precision of the measurement."""
         inputs = problem.normalised(raw)
         # Runs in bf16 are measured in float32; tokens stay integers.
         return inputs.to(problem.dtype) if inputs.is_floating_point() else inputs
@@ -115,36 +112,6 @@ def objective_on(
 
 def _as_indices(positions: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(positions, dtype=np.int64))
-
-
-@dataclass(frozen=True)
-class Reference:
-    """A reference to a model of a run."""
-
-    run: Path
-    model: str | None = None
-    rounds: int | None = None
-
-    def __str__(self) -> str:
-        model = f":{self.model}" if self.model else ""
-        return f"{self.run}{model}{_at_round(self.rounds)}"
-
-
-def _at_round(rounds: int | None) -> str:
-    return "" if rounds is None else f"@{rounds}"
-
-
-def reference(text: str) -> Reference:
-    """Parse a reference such as ``RUN:model@rounds``.
-
-    >>> reference("runs/a:wima(window=50)@20")
-    Reference(run=PosixPath('runs/a'), model='wima(window=50)', rounds=20)
-    """
-    if Path(text).is_dir():  # a folder name may contain any character
-        return Reference(Path(text))
-    match = re.fullmatch(r"(?P<run>.+?)(:(?P<model>[A-Za-z][^/\\:@]*))?(@(?P<rounds>\d+))?", text, re.DOTALL)
-    assert match is not None  # any text is a valid folder name
-    return Reference(Path(match["run"]), match["model"], None if match["rounds"] is None else int(match["rounds"]))
 
 
 @dataclass(eq=False)
@@ -170,7 +137,7 @@ class RunModel:
     def label(self) -> str:
         """The model's reference; for a run without a folder, algorithm and model name."""
         run = str(self.record.folder.path) if self.record.folder else self.record.config.algorithm
-        return f"{run}:{self.name}{_at_round(self.rounds)}"
+        return f"{run}:{self.name}{at_round(self.rounds)}"
 
     @cached_property
     def training_positions(self) -> np.ndarray:
@@ -208,7 +175,14 @@ class RunModel:
         batch: int | None = None,
         state: ModelState | None = None,
     ) -> Objective:
-        """The loss on any examples of the model's input shape."""
+        """The loss on any examples of the model's input shape, as a function of the weights.
+
+        Args:
+            examples: raw examples.
+            positions: positions of the examples to use; default: all.
+            batch: examples per batch; default: as many as memory allows.
+            state: weights and buffers that replace the model's.
+        """
         if not batch:
             batch = INPUT_VALUES[self.problem.device.type] // math.prod(self.problem.data.input_shape)
             batch = max(1, min(MAX_BATCH, batch))
@@ -220,7 +194,10 @@ class RunModel:
         return with_statistics(self.problem, self.state, self.training_positions)
 
     def _client_state(self, client: int) -> ModelState:
-        """With SiLoBN, the model with a client's BatchNorm statistics, which exist only at the end of the run."""
+        """The model with a client's own BatchNorm statistics if clients have them (SiLoBN), else the server's model.
+
+        Clients' statistics are saved only at the end of the run.
+        """
         if self.problem.batch_statistics and self.rounds is None:
             statistics = client_statistics(self.record)
             if client in statistics:
@@ -261,7 +238,13 @@ class RunModel:
         batch: int | None = None,
         **options: Any,
     ) -> Spectrum:
-        """The Hessian spectrum on data as in ``objectives``; ``options`` as in ``spectrum_of``."""
+        """Eigenvalues of the loss's Hessian.
+
+        Args:
+            count: number of eigenvalues, and other ``options``: as in ``spectrum_of``.
+            on, client, examples, batch: the data, as in ``objectives``.
+            seed: seed of the sampled examples and of the start vector.
+        """
         (objective,) = self.objectives(on, client=client, examples=examples, seed=seed, batch=batch)
         return spectrum_of(objective, count, seed=seed, **options)
 
@@ -276,12 +259,18 @@ class RunModel:
         batch: int | None = None,
         **options: Any,
     ) -> Sharpness:
-        """The sharpness on data as in ``objectives``; ``options`` as in ``sharpness_of``."""
+        """The sharpness of the loss.
+
+        Args:
+            kind: definition of sharpness, and its ``options``: as in ``sharpness_of``.
+            on, client, examples, batch: the data, as in ``objectives``.
+            seed: seed of the sampled examples and of random directions.
+        """
         (objective,) = self.objectives(on, client=client, examples=examples, seed=seed, batch=batch)
         return sharpness_of(objective, kind, seed=seed, **options)
 
     def sibling(self, name: str | None = None, rounds: int | None = None) -> RunModel:
-        """Another model of the same run."""
+        """Another model of the same run: another name (default: the same), and saved after ``rounds`` or final."""
         name = require_model(self.record, name or self.name)
         return replace(self, name=name, rounds=rounds, state=state_of(self.record, name, self.problem, rounds))
 
@@ -308,7 +297,7 @@ def open_model(
     if isinstance(model, Record):
         record = model
     else:
-        source = model if isinstance(model, Reference) else reference(str(model))
+        source = model if isinstance(model, Reference) else parse_reference(str(model))
         record, name = load_record(source.run), name or source.model
         rounds = source.rounds if rounds is None else rounds
     if not record.models and not record.evaluated:
@@ -335,23 +324,13 @@ def config_for_measurement(config: Config, device: str | None, precision: str | 
 
 def open_model_or_client(text: str, **options: Any) -> RunModel:
     """Open the model that a reference names, possibly a client's; ``options`` as in ``open_model``."""
-    source = reference(text)
+    source = parse_reference(text)
     client = client_of(source)
     if client is None:
         return open_model(source, **options)
     server = open_model(Reference(source.run, "server"), **options)
     (state,) = local_models(server, source.rounds, [client])
     return replace(server, name=str(source.model), rounds=source.rounds, state=state)
-
-
-def client_of(source: Reference) -> int | None:
-    """The client number of a reference to a client model, else None.
-
-    >>> client_of(Reference(Path("runs/a"), "client3", 50)), client_of(Reference(Path("runs/a"), "wima"))
-    (3, None)
-    """
-    match = re.fullmatch(r"client(\d+)", source.model or "")
-    return int(match[1]) if match else None
 
 
 def local_models(server: RunModel, rounds: int | None, numbers: Sequence[int] | None = None) -> list[ModelState]:
@@ -368,29 +347,32 @@ def local_models(server: RunModel, rounds: int | None, numbers: Sequence[int] | 
 
 
 def replay_after(server: RunModel, rounds: int | None = None) -> Replay:
-    """A replay of the round that follows ``rounds`` (default: the last checkpoint), in the run's precision."""
+    """A replay of the round that follows ``rounds`` (default: the last checkpoint), in the run's precision.
+
+    The model may have been opened for measurements in another precision, and bf16 needs a GPU.
+    """
     record = server.record
     engine = record.config.engine.model_copy(update={"device": server.problem.device.type})
     if engine.precision == "bf16" and engine.device == "cpu":
         engine = engine.model_copy(update={"precision": "float32"})
     config = record.config.model_copy(update={"engine": engine})
     problem, partition = server.problem, server.partition
-    has_state = bool(missing_state(algorithm(config.algorithm), config))
-    if has_state or engine.precision != _precision(server):
+    needs_more_than_model = bool(missing_state(algorithm(config.algorithm), config))
+    if needs_more_than_model or engine.precision != _precision(server):
         # Initial client state derives from the untrained model, before any saved weights are loaded.
         problem, partition = reopen(record, config=config, method="flatness", with_initial_weights=True)
     return Replay(config, problem, partition, moment_after(server, problem, rounds))
 
 
 def moment_after(server: RunModel, problem: Problem, rounds: int | None = None) -> Moment:
-    """The state of a run after ``rounds``, by default at its last checkpoint."""
+    """Everything needed to replay the round that follows ``rounds``; default: the run's last checkpoint."""
     record = server.record
     if record.folder is None:
         raise UserError("this run has no folder, so its rounds cannot be replayed; pass out=... to fedflat.run")
-    built = algorithm(record.config.algorithm)
+    run_algorithm = algorithm(record.config.algorithm)
     if rounds is None or rounds == record.folder.rounds_in_file(CHECKPOINT):
-        return moment_at_checkpoint(record.folder, built, problem, record.config)
-    return moment_at_model(rounds, state_of(record, "server", problem, rounds), built, record.config)
+        return moment_at_checkpoint(record.folder, run_algorithm, problem, record.config)
+    return moment_at_model(rounds, state_of(record, "server", problem, rounds), run_algorithm, record.config)
 
 
 def _precision(model: RunModel) -> str:

@@ -27,7 +27,7 @@ from fedflat.experiment.setup.problem import build_problem, load_data
 
 @dataclass(frozen=True)
 class Swap:
-    """A training example replaced by a test example."""
+    """The training example at ``position``, replaced by the test example at position ``by``."""
 
     client: int
     position: int
@@ -93,7 +93,7 @@ class Twins:
         position = int(rng.choice(self.original.partition.clients[client]))
         target = self.data.train.targets[position]
         candidates = torch.arange(len(self.data.test))
-        if target.ndim == 0 and not target.is_floating_point():  # a class; other targets have no single one
+        if target.ndim == 0 and not target.is_floating_point():  # the target is a class
             candidates = torch.nonzero(self.data.test.targets == target).flatten()
         if not len(candidates):
             raise UserError(f"the test set has no example of class {int(target)} as a replacement; use another --draw")
@@ -116,8 +116,11 @@ class Twins:
         chosen = candidates[np.sort(order[:examples])]
         return move_examples(self.data.test.take(torch.from_numpy(chosen)), self.original.problem.device)
 
-    def go(self, every: int = 1) -> Iterator[Measurements]:
-        """Run all rounds, yielding the differences after every ``every`` rounds and after the last one."""
+    def train(self, every: int = 1) -> Iterator[Measurements]:
+        """Train the run and its twins for all rounds, in lockstep.
+
+        Yields the ``differences`` between them after every ``every`` rounds and after the last one.
+        """
         rounds = self.config.training.rounds
         for completed in range(self.config.init_rounds + 1, rounds + 1):
             self.original.advance()
@@ -127,7 +130,12 @@ class Twins:
                 yield self.differences()
 
     def differences(self) -> Measurements:
-        """Differences between the original and each twin, in weights and in losses on the scored examples."""
+        """Compare each twin with the original run in its current round.
+
+        Returns:
+            The ``round``; per twin the L2 ``distance`` of the weights and the mean and largest absolute difference of
+            the loss on the scored examples; and the ``norm`` of the original's weights.
+        """
         model, rounds = self.original.moment.model, self.original.moment.rounds
         losses = losses_of(self.original.problem, model, self._scored)
         if not model.weights.isfinite().all():

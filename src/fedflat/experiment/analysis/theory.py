@@ -31,7 +31,7 @@ TITLES = {name: CARDS[name].name for name in ALGORITHMS}
 
 @dataclass(frozen=True)
 class Theory:
-    """Bounds of a run and their inputs."""
+    """Generalisation bounds of a run by algorithm (Theorem 5.1 of Liu et al. 2025, FedSWA), and their inputs."""
 
     constants: Constants
     setting: FederationSize
@@ -47,7 +47,7 @@ class Theory:
     """(condition, whether it is met, the run's value)."""
 
     def document(self) -> Measurements:
-        """All values as JSON-compatible types."""
+        """The bounds and their inputs as JSON-compatible values; bounds above the ``trivial`` loss are vacuous."""
 
         def as_values(bounds: dict[str, GeneralisationBound]) -> Measurements:
             """Bounds by algorithm as JSON-compatible values."""
@@ -74,7 +74,7 @@ class Theory:
 
 
 def theory(config: Config, partition: Partition, trivial: float, measured: Sequence[Constants]) -> Theory:
-    """Compute the bounds of a run from the largest constants of its models.
+    """Compute the theorem's generalisation bounds for a run, from the largest constants of its models.
 
     Args:
         config: the run's config.
@@ -101,14 +101,20 @@ def theory(config: Config, partition: Partition, trivial: float, measured: Seque
 
 
 def trivial_loss(data: Dataset) -> float:
-    """Loss of guessing classes or labels at random, or of predicting the mean of the training targets."""
+    """Loss of a model that ignores its inputs: it guesses classes or labels, or predicts the mean training target.
+
+    That is the cross-entropy of a uniform guess, or the variance of the targets.
+    """
     if data.target_type == "numbers":
         return float(data.train.targets.double().var(0, correction=0).mean())
     return math.log(max(data.num_classes, 2)) if data.target_type == "classes" else math.log(2)
 
 
 def federation_size(config: Config, partition: Partition) -> FederationSize:
-    """m, n, K and T of a run; n and K are means over clients."""
+    """A run's number of clients, examples per client, local steps per round and rounds (m, n, K and T in the theorem).
+
+    Examples and local steps are means over clients.
+    """
     sizes = np.array([len(indices) for indices in partition.described_clients])
     training = config.training
     if training.local_steps is not None:
@@ -144,12 +150,22 @@ def round_learning_rates(config: Config, steps: int, name: str = "") -> list[Rou
 def conditions(
     config: Config, constants: Constants, size: FederationSize, rates: Sequence[RoundLearningRates]
 ) -> list[tuple[str, bool, str]]:
-    """The theorem's conditions: (condition, whether the run meets it, the run's value)."""
-    built, federation = algorithm(config.algorithm), config.federation
+    """Check the theorem's conditions.
+
+    Args:
+        config: the run's config.
+        constants: measured constants of the loss.
+        size: clients, examples, local steps K and rounds T of the run.
+        rates: the run's learning rates in every round.
+
+    Returns:
+        Tuples of (condition, whether the run meets it, the run's value).
+    """
+    run_algorithm, federation = algorithm(config.algorithm), config.federation
     largest_allowed, largest_used = largest_lr(constants, size), max(rate.highest for rate in rates)
     per_round = min(federation.clients_per_round, size.clients)
     is_full = per_round == size.clients and federation.sampling == "fixed" and not federation.dropout
-    server_lr = built.server.server_lr
+    server_lr = run_algorithm.server.server_lr
     rows = [
         ("one of FedSAM, FedSWA, FedMoSWA", _base_name(config.algorithm) in ALGORITHMS, config.algorithm),
         ("every client in every round", is_full, f"{per_round} of {size.clients} clients per round"),
@@ -160,7 +176,7 @@ def conditions(
         ),
         ("server_lr = 1", server_lr == 1, f"{server_lr:g}"),
     ]
-    option = getattr(built.drift, "option", None)
+    option = getattr(run_algorithm.drift, "option", None)  # how SCAFFOLD-like drifts update control variates
     if option is not None:
         rows.append(("option I of the control variates", option == "I", f"option {option}"))
     return rows

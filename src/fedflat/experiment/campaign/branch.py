@@ -22,7 +22,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.analysis.reopen import reopen
 from fedflat.experiment.analysis.replay import moment_at_checkpoint
 from fedflat.experiment.store.checkpoint import CHECKPOINT
-from fedflat.experiment.store.files import create_folder, write_whole
+from fedflat.experiment.store.files import create_folder, write_atomically
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record, model_file, saved_rounds, snapshot_file
 
 FILE = "start.safetensors"
@@ -56,7 +56,7 @@ class BranchPoint:
             "rounds": self.rounds,
             "run": str(self.run.absolute()),
         }
-        write_whole(out / FILE, save(self._tensors(), {"fedflat": json.dumps(metadata)}))
+        write_atomically(out / FILE, save(self._tensors(), {"fedflat": json.dumps(metadata)}))
 
     def check(self, out: Path) -> None:
         """Raise a ``UserError`` if the branches in ``out`` started from another model."""

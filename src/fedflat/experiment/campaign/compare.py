@@ -97,6 +97,13 @@ def run_each(
     """Run every config in its folder and yield the records in order.
 
     Finished runs are loaded, interrupted ones resumed. Raises ``SomeFailed`` at the end if parallel runs failed.
+
+    Args:
+        configs: the runs.
+        folders: their folders; None does not save the run.
+        callbacks: callbacks of all runs.
+        jobs: runs at the same time; by default one per core if runs are small, otherwise one.
+        user_objects: user-supplied ``data``, ``model`` and ``task``.
     """
     object_fingerprints = fingerprints(user_objects)
     outcomes: dict[int, Record | UserError] = {}  # by position in ``configs``
@@ -130,18 +137,20 @@ def run_each(
         raise SomeFailed(failures[0] + others)
 
 
-def existing_run(config: Config, path: Path | None, user_objects: Mapping[str, str] | None = None) -> Record | None:
-    """The run in a folder, or None if there is none.
+def existing_run(
+    config: Config, path: Path | None, object_fingerprints: Mapping[str, str] | None = None
+) -> Record | None:
+    """The run in the folder ``path``, or None if there is none.
 
     Raises:
-        UserError: the run there has other settings or other user-supplied objects (described by ``user_objects``).
+        UserError: the run there has other settings, or user-supplied objects with other fingerprints.
     """
     if not path or not RunFolder(path).exists:
         return None
     differing = describe_difference(RunFolder(path).config(), config)
     if differing:
         raise UserError(f"{path} holds a run with other settings ({differing}); choose another --out or remove it")
-    require_same_inputs(RunFolder(path), user_objects or {})
+    require_same_inputs(RunFolder(path), object_fingerprints or {})
     return load_record(path)
 
 

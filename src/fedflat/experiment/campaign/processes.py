@@ -61,7 +61,7 @@ class RunTask(Protocol):
     def user_objects(self) -> dict[str, Any] | None:
         """User-supplied dataset, model and task."""
 
-    def go(self, callbacks: tuple[Callback, ...]) -> Record:
+    def execute(self, callbacks: tuple[Callback, ...]) -> Record:
         """Run it in this process."""
 
 
@@ -73,10 +73,10 @@ class RunJob(NamedTuple):
     resume: bool = False
     user_objects: dict[str, Any] | None = None
 
-    def go(self, callbacks: tuple[Callback, ...]) -> Record:
-        """Run it in this process."""
+    def execute(self, callbacks: tuple[Callback, ...]) -> Record:
+        """Start or resume the run in this process; returns its record once it has ended."""
         run = Run(self.config, self.folder, callbacks=callbacks, resume=self.resume, **self.user_objects or {})
-        return run.go()
+        return run.execute()
 
     def __str__(self) -> str:
         return f"{self.config.algorithm}, seed {self.config.seed}"
@@ -129,10 +129,13 @@ def start_process(serve: Callable[..., None], *args: object, device: str | None 
 
 
 def run_in_sequence(tasks: Sequence[RunTask], callbacks: tuple[Callback, ...], *, stop_on_error: bool) -> Results:
-    """Run tasks one after another in this process; a ``UserError`` is raised, or yielded if others are to follow."""
+    """Run tasks one after another in this process; yields the index of each with its record.
+
+    A ``UserError`` is raised if ``stop_on_error``; otherwise it is yielded instead of the record.
+    """
     for index, task in enumerate(tasks):
         try:
-            yield index, task.go(callbacks)
+            yield index, task.execute(callbacks)
         except UserError as error:
             if stop_on_error:
                 raise
@@ -142,10 +145,10 @@ def run_in_sequence(tasks: Sequence[RunTask], callbacks: tuple[Callback, ...], *
 def run_in_parallel(
     tasks: Sequence[RunTask], at_once: int, callbacks: tuple[RemoteCallback, ...], devices: Sequence[str] = ()
 ) -> Results:
-    """Run tasks in child processes and yield results as they arrive; a task that fails does not stop the others.
+    """Run tasks in child processes; yields the index of each with its record or error, as they arrive.
 
     Args:
-        tasks: tasks to run.
+        tasks: tasks to run; one that fails does not stop the others.
         at_once: number of processes.
         callbacks: callbacks that can watch runs in other processes.
         devices: GPUs to use; every process sees only the one with the fewest processes. By default it sees all.
@@ -258,7 +261,7 @@ def _serve_on_one_core(pipe: Connection, names: PickledNames, serve: Callable[..
     """Main function of every child: set it up as a single-core process, then call ``serve``."""
     register_names(names)
     use_cores(1)
-    keep_memory()
+    keep_memory()  # freed memory is reused by the next training step
     serve(pipe, *args)
 
 
@@ -277,7 +280,7 @@ def _run_next_task(pipe: Connection) -> Record | Exception:
         return error
     try:
         with _warnings_sent(pipe.send):
-            return _as_message(task.go((Reporter(pipe.send),)))
+            return _as_message(task.execute((Reporter(pipe.send),)))
     except ConnectionError:  # the parent is gone
         raise
     except Exception as error:  # the parent returns a UserError and raises anything else

@@ -49,7 +49,9 @@ class Ranking:
 
 
 def ranking(runs: Iterable[tuple[dict[str, Any], Record]]) -> Ranking:
-    """Rank combinations by their mean score over seeds.
+    """Rank combinations of settings by their mean score over seeds.
+
+    Scores are validation metrics, or test metrics if a run has no validation split.
 
     Args:
         runs: the varied settings of every finished run, with its record.
@@ -57,6 +59,7 @@ def ranking(runs: Iterable[tuple[dict[str, Any], Record]]) -> Ranking:
     runs = list(runs)
     has_validation = bool(runs) and all(record.config.data.validation > 0 for _, record in runs)
     by: Split = "validation" if has_validation else "test"
+    # The metric of the first run that was evaluated; without one there are no scores to rank.
     metric, lower_is_better = next(
         ((record.metric, record.lower_is_better) for _, record in runs if record.history), ("accuracy", False)
     )
@@ -70,7 +73,7 @@ def ranking(runs: Iterable[tuple[dict[str, Any], Record]]) -> Ranking:
     lines = [_ranked_combination(varied, records[key]) for key, varied in combinations.items()]
 
     def sort_key(line: RankedCombination) -> tuple[bool, float]:
-        """Best mean score first, combinations without a score last."""
+        """Sort the best mean score first and combinations without a score last."""
         scores = line.scores(by)
         mean = fmean(scores) if scores else 0.0
         return not scores, mean if lower_is_better else -mean

@@ -47,7 +47,7 @@ class RunResources(NamedTuple):
     cores: int
     gpus: float
 
-    def fit(self, node: dict[str, Any]) -> bool:
+    def fit_on(self, node: dict[str, Any]) -> bool:
         """Whether a node of ``ray.nodes()`` has these resources, free or in use."""
         resources = node["Resources"]
         return bool(node["Alive"]) and resources.get("CPU", 0) >= self.cores and resources.get("GPU", 0) >= self.gpus
@@ -76,7 +76,11 @@ class SweepLocation(NamedTuple):
         return cls(marker.absolute(), marker.read_bytes(), data_dir().absolute(), Path.cwd(), tuple(loaded_plugins()))
 
     def enter(self) -> None:
-        """Adopt the folders on a node; raises ``UnfitNode`` if it does not see the shared folder."""
+        """Use the sweep's folders and plugins in this process, on a node of the cluster.
+
+        Raises:
+            UnfitNode: the node does not see the shared folder.
+        """
         content = self.marker.read_bytes() if self.marker.is_file() else None
         if content != self.content:
             raise UnfitNode(
@@ -84,7 +88,7 @@ class SweepLocation(NamedTuple):
                 "choose a folder that all nodes share, with --out"
             )
         os.environ[VARIABLE] = str(self.data)
-        with suppress(OSError):  # only relative paths need it
+        with suppress(OSError):  # the folder may not exist here; only relative paths need it
             os.chdir(self.folder)
         load_plugins(self.plugins)
 
@@ -104,7 +108,7 @@ class ClusterSchedule:
         self._gpu_shares: dict[str, float] = {}  # by engine.device
 
     def submit(self) -> None:
-        """Submit as many runs as the cluster has cores, or as ``jobs`` allows."""
+        """Submit waiting runs until ``jobs`` are running; default: one per core of the cluster, and one in reserve."""
         limit = self.jobs or int(self.ray.cluster_resources().get("CPU", 0)) + QUEUED_RUNS
         while self.waiting and len(self.running) < limit:
             index = self.waiting.popleft()
@@ -134,7 +138,7 @@ class ClusterSchedule:
         """Fail rather than wait for a node that does not exist."""
         nodes = self.ray.nodes()
         for needs in {self._resources(self.tasks[index].config) for index in self.running.values()}:
-            if not any(needs.fit(node) for node in nodes):
+            if not any(needs.fit_on(node) for node in nodes):
                 raise UserError(
                     f"a run of this sweep needs {needs}, which no node of the Ray cluster has; "
                     "add such a node or lower engine.workers, then start the sweep again to continue"
@@ -218,7 +222,7 @@ def run_on_node(version: str, packed: bytes) -> None:
     torch.set_num_threads(1)
     use_cores(cores)
     keep_memory()
-    task.go(())
+    task.execute(())
 
 
 class WatchedFolder:

@@ -25,17 +25,16 @@ from fedflat.experiment.campaign.sweep_file import (
     Values,
     all_placeholders,
     combinations,
-    fill,
-    nested,
+    fill_placeholders,
 )
 from fedflat.experiment.config import SHORT_NAMES, Config, config
 from fedflat.experiment.run import Run
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.cleanup import Keep, remove_locked
-from fedflat.experiment.store.files import LockedError, create_folder, is_free, locked, write_whole
+from fedflat.experiment.store.files import LockedError, create_folder, is_free, locked, write_atomically
 from fedflat.experiment.store.run_folder import PlannedRun, Record, load_record
 from fedflat.models import model_spec
-from fedflat.setting_names import flat
+from fedflat.setting_names import flat, nest
 
 INDEX = "sweep.json"
 MAX_NAME_LENGTH = 100
@@ -78,20 +77,26 @@ def plan_sweep(file: SweepFile, out: Path) -> Sweep:
     """List the runs of a sweep with their folders in ``out``, without writing anything."""
     base = _base_settings(file, out)
     varied = combinations(file)
-    configs = [config_of({**base, **combination}, combination) for combination in varied]
+    configs = [make_run_config(base, combination) for combination in varied]
+    _check_distinct(varied, configs)
+    _check_cluster(file, configs)
+    runs = []
+    for name, combination, run_config in zip(_folder_names(varied, base), varied, configs, strict=True):
+        settings = fill_placeholders({**base, **combination})
+        # A combination also has values of placeholders, which are no settings and stay as they are.
+        filled_combination = {key: settings.get(key, value) for key, value in combination.items()}
+        runs.append(SweepRun(run_config, out / name, name, filled_combination))
+    return Sweep(file, out, tuple(runs))
+
+
+def _check_distinct(varied: Sequence[Values], configs: Sequence[Config]) -> None:
+    """Raise a ``UserError`` if two combinations of settings give the same config."""
     combination_of: dict[Config, Values] = {}
     for combination, run_config in zip(varied, configs, strict=True):
         if run_config in combination_of:
             first = describe(combination_of[run_config])
             raise UserError(f"{first} and {describe(combination)} are the same run; list each value once")
         combination_of[run_config] = combination
-    _check_cluster(file, configs)
-    runs = []
-    for name, combination, run_config in zip(_folder_names(varied, base), varied, configs, strict=True):
-        without_placeholders = fill({**base, **combination})
-        values = {setting: without_placeholders.get(setting, value) for setting, value in combination.items()}
-        runs.append(SweepRun(run_config, out / name, name, values))
-    return Sweep(file, out, tuple(runs))
 
 
 def _check_cluster(file: SweepFile, configs: Sequence[Config]) -> None:
@@ -121,15 +126,15 @@ def _base_settings(file: SweepFile, out: Path) -> Values:
     return dict(flat(start.settings(out))) | settings
 
 
-def config_of(values: Values, varied: Values) -> Config:
-    """Build the config of one run.
+def make_run_config(base: Values, varied: Values) -> Config:
+    """Build the config of one run and check the names of its components.
 
     Args:
-        values: all its settings, by full name.
-        varied: the settings that distinguish the run, which error messages name.
+        base: settings that all runs share, by full name.
+        varied: the settings that distinguish the run; an error names them.
     """
     try:
-        run_config = config(nested(fill(values)))
+        run_config = config(nest(fill_placeholders({**base, **varied})))
         data = run_config.data
         _check_names(run_config.model, data.dataset, data.partition, data.augmentation)
         return run_config
@@ -147,7 +152,7 @@ def _check_names(model: str, dataset: str, partition: str, augmentation: str) ->
 
 
 def describe(varied: Values) -> str:
-    """A combination in one line.
+    """A combination of settings in one line, for messages.
 
     >>> describe({"training.lr": 0.1, "seed": 0})
     'training.lr=0.1, seed=0'
@@ -156,7 +161,7 @@ def describe(varied: Values) -> str:
 
 
 def _folder_names(varied: Sequence[Values], base: Values) -> list[str]:
-    """Distinct folder names: readable, with a hash where names are too long or equal up to case."""
+    """A readable folder name for each combination, with a hash where names are too long or differ only in case."""
     readable = [_folder_name(combination, base) for combination in varied]
     counts = Counter(name.lower() for name in readable)
     names = []
@@ -176,7 +181,7 @@ def _folder_name(varied: Values, base: Values) -> str:
     'fedavg--partition-dirichlet_alpha_0.1--seed-0'
     """
     short_names = {full: short for short, full in SHORT_NAMES.items()}
-    filled = fill({**base, **varied})
+    filled = fill_placeholders({**base, **varied})
     # Leave out placeholders of the combination's own texts, which already contain their values.
     inserted = all_placeholders(varied.values())
     texts = {}
@@ -204,7 +209,7 @@ class LockedRun(NamedTuple):
     keep: Keep = Keep()
     user_objects: dict[str, Any] | None = None
 
-    def go(self, callbacks: tuple[Callback, ...]) -> Record:
+    def execute(self, callbacks: tuple[Callback, ...]) -> Record:
         """Start or resume the run.
 
         Raises:
@@ -215,7 +220,7 @@ class LockedRun(NamedTuple):
             existing = existing_run(self.config, self.folder)
             is_finished = existing is not None and existing.status in ENDED_STATUSES
             if not is_finished:
-                Run(self.config, self.folder, callbacks=callbacks, resume=existing is not None).go()
+                Run(self.config, self.folder, callbacks=callbacks, resume=existing is not None).execute()
             remove_locked(self.folder, self.keep.removed)
         if is_finished:
             raise AlreadyFinished(f"{self.folder} is finished")
@@ -277,9 +282,9 @@ def _is_finished(run: SweepRun) -> bool:
 
 
 def _clean_up(run: SweepRun, keep: Keep) -> None:
-    """Delete what a finished run does not keep, in case its process was killed before it could."""
+    """Delete the files that ``keep`` excludes, in case the run's process was killed before it could."""
     if keep.removed:
-        with suppress(LockedError), locked(run.folder):
+        with suppress(LockedError), locked(run.folder):  # a process that holds the lock cleans up itself
             remove_locked(run.folder, keep.removed)
 
 
@@ -293,7 +298,7 @@ def _result(run: SweepRun, outcome: Record | UserError) -> SweepResult:
 
 
 def _start_runs(sweep: Sweep, runs: Sequence[SweepRun], callbacks: tuple[Callback, ...], jobs: int | None) -> Results:
-    """Do runs on the cluster, in parallel or in sequence, as the file and ``jobs`` demand."""
+    """Do runs on a Ray cluster, in child processes or in this process, as the file and ``jobs`` demand."""
     file = sweep.file
     if file.ray_address is not None:
         from fedflat.experiment.campaign.ray_sweep import run_on_cluster
@@ -327,7 +332,7 @@ def write_index(sweep: Sweep) -> None:
     with locked(sweep.out, wait=True):
         path = sweep.out / INDEX
         if not path.exists() or path.read_text(encoding="utf-8") != text:
-            write_whole(path, text)
+            write_atomically(path, text)
 
 
 def slug(source: str | Path) -> str:

@@ -109,22 +109,6 @@ def _valid_keys(section: Any) -> list[str]:
     return list(SweepFile.model_fields)
 
 
-def nested(values: Mapping[str, Any]) -> Values:
-    """Settings by full name as nested mappings, the inverse of :func:`flat`.
-
-    >>> nested({"seed": 1, "training.rounds": 3, "training.lr": 0.1})
-    {'seed': 1, 'training': {'rounds': 3, 'lr': 0.1}}
-    """
-    result: Values = {}
-    for name, value in values.items():
-        *sections, last = name.split(".")
-        inner = result
-        for section in sections:
-            inner = inner.setdefault(section, {})
-        inner[last] = value
-    return result
-
-
 def placeholders(value: Any) -> set[str]:
     """The names in braces in a text."""
     return set(PLACEHOLDER.findall(value)) if isinstance(value, str) else set()
@@ -139,7 +123,7 @@ def check_names(names: Mapping[str, str], known_placeholders: set[str]) -> None:
     """Raise a ``UserError`` for a name that is neither a setting nor a placeholder.
 
     Args:
-        names: the names, with the part of the file in which each stands.
+        names: the section of the file (``base``, ``grid``, ...) in which each name occurs, by name.
         known_placeholders: the placeholders that some text contains.
     """
     for name, where in names.items():
@@ -150,7 +134,10 @@ def check_names(names: Mapping[str, str], known_placeholders: set[str]) -> None:
 
 
 def combinations(file: SweepFile) -> list[Values]:
-    """Every distinct combination of the varied settings, by full name, with placeholders still in place."""
+    """Every distinct combination of the varied settings, by full name, without those that the file excludes.
+
+    Each entry of the file's ``list`` is combined with every combination of ``grid``. Placeholders are still in place.
+    """
     _check_variation(file)
     base = dict(flat(file.base))
     _check_names_of_file(file, base)
@@ -220,8 +207,8 @@ def _without_excluded(combinations: list[Values], base: Values, exclude: list[Va
 
 def _matches(values: Values, rule: Values) -> bool:
     """Whether settings have the value, or one of the values, that a rule lists for each of its settings."""
-    can_fill = all_placeholders(values.values()) <= set(values)
-    filled = fill(values) if can_fill else values
+    can_fill = all_placeholders(values.values()) <= set(values)  # a missing value is reported later
+    filled = fill_placeholders(values) if can_fill else values
     for name, listed in rule.items():
         if name not in values:
             return False
@@ -243,10 +230,10 @@ def _normal_form(name: str, value: Any) -> Any:
         return str(value)
 
 
-def fill(values: Values) -> Values:
-    """Settings with placeholders replaced by their values; values that only fill placeholders are dropped.
+def fill_placeholders(values: Values) -> Values:
+    """Replace placeholders in settings by their values, and drop the values that are no settings themselves.
 
-    >>> fill({"algorithm": "fedsam(rho={rho})", "rho": 0.1})
+    >>> fill_placeholders({"algorithm": "fedsam(rho={rho})", "rho": 0.1})
     {'algorithm': 'fedsam(rho=0.1)'}
     """
     by_short_name = {short: values[full] for short, full in SHORT_NAMES.items() if full in values}

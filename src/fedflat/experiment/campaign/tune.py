@@ -24,7 +24,13 @@ from fedflat.experiment.campaign.compare import parallel_runs
 from fedflat.experiment.campaign.optuna_study import JOURNAL, Study
 from fedflat.experiment.campaign.processes import PATIENCE, start_process
 from fedflat.experiment.campaign.ranking import last_score
-from fedflat.experiment.campaign.sweep import SECONDS_BETWEEN_POLLS, AlreadyFinished, LockedRun, config_of, describe
+from fedflat.experiment.campaign.sweep import (
+    SECONDS_BETWEEN_POLLS,
+    AlreadyFinished,
+    LockedRun,
+    describe,
+    make_run_config,
+)
 from fedflat.experiment.campaign.sweep_file import (
     SETTINGS,
     Space,
@@ -37,7 +43,7 @@ from fedflat.experiment.campaign.sweep_file import (
 )
 from fedflat.experiment.config import Config, changes_results
 from fedflat.experiment.setup.problem import task_of
-from fedflat.experiment.store.files import LockedError, create_folder, is_free, locked, write_whole
+from fedflat.experiment.store.files import LockedError, create_folder, is_free, locked, write_atomically
 from fedflat.experiment.store.run_folder import Record, load_record
 from fedflat.processes import ChildDied, close_children, sendable, wait_for_any
 from fedflat.setting_names import flat, full_name
@@ -63,7 +69,7 @@ class Search:
 
     def config(self, values: Values, seed: int) -> Config:
         """The config of a trial with one of its seeds."""
-        return config_of({**self.base, **values, "seed": seed}, values)
+        return make_run_config({**self.base, "seed": seed}, values)
 
     def example_config(self) -> Config:
         """The config of a trial with the first value of every setting and the first seed."""
@@ -278,7 +284,7 @@ def _trials_left(search: Search) -> int:
 def _open_study(search: Search) -> Study:
     """The study in the search's folder, created if necessary; raises a ``UserError`` if it is of another search."""
     create_folder(search.out)
-    is_new = not (search.out / JOURNAL).exists()
+    is_new = not (search.out / JOURNAL).exists()  # an existing journal stores whether lower is better
     study = Study(search.out, search.tune, is_new and lower_is_better(task_of(search.example_config())))
     with locked(search.out, wait=True):
         study.identify(search.identity(), search.out)
@@ -331,7 +337,7 @@ def _run_trial(search: Search, study: Study, number: int, callbacks: tuple[Callb
 def _run_or_load(search: Search, config: Config, folder: Path, callbacks: tuple[Callback, ...]) -> Record:
     """Do a run of a trial, or load it if it is already finished."""
     try:
-        return LockedRun(config, folder, search.file.keep).go(callbacks)
+        return LockedRun(config, folder, search.file.keep).execute(callbacks)
     except AlreadyFinished:
         return load_record(folder)
 
@@ -344,7 +350,8 @@ class PruningCallback(Callback):
 
     def evaluated(self, run: RunView) -> None:
         validation = run.history[-1]["validation"]
-        score = validation.get(run.primary, validation["server"]).get(run.metric)
+        scores = validation.get(run.primary, validation["server"])  # an average may not have started yet
+        score = scores.get(run.metric)
         if score is not None and self._study.should_prune(self._number, run.rounds, score):
             raise Pruned
 
@@ -366,7 +373,7 @@ def evaluate_best(search: Search) -> dict[str, Any]:
         previous: Values = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         content = {**previous, "folders": folders} if _describes(previous, trial) else _with_test_scores(trial)
         if content != previous:
-            write_whole(file, json.dumps(content, indent=1, default=str) + "\n")
+            write_atomically(file, json.dumps(content, indent=1, default=str) + "\n")
     return content
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedflat.data import Dataset, normalise
 from fedflat.errors import UserError, one_of
-from fedflat.experiment.store.files import create_folder, write_whole
+from fedflat.experiment.store.files import create_folder, write_atomically
 from fedflat.models import merge_adapters
 
 Format = Literal["torch", "safetensors", "onnx"]
@@ -63,7 +63,7 @@ def write_state(path: Path, tensors: Mapping[str, Tensor], format: Format, about
         torch.save(copies, buffer)
         content = buffer.getvalue()
     create_folder(path.parent)
-    write_whole(path, content)
+    write_atomically(path, content)
 
 
 def write_onnx(path: Path, network: nn.Module, data: Dataset, about: Mapping[str, Any]) -> None:
@@ -107,7 +107,7 @@ def write_onnx(path: Path, network: nn.Module, data: Dataset, about: Mapping[str
     metadata = {**about, "mean": list(data.mean), "std": list(data.std), "classes": list(data.classes)}
     proto.metadata_props.add(key="fedflat", value=json.dumps(metadata))
     create_folder(path.parent)
-    write_whole(path, proto.SerializeToString())
+    write_atomically(path, proto.SerializeToString())
 
 
 def _example_batch(data: Dataset) -> Tensor:

@@ -37,7 +37,7 @@ def create_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
 
-def write_whole(path: Path, data: bytes | str) -> None:
+def write_atomically(path: Path, data: bytes | str) -> None:
     """Write a file atomically: to a temporary file first, which replaces ``path`` once it is on disk.
 
     A killed process thus leaves either the old file or the new one, never half of it.

@@ -23,7 +23,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.config import Config, config, read_yaml
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.client_states import FileRowStore
-from fedflat.experiment.store.files import LOCK_FILE, Lock, create_folder, explain_os_error, write_whole
+from fedflat.experiment.store.files import LOCK_FILE, Lock, create_folder, explain_os_error, write_atomically
 from fedflat.plugins import load_recorded, loaded_plugins
 
 PLUGINS = "plugins.json"
@@ -89,12 +89,12 @@ class RunFolder:
         try:
             self._require_new()  # another process may have been first
             create_folder(self.path / "state")
-            write_whole(self.path / "partition.json", json.dumps(partition) + "\n")
+            write_atomically(self.path / "partition.json", json.dumps(partition) + "\n")
             if loaded_plugins():
-                write_whole(self.path / PLUGINS, json.dumps(loaded_plugins()) + "\n")
+                write_atomically(self.path / PLUGINS, json.dumps(loaded_plugins()) + "\n")
             averages = [average_name(average) for average in algorithm(config.algorithm).averages]
             self.write_status("running", metric=metric, lower_is_better=lower_is_better, averages=averages)
-            write_whole(self.path / "config.yaml", config.to_yaml())
+            write_atomically(self.path / "config.yaml", config.to_yaml())
         except BaseException:
             self.release()
             raise
@@ -200,7 +200,7 @@ class RunFolder:
 
     def write_status(self, status: str, **more: Any) -> None:
         """Write status.json."""
-        write_whole(self.path / "status.json", json.dumps({"status": status, **more}) + "\n")
+        write_atomically(self.path / "status.json", json.dumps({"status": status, **more}) + "\n")
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """Append one line to a log."""
@@ -232,7 +232,7 @@ class RunFolder:
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         """Write a safetensors file with ``about`` as JSON in its header."""
         contiguous = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-        write_whole(self.path / name, save(contiguous, {"fedflat": json.dumps(about)}))
+        write_atomically(self.path / name, save(contiguous, {"fedflat": json.dumps(about)}))
 
     def rounds_in_file(self, name: str) -> int | None:
         """The number of completed rounds when a tensor file was written; None if there is no such file."""

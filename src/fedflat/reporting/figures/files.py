@@ -16,13 +16,13 @@ FORMATS = (".png", ".svg", ".pdf")
 
 def write_figure(figure: Figure, path: Path) -> None:
     """Write a figure atomically, in the format of the file's extension."""
-    from fedflat.experiment.store.files import create_folder, write_whole
+    from fedflat.experiment.store.files import create_folder, write_atomically
 
     check_figure(path)
     content = io.BytesIO()
     figure.savefig(content, format=path.suffix.lower().lstrip("."), dpi=150)
     create_folder(path.parent)
-    write_whole(path, content.getvalue())
+    write_atomically(path, content.getvalue())
 
 
 def check_figure(path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedflat import __version__
-from fedflat.experiment.store.files import create_folder, write_whole
+from fedflat.experiment.store.files import create_folder, write_atomically
 from fedflat.reporting.figures.files import write_figure
 from fedflat.reporting.figures.style import MARKERS, LineStyle
 from fedflat.reporting.page.document import (
@@ -280,13 +280,13 @@ def write_report(
     tables = _table_files(document, columns)  # invalid columns raise an error before anything is written
     create_folder(out)
     for name, text in tables.items():
-        write_whole(out / name, text)
+        write_atomically(out / name, text)
     landscapes = [landscapes_of(group) for group in group_runs(gathered.records, apart)]
     version = f"fedflat {__version__} on {date.today().isoformat()}"
-    write_whole(out / "report.html", report_page(document, title, landscapes, version))
+    write_atomically(out / "report.html", report_page(document, title, landscapes, version))
     for number, section in enumerate(document["sections"], 1):
         suffix = _suffix(document, number)
-        write_whole(out / f"settings{suffix}.yaml", section["repeat"]["settings"])
+        write_atomically(out / f"settings{suffix}.yaml", section["repeat"]["settings"])
         if figures:
             from fedflat.reporting.figures.paper_figures import figures_of
 
