@@ -44,7 +44,7 @@ def test_class_counts_do_not_depend_on_the_order(text: str, seed: int, validatio
     def counts(labels: np.ndarray) -> list:
         clients = 1 if text == "centralised" else 12
         partition = make_partition(text, labels, 6, clients, seed, validation, coarse=labels // 2)
-        others = (*partition.unseen, partition.validation, partition.thinned)
+        others = (*partition.unseen, partition.validation, partition.dropped)
         return [
             partition.histogram(labels, 6).tolist(),
             *(np.bincount(labels[part], minlength=6).tolist() for part in others),

@@ -51,7 +51,7 @@ def test_a_long_tail_combines_with_every_partition(text: str) -> None:
         text = "pathological(classes=3)"
     targets, partition = divided(f"{text}+longtail(factor=10)", validation=0.1)
     expected = [int(360 * 10 ** (-label / 9) + 1e-9) for label in range(10)]
-    taken = np.concatenate([partition.validation, partition.thinned])
+    taken = np.concatenate([partition.validation, partition.dropped])
     used = np.unique(np.concatenate(list(partition.clients)))
     assert np.bincount(targets).tolist() == (np.bincount(targets[taken]) + expected).tolist()
     assert not np.intersect1d(used, taken).size and len(np.unique(taken)) == len(taken)
@@ -66,7 +66,7 @@ def test_a_long_tail_never_adds_and_never_empties_a_class(counts: list, factor: 
     partition = make_partition(f"iid+longtail(factor={factor!r})", targets, len(counts), 1, seed)
     left = partition.histogram(targets, len(counts))[0]
     assert (left <= counts).all() and ((left > 0) == (np.array(counts) > 0)).all()
-    assert len(partition.thinned) + left.sum() == len(targets)
+    assert len(partition.dropped) + left.sum() == len(targets)
 
 
 def test_a_tail_of_factor_one_changes_nothing() -> None:
@@ -77,8 +77,8 @@ def test_a_tail_of_factor_one_changes_nothing() -> None:
 
 
 def test_the_kept_examples_are_a_function_of_the_seed() -> None:
-    thinned = [make_partition("iid+longtail", CIFAR_LIKE, 10, 10, seed).thinned for seed in (0, 0, 1)]
-    assert np.array_equal(thinned[0], thinned[1]) and not np.array_equal(thinned[0], thinned[2])
+    dropped = [make_partition("iid+longtail", CIFAR_LIKE, 10, 10, seed).dropped for seed in (0, 0, 1)]
+    assert np.array_equal(dropped[0], dropped[1]) and not np.array_equal(dropped[0], dropped[2])
 
 
 @settings(max_examples=60, deadline=None)
@@ -112,11 +112,11 @@ def test_a_description_counts_the_unseen() -> None:
 
 def test_modifiers_and_validation_set_cover_every_example() -> None:
     _, partition = divided("dirichlet(alpha=0.3,sigma=0.4)+held-out(share=0.3)+longtail(factor=20)", validation=0.15)
-    everything = np.concatenate([*partition.clients, *partition.unseen, partition.validation, partition.thinned])
+    everything = np.concatenate([*partition.clients, *partition.unseen, partition.validation, partition.dropped])
     assert np.array_equal(np.sort(everything), np.arange(4000))
     assert partition.text == "dirichlet(alpha=0.3,sigma=0.4)+longtail(factor=20.0)+held-out(share=0.3)"
     back = pickle.loads(pickle.dumps(partition))
-    assert back.digest() == partition.digest() and len(back.thinned) == len(partition.thinned)
+    assert back.digest() == partition.digest() and len(back.dropped) == len(partition.dropped)
 
 
 def test_sequences_need_a_partition_without_labels() -> None:
@@ -128,7 +128,7 @@ def test_sequences_need_a_partition_without_labels() -> None:
         assert (
             np.sum(described["histogram"]) == 80 * sum(map(len, partition.clients)) and described["sizes"]["max"] < 300
         )
-    for text in ("dirichlet", "iid+longtail", "virtual"):
+    for text in ("dirichlet", "iid+longtail"):
         with pytest.raises(UserError, match="each has 80"):
             make_partition(text, characters, 90, 10, 0)
 

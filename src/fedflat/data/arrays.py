@@ -59,10 +59,10 @@ def from_arrays(
     kind = "segmentation" if is_segmentation else _infer_kind(name, inputs[0])
     if is_segmentation:
         targets = [_to_masks(train_targets), _to_masks(test_targets)]
-    elif _are_numbers(train_targets, test_targets):
+    elif _are_regression_targets(train_targets, test_targets):
         targets = [torch.tensor(np.asarray(values), dtype=torch.float32) for values in (train_targets, test_targets)]
         classes = () if classes is None else classes
-    elif kind != "text" and _are_labels(train_targets, test_targets):
+    elif kind != "text" and _are_multi_labels(train_targets, test_targets):
         targets = [torch.tensor(np.asarray(values), dtype=torch.bool) for values in (train_targets, test_targets)]
         label_names = [str(label) for label in range(targets[0].shape[1])]
     else:
@@ -148,14 +148,14 @@ def encode_labels(
         train: integers or words [n]; None stays None.
         test: as ``train``.
         dataset: name of the dataset, for messages.
-        classes: names whose positions number the words; by default the words in alphabetical order.
+        classes: all words in the order of their class numbers; by default those that occur, alphabetically.
 
     Returns:
-        The tensors ``[train, test]``, and the names; no names if the labels are integers.
+        The tensors ``[train, test]``, and the words in the order of their numbers (empty if the labels are integers).
     """
     splits = [None if values is None else as_native(values) for values in (train, test)]
-    kinds = {_dtype_kind(values) for values in splits if values is not None and len(values)}  # numpy's letters
-    integer_kinds = set("biu")
+    kinds = {_dtype_kind(values) for values in splits if values is not None and len(values)}
+    integer_kinds = set("biu")  # numpy's letters for booleans, signed and unsigned integers
     if kinds <= integer_kinds:
         return [None if values is None else torch.as_tensor(values).long() for values in splits], []
     if "f" in kinds:
@@ -196,14 +196,14 @@ def _dtype_kind(values: torch.Tensor | npt.NDArray[Any]) -> str:
     return values.dtype.kind
 
 
-def _are_numbers(*splits: Any) -> bool:
-    """Whether targets are floats; integers in one of the splits are numbers as well."""
+def _are_regression_targets(*splits: Any) -> bool:
+    """Whether the targets of the training or the test set are floats, and those of the other floats or integers."""
     kinds = {_dtype_kind(values) for values in map(as_native, splits) if len(values)}
     return "f" in kinds and kinds <= set(NUMERIC_KINDS)
 
 
-def _are_labels(*splits: Any) -> bool:
-    """Whether targets are [n, labels], all of them 0 or 1."""
+def _are_multi_labels(*splits: Any) -> bool:
+    """Whether the targets of every split are multi-label: [n, labels], integers or booleans, all of them 0 or 1."""
     arrays = [np.asarray(as_native(values)) for values in splits]
     return all(array.ndim == 2 and array.dtype.kind in "biu" and np.isin(array, (0, 1)).all() for array in arrays)
 
@@ -247,11 +247,11 @@ def _to_inputs(values: Array, name: str) -> torch.Tensor:
 
 
 def _mapped_file(values: Any) -> Path | None:
-    """Return the ``.npy`` file that ``values`` maps in full and unmodified, if any."""
+    """Return the ``.npy`` file of a memory map of that whole file; None for other arrays, slices and changed copies."""
     if not isinstance(values, np.memmap) or not str(values.filename).endswith(".npy"):
         return None
     is_whole_file = isinstance(values.base, mmap)  # the base of a slice is another array
-    is_unmodified = values.mode != "c"  # copy-on-write
+    is_unmodified = values.mode != "c"  # changes to a copy-on-write map exist in memory only
     return Path(str(values.filename)) if is_whole_file and is_unmodified and values.dtype.isnative else None
 
 
@@ -271,7 +271,12 @@ def _infer_kind(name: str, inputs: torch.Tensor) -> Kind:
 
 
 def _to_pair(pair: Any, owner: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Convert a pair (inputs, targets) to tensors of equal length; ``owner`` names it in messages."""
+    """Convert a pair (inputs, targets) to CPU tensors and check that both have the same length, at least 1.
+
+    Args:
+        pair: two arrays, or anything that numpy or torch can convert.
+        owner: whose data it is, for messages, e.g. ``client 3``.
+    """
     try:
         inputs, targets = (torch.as_tensor(as_native(values)).detach().cpu() for values in pair)
     except (TypeError, ValueError, RuntimeError):

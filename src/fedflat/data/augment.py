@@ -41,7 +41,7 @@ class Augmentation:
         for step in self.steps:
             name = _name_of(step)
             if dataset.kind == "segmentation" and not step.moves_masks:
-                usable = ", ".join(other for other, kind in AUGMENTATIONS.items() if kind.moves_masks)
+                usable = ", ".join(other for other, step_class in AUGMENTATIONS.items() if step_class.moves_masks)
                 raise UserError(
                     f"{name} does not transform masks, and {dataset.name} has masks; use {usable} or 'none'"
                 )
@@ -50,17 +50,17 @@ class Augmentation:
             if dataset.kind == "text" or (step.needs_images and dataset.kind == "vector"):
                 raise UserError(f"{name} does not apply to {dataset.kind} inputs such as {dataset.name}; use 'none'")
 
-    def draw(self, rng: np.random.Generator, steps: int, batch: int, shape: tuple[int, ...]) -> Draws:
-        """Draw all random numbers of a client's round.
+    def draw(self, rng: np.random.Generator, training_steps: int, batch_size: int, shape: tuple[int, ...]) -> Draws:
+        """Draw all random quantities that the augmentation of a client's round needs, such as corners of crops.
 
         Args:
             rng: source of randomness.
-            steps: number of training steps.
-            batch: batch size.
+            training_steps: number of the client's training steps.
+            batch_size: number of examples per training step.
             shape: shape of one example.
 
         Returns:
-            Tensors [steps, ...] by name.
+            Tensors [training_steps, ...] by the names that the augmentation steps give them.
         """
         draws: Draws = {}
         if not self.steps:
@@ -71,20 +71,20 @@ class Augmentation:
             name = _name_of(step)
             if step.needs_images and len(shape) != 3:
                 raise UserError(f"{name} needs images, but these inputs have shape {shape}; use 'none'")
-            # Row by row, so that the first steps draw the same numbers however many steps follow.
-            uniforms = streams[name].random((steps, step.per_step + batch * step.per_example))
+            # One row per training step, so that the first ones get the same numbers however many follow.
+            uniforms = streams[name].random((training_steps, step.per_step + batch_size * step.per_example))
             per_step, per_example = np.split(uniforms, [step.per_step], axis=1)
-            draws |= step.draws(per_step, per_example.reshape(steps, batch, step.per_example), shape)
+            draws |= step.draws(per_step, per_example.reshape(training_steps, batch_size, step.per_example), shape)
         return draws
 
     def inputs(
         self, raw: torch.Tensor, draws: Draws, mean: Statistics, std: Statistics, dtype: torch.dtype = torch.float32
     ) -> torch.Tensor:
-        """Augment and normalise a batch.
+        """Augment and normalise the inputs of a batch; some steps change pixels, others normalised values.
 
         Args:
-            raw: inputs [n, ...] as in ``Examples``; n may be smaller than the batch size drawn for.
-            draws: draws of one step.
+            raw: inputs [n, ...] as in ``Examples``; n may be smaller than the batch size given to ``draw``.
+            draws: random quantities of one training step, from ``draw``.
             mean: mean per channel, on the scale from 0 to 1.
             std: standard deviation per channel.
             dtype: type of the result.
@@ -101,7 +101,7 @@ class Augmentation:
 
         Args:
             raw: targets of a batch, as in ``Examples``; masks have shape [n, height, width].
-            draws: draws of one step.
+            draws: random quantities of one training step, from ``draw``.
         """
         if raw.ndim == 3:  # masks
             for step in self.steps:
@@ -115,8 +115,8 @@ class Augmentation:
         lam CE(f, Y) + (1 - lam) CE(f, Y[pi]), where CE is the cross-entropy.
 
         Args:
-            draws: the random numbers of the step, from ``draw``.
-            size: number of examples of the batch; default: that of a full batch.
+            draws: random quantities of one training step, from ``draw``.
+            size: number of examples in the batch; None for a full batch.
         """
         return (draws["lam"], permutation(draws, size)) if "lam" in draws else None
 

@@ -31,8 +31,8 @@ class AugmentationStep(ABC):
         needs_images: whether it applies to images only.
         moves_masks: whether it transforms segmentation masks along with their images.
         needs_masks: whether it applies to segmentation only.
-        per_step: random numbers per training step.
-        per_example: random numbers per example.
+        per_step: how many random numbers it needs per training step.
+        per_example: how many random numbers it needs per example.
     """
 
     needs_images: ClassVar[bool] = True
@@ -43,12 +43,15 @@ class AugmentationStep(ABC):
 
     @abstractmethod
     def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
-        """Convert uniform random numbers to the quantities that the other methods use.
+        """Convert uniform random numbers to what the other methods use, e.g. the corner of each crop.
 
         Args:
-            per_step: uniforms [steps, self.per_step].
-            per_example: uniforms [steps, batch, self.per_example].
+            per_step: numbers uniform on [0, 1), [training steps, self.per_step].
+            per_example: numbers uniform on [0, 1), [training steps, batch, self.per_example].
             shape: shape of one example.
+
+        Returns:
+            Tensors [training steps, ...] by name.
         """
 
     def on_pixels(self, pixels: torch.Tensor, draws: Draws) -> torch.Tensor:
@@ -82,9 +85,9 @@ class CropFlip(AugmentationStep):
     def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
         """Return each window's upper left corner in the padded image (``corner``), and whether to flip (``mirrored``).
 
-        Arguments as in ``AugmentationStep.draws``. A corner at (padding, padding) leaves the image where it is.
+        A corner at (padding, padding) leaves the image where it is. Arguments as in ``AugmentationStep.draws``.
         """
-        row, column, flip, crop = np.moveaxis(per_example, -1, 0)
+        row, column, flip, crop = np.moveaxis(per_example, -1, 0)  # four numbers per example
         corner = uniform_integers(np.stack([row, column], -1), 2 * self.padding + 1)
         if self.style == "mean":
             corner = np.where(crop[..., None] < 0.5, corner, self.padding)
@@ -99,15 +102,15 @@ class CropFlip(AugmentationStep):
     def on_masks(self, masks: torch.Tensor, draws: Draws) -> torch.Tensor:
         return self._crop(masks[:, None], draws, IGNORED)[:, 0]
 
-    def _crop(self, images: torch.Tensor, draws: Draws, fill: int = 0) -> torch.Tensor:
-        """Pad images [n, C, H, W] with ``fill``, then cut the drawn windows, of the original size, and flip them."""
+    def _crop(self, images: torch.Tensor, draws: Draws, padding_value: int = 0) -> torch.Tensor:
+        """Pad images [n, C, H, W], then cut out the drawn windows, which have the original size, and flip some."""
         size, _, height, width = images.shape
         corner, mirrored = draws["corner"][:size], draws["mirrored"][:size]
         window_rows = torch.arange(height, device=images.device)
         window_columns = torch.arange(width, device=images.device)
         rows = corner[:, :1] + window_rows
         columns = corner[:, 1:] + torch.where(mirrored[:, None], width - 1 - window_columns, window_columns)
-        return gather_pixels(F.pad(images, [self.padding] * 4, value=fill), rows, columns)
+        return gather_pixels(F.pad(images, [self.padding] * 4, value=padding_value), rows, columns)
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,10 @@ class Cutout(AugmentationStep):
     per_example = 2
 
     def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
-        """Return the row and column of each square's centre (``centre``), uniform over the image."""
+        """Return the row and column of each square's centre (``centre``), uniform over the image.
+
+        Arguments as in ``AugmentationStep.draws``; ``per_example`` holds two numbers per example.
+        """
         centre = uniform_integers(per_example, np.array(shape[1:]))
         return {"centre": torch.from_numpy(centre)}
 
@@ -146,15 +152,16 @@ class Mixup(AugmentationStep):
     per_example = 1
 
     def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
-        """Return the weight ``lam`` of each step, and sort keys of its permutation (``order``).
+        """Return the weight ``lam`` of each training step, and one sort key per example (``order``).
 
-        A prefix of the keys permutes a batch that is shorter than the one drawn for.
+        Sorting the keys gives the permutation. A batch shorter than drawn for sorts only its first keys. Arguments
+        as in ``AugmentationStep.draws``.
         """
         lam = per_step[:, 0]  # uniform, i.e. Beta(1, 1)
         if self.alpha != 1:
             from scipy.special import betaincinv
 
-            lam = betaincinv(self.alpha, self.alpha, lam)
+            lam = betaincinv(self.alpha, self.alpha, lam)  # inverse of the Beta distribution function
         return {"lam": torch.from_numpy(lam).float(), "order": torch.from_numpy(per_example[..., 0]).float()}
 
     def on_values(self, values: torch.Tensor, draws: Draws) -> torch.Tensor:
@@ -185,19 +192,21 @@ class RandomResizedCrop(AugmentationStep):
     def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
         """Return the top, left, height and width of each window in pixels (``window``).
 
-        All attempts are drawn at once, and the first window that fits into the image is used.
+        All attempts are drawn at once, and the first window that fits into the image is used. Arguments as in
+        ``AugmentationStep.draws``.
         """
-        image_size = np.array(shape[1:])
-        # One column per attempt, then two numbers for the corner.
+        image_size = np.array(shape[1:])  # height, width
+        # The numbers of an example: one area per attempt, one aspect ratio per attempt, two for the corner.
         area_uniforms, aspect_uniforms, corner_uniforms = np.split(
             per_example, [self.attempts, 2 * self.attempts], axis=-1
         )
         area = image_size.prod() * (self.scale + (1 - self.scale) * area_uniforms)
         aspect = np.exp((2 * aspect_uniforms - 1) * np.log(self.ratio))
-        attempts = np.rint(np.sqrt(np.stack([area / aspect, area * aspect], -1)))  # [..., attempts, (height, width)]
-        fits = ((attempts >= 1) & (attempts <= image_size)).all(-1)
-        first_fit = np.take_along_axis(attempts, fits.argmax(-1)[..., None, None], -2)[..., 0, :]
+        window_sizes = np.rint(np.sqrt(np.stack([area / aspect, area * aspect], -1)))  # [..., attempts, 2]
+        fits = ((window_sizes >= 1) & (window_sizes <= image_size)).all(-1)
+        first_fit = np.take_along_axis(window_sizes, fits.argmax(-1)[..., None, None], -2)[..., 0, :]
         any_fits = fits.any(-1)[..., None]
+        # Each side is limited by the image and, through the largest aspect ratio, by the other side.
         largest = np.minimum(image_size, np.rint(image_size[::-1] * self.ratio))
         window = np.where(any_fits, first_fit, largest).astype(np.int64)
         random_corner = uniform_integers(corner_uniforms, image_size - window + 1)
@@ -210,11 +219,12 @@ class RandomResizedCrop(AugmentationStep):
         values = pixels if pixels.is_floating_point() else pixels.to(torch.float32)
         coordinates = []
         for start, length, size in ((top, height, pixels.shape[2]), (left, width, pixels.shape[3])):
+            # Where the centre of each output pixel lies, in pixels of the window and then of the image.
             in_window = (torch.arange(size, device=pixels.device) + 0.5) * (length / size) - 0.5
             in_image = start + torch.minimum(in_window.clamp(min=0), length - 1)
             coordinates.append(to_grid(in_image, size).to(values.dtype))
         resized = sample_bilinear(values, *coordinates)
-        # Halves are frequent; the small offset keeps rounding errors from deciding their direction.
+        # Many results lie halfway between two integers; the offset rounds them up despite floating-point errors.
         return resized if pixels.is_floating_point() else (resized + 2**-10).round().to(pixels.dtype)
 
 
@@ -243,19 +253,21 @@ class ScaleCrop(AugmentationStep):
     def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
         """Return the height and width of each scaled image (``scaled``), and the window's corner in it (``origin``).
 
-        The origin is negative if the scaled image is smaller than the window.
+        The origin is 0 or negative if the scaled image is smaller than the window. Arguments as in
+        ``AugmentationStep.draws``.
         """
         image_size = np.array(shape[1:])
         window_size = np.array([self.height or shape[1], self.width or shape[2]])
         scale = self.low + (self.high - self.low) * per_example[..., :1]
         scaled_size = np.maximum(np.rint(scale * image_size), 1).astype(np.int64)
-        room = scaled_size - window_size
-        origin = np.minimum(room, 0) + uniform_integers(per_example[..., 1:], np.abs(room) + 1)
+        excess = scaled_size - window_size
+        # Uniform from 0 to excess, or from excess to 0 if it is negative.
+        origin = np.minimum(excess, 0) + uniform_integers(per_example[..., 1:], np.abs(excess) + 1)
         return {"scaled": torch.from_numpy(scaled_size), "origin": torch.from_numpy(origin)}
 
     def on_values(self, values: torch.Tensor, draws: Draws) -> torch.Tensor:
         """Scale and cut normalised images [n, C, H, W]; pixels outside the image become 0, the mean."""
-        # Positions in bfloat16 would be off by pixels.
+        # Interpolate in float32 or float64: positions in bfloat16 would be off by pixels.
         precise = values if values.dtype == torch.float64 else values.float()
         coordinates, inside = [], []  # per axis: source positions, and whether they lie in the scaled image
         for axis, size in enumerate(values.shape[2:]):
@@ -268,9 +280,10 @@ class ScaleCrop(AugmentationStep):
 
     def on_masks(self, masks: torch.Tensor, draws: Draws) -> torch.Tensor:
         """Scale and cut masks [n, H, W] like their images; pixels outside the image are ignored."""
-        coordinates, inside = [], []
+        coordinates, inside = [], []  # per axis: source positions, and whether they lie in the scaled image
         for axis, size in enumerate(masks.shape[1:]):
             positions, scaled_size = self._scaled_positions(axis, size, draws, len(masks))
+            # The nearest source pixel, in exact integer arithmetic.
             coordinates.append(((2 * positions + 1) * size // (2 * scaled_size)).clamp(0, size - 1))
             inside.append((positions >= 0) & (positions < scaled_size))
         windows = gather_pixels(masks[:, None], *coordinates)[:, 0]
@@ -282,7 +295,7 @@ class ScaleCrop(AugmentationStep):
         Args:
             axis: 0 for rows, 1 for columns.
             size: number of rows or columns of the image.
-            draws: draws of one step.
+            draws: random quantities of one training step, from ``draws``.
             batch: number of examples n.
 
         Returns:

@@ -92,7 +92,7 @@ class Dataset:
     group_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check both sets, that they match, and the statistics of uint8 inputs."""
+        """Check both sets and, for uint8 inputs, mean and std; raises a ``UserError`` if they are inconsistent."""
         for split, examples in (("training", self.train), ("test", self.test)):
             _check_examples(f"the {split} set of {self.name}", examples, self)
         train, test = self.train.inputs, self.test.inputs
@@ -115,7 +115,7 @@ class Dataset:
         return html_values(self.name, self._overview())
 
     def _overview(self) -> dict[str, str]:
-        """The kind, the numbers of examples, their shape and the number of classes, as texts by name."""
+        """Return the kind, the numbers of examples, their shape and the number of classes, as text to display."""
         shape = "x".join(map(str, self.input_shape))
         return {
             "kind": self.kind,
@@ -157,9 +157,12 @@ class Dataset:
         return self.num_classes
 
     def as_numbers(self) -> Dataset:
-        """Copy with integer classes as numbers to predict; raises ``UserError`` for words and several per example."""
-        is_counted = self.classes == tuple(map(str, range(self.num_classes)))
-        if self.train.targets.ndim > 1 or not is_counted:
+        """Return a copy for regression, whose targets are the class numbers as floats.
+
+        Raises a ``UserError`` if the classes have names other than their numbers, or if an example has several.
+        """
+        are_unnamed = self.classes == tuple(map(str, range(self.num_classes)))
+        if self.train.targets.ndim > 1 or not are_unnamed:
             raise UserError(
                 f"the targets of {self.name} are not numbers; for regression store them as floats [n] or [n, columns]"
             )
@@ -183,7 +186,14 @@ class Dataset:
 
 
 def every_fifth(labels: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Mark every fifth example of each class as a test example, given the class of each [n]."""
+    """Mark every fifth example of each class as a test example.
+
+    Args:
+        labels: class of each example [n].
+
+    Returns:
+        Whether each example is a test example [n].
+    """
     is_test = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
         is_test[np.flatnonzero(labels == label)[TEST_EVERY - 1 :: TEST_EVERY]] = True
@@ -191,7 +201,7 @@ def every_fifth(labels: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def summarise_sizes(sizes: npt.NDArray[np.int64]) -> dict[str, float]:
-    """Return the smallest, median and largest of ``sizes`` as ``min``, ``median`` and ``max``; empty without sizes."""
+    """Return ``min``, ``median`` and ``max`` of ``sizes``; an empty dictionary if there are no sizes."""
     if not len(sizes):
         return {}
     return {"min": int(sizes.min()), "median": float(np.median(sizes)), "max": int(sizes.max())}
@@ -246,90 +256,93 @@ def _type_and_shape(inputs: torch.Tensor) -> str:
     return f"{str(inputs.dtype).removeprefix('torch.')} of shape {tuple(inputs.shape[1:])}"
 
 
-def _check_examples(label: str, examples: Examples, dataset: Dataset) -> None:
+def _check_examples(split_name: str, examples: Examples, dataset: Dataset) -> None:
     """Raise a ``UserError`` if the examples of one split are inconsistent.
 
     Args:
-        label: the split in words, for messages.
+        split_name: e.g. ``the training set of mnist``, for messages.
         examples: the examples to check.
         dataset: the dataset they belong to, whose kind, classes and group names they must match.
     """
     lengths = {name: len(tensor) for name, tensor in examples.tensors().items()}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{length} {name}" for name, length in lengths.items())
-        raise UserError(f"{label} has {counts}; expected the same number of each")
+        raise UserError(f"{split_name} has {counts}; expected the same number of each")
     if not len(examples):
-        raise UserError(f"{label} is empty; expected at least one example")
+        raise UserError(f"{split_name} is empty; expected at least one example")
     inputs = examples.inputs
     if dataset.kind == "segmentation":
-        _check_masks(label, examples, dataset)
+        _check_masks(split_name, examples, dataset)
     elif dataset.target_type == "numbers":
-        _check_numbers(label, examples, dataset)
+        _check_numbers(split_name, examples, dataset)
     elif dataset.target_type == "labels":
-        _check_multi_labels(label, examples, dataset)
+        _check_multi_labels(split_name, examples, dataset)
     else:
-        _check_labels(label, examples, dataset)
+        _check_labels(split_name, examples, dataset)
     # Mapped inputs may be larger than memory, so they are not read in full here.
     if inputs.is_floating_point() and not isinstance(inputs, MappedTensor):
         for block in _row_blocks(inputs):
             if not block.isfinite().all():
-                raise UserError(f"{label} has inputs that are infinite or NaN; expected finite values")
+                raise UserError(f"{split_name} has inputs that are infinite or NaN; expected finite values")
     if dataset.group_names and examples.groups is not None and int(examples.groups.max()) >= len(dataset.group_names):
         raise UserError(
-            f"{label} has group {int(examples.groups.max())}, but only {len(dataset.group_names)} group names are given"
+            f"{split_name} has group {int(examples.groups.max())}, but only {len(dataset.group_names)} group names "
+            "are given"
         )
 
 
-def _check_labels(label: str, examples: Examples, dataset: Dataset) -> None:
+def _check_labels(split_name: str, examples: Examples, dataset: Dataset) -> None:
     """Raise a ``UserError`` unless targets are int64 classes, one per example or, for text, one per position.
 
     The arguments are those of ``_check_examples``.
     """
     targets, inputs = examples.targets, examples.inputs
     if targets.dtype != torch.int64:
-        raise UserError(f"the targets of {label} are {targets.dtype}; expected class numbers of type int64")
+        raise UserError(f"the targets of {split_name} are {targets.dtype}; expected class numbers of type int64")
     if targets.ndim > 1 and (dataset.kind != "text" or targets.shape != inputs.shape):
         allowed = "one class per example, or 0/1 for each label of each example [n, labels] (multi-label)"
         if dataset.kind == "text":
             allowed += f", or one per position: {tuple(inputs.shape[1:])}"
-        raise UserError(f"the targets of {label} have shape {tuple(targets.shape[1:])} per example; expected {allowed}")
+        raise UserError(
+            f"the targets of {split_name} have shape {tuple(targets.shape[1:])} per example; expected {allowed}"
+        )
     low, high = int(targets.min()), int(targets.max())
     if low < 0:
         raise UserError(
-            f"{label} has label {low}; expected labels from 0 on: number the classes 0, 1, 2, ..., "
+            f"{split_name} has label {low}; expected labels from 0 on: number the classes 0, 1, 2, ..., "
             "or for regression store the targets as floats"
         )
     if high >= dataset.num_classes:
-        raise UserError(f"{label} has label {high}; expected labels from 0 to {dataset.num_classes - 1}")
+        raise UserError(f"{split_name} has label {high}; expected labels from 0 to {dataset.num_classes - 1}")
 
 
-def _check_numbers(label: str, examples: Examples, dataset: Dataset) -> None:
+def _check_numbers(split_name: str, examples: Examples, dataset: Dataset) -> None:
     """Raise a ``UserError`` unless targets are finite numbers [n] or [n, columns], and there are no classes."""
-    targets, columns = examples.targets, dataset.train.targets.shape[1:]
-    if targets.dtype != torch.float32 or targets.ndim > 2 or targets.shape[1:] != columns or not dataset.num_outputs:
+    targets, shape = examples.targets, dataset.train.targets.shape[1:]  # shape per example: () or (columns,)
+    if targets.dtype != torch.float32 or targets.ndim > 2 or targets.shape[1:] != shape or not dataset.num_outputs:
         raise UserError(
-            f"the targets of {label} are {_type_and_shape(targets)}; expected float32 numbers, one per example or one "
-            "per column [n, columns], in both sets"
+            f"the targets of {split_name} are {_type_and_shape(targets)}; expected float32 numbers, one per example or "
+            "one per column [n, columns], in both sets"
         )
     if not targets.isfinite().all():
         raise UserError(
-            f"{label} has targets that are infinite or missing (NaN); remove these examples or fill in the targets"
+            f"{split_name} has targets that are infinite or missing (NaN); remove these examples or fill in the targets"
         )
     if dataset.classes:
         raise UserError(f"{dataset.name} has float targets and classes; for classification convert targets to int64")
 
 
-def _check_multi_labels(label: str, examples: Examples, dataset: Dataset) -> None:
+def _check_multi_labels(split_name: str, examples: Examples, dataset: Dataset) -> None:
     """Raise a ``UserError`` unless targets are bool [n, labels] with one name per label."""
     targets = examples.targets
     if targets.dtype != torch.bool or targets.shape[1:] != (dataset.num_classes,) or not dataset.num_classes:
         raise UserError(
-            f"the targets of {label} are {_type_and_shape(targets)}; expected 0 or 1 for each of the "
+            f"the targets of {split_name} are {_type_and_shape(targets)}; expected 0 or 1 for each of the "
             f"{dataset.num_classes} label names, in both sets"
         )
 
 
-def _check_masks(label: str, examples: Examples, dataset: Dataset) -> None:
+def _check_masks(split_name: str, examples: Examples, dataset: Dataset) -> None:
     """Raise a ``UserError`` unless images and masks are uint8, of one size, and every mask pixel has a known class.
 
     The arguments are those of ``_check_examples``.
@@ -337,12 +350,12 @@ def _check_masks(label: str, examples: Examples, dataset: Dataset) -> None:
     masks, images = examples.targets, examples.inputs
     if images.dtype != torch.uint8 or images.ndim != 4 or masks.dtype != torch.uint8:
         raise UserError(
-            f"{label} has inputs of type {images.dtype} and masks of type {masks.dtype}; "
+            f"{split_name} has inputs of type {images.dtype} and masks of type {masks.dtype}; "
             "expected images [n, C, H, W] and masks [n, H, W], both of type uint8"
         )
     if masks.shape[1:] != images.shape[2:]:
         raise UserError(
-            f"{label} has images of {_size_text(images)} pixels and masks of {_size_text(masks)}; "
+            f"{split_name} has images of {_size_text(images)} pixels and masks of {_size_text(masks)}; "
             "expected the same size: resize one of them"
         )
     if isinstance(masks, MappedTensor):
@@ -351,7 +364,7 @@ def _check_masks(label: str, examples: Examples, dataset: Dataset) -> None:
         unknown = block[(block >= dataset.num_classes) & (block != IGNORED)]
         if len(unknown):
             raise UserError(
-                f"{label} has mask id {int(unknown[0])}; expected 0 to {dataset.num_classes - 1}, "
+                f"{split_name} has mask id {int(unknown[0])}; expected 0 to {dataset.num_classes - 1}, "
                 f"or {IGNORED} for ignored pixels"
             )
 

@@ -49,7 +49,7 @@ def is_partitioner(value: object) -> TypeGuard[FlowerPartitioner]:
 
 
 def from_flower(partitioner: FlowerPartitioner, data: str | Dataset, folder: str | Path | None = None) -> str:
-    """Partition a dataset with a Flower partitioner.
+    """Partition a dataset with a Flower partitioner and write the result to a file.
 
     The partitioner uses its own seed, so the partition is the same for every seed of a run. Columns it may refer to:
     ``label``, ``group`` (natural client) and ``coarse_label`` (superclass).
@@ -63,9 +63,9 @@ def from_flower(partitioner: FlowerPartitioner, data: str | Dataset, folder: str
         The text of the partition, ``listed(path=...,hash=...)``, for ``partition=`` and ``--partition``.
     """
     dataset = load(data) if isinstance(data, str) else data
-    made_by = _plain_settings(partitioner)
+    settings = _plain_settings(partitioner)  # before partitioning, which may change them
     clients = _divide(partitioner, dataset)
-    return listed(clients, len(dataset.train), type(partitioner).__name__, folder, made_by)
+    return listed(clients, len(dataset.train), type(partitioner).__name__, folder, made_by=settings)
 
 
 def _divide(partitioner: FlowerPartitioner, data: Dataset) -> list[IntArray]:

@@ -124,8 +124,8 @@ _DIVIDE_STREAM, _VALIDATION_STREAM = 0x5911, 0x401D
 
 Labels = torch.Tensor | IntArray
 
-MAX_DESCRIBED = 1000
-"""Number of lazily generated clients that hash, histogram and description cover."""
+MAX_SUMMARISED = 1000
+"""Number of clients that summaries cover if clients are generated on access."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,12 +133,13 @@ class Partition:
     """Which client has which training examples.
 
     Attributes:
-        clients: sorted positions of each training client's examples; a tuple, or a lazy sequence.
+        clients: sorted positions of each training client's examples; a tuple, or ``VirtualClients``, which generates
+            clients on access.
         validation: sorted positions held out for validation.
         text: canonical text, e.g. ``dirichlet(alpha=0.5)``.
         seed: seed of the partition.
         unseen: positions of each client that never trains.
-        thinned: positions left out by ``longtail``.
+        dropped: positions of examples that ``longtail`` removed from the training set.
     """
 
     clients: Sequence[IntArray]
@@ -146,12 +147,12 @@ class Partition:
     text: str
     seed: int
     unseen: tuple[IntArray, ...] = ()
-    thinned: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    dropped: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @property
-    def described_clients(self) -> Sequence[IntArray]:
-        """The clients that hash, histogram and description cover: all, or the first 1000 of a lazy sequence."""
-        return list(self.clients[:MAX_DESCRIBED]) if self._is_lazy else self.clients
+    def summarised_clients(self) -> Sequence[IntArray]:
+        """The clients that summaries cover: all of them, or the first 1000 if clients are generated on access."""
+        return list(self.clients[:MAX_SUMMARISED]) if self._is_lazy else self.clients
 
     @property
     def _is_lazy(self) -> bool:
@@ -159,47 +160,51 @@ class Partition:
 
     @property
     def trained_on(self) -> IntArray:
-        """Sorted positions of the examples of ``described_clients``, each once."""
-        return np.unique(np.concatenate(self.described_clients))
+        """Sorted positions of the examples of ``summarised_clients``, each once."""
+        return np.unique(np.concatenate(self.summarised_clients))
 
     def digest(self) -> str:
-        """Hash (sha256) the positions of all clients; of a lazy sequence, its length and ``described_clients``."""
+        """Hash (sha256) the positions of the clients' examples and of the validation examples.
+
+        If clients are generated on access, their number and the first 1000 are hashed.
+        """
         digest = hashlib.sha256(f"{len(self.clients)}\n".encode() if self._is_lazy else b"")
-        for positions in (*self.described_clients, self.validation, *self.unseen):
+        for positions in (*self.summarised_clients, self.validation, *self.unseen):
             digest.update(len(positions).to_bytes(8, "little"))
             digest.update(positions.astype("<i8").tobytes())
         return digest.hexdigest()
 
     def histogram(self, targets: Labels, num_classes: int) -> IntArray:
-        """Count the examples (for masks: pixels) per client and class [described clients, classes].
+        """Count the examples (for masks: pixels) of each of ``summarised_clients`` per class [clients, classes].
 
         Args:
             targets: targets of the whole training set, as in ``Examples``.
             num_classes: number of classes.
         """
         count = class_counter(targets, num_classes)
-        return np.stack([count(positions) for positions in self.described_clients])
+        return np.stack([count(positions) for positions in self.summarised_clients])
 
     def describe(self, targets: Labels, num_classes: int) -> dict[str, Any]:
         """Summarise the partition as plain values, as written to ``partition.json``.
 
-        ``coverage`` is the share of the examples available to training clients that at least one of them has.
-        ``heterogeneity`` is the mean over clients of the total variation distance between the class distributions of
-        the client and of the training set (after ``longtail``): near 0 for i.i.d. clients, (C - 1) / C for one of C
-        equally frequent classes per client.
+        ``coverage`` is the share of the examples available to training clients that at least one of them has;
+        ``duplicates`` counts how often a client has an example that another client has already. ``heterogeneity`` is
+        the mean over clients of the total variation distance between the class distributions of the client and of the
+        training set (after ``longtail``): near 0 for i.i.d. clients, (C - 1) / C for one of C equally frequent classes
+        per client.
 
         Args:
             targets: targets of the whole training set, as in ``Examples``.
             num_classes: number of classes.
         """
-        clients, count = self.described_clients, class_counter(targets, num_classes)
+        clients, count = self.summarised_clients, class_counter(targets, num_classes)
         histogram = np.stack([count(positions) for positions in clients])
-        class_counts = count(np.arange(len(targets))) - count(self.thinned)
+        class_counts = count(np.arange(len(targets))) - count(self.dropped)
         class_shares = class_counts / class_counts.sum()
         client_shares = histogram / np.maximum(histogram.sum(1, keepdims=True), 1)
         sizes = np.array([len(positions) for positions in clients])
-        used = len(np.unique(np.concatenate(clients)))
-        trainable = len(targets) - len(self.validation) - len(self.thinned) - sum(map(len, self.unseen))
+        num_used = len(np.unique(np.concatenate(clients)))
+        num_available = len(targets) - len(self.validation) - len(self.dropped) - sum(map(len, self.unseen))
         return {
             "partitioner": self.text,
             "seed": self.seed,
@@ -209,9 +214,9 @@ class Partition:
             "unseen": len(self.unseen),
             "sizes": summarise_sizes(sizes),
             "validation": len(self.validation),
-            "thinned": len(self.thinned),
-            "coverage": used / trainable,
-            "duplicates": int(sizes.sum()) - used,
+            "thinned": len(self.dropped),
+            "coverage": num_used / num_available,
+            "duplicates": int(sizes.sum()) - num_used,
             "classes_per_client": float(np.count_nonzero(histogram, axis=1).mean()),
             "heterogeneity": float(np.abs(client_shares - class_shares).sum(1).mean() / 2),
             "histogram": histogram.tolist(),
@@ -257,41 +262,33 @@ def make_partition(
     groups: Labels | None = None,
     coarse: Labels | None = None,
 ) -> Partition:
-    """Distribute training examples over clients, after holding out a share of every class for validation.
+    """Distribute training examples over clients.
+
+    A share of every class is set aside for validation. Of the other examples, modifiers such as ``longtail`` may drop
+    some. The partitioner distributes the rest. Finally, the modifier ``held-out`` may choose clients that never train.
 
     Args:
-        text: the partition, e.g. ``dirichlet(alpha=0.1)+held-out``.
+        text: the partition, e.g. ``dirichlet(alpha=0.1)+held-out``: a partitioner and optional modifiers.
         targets: targets of the training set, as in ``Examples``.
         num_classes: number of classes.
-        clients: number of clients; None if the partition determines it.
+        clients: number of clients; None if the partitioner determines it.
         seed: non-negative seed.
-        validation: share of every class to hold out, from 0 to below 1.
-        groups: natural client of each example [n].
-        coarse: superclass of each example [n].
+        validation: share of every class to set aside for validation, from 0 to below 1.
+        groups: natural client of each example [n], e.g. its writer; None if unknown.
+        coarse: superclass of each example [n]; None if unknown.
     """
     spec = partition_spec(text)
     if seed < 0:
         raise UserError(f"the partition seed is {seed}; expected at least 0")
-    labels = np.asarray(targets)
-    is_number = labels.dtype.kind == "f"
-    if labels.ndim == 1 and not is_number:
-        labels = labels.astype(np.int64)
-    elif spec.by_label:
-        problem = "the targets are numbers" if is_number else f"each has {labels[0].size}"
-        raise UserError(
-            f"the partition {spec.text} needs one label per example, but {problem}; "
-            "use iid, natural, virtual, listed or centralised"
-        )
-    else:  # the partition ignores labels: treat all examples as one class
-        labels, num_classes = np.zeros(len(labels), dtype=np.int64), 1
-    held_out = validation_positions(labels, validation, _generator(seed, _VALIDATION_STREAM))
-    not_held_out = np.setdiff1d(np.arange(len(labels)), held_out)
-    positions = not_held_out
+    labels, num_classes = _labels_for(spec, targets, num_classes)
+    validation_set = validation_positions(labels, validation, _generator(seed, _VALIDATION_STREAM))
+    training_set = np.setdiff1d(np.arange(len(labels)), validation_set)
+    positions = training_set
     for modifier in spec.modifiers.values():
         if len(positions):
             rng = _generator(seed, modifier.stream)
             positions = positions[modifier.select_examples(labels[positions], num_classes, rng)]
-    thinned = np.setdiff1d(not_held_out, positions)
+    dropped = np.setdiff1d(training_set, positions)
     superclasses = None if coarse is None else coarse_of_class(labels, np.asarray(coarse), num_classes)
     data = LabelledExamples(labels[positions], num_classes, coarse=superclasses, positions=positions, total=len(labels))
     if groups is not None:
@@ -299,13 +296,32 @@ def make_partition(
         data = dataclasses.replace(data, groups=group_numbers[positions], num_groups=len(group_ids))
     divided = spec.partitioner.divide(data, clients, _generator(seed, _DIVIDE_STREAM))
     if isinstance(divided, VirtualClients):
-        return Partition(divided.renumbered(positions), held_out, spec.text, seed, thinned=thinned)
+        return Partition(divided.renumbered(positions), validation_set, spec.text, seed, dropped=dropped)
     seen: Clients = tuple(positions[indices] for indices in divided)
     unseen: Clients = ()
     for modifier in spec.modifiers.values():
         seen, newly_unseen = modifier.hold_out_clients(seen, _generator(seed, modifier.stream))
         unseen += newly_unseen
-    return Partition(seen, held_out, spec.text, seed, unseen, thinned)
+    return Partition(seen, validation_set, spec.text, seed, unseen, dropped)
+
+
+def _labels_for(spec: PartitionSpec, targets: Labels, num_classes: int) -> tuple[IntArray, int]:
+    """Return the class of each example [n] and the number of classes, for a partition by label.
+
+    Targets that are not one class per example, e.g. masks, become a single class if the partition ignores labels,
+    and raise a ``UserError`` otherwise.
+    """
+    labels = np.asarray(targets)
+    are_floats = labels.dtype.kind == "f"
+    if labels.ndim == 1 and not are_floats:
+        return labels.astype(np.int64), num_classes
+    if spec.by_label:
+        problem = "the targets are numbers" if are_floats else f"each has {labels[0].size}"
+        raise UserError(
+            f"the partition {spec.text} needs one label per example, but {problem}; "
+            "use iid, natural, virtual, listed or centralised"
+        )
+    return np.zeros(len(labels), dtype=np.int64), 1
 
 
 def _generator(seed: int, stream: int) -> np.random.Generator:

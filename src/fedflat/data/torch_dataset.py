@@ -45,33 +45,36 @@ def from_torch(
     if classes is None and isinstance(getattr(train, "classes", None), list | tuple):
         classes = [str(label) for label in train.classes]
     arrays: dict[str, Any] = {}
-    for split, label, items in (("train", "training", train), ("test", "test", test)):
+    for split, split_name, items in (
+        ("train", f"the training set of {name}", train),
+        ("test", f"the test set of {name}", test),
+    ):
         if isinstance(items, torch.utils.data.TensorDataset):
             columns: Sequence[Any] = items.tensors
         else:
             file = Path(folder) / f"{name}-{split}.npy" if folder else None
-            columns = collect_examples(_iterate(items), f"the {label} set of {name}", file)
+            columns = collect_examples(_iterate(items), split_name, file)
         for column, values in zip(("inputs", "targets", "groups"), columns, strict=False):  # groups may be absent
             arrays[f"{split}_{column}"] = values
     return from_arrays(**arrays, name=name, classes=classes, mean=mean, std=std)
 
 
-def collect_examples(items: Iterable[Any], label: str, file: Path | None = None) -> list[Any]:
+def collect_examples(items: Iterable[Any], split_name: str, file: Path | None = None) -> list[Any]:
     """Stack examples into arrays.
 
     Args:
         items: tuples ``(input, class)`` or ``(input, class, client)``.
-        label: name of the items in messages.
+        split_name: e.g. ``the training set of mnist``, for messages.
         file: ``.npy`` file to write the inputs to; they are then memory-mapped.
 
     Returns:
         Inputs [n, ...], classes [n] and, if given, clients [n].
     """
-    classes_and_clients: list[Sequence[Any]] = []  # filled while the blocks are read
-    blocks = _input_blocks(items, label, classes_and_clients)
+    classes_and_clients: list[Sequence[Any]] = []  # _input_blocks appends to it while the blocks are consumed
+    blocks = _input_blocks(items, split_name, classes_and_clients)
     first = next(blocks, None)
     if first is None:
-        raise UserError(f"{label} is empty; expected at least one example")
+        raise UserError(f"{split_name} is empty; expected at least one example")
     inputs = np.concatenate([first, *blocks]) if file is None else _write_blocks(file, chain([first], blocks))
     return [inputs, *(np.array(column) for column in zip(*classes_and_clients, strict=True))]
 
@@ -86,12 +89,14 @@ def _as_array(value: Any) -> np.ndarray:
     return array.astype(np.float32) if array.dtype == np.float64 else array
 
 
-def _input_blocks(items: Iterable[Any], label: str, classes_and_clients: list[Sequence[Any]]) -> Iterator[np.ndarray]:
+def _input_blocks(
+    items: Iterable[Any], split_name: str, classes_and_clients: list[Sequence[Any]]
+) -> Iterator[np.ndarray]:
     """Yield the inputs in blocks of up to 256 rows; append the other fields of each item to ``classes_and_clients``.
 
     Args:
         items: tuples ``(input, class)`` or ``(input, class, client)``.
-        label: name of the items in messages.
+        split_name: e.g. ``the training set of mnist``, for messages.
         classes_and_clients: receives ``[class]`` or ``[class, client]`` for each item.
     """
     block: list[np.ndarray] = []
@@ -99,14 +104,14 @@ def _input_blocks(items: Iterable[Any], label: str, classes_and_clients: list[Se
     for position, item in enumerate(items):
         if not isinstance(item, list | tuple) or len(item) not in (2, 3):
             raise UserError(
-                f"item {position} of {label} is a {type(item).__name__}; "
+                f"item {position} of {split_name} is a {type(item).__name__}; "
                 "expected (input, class) or (input, class, client)"
             )
         example = _as_array(item[0])
         shape = example.shape if shape is None else shape
         if example.shape != shape:
             raise UserError(
-                f"the input of item {position} of {label} has shape {example.shape}, but the first has {shape}; "
+                f"the input of item {position} of {split_name} has shape {example.shape}, but the first has {shape}; "
                 "expected one shape"
             )
         block.append(example)
@@ -122,7 +127,7 @@ def _write_blocks(file: Path, blocks: Iterator[np.ndarray]) -> MappedTensor:
     """Write blocks of rows to the ``.npy`` file ``file``, which appears once it is complete, and map it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.part")
-    first = next(blocks)
+    first = next(blocks)  # determines the shape and type
     try:
         with ArrayWriter(temporary, first.shape[1:], first.dtype) as writer:
             for block in chain([first], blocks):

@@ -39,7 +39,10 @@ class Adapter(NamedTuple):
 
 
 class LowRankLinear(nn.Linear):
-    """A linear layer with adapters on some equal pieces of its outputs."""
+    """A linear layer W x + b with LoRA adapters: (alpha / r) B A x is added, where A and B have rank r.
+
+    The outputs are divided into equal pieces, e.g. query, key and value; each adapted piece has its own A and B.
+    """
 
     def __init__(
         self, base: nn.Linear, rank: int, alpha: float, pieces: int = 1, adapted: tuple[int, ...] = (0,)
@@ -48,7 +51,7 @@ class LowRankLinear(nn.Linear):
 
         Args:
             base: the layer.
-            rank: r.
+            rank: rank r of A and B.
             alpha: numerator of the scale alpha / r.
             pieces: number of equal pieces of the outputs, as in ``Adapter``.
             adapted: the adapted pieces, as in ``Adapter``.
@@ -87,7 +90,7 @@ class LowRankLinear(nn.Linear):
 
 
 def adaptable_layers(model: nn.Module) -> list[str]:
-    """Return the names of the linear layers that can be adapted; a model that is itself a layer has none."""
+    """Return the names of the linear layers inside ``model`` that can be replaced by ``LowRankLinear``."""
     names, excluded_prefixes = [], []
     for name, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer):
@@ -116,12 +119,12 @@ def attention_adapters(model: nn.Module) -> list[Adapter]:
 
 
 def add_adapters(model: nn.Module, adapters: Iterable[Adapter], rank: int, alpha: float) -> None:
-    """Add adapters to a model in place; A is drawn from torch's global generator.
+    """Add low-rank adapters (alpha / r) B A to a model in place; A is drawn from torch's global generator, B is 0.
 
     Args:
         model: the model.
         adapters: the layers to adapt.
-        rank: r.
+        rank: rank r of A and B.
         alpha: numerator of the scale alpha / r.
     """
     for adapter in adapters:

@@ -41,7 +41,10 @@ class BiSeNetV2(NormalisedModelSpec):
 
 
 class BilateralNetwork(nn.Module):
-    """Images [n, C, H, W] to logits [n, classes, H, W]; in training with auxiliary heads a tuple, main head first."""
+    """BiSeNet V2 (Yu et al. 2021), which maps images [n, C, H, W] to logits [n, classes, H, W].
+
+    In training, a network with auxiliary heads returns a tuple of logits, those of the main head first.
+    """
 
     def __init__(
         self, channels: int, classes: int, scale_channels: Callable[[int], int], norm: MakeNorm, auxiliary: bool

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Layout:
-    """Names and shapes of the tensors in a flat vector, in order."""
+    """Names and shapes of the tensors in a flat vector of P elements, in order."""
 
     names: tuple[str, ...]
     """Name of each tensor."""

@@ -40,7 +40,10 @@ class CharLstm(ModelSpec):
         require_sequence(self.name, input_shape)
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Build the network for a vocabulary of ``classes`` characters, which are both inputs and predictions."""
+        """Build the network for a vocabulary of ``classes`` characters, which are both inputs and predictions.
+
+        With the option ``fused``, layers use torch's kernel, which is faster for small batches.
+        """
         recurrent: list[nn.Module] = []
         for layer in range(self.layers):
             inputs = self.embedding if layer == 0 else self.hidden
@@ -52,7 +55,7 @@ class CharLstm(ModelSpec):
 
 
 class CharacterNetwork(nn.Module):
-    """Characters [batch, length] int64 to logits [batch, length, vocabulary]; states start at zero for each sample."""
+    """Maps characters [batch, length] int64 to logits [batch, length, vocabulary]; LSTM states start at zero."""
 
     def __init__(self, embedding: nn.Embedding, recurrent: list[nn.Module], classifier: nn.Module, tanh: bool) -> None:
         """Chain embedding, recurrent layers and classifier; ``tanh`` adds a tanh after each recurrent layer."""
@@ -109,8 +112,8 @@ class UnrolledLstm(nn.Module):
         from_input = F.linear(x, self.weight_ih_l0, self.bias_ih_l0 + self.bias_hh_l0)
         h = c = from_input.new_zeros(x.shape[0], self.hidden)
         states = []
-        for at_position in from_input.unbind(1):
-            i, f, g, o = (at_position + F.linear(h, self.weight_hh_l0)).chunk(4, -1)
+        for input_part in from_input.unbind(1):
+            i, f, g, o = (input_part + F.linear(h, self.weight_hh_l0)).chunk(4, -1)
             c = f.sigmoid() * c + i.sigmoid() * g.tanh()
             h = o.sigmoid() * c.tanh()
             states.append(h)

@@ -44,8 +44,8 @@ class MobileNetV2(NormalisedModelSpec):
         small = self.stem == "small"
         channels = _round_channels(STEM_CHANNELS * self.width)
         layers: list[nn.Module] = [self._conv_norm_relu(input_shape[0], channels, 3, 1 if small else 2)]
-        for stage, (expansion, width, depth, first_stride) in enumerate(STAGES):
-            outputs = _round_channels(width * self.width)
+        for stage, (expansion, stage_channels, depth, first_stride) in enumerate(STAGES):
+            outputs = _round_channels(stage_channels * self.width)
             stride = 1 if small and stage == 1 else first_stride
             for block in range(depth):
                 layers.append(self._block(channels, outputs, expansion, stride if block == 0 else 1))
@@ -88,7 +88,7 @@ def _round_channels(channels: float) -> int:
 
 
 class MobileNetwork(nn.Module):
-    """Images [n, channels, height, width] to logits [n, classes]: features, global mean, linear classifier."""
+    """Maps images [n, channels, height, width] to logits [n, classes]: features, global mean, linear classifier."""
 
     def __init__(self, features: nn.Module, classifier: nn.Module) -> None:
         """Combine convolutional features with a classifier of their spatial mean."""

@@ -58,5 +58,7 @@ class BatchNorm(nn.BatchNorm2d):
             values if values is None or mean is None else values.to(mean.dtype) for values in (self.weight, self.bias)
         )
         use_batch_statistics = self.training and input.numel() > input.shape[1]
-        momentum = 0.0 if self.momentum is None else self.momentum
+        momentum = (
+            0.0 if self.momentum is None else self.momentum
+        )  # None, a cumulative mean, would need the batch counter
         return F.batch_norm(input, mean, variance, weight, bias, use_batch_statistics, momentum, self.eps)

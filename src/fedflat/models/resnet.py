@@ -44,7 +44,9 @@ class ResNet18(NormalisedModelSpec):
         def projection(inputs: int, outputs: int, stride: int) -> nn.Module:
             return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), self.norm_layer(outputs))
 
-        return ResidualNetwork(nn.Sequential(*layers), (64, 128, 256, 512), 2, self.norm_layer, projection, classes)
+        stem = nn.Sequential(*layers)
+        widths = (64, 128, 256, 512)
+        return ResidualNetwork(stem, widths, depth=2, norm=self.norm_layer, shortcut=projection, classes=classes)
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,13 @@ class ResNet20(NormalisedModelSpec):
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
         stem = nn.Sequential(nn.Conv2d(input_shape[0], 16, 3, padding=1, bias=False), self.norm_layer(16), nn.ReLU())
-        return ResidualNetwork(stem, (16, 32, 64), 3, self.norm_layer, PaddedShortcut, classes)
+        return ResidualNetwork(
+            stem, (16, 32, 64), depth=3, norm=self.norm_layer, shortcut=PaddedShortcut, classes=classes
+        )
 
 
 class ResidualNetwork(nn.Module):
-    """Images [n, channels, height, width] to logits [n, classes].
+    """Maps images [n, channels, height, width] to logits [n, classes].
 
     A stem, stages of basic blocks with stride 2 from the second stage on, the global mean, and a linear classifier.
     """

@@ -114,7 +114,11 @@ class Lora(TrainedPart):
         add_adapters(model, self.adapters(model), self.rank, self.alpha)
 
     def adapters(self, model: nn.Module) -> list[Adapter]:
-        """Return the layers of ``model`` to adapt, as the option ``layers`` selects them."""
+        """Return the layers of ``model`` to adapt.
+
+        The option ``layers`` is ``qv`` (query and value layers of attention), ``all`` (all linear layers except the
+        head), or names of layers.
+        """
         layers = adaptable_layers(model)
         if not layers:
             raise UserError("training.train=lora: this model has no linear layer; use head or layers(names=...)")
@@ -184,7 +188,7 @@ def freeze(model: nn.Module, parts: tuple[TrainedPart, ...]) -> None:
 
 
 def describe_trained(model: nn.Module) -> str:
-    """Describe the trainable part of a model in words; empty if nothing is frozen.
+    """Say how many parameters are trained, and in which layers; empty if nothing is frozen.
 
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     >>> freeze(model, trained_parts("head"))

@@ -97,7 +97,7 @@ class VitTiny(VisionTransformerSpec):
 
 
 class VisionTransformer(nn.Module):
-    """Images [n, channels, height, width] to logits [n, classes]."""
+    """Maps images [n, channels, height, width] to logits [n, classes]."""
 
     def __init__(self, spec: VisionTransformerSpec, channels: int, grid: tuple[int, int], classes: int) -> None:
         """Build the network.

@@ -43,7 +43,9 @@ def convert_weights(tensors: Mapping[str, Tensor], grid: tuple[int, int]) -> dic
 
 
 def timm_name(name: str) -> str:
-    """Convert Hugging Face's name of a tensor to timm's; query, key and value stay separate.
+    """Convert Hugging Face's name of a tensor to timm's; other names stay unchanged.
+
+    Query, key and value stay separate tensors, which ``join_qkv`` joins.
 
     >>> timm_name("vit.encoder.layer.3.intermediate.dense.bias"), timm_name("blocks.3.mlp.fc1.bias")
     ('blocks.3.mlp.fc1.bias', 'blocks.3.mlp.fc1.bias')

@@ -46,7 +46,7 @@ def cache_entry(
         name: readable prefix of the entry's name.
         fingerprint: result of ``fingerprint`` over everything that determines the content.
         write: writes the content into an empty folder.
-        space: disk space to check before writing.
+        space: how much disk space ``write`` needs, to check before; None skips the check.
     """
     root = data_dir / FOLDER if _is_writable(data_dir) else user_cache() / FOLDER
     entry = root / f"{name}-{fingerprint[:16]}"
@@ -117,7 +117,7 @@ def select_rows(inputs: torch.Tensor, rows: np.ndarray, data_dir: Path, name: st
 
 
 def require_space(space: DiskSpace, root: Path) -> None:
-    """Raise a ``UserError`` if the disk of the folder ``root`` is too full; checked before hours of decoding."""
+    """Raise a ``UserError`` if the disk of the folder ``root`` has too little space, before hours of decoding."""
 
     def size_text(size: int) -> str:
         return f"{size / 1e9:.1f} GB" if size > 1e8 else f"{size / 1e6:.3f} MB"
@@ -151,9 +151,9 @@ def _remove_abandoned(root: Path) -> None:
     """Remove temporary folders in ``root`` whose process, on this machine, was killed while writing."""
     prefix = f".writing-{socket.gethostname()}-"
     for folder in root.glob(f"{prefix}*"):
-        process = int(folder.name.removeprefix(prefix).partition("-")[0])
+        process_id = int(folder.name.removeprefix(prefix).partition("-")[0])
         try:
-            os.kill(process, 0)  # signal 0 only checks that the process exists
+            os.kill(process_id, 0)  # signal 0 only checks that the process exists
         except ProcessLookupError:
             shutil.rmtree(folder, ignore_errors=True)
         except PermissionError:

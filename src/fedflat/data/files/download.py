@@ -19,8 +19,8 @@ from fedflat.errors import UserError
 Progress = Callable[[str, int, int | None], None]
 """Called while bytes arrive with the file name, the bytes received, and the total size if the server reports it."""
 
-Member = Callable[[str], IO[bytes] | None]
-"""Opens a file of an archive by name; None if there is no such file."""
+OpenMember = Callable[[str], IO[bytes] | None]
+"""Opens a file of an archive by name; returns None if there is no such file."""
 
 ATTEMPTS = 5
 TIMEOUT_SECONDS = 30
@@ -113,34 +113,36 @@ def _receive(url: str, part: Path, progress: Progress) -> bool:
 
 
 def _unpack(archive: Path, download: Download, data_dir: Path) -> None:
-    """Unpack the files of a downloaded archive into a temporary folder, then move them into ``data_dir``.
+    """Unpack ``download.files`` from a downloaded archive into ``data_dir``; other files of the archive are ignored.
 
-    Destinations come from ``download.files``; names in the archive never decide where a file is written.
+    All files are first written to a temporary folder under their number, so an error leaves ``data_dir`` unchanged.
     """
     open_archive = _open_zip if download.url.endswith(".zip") else _open_tar
-    with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=data_dir) as folder, open_archive(archive) as member:
-        for number, file in enumerate(download.files):
-            stream = member(file)
-            if stream is None:
-                raise UserError(f"{download.url} contains no file {file}; it is not the expected archive")
-            with stream, (Path(folder) / str(number)).open("wb") as out:
-                shutil.copyfileobj(stream, out)
-        for number, file in enumerate(download.files):
+    with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=data_dir) as folder:
+        unpacked = {file: Path(folder) / str(number) for number, file in enumerate(download.files)}
+        with open_archive(archive) as open_member:
+            for file, temporary in unpacked.items():
+                stream = open_member(file)
+                if stream is None:
+                    raise UserError(f"{download.url} contains no file {file}; it is not the expected archive")
+                with stream, temporary.open("wb") as out:
+                    shutil.copyfileobj(stream, out)
+        for file, temporary in unpacked.items():
             (data_dir / file).parent.mkdir(parents=True, exist_ok=True)
-            (Path(folder) / str(number)).replace(data_dir / file)
+            temporary.replace(data_dir / file)
 
 
 @contextmanager
-def _open_tar(archive: Path) -> Iterator[Member]:
-    """Open a tar archive; yields a function that opens its regular files by name."""
+def _open_tar(archive: Path) -> Iterator[OpenMember]:
+    """Open a tar archive; yields a function that opens a regular file by name, or returns None if there is none."""
     with tarfile.open(archive) as tar:
         files = {member.name: member for member in tar.getmembers() if member.isreg()}
         yield lambda name: tar.extractfile(files[name]) if name in files else None
 
 
 @contextmanager
-def _open_zip(archive: Path) -> Iterator[Member]:
-    """Open a zip archive; yields a function that opens its files by name."""
+def _open_zip(archive: Path) -> Iterator[OpenMember]:
+    """Open a zip archive; yields a function that opens a file by name, or returns None if there is none."""
     with zipfile.ZipFile(archive) as zipped:
         files = {member.filename: member for member in zipped.infolist() if not member.is_dir()}
         yield lambda name: zipped.open(files[name]) if name in files else None

@@ -74,7 +74,7 @@ class ImageList:
             files: their names in the tree.
             target: their class.
             group: their natural client.
-            test: whether they are test examples; None makes every fifth of them one.
+            test: whether they are test examples; None: only every fifth of them is.
         """
         targets = [target] * len(files)
         self.files += files
@@ -83,7 +83,14 @@ class ImageList:
         self.is_test += every_fifth(np.array(targets)).tolist() if test is None else [test] * len(files)
 
     def add_masked(self, file: str, mask: str, group: int = 0, test: bool = False) -> None:
-        """Add the image ``file`` and its ``mask``, by names in the tree; ``group`` is its natural client."""
+        """Add an image for segmentation.
+
+        Args:
+            file: name of the image in the tree.
+            mask: name of its mask in the tree.
+            group: its natural client.
+            test: whether it is a test example.
+        """
         self.files.append(file)
         self.masks.append(mask)
         self.groups.append(group)
@@ -130,7 +137,8 @@ def image_dataset(name: str, data_dir: Path, images: ImageList, options: ImageOp
         image = decode_image(images.tree, file, options)
         return {"inputs": image, "sums": channel_sums(image)}
 
-    size, prefix = options.size, f"{name.partition('(')[0]}-{options.size}"
+    size = options.size
+    prefix = f"{name.partition('(')[0]}-{size}"  # the name without its parameters
     content_key = fingerprint((size, options.fit, *images.with_versions(images.files)))
     write = partial(write_decoded, decode, images.files, {"inputs": (3, size, size), "sums": (2, 3)})
     space = DiskSpace(len(images.files) * 3 * size**2, name, "choose a smaller size")
@@ -147,7 +155,7 @@ def write_decoded(
     """Decode ``items`` in parallel and write the arrays of each as one row of ``<name>.npy`` in ``folder``.
 
     Args:
-        decode: maps an item to arrays by name; ``sums`` are int64, all others uint8.
+        decode: maps an item to arrays by name; an array named ``sums`` is int64, all others are uint8.
         items: what to decode, one per row.
         shapes: shape of a row of each array.
         folder: where to write.
@@ -178,12 +186,13 @@ def decoded_dataset(name: str, data_dir: Path, entry: Path, prefix: str, images:
     is_test = np.array(images.is_test, dtype=bool)
     splits = []
     for rows in (np.flatnonzero(~is_test), np.flatnonzero(is_test)):
-        selected, masks = select_rows(inputs, rows, data_dir, f"{prefix}-rows"), None
+        selected = select_rows(inputs, rows, data_dir, f"{prefix}-rows")
+        masks = None
         if images.masks:
             masks = select_rows(open_cached(entry, "masks"), rows, data_dir, f"{prefix}-mask-rows")
         splits.append(images.examples(rows, selected, masks))
-    pixels = int(np.prod(inputs.shape[2:])) * int((~is_test).sum())
-    mean, std = statistics_of_sums(sums[~is_test].sum(0), pixels)
+    train_pixels = int(np.prod(inputs.shape[2:])) * int((~is_test).sum())
+    mean, std = statistics_of_sums(sums[~is_test].sum(0), train_pixels)
     kind: Literal["segmentation", "image"] = "segmentation" if images.masks else "image"
     return Dataset(name, splits[0], splits[1], tuple(images.classes), mean, std, kind, tuple(images.group_names))
 

@@ -41,11 +41,17 @@ class MaskOptions:
 
 @dataclass(frozen=True)
 class MaskDecoder:
-    """Resizes an image and its mask, and maps the ids of the mask to classes."""
+    """Resizes an image and its mask, and maps the ids of the mask to classes.
+
+    Attributes:
+        tree: the folder or archive with the files.
+        classes: class of each valid id in the mask files; ``IGNORED`` for pixels that do not count.
+        height: height of the resized image and mask.
+        width: their width.
+    """
 
     tree: Tree
     classes: Mapping[int, int]
-    """Class of each valid id; ``IGNORED`` for pixels that do not count."""
     height: int
     width: int
 
@@ -58,28 +64,28 @@ class MaskDecoder:
         """
         from PIL import Image
 
-        file, mask = files
-        image, mask_image = self._load(file), self._load(mask)
+        file, mask_file = files
+        image, mask_image = self._load(file), self._load(mask_file)
         if image.size != mask_image.size:
             raise UserError(
-                f"{self.tree.path}/{file} has {_size_text(image)} pixels, but its mask {mask} has "
+                f"{self.tree.path}/{file} has {_size_text(image)} pixels, but its mask {mask_file} has "
                 f"{_size_text(mask_image)}; expected the same size: replace one of them"
             )
         pixels = channels_first(image.convert("RGB").resize((self.width, self.height), Image.Resampling.BILINEAR))
         ids = np.asarray(mask_image)
         ids = ids[..., 0] if ids.ndim == 3 else ids  # some publishers store the id in the first colour channel
-        self._check_ids(ids, mask)
+        self._check_ids(ids, mask_file)
         class_of_id = np.full(256, IGNORED, np.uint8)  # a lookup table for all possible bytes
         class_of_id[list(self.classes)] = list(self.classes.values())
         rows, columns = _nearest(ids.shape[0], self.height), _nearest(ids.shape[1], self.width)
         return {"inputs": pixels, "masks": class_of_id[ids[np.ix_(rows, columns)]], "sums": channel_sums(pixels)}
 
-    def _check_ids(self, ids: Pixels, mask: str) -> None:
-        """Raise a ``UserError`` if ``ids``, the pixels of the file ``mask``, contain an id without a class."""
+    def _check_ids(self, ids: Pixels, mask_file: str) -> None:
+        """Raise a ``UserError`` if ``ids``, the pixels of ``mask_file``, contain an id without a class."""
         unknown = sorted(set(np.unique(ids).tolist()) - set(self.classes))
         if unknown:
             raise UserError(
-                f"{self.tree.path}/{mask} has the unknown class id {unknown[0]}; "
+                f"{self.tree.path}/{mask_file} has the unknown class id {unknown[0]}; "
                 f"expected ids from {min(self.classes)} to {max(self.classes)}: replace the mask"
             )
 

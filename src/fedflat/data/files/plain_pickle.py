@@ -30,8 +30,10 @@ class _ForbiddenName(Exception):
 
 
 class _PlainUnpickler(pickle.Unpickler):
+    """Resolves only the names in ``_ALLOWED`` and imports nothing, so that a pickle cannot run code."""
+
     def find_class(self, module: str, name: str) -> Any:
-        """Resolve a name from the table instead of importing it."""
+        """Look up a name that the pickle refers to, instead of importing it."""
         if (module, name) not in _ALLOWED:
             raise _ForbiddenName(f"{module}.{name}")
         return _ALLOWED[module, name]

@@ -104,7 +104,9 @@ class StreamedTensor(MappedTensor):
         return streamed
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+    def __torch_function__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Answer queries such as ``shape``; reject operations that return a tensor, because there are no values.
 
         torch calls this for every function applied to the tensor.
@@ -118,7 +120,10 @@ class StreamedTensor(MappedTensor):
         return result
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        """Decode the images at ``index``, any index of the first dimension; a tensor's device is that of the result."""
+        """Decode the images at ``index``: an integer, slice, list or tensor.
+
+        The result is on the device of ``index`` if that is a tensor, else on the CPU.
+        """
         rows = torch.arange(len(self))[index.cpu() if isinstance(index, torch.Tensor) else index]
         images = self.cache.rows([self.first + row for row in rows.reshape(-1).tolist()])
         images = images.reshape(*rows.shape, *self.cache.shape)
@@ -130,7 +135,7 @@ class StreamedTensor(MappedTensor):
         return self[index]
 
     def part(self, start: int, length: int, dim: int = 0) -> StreamedTensor:
-        """Return ``length`` consecutive images, still not decoded."""
+        """Return ``length`` consecutive images from position ``start`` on, still not decoded."""
         assert dim == 0
         return StreamedTensor.of_cache(self.cache, self.first + start, length)
 
@@ -145,7 +150,7 @@ class StreamedTensor(MappedTensor):
 def streamed_dataset(
     name: str, data_dir: Path, images: ImageList, options: ImageOptions, max_cached_bytes: int
 ) -> Dataset:
-    """Build a classification dataset whose images are decoded on access.
+    """Build a classification dataset whose images are decoded on access, for images that exceed disk or memory.
 
     Args:
         name: canonical text of the dataset.
@@ -156,6 +161,7 @@ def streamed_dataset(
     """
     total, train_count = len(images.files), images.is_test.count(False)
     assert not any(images.is_test[:train_count]), "training images must come first"
+    # The mean and standard deviation are those of a sample of evenly spaced training images.
     sampled_rows = np.unique(np.linspace(0, train_count - 1, min(train_count, SAMPLE)).round().astype(np.int64))
     sample = [images.files[row] for row in sampled_rows]
     content_key = fingerprint((options.size, options.fit, *images.with_versions(sample)))

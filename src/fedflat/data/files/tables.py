@@ -34,15 +34,17 @@ def read_table(path: Path, target: str, group: str, shape: str) -> dict[str, Any
         shape: shape of one example such as ``3x32x32``, or empty to keep inputs as they are.
 
     Returns:
-        ``train_inputs`` [n, *shape], ``train_targets`` [n] (of several columns [n, columns]), ``train_groups`` [n] if
-        present, and the same for ``test``; with several columns of integers also their names, ``classes``.
+        ``train_inputs`` [n, *shape], ``train_targets`` [n] (or [n, columns], if ``target`` names several),
+        ``train_groups`` [n] if there is such a column, and the same for ``test``. Several columns of integers or
+        booleans are multi-label targets, whose label names ``classes`` are the column names.
     """
     files = {"train": path} if path.is_file() else {split: _find_table(path, split) for split in ("train", "test")}
     arrays: dict[str, Any] = {}
     for split, file in files.items():
         columns = _to_arrays(_read_frame(file), file, target, group, shape)
         arrays |= {f"{split}_{name}": values for name, values in columns.items()}
-    if arrays["train_targets"].ndim == 2 and arrays["train_targets"].dtype.kind in "biu":
+    targets = arrays["train_targets"]
+    if targets.ndim == 2 and targets.dtype.kind in "biu":  # booleans, signed or unsigned integers
         arrays["classes"] = target.split("|")
     return arrays
 

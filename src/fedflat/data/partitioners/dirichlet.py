@@ -39,7 +39,7 @@ class Dirichlet(ClassCountPartitioner):
 
         The arguments are those of ``ClassCountPartitioner.counts``.
         """
-        draw_sizes = partial(client_sizes, sigma=self.sigma, rng=rng)
+        draw_sizes = partial(client_sizes, sigma=self.sigma, rng=rng)  # (examples, clients) -> size of each client
         if self.alpha == 0:
             return one_class_per_client(examples_per_class, clients, draw_sizes)
         log_priors = log_dirichlet(self.alpha, (clients, len(examples_per_class)), rng)
@@ -72,7 +72,7 @@ class DirichletReuse(ClassCountPartitioner):
 
         A class may be drawn more often than it has examples. Arguments as in ``ClassCountPartitioner.counts``.
         """
-        draw_sizes = partial(client_sizes, sigma=self.sigma, rng=rng)
+        draw_sizes = partial(client_sizes, sigma=self.sigma, rng=rng)  # (examples, clients) -> size of each client
         if self.alpha == 0:
             return one_class_per_client(examples_per_class, clients, draw_sizes)
         present = np.flatnonzero(examples_per_class)  # classes without examples are never drawn
@@ -109,7 +109,7 @@ class DirichletClasswise(ClassCountPartitioner):
         cuts[:, -1] = examples_per_class
         counts = np.diff(cuts, axis=1, prepend=0).T.copy()
         sizes = counts.sum(1)
-        for empty in np.flatnonzero(sizes == 0):
+        for empty in np.flatnonzero(sizes == 0):  # move one example from the largest client to the empty one
             largest = sizes.argmax()
             most_frequent = counts[largest].argmax()
             for client, change in ((largest, -1), (empty, 1)):
@@ -141,6 +141,7 @@ def draw_class_counts(
         remaining = np.flatnonzero(unused)
         drawn = rng.multinomial(missing, priors(remaining))
         for column in np.flatnonzero(drawn.sum(0) > unused[remaining]):
+            # The clients drew more examples of this class than are left: choose which of them get one.
             drawn[:, column] = rng.multivariate_hypergeometric(drawn[:, column], unused[remaining[column]])
         counts[:, remaining] += drawn
         unused[remaining] -= drawn.sum(0)
@@ -151,7 +152,9 @@ def draw_class_counts(
 def one_class_per_client(
     examples_per_class: IntArray, clients: int, split_class: Callable[[int, int], IntArray] = equal_sizes
 ) -> IntArray:
-    """Return counts [clients, classes] with one class per client; classes have nearly equally many clients.
+    """Return counts [clients, classes] with one class per client: the limit of Dir(alpha) for alpha = 0.
+
+    Classes have nearly equally many clients.
 
     Args:
         examples_per_class: number of examples of each class [classes].
@@ -167,12 +170,12 @@ def one_class_per_client(
             f"alpha=0 gives every client one class, but there are {present} classes and only {clients} clients; "
             f"expected at least {present} clients"
         )
-    # A class with m examples has places for m clients: fill the first places of all classes, then the second, ...
-    # Larger classes come first in each turn.
-    class_of_place = np.repeat(np.arange(len(examples_per_class)), examples_per_class)
-    turn_of_place = np.concatenate([np.arange(count) for count in examples_per_class])
-    filled = np.lexsort((class_of_place, -examples_per_class[class_of_place], turn_of_place))[:clients]
-    clients_per_class = np.bincount(class_of_place[filled], minlength=len(examples_per_class))
+    # A class with m examples can have up to m clients, numbered by rank. Every class gets its first client, then its
+    # second, and so on until all clients have a class; within a rank, larger classes come first.
+    class_of_slot = np.repeat(np.arange(len(examples_per_class)), examples_per_class)
+    rank_of_slot = np.concatenate([np.arange(count) for count in examples_per_class])
+    used_slots = np.lexsort((class_of_slot, -examples_per_class[class_of_slot], rank_of_slot))[:clients]
+    clients_per_class = np.bincount(class_of_slot[used_slots], minlength=len(examples_per_class))
     counts = np.zeros((clients, len(examples_per_class)), dtype=np.int64)
     first = 0
     for label in np.flatnonzero(clients_per_class):
@@ -183,7 +186,7 @@ def one_class_per_client(
 
 
 def log_dirichlet(alpha: float | Reals, shape: tuple[int, int], rng: np.random.Generator) -> Reals:
-    """Draw the logarithms of unnormalised rows from Dir(alpha); ``softmax`` normalises them.
+    """Draw rows from Dir(alpha), as logarithms of unnormalised shares; ``softmax`` turns them into shares.
 
     In logarithms no share is zero, so rows can be renormalised over any subset of classes. A gamma variable G(a) with a
     small shape parameter a underflows, hence log G(a) = log G(a + 1) + log(U) / a with U uniform.
@@ -194,7 +197,9 @@ def log_dirichlet(alpha: float | Reals, shape: tuple[int, int], rng: np.random.G
         rng: source of randomness.
     """
     bounded = np.clip(alpha, 1e-300, 1e300)
-    logs: Reals = np.log(rng.standard_gamma(bounded + 1, shape)) + np.log1p(-rng.random(shape)) / bounded
+    log_gamma = np.log(rng.standard_gamma(bounded + 1, shape))
+    log_uniform = np.log1p(-rng.random(shape))  # 1 - random() is never 0
+    logs: Reals = log_gamma + log_uniform / bounded
     return logs
 
 

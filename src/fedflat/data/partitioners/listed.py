@@ -25,7 +25,7 @@ EXPECTED = 'expected JSON such as {"examples": 4, "clients": [[0, 2], [1, 3]]}'
 
 @dataclass(frozen=True)
 class Listed(Partitioner):
-    """Each client has the training examples that a file lists for it, except those held out for validation."""
+    """Each client has the training examples that a file lists for it, except those used for validation."""
 
     by_label = False
     fixes_clients = True
@@ -39,7 +39,9 @@ class Listed(Partitioner):
     )
 
     def divide(self, data: LabelledExamples, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
-        """Convert the listed positions in the training set to indices in ``data``, which lacks held-out examples.
+        """Convert the listed positions in the training set to indices in ``data``.
+
+        Listed examples that are not in ``data`` are left out: those used for validation or dropped by ``longtail``.
 
         Args:
             data: the examples to distribute.
@@ -55,7 +57,7 @@ class Listed(Partitioner):
         divided = []
         for client, positions in enumerate(lists):
             indices = np.sort(index_of_position[positions])
-            indices = indices[indices >= 0]  # -1 marks held-out examples
+            indices = indices[indices >= 0]  # -1: not in data
             if not len(indices):
                 raise UserError(
                     f"client {client} of {self.path} has no examples left after validation and longtail; "
@@ -84,7 +86,7 @@ class Listed(Partitioner):
         return lists
 
     def _read_verified(self, path: Path) -> bytes:
-        """Read the file and compare it with the parameter ``hash``."""
+        """Return the content of the file; raises a ``UserError`` if the parameter ``hash`` is given and differs."""
         try:
             content = path.read_bytes()
         except OSError as error:
@@ -106,12 +108,12 @@ def listed(
     folder: str | Path | None = None,
     made_by: dict[str, Any] | None = None,
 ) -> str:
-    """Write a partition to a file, named after ``name`` and its content.
+    """Write a partition to a JSON file, and return the text that selects it.
 
     Args:
-        clients: positions in the training set, for each client.
+        clients: for each client, the positions of its examples in the training set.
         examples: size of the training set.
-        name: prefix of the file name.
+        name: prefix of the file name, which ends in a hash of the content.
         folder: where to write; ``partitions`` in the data directory by default.
         made_by: plain values that document how the partition was made.
 

@@ -39,4 +39,5 @@ class LongTail(PartitionModifier):
     def select_examples(self, targets: IntArray, num_classes: int, rng: np.random.Generator) -> IntArray:
         """Draw the examples to keep and return their sorted indices, given the class of each example [n]."""
         counts = self.counts(np.bincount(targets, minlength=num_classes))
+        # draw_examples expects counts per client; here a single "client" gets all examples to keep.
         return draw_examples(counts[None, :], targets, rng)[0]  # drawn as for a single client

@@ -35,17 +35,24 @@ class Pachinko(Partitioner):
     beta: float = param(10.0, "concentration over the fine labels of a coarse one", above=0)
 
     def divide(self, data: LabelledExamples, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
-        """Draw each client's class counts by q * r, then the examples."""
+        """Draw each client's class counts with probabilities q * r, then the examples.
+
+        Arguments and result as in ``Partitioner.divide``.
+        """
         if data.coarse is None:
             raise UserError(
                 "pachinko needs coarse labels, which this dataset lacks; use cifar100, or dirichlet instead"
             )
-        number, coarse = check_clients(clients, len(data.targets)), data.coarse
-        log_coarse = log_dirichlet(self.alpha, (number, int(coarse.max()) + 1), rng)
-        log_fine = log_dirichlet(self.beta, (number, data.num_classes), rng)
+        number = check_clients(clients, len(data.targets))
+        coarse = data.coarse  # coarse label of each fine label
+        log_coarse = log_dirichlet(self.alpha, (number, int(coarse.max()) + 1), rng)  # log q, unnormalised
+        log_fine = log_dirichlet(self.beta, (number, data.num_classes), rng)  # log r, unnormalised
 
         def priors(remaining: IntArray) -> Reals:
-            """Multiply q over the remaining coarse labels by r over the remaining fine labels of each."""
+            """Return every client's probabilities of the remaining fine labels [clients, remaining].
+
+            They are q * r, with q renormalised over the coarse labels that remain, and r over the fine labels of each.
+            """
             coarse_labels, parents = np.unique(coarse[remaining], return_inverse=True)
             shares = softmax(log_coarse[:, coarse_labels])[:, parents]
             for parent in range(len(coarse_labels)):

@@ -170,8 +170,8 @@ def draw_examples(counts: IntArray, targets: IntArray, rng: np.random.Generator)
 def class_counter(targets: torch.Tensor | IntArray, num_classes: int) -> Callable[[IntArray], IntArray]:
     """Return a function that maps positions of examples to the number of examples (or pixels) per class [classes].
 
-    Masks are counted once, one by one, since together they may exceed memory; ignored pixels are left out. Examples
-    with several labels count once for each. Examples whose targets are numbers count as one class.
+    Examples with several labels count once for each. If targets are numbers (regression), there is a single class. The
+    pixels of masks are counted here, mask by mask, since all masks may exceed memory; ignored pixels do not count.
 
     Args:
         targets: targets of the whole training set, as in ``Examples``.
@@ -206,7 +206,7 @@ def coarse_of_class(labels: IntArray, coarse: IntArray, num_classes: int) -> Int
 
 
 def validation_positions(labels: IntArray, share: float, rng: np.random.Generator) -> IntArray:
-    """Draw the examples that are held out for validation, and return their sorted positions.
+    """Draw the examples that are set aside for validation, and return their sorted positions.
 
     Args:
         labels: class of each example [n].
@@ -215,11 +215,11 @@ def validation_positions(labels: IntArray, share: float, rng: np.random.Generato
     """
     if not 0 <= share < 1:
         raise UserError(f"the validation share is {share}; expected at least 0 and below 1")
-    held_out = [np.zeros(0, dtype=np.int64)]  # so that there is something to concatenate without examples
+    drawn = [np.zeros(0, dtype=np.int64)]  # np.concatenate needs at least one array
     for label in np.unique(labels):
         shuffled = rng.permutation(np.flatnonzero(labels == label))
-        held_out.append(shuffled[: round(share * len(shuffled))])
-    return np.sort(np.concatenate(held_out))
+        drawn.append(shuffled[: round(share * len(shuffled))])
+    return np.sort(np.concatenate(drawn))
 
 
 def equal_sizes(total: int, parts: int) -> IntArray:
@@ -231,17 +231,26 @@ def equal_sizes(total: int, parts: int) -> IntArray:
     return total // parts + (np.arange(parts) < total % parts)
 
 
-def client_sizes(total: int, parts: int, sigma: float, rng: np.random.Generator) -> IntArray:
-    """Split ``total`` examples over ``parts`` clients in proportion to exp(sigma * N(0, 1)) (Acar et al. 2021).
+def client_sizes(total: int, clients: int, sigma: float, rng: np.random.Generator) -> IntArray:
+    """Split ``total`` examples over clients in proportion to exp(sigma * N(0, 1)) (Acar et al. 2021).
 
     Every client gets one example first, so none is empty; the rest is apportioned by largest remainders. With
     sigma = 0, sizes are equal.
+
+    Args:
+        total: number of examples.
+        clients: number of clients.
+        sigma: standard deviation of the logarithm of client sizes.
+        rng: source of randomness.
+
+    Returns:
+        The number of examples of each client [clients].
     """
     if sigma == 0:
-        return equal_sizes(total, parts)
-    logs = sigma * rng.standard_normal(parts)
-    weights = np.exp(logs - logs.max())
-    exact = (total - parts) * weights / weights.sum()
+        return equal_sizes(total, clients)
+    logs = sigma * rng.standard_normal(clients)
+    weights = np.exp(logs - logs.max())  # the shift avoids overflow and cancels below
+    exact = (total - clients) * weights / weights.sum()
     sizes: IntArray = np.floor(exact).astype(np.int64) + 1
     largest_remainder_first = np.argsort(np.floor(exact) - exact, kind="stable")
     unassigned = total - sizes.sum()

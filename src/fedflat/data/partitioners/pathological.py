@@ -37,8 +37,10 @@ class Pathological(ClassCountPartitioner):
         First draws which client holds which class, then finds counts; draws again if no counts are feasible. The
         arguments are those of ``ClassCountPartitioner.counts``.
         """
-        sizes, present = equal_sizes(int(examples_per_class.sum()), clients), np.flatnonzero(examples_per_class)
-        present_counts, pairs = examples_per_class[present], clients * self.classes  # pairs of a client and a class
+        sizes = equal_sizes(int(examples_per_class.sum()), clients)
+        present = np.flatnonzero(examples_per_class)  # classes that have examples
+        present_counts = examples_per_class[present]
+        pairs = clients * self.classes  # number of pairs of a client and a class that it holds
         if not self.classes <= len(present) <= pairs or self.classes > sizes.min():
             raise UserError(
                 f"{clients} clients of {sizes.min()} examples cannot have exactly {self.classes} of {len(present)} "
@@ -46,6 +48,7 @@ class Pathological(ClassCountPartitioner):
                 "and enough clients to hold all classes"
             )
         clients_per_class = _clients_per_class(present_counts, clients, pairs)
+        # Large problems get fewer attempts: each takes longer, and nearly all or nearly none of them succeed.
         attempts = max(3, min(MAX_ATTEMPTS, 5_000_000 // (clients * len(present))))
         if clients_per_class.sum() < pairs:
             attempts = 0  # the classes have too few examples for that many holders, so there is no assignment to try
@@ -78,7 +81,8 @@ def _clients_per_class(examples_per_class: IntArray, clients: int, pairs: int) -
     quotients = np.where(divisors <= examples_per_class[:, None], examples_per_class[:, None] / divisors, 0)
     quotients[:, 0] = np.inf  # every class has at least one client
     chosen = np.argsort(-quotients, axis=None, kind="stable")[: min(pairs, np.count_nonzero(quotients))]
-    return np.bincount(chosen // clients, minlength=len(examples_per_class))
+    class_of_chosen = chosen // clients  # quotients has one row of length ``clients`` per class
+    return np.bincount(class_of_chosen, minlength=len(examples_per_class))
 
 
 def _draw_assignment(
@@ -107,9 +111,9 @@ def _draw_assignment(
 
 
 def _balanced_counts(assignment: Assignment, sizes: IntArray, examples_per_class: IntArray) -> IntArray | None:
-    """Find counts [clients, classes] whose smallest non-zero entry is as large as possible; None if there are none.
+    """Find counts [clients, classes] whose smallest non-zero entry is as large as possible, by bisection.
 
-    Bisects over that smallest entry.
+    Returns None if no counts have the given row and column sums.
 
     Args:
         assignment: which client holds which class [clients, classes].
@@ -151,6 +155,7 @@ def _feasible_counts(
     source, sink = clients + classes, clients + classes + 1
     tails = np.concatenate([np.full(clients, source), client, clients + np.arange(classes)])
     heads = np.concatenate([np.arange(clients), clients + label, np.full(classes, sink)])
+    # What remains to be distributed of each client's size, and of each class, after ``least`` per pair.
     supply, demand = sizes - least * assignment.sum(1), examples_per_class - least * assignment.sum(0)
     capacity = np.concatenate([supply, supply[client], demand]).astype(np.int32)
     result = maximum_flow(csr_array((capacity, (tails, heads)), shape=(sink + 1, sink + 1)), source, sink)

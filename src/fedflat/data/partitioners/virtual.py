@@ -36,11 +36,11 @@ class Virtual(Partitioner):
         return self.clients is not None
 
     def divide(self, data: LabelledExamples, clients: int | None, rng: np.random.Generator) -> VirtualClients:
-        """Return a lazy sequence of clients.
+        """Return a sequence of clients whose examples are drawn on access.
 
         Args:
             data: the examples to draw from.
-            clients: number of clients, unless the parameter ``clients`` gives it.
+            clients: number of clients; None if the parameter ``clients`` of the partition gives it.
             rng: draws only the seed from which the clients are generated.
         """
         if self.clients is not None and clients not in (None, self.clients):
@@ -58,7 +58,7 @@ class Virtual(Partitioner):
 
 @dataclass(frozen=True, eq=False)
 class VirtualClients(Sequence[IntArray]):
-    """A lazy sequence of clients; its memory depends on the training set, not on the number of clients.
+    """A sequence of clients, drawn on access; its memory depends on the training set, not on the number of clients.
 
     Attributes:
         positions: positions of all examples, sorted by class [n].
@@ -84,7 +84,7 @@ class VirtualClients(Sequence[IntArray]):
     @overload
     def __getitem__(self, number: slice) -> VirtualClients: ...
     def __getitem__(self, number: int | slice) -> IntArray | VirtualClients:
-        """Return the sorted positions of one client's examples, or a lazy slice of the clients."""
+        """Return the sorted positions of one client's examples or, for a slice, the selected clients, not yet drawn."""
         if isinstance(number, slice):
             return replace(self, numbers=self.numbers[number])
         return self._draw(self.numbers[number])

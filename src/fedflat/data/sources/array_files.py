@@ -81,7 +81,9 @@ class ArrayFiles(DatasetSource):
 
 
 def dataset_of_arrays(name: str, arrays: NamedArrays, path: Path, data_dir: Path) -> Dataset:
-    """Build a dataset from named arrays (see the module docstring).
+    """Build a dataset from arrays named like the arguments of ``from_arrays``, or by an alias such as ``x_train``.
+
+    Without test arrays, every fifth example of each class becomes a test example.
 
     Args:
         name: canonical text of the dataset.

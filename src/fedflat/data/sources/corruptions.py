@@ -61,7 +61,10 @@ class CorruptedCifar(FileSource[MappedTensor]):
         )
 
     def examples(self, data_dir: Path) -> dict[str, dict[int, Examples]]:
-        """Map images [per_severity, 3, 32, 32] by corruption and severity, without reading them."""
+        """Return the test examples by corruption and severity (1 to 5); images are memory-mapped, not read.
+
+        Images have shape [per_severity, 3, 32, 32]. A file holds all severities of a corruption, one after the other.
+        """
         labels = self._open_array(data_dir, LABELS, ()).long()
         if int(labels.min()) < 0 or int(labels.max()) >= self.num_classes:
             wrong = labels[(labels < 0) | (labels >= self.num_classes)][0]
@@ -107,7 +110,7 @@ def _zenodo_source(name: str, of: str, record: int, md5: str, root: str, num_cla
         md5: md5 of the archive.
         root: folder in the archive.
         num_classes: number of classes.
-        md5s: md5 of each file, in alphabetical order of the files.
+        md5s: md5 of each file, separated by spaces, in alphabetical order of the files.
     """
     files = tuple(f"{root}/{file}.npy" for file in sorted((*CORRUPTIONS, *EXTRA_CORRUPTIONS, LABELS)))
     url = f"https://zenodo.org/records/{record}/files/{root}.tar"

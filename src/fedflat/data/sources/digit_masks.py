@@ -70,7 +70,7 @@ class DigitMasks(DatasetSource):
 
 
 def _add_weather_and_masks(examples: Examples) -> Examples:
-    """Enlarge the digits, derive a mask from the strokes of each, and apply the weathers in turn.
+    """Enlarge the digits, derive a mask from the strokes of each, and apply one of the simulated weathers to each.
 
     Mask pixels are 0 for the background and the digit plus 1 on its strokes; the weather is the natural client.
     """

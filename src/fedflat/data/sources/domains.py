@@ -68,6 +68,7 @@ class DomainFolders(FolderSource):
         classes = self._list_classes(tree, files)
         images = ImageList(tree, classes, list(files))
         for group, (domain, by_class) in enumerate(files.items()):
+            # None: every fifth image of each class is a test example.
             is_test = None if test_domain is None else domain == test_domain
             for target, name in enumerate(classes):
                 images.add(by_class[name], target, group, is_test)

@@ -77,10 +77,11 @@ class Hub(DatasetSource):
         inputs, target, _ = columns
         is_grey = all(getattr(row[inputs], "mode", None) in GREY_MODES for split in splits.values() for row in split)
         for name, split in splits.items():
-            label = f"the {name} split of {self.path}"
-            items = self._read_items(split, columns, label, "L" if is_grey else "RGB")
-            _, *label_arrays = collect_examples(items, label, folder / f"{name}_inputs.npy")
-            for column, values in zip(("targets", "groups"), label_arrays, strict=False):  # groups may be absent
+            split_name = f"the {name} split of {self.path}"
+            items = self._read_items(split, columns, split_name, "L" if is_grey else "RGB")
+            # The inputs are written to the given file; only targets and groups (which may be absent) are left to save.
+            _, *label_arrays = collect_examples(items, split_name, folder / f"{name}_inputs.npy")
+            for column, values in zip(("targets", "groups"), label_arrays, strict=False):
                 np.save(folder / f"{name}_{column}.npy", values)
         about = {"classes": getattr(features[target], "names", None), "mean": None, "std": None}
         images = open_mapped(folder / "train_inputs.npy")
@@ -117,14 +118,20 @@ class Hub(DatasetSource):
         return splits
 
     def _choose_columns(self, features: Any) -> tuple[str, str, str | None]:
-        """Return the names of the columns of inputs, classes and natural clients (None without natural clients).
+        """Return the names of the columns of inputs, classes and natural clients (None if it has none).
 
         ``features`` maps each column of the dataset to its Hugging Face type.
         """
         types: dict[str, str] = {name: type(feature).__name__ for name, feature in features.items()}
 
         def choose(parameter: str, column: str | None, default_type: str) -> str:
-            """Return the column that the user named or, if none, the first one of the default type."""
+            """Return the name of the column for an option of this dataset.
+
+            Args:
+                parameter: name of the option, for messages.
+                column: its value, the column that the user chose; None for the first column of ``default_type``.
+                default_type: name of a Hugging Face column type.
+            """
             for name, type_ in types.items():
                 if name == column or (not column and type_ == default_type):
                     return name
@@ -137,14 +144,14 @@ class Hub(DatasetSource):
         return inputs, target, group
 
     def _read_items(
-        self, split: Any, columns: tuple[str, str, str | None], label: str, mode: Literal["L", "RGB"]
+        self, split: Any, columns: tuple[str, str, str | None], split_name: str, mode: Literal["L", "RGB"]
     ) -> Iterator[tuple[Any, ...]]:
         """Yield (input, class) or (input, class, client) for each row; images are resized to uint8 arrays.
 
         Args:
             split: rows of the Hugging Face dataset, as dictionaries.
-            columns: names of the columns of inputs, classes and clients; None without clients.
-            label: the split in words, for messages.
+            columns: names of the columns of inputs, classes and natural clients; the last is None if there are none.
+            split_name: e.g. ``the train split of ylecun/mnist``, for messages.
             mode: ``L`` for greyscale images, else ``RGB``.
         """
         inputs, target, group = columns
@@ -154,7 +161,7 @@ class Hub(DatasetSource):
                 value = to_pixels(value, self.options, mode)
             elif isinstance(value, str):
                 raise UserError(
-                    f"item {position} of {label} is text; expected images or lists of numbers in column {inputs}"
+                    f"item {position} of {split_name} is text; expected images or lists of numbers in column {inputs}"
                 )
             yield (value, row[target]) if group is None else (value, row[target], row[group])
 

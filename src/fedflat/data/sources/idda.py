@@ -46,7 +46,10 @@ class Idda(FolderSource):
     options: IddaOptions = field(default=IddaOptions(), kw_only=True)
 
     def read(self, data_dir: Path) -> Dataset:
-        """List the images and masks of every domain; test examples are unseen domains and every fifth image."""
+        """List the images and masks of every domain.
+
+        Test examples are all images of unseen domains, and every fifth image of the other domains.
+        """
         if self.options.unseen not in (None, *UNSEEN):
             raise one_of("unseen domain", self.options.unseen, (*UNSEEN, "none"), owner=self.name)
         tree = self.tree(data_dir)
@@ -67,6 +70,7 @@ class Idda(FolderSource):
             raise UserError(
                 f"unseen={self.options.unseen} leaves no domain of {tree.path} to train on; choose another value"
             )
+        # Mask ids go from 0 to 23; those outside IDS are ignored.
         class_of_id = dict.fromkeys(range(24), IGNORED) | IDS
         return mask_dataset(self.text, data_dir, images, class_of_id, self.options)
 

@@ -51,6 +51,7 @@ class ImageFolder(DatasetSource):
             )
         images = ImageList(tree, classes)
         for target, name in enumerate(classes):
+            # Without a test folder (None), every fifth image becomes a test example.
             images.add(train_files[name], target, test=False if test_files else None)
         for target, name in enumerate(classes):
             images.add(test_files.get(name, []), target, test=True)

@@ -77,7 +77,10 @@ class Landmarks(FileSource[CsvRows]):
         return rows, hashlib.sha256(raw).hexdigest()
 
     def find(self, data_dir: Path, file: str) -> Path | None:
-        """Return the path of a list, or the folder of the images in either layout; None if it is missing."""
+        """Return the path of a CSV file or, for ``IMAGES``, the folder of the images; None if it is missing.
+
+        Images are in ``images``, or in ``train`` if the archives were unpacked unchanged.
+        """
         if file != IMAGES:
             return super().find(data_dir, file)
         folders = (data_dir / ROOT / name for name in ("images", "train"))
@@ -105,7 +108,7 @@ class Landmarks(FileSource[CsvRows]):
         for row in test_rows:
             images.add([_find_image(tree, row["image_id"])], int(row["class"]), len(users), test=True)
         if self.options.decode == "streamed":
-            cache_bytes = int(self.options.cache * 1e9)
+            cache_bytes = int(self.options.cache * 1e9)  # the option is in GB
             return streamed_dataset(self.text, data_dir, images, self.options, cache_bytes)
         return image_dataset(self.text, data_dir, images, self.options)
 

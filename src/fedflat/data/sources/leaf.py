@@ -48,7 +48,7 @@ class LeafArrays:
     statistics: dict[str, Any]
 
     def split(self, array: str, test: bool) -> MappedTensor:
-        """Return the training or test examples of an array."""
+        """Return the rows of an array that belong to training (or, with ``test``, to test) examples."""
         values = self.arrays[array]
         return values.part(self.train, len(values) - self.train) if test else values.part(0, self.train)
 
@@ -59,7 +59,7 @@ class LeafArrays:
 
 @dataclass(frozen=True)
 class Leaf(DatasetSource):
-    """A dataset in LEAF's format."""
+    """A dataset in LEAF's format: JSON files with the examples of each user, converted once to cached arrays."""
 
     remedy = "generate it again with LEAF's preprocess.sh"
 
@@ -88,7 +88,7 @@ class Leaf(DatasetSource):
     def verify(self, data_dir: Path) -> tuple[FileReport, ...]:
         """Hash every file; no hashes are published, since LEAF generates the files on each machine."""
         return tuple(
-            FileReport(f"{file}/{path.name}", hashlib.sha256(path.read_bytes()).hexdigest(), None)
+            FileReport(f"{file}/{path.name}", hashlib.sha256(path.read_bytes()).hexdigest(), as_published=None)
             for file in self.files
             for path in sorted((data_dir / file).glob("*.json"))
         )

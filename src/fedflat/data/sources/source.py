@@ -90,7 +90,7 @@ class NoOptions:
 
 @dataclass(frozen=True)
 class DatasetSource(ABC):
-    """A dataset by name.
+    """A named dataset: which files it needs, how to obtain them, and how to read them.
 
     Attributes:
         name: its registered name.
@@ -135,7 +135,7 @@ class DatasetSource(ABC):
 
     @property
     def path(self) -> str:
-        """The parameter ``path`` of user data; a ``UserError`` if it is not given."""
+        """The parameter ``path`` of a dataset of the user's own files; raises a ``UserError`` if it is not given."""
         if not self.options.path:
             raise UserError(f"{self.name} needs a path; write for example {self.example}")
         return str(self.options.path)
@@ -197,9 +197,10 @@ class FileSource(DatasetSource, Generic[Content]):
         return True
 
     def _read_verified(self, data_dir: Path, file: str) -> tuple[Content, str]:
-        """Read a file and return its content and the content's sha256; raises a ``UserError`` if it differs.
+        """Read a file and return its content and the content's sha256.
 
-        A file without a published hash is accepted as it is.
+        Raises a ``UserError`` if the sha256 differs from the published one. A file without a published sha256 is
+        accepted unverified.
         """
         path = self.find(data_dir, file)
         if path is None:
@@ -219,9 +220,9 @@ class FileSource(DatasetSource, Generic[Content]):
         """
         _, digest = self._read_verified(data_dir, file)
         if file in self.digests:  # a different hash has raised an error
-            return FileReport(file, digest, True)
+            return FileReport(file, digest, as_published=True)
         has_published_md5 = file in self.file_md5s and md5_of(data_dir / file) == self.file_md5s[file]
-        return FileReport(file, digest, True if has_published_md5 else None)
+        return FileReport(file, digest, as_published=True if has_published_md5 else None)
 
 
 @dataclass(frozen=True)
@@ -230,6 +231,8 @@ class FolderSource(DatasetSource):
 
     Attributes:
         roots: accepted names of the folder; the first is recommended.
+        parts: required subfolders; empty if only the folder itself is required.
+        files: path of each required subfolder (or of the folder), with the recommended name of the folder.
     """
 
     roots: tuple[str, ...] = field(default=(), kw_only=True)
@@ -248,15 +251,24 @@ class FolderSource(DatasetSource):
         return "unpack the dataset again"
 
     def find(self, data_dir: Path, file: str) -> Path | None:
-        """Return the path of a required folder below the first accepted name of the dataset's folder that has it."""
-        part = file.partition("/")[2]  # without the recommended name of the dataset's folder
-        return next((data_dir / root / part for root in self.roots if (data_dir / root / part).is_dir()), None)
+        """Return the path of a required subfolder, whichever accepted name the dataset's folder has; None if missing.
+
+        Args:
+            data_dir: the data directory.
+            file: an entry of ``files``, e.g. ``<root>/<subfolder>``.
+        """
+        part = file.partition("/")[2]
+        for root in self.roots:
+            path = data_dir / root / part
+            if path.is_dir():
+                return path
+        return None
 
     def verify(self, data_dir: Path) -> tuple[FileReport, ...]:
-        """Hash the names and contents of all files of each part; no hashes are published."""
+        """Hash the names and contents of all files, per subfolder; no hashes are published to compare with."""
         tree = self.tree(data_dir)
         parts = self.parts or tree.subfolders("")
-        return tuple(FileReport(f"{tree.path.name}/{part}", tree.digest(part), None) for part in parts)
+        return tuple(FileReport(f"{tree.path.name}/{part}", tree.digest(part), as_published=None) for part in parts)
 
     def tree(self, data_dir: Path) -> Tree:
         """Open the folder of the dataset, under the first of its accepted names that exists."""

@@ -37,12 +37,15 @@ class TinyImageNet(DatasetSource):
         return path is not None and (path.is_dir() or md5_of(path) == self.downloads[0].md5)
 
     def verify(self, data_dir: Path) -> tuple[FileReport, ...]:
-        """Hash train and val; only the archive has a published hash, so that of a folder is unknown."""
+        """Hash the folders train and val.
+
+        Only the archive has a published md5. Without it, an unpacked folder is reported as unknown (None).
+        """
         path = self._required_path(data_dir)
         is_published = path.is_file() and md5_of(path) == self.downloads[0].md5
         tree = open_tree(path)
         return tuple(
-            FileReport(f"{path.name}/{part}", tree.digest(part), True if is_published else None)
+            FileReport(f"{path.name}/{part}", tree.digest(part), as_published=True if is_published else None)
             for part in ("train", "val")
         )
 

@@ -34,6 +34,6 @@ class FunctionSource(DatasetSource):
 
 
 def function_source(name: str, function: Callable[[], Dataset]) -> FunctionSource:
-    """Name a function's dataset; the first line of the docstring describes it in lists."""
+    """Return a source for the dataset that ``function`` returns; its docstring's first line is the title in lists."""
     title = (getdoc(function) or "your own data").splitlines()[0]
     return FunctionSource(name, title, function=function)

@@ -190,7 +190,7 @@ class _Evaluator:
 
         Frequency is the number of training examples that clients have.
         """
-        if not len(self.partition.thinned):  # longtail removed no example
+        if not len(self.partition.dropped):  # longtail removed no example
             raise NotAvailable(f"the partition {self.partition.text} is not long-tailed; add +longtail")
         labels = np.asarray(self.data.train.targets.cpu())
         counts = np.bincount(labels[self.partition.trained_on], minlength=self.data.num_classes)
@@ -297,7 +297,7 @@ class _Evaluator:
     def _client_scores(self) -> dict[str, Scores]:
         """Metrics of each training client on its own data, with its own BatchNorm statistics if it has any."""
         by_client = {}
-        for number, indices in enumerate(self.partition.described_clients):
+        for number, indices in enumerate(self.partition.summarised_clients):
             scorer = self._scorer_with(self.statistics[number]) if number in self.statistics else self.scorer
             by_client[self._client_name(number, indices)] = scorer.scores(self.data.train, indices)
         return by_client
@@ -313,7 +313,7 @@ class _Evaluator:
 
     def fine_tuned(self) -> Part:
         """Training clients before and after fine-tuning."""
-        return self._fine_tune(self.partition.described_clients, first_number=0)
+        return self._fine_tune(self.partition.summarised_clients, first_number=0)
 
     def fine_tuned_unseen(self) -> Part:
         """Metrics of held-out clients before and after fine-tuning."""

@@ -61,7 +61,7 @@ class FixedSample:
     @cached_property
     def clients(self) -> list[int]:
         """Numbers of the sampled clients, sorted; of lazily generated clients, only the first 1000 can be sampled."""
-        everyone = np.arange(len(self.partition.described_clients))
+        everyone = np.arange(len(self.partition.summarised_clients))
         return [int(client) for client in self._draw(everyone, self.settings.clients, "observed clients")]
 
     @cached_property

@@ -142,7 +142,7 @@ class RunModel:
     @cached_property
     def training_positions(self) -> np.ndarray:
         """Sorted positions of the clients' training examples; shared examples are repeated."""
-        return np.sort(np.concatenate([np.asarray(indices) for indices in self.partition.described_clients]))
+        return np.sort(np.concatenate([np.asarray(indices) for indices in self.partition.summarised_clients]))
 
     def objective(
         self, on: str = "train", *, client: int | None = None, batch: int | None = None, state: ModelState | None = None

@@ -115,7 +115,7 @@ def federation_size(config: Config, partition: Partition) -> FederationSize:
 
     Examples and local steps are means over clients.
     """
-    sizes = np.array([len(indices) for indices in partition.described_clients])
+    sizes = np.array([len(indices) for indices in partition.summarised_clients])
     training = config.training
     if training.local_steps is not None:
         steps = float(training.local_steps)

@@ -261,7 +261,7 @@ def probe(config: Config) -> ProbedSpeed:
         example=evaluation_seconds / min(PROBED_EXAMPLES, tested) / workers,
         at_once=at_once * workers,
         clients=len(run.partition.clients),
-        examples=sum(len(indices) for indices in run.partition.described_clients),
+        examples=sum(len(indices) for indices in run.partition.summarised_clients),
         tested=tested,
     )
 
