@@ -253,7 +253,7 @@ def test_a_saved_model_is_the_evaluated_one(tmp_path: Path) -> None:
 def test_a_small_cache_writes_early_and_forgets_nothing(tmp_path: Path) -> None:
     rows = CachedRowStore(FileRowStore(tmp_path, 3, torch.float64), max_bytes=2 * 24)
     for round in range(1, 8):
-        rows.now = round
+        rows.current_round = round
         for key in range(5):
             rows[key] = torch.full((3,), 10.0 * round + key, dtype=torch.float64)
         if round in (3, 6):

@@ -66,7 +66,7 @@ def test_a_custom_loss_is_trained_and_evaluated() -> None:
     halved = list(fedflat.rounds("fedavg", module(), clients(), lr=0.2, loss=gentle, **settings))[-1]
     plain = list(fedflat.rounds("fedavg", module(), clients(), lr=0.1, **settings))[-1]
     assert torch.allclose(halved.state_dict()["0.weight"], plain.state_dict()["0.weight"], atol=1e-6)
-    ours, theirs = (one.figures["test"]["server"] for one in (halved, plain))
+    ours, theirs = (one.evaluation["test"]["server"] for one in (halved, plain))
     assert (
         ours["loss"] == pytest.approx(theirs["loss"] / 2, rel=1e-5)
         and ours["accuracy"] == theirs["accuracy"] == halved.accuracy
@@ -81,7 +81,7 @@ def test_attributes_of_a_round() -> None:
     seen = []
     for round in loop:
         assert len(round.cohort) == 2 and round.loss > 0 and round.score == round.accuracy
-        assert set(round.figures["test"]) == {"server", "ema"}
+        assert set(round.evaluation["test"]) == {"server", "ema"}
         server, one = round.server_state(), round.client_state(round.cohort[0])
         assert set(server) == {"drift.m"} and set(one) == {"drift.c"} and bool(one["drift.c"].any())
         averaged = round.module("ema")

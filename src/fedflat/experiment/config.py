@@ -13,10 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from fedflat.errors import UserError
 from fedflat.experiment.quantities import DEFAULT_MEASUREMENTS, MEASUREMENTS, parse_flatness, parse_measurements
-from fedflat.setting_names import EXECUTION_SETTINGS as EXECUTION_SETTINGS
-from fedflat.setting_names import SHORT_NAMES as SHORT_NAMES
-from fedflat.setting_names import suggest_setting as suggest_setting
-from fedflat.setting_names import unknown_setting
+from fedflat.setting_names import SHORT_NAMES, suggest_setting, unknown_setting
 from fedflat.text import respell
 
 FORMAT: Literal[1] = 1
@@ -59,6 +56,7 @@ class DataSettings(SettingsGroup):
     @field_validator("partition")
     @classmethod
     def _canonical_partition(cls, text: str) -> str:
+        """Spell the names in a partition as registered, e.g. ``Dirichlet`` as ``dirichlet``."""
         from fedflat.data import PARTITION_MODIFIERS, PARTITIONERS
 
         return respell(text, {**PARTITIONERS, **PARTITION_MODIFIERS})
@@ -66,6 +64,7 @@ class DataSettings(SettingsGroup):
     @field_validator("augmentation")
     @classmethod
     def _canonical_augmentation(cls, text: str) -> str:
+        """Spell the names in an augmentation as registered; ``none`` is not one of them."""
         from fedflat.data import AUGMENTATIONS
 
         return "none" if text.strip().lower() == "none" else respell(text, AUGMENTATIONS)
@@ -264,6 +263,7 @@ class Config(SettingsGroup):
     @field_validator("model")
     @classmethod
     def _canonical_model(cls, text: str) -> str:
+        """Spell a model's name as registered, e.g. ``ResNet18`` as ``resnet18``."""
         from fedflat.models import MODELS
 
         return respell(text, MODELS)
@@ -327,6 +327,7 @@ def setting_names(group: type[SettingsGroup] = Config, prefix: str = "") -> Iter
 
 @lru_cache(maxsize=1024)  # a sweep validates the same algorithms in thousands of configs
 def _canonical(text: str) -> str:
+    """Spell an algorithm in the canonical way; raises a ``UserError`` if it does not exist."""
     from fedflat.algorithms import algorithm, canonical  # imports torch, which --help must not wait for
 
     return canonical(algorithm(text))
@@ -337,7 +338,7 @@ def config(values: dict[str, Any], is_stored: bool = False) -> Config:
 
     Args:
         values: settings by group and name.
-        is_stored: the values come from a run folder, so the algorithm is not parsed again.
+        is_stored: whether they come from a run folder; then the algorithm need not be registered here.
     """
     version = values.get("format", FORMAT)
     if version != FORMAT:
@@ -367,24 +368,8 @@ def changes_results(name: str) -> bool:
     return not name.startswith("engine.") or name == "engine.precision"
 
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The values of a YAML file."""
-    try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path} contains no settings; expected a YAML mapping such as 'algorithm: fedavg'")
-    return values
-
-
 def _user_error(error: ValidationError) -> UserError:
-    """Convert pydantic's first validation error into a message."""
+    """Convert the first of pydantic's validation errors into a message that names the setting and suggests a fix."""
     errors = error.errors()
     first = errors[0]
     *groups, name = (str(part) for part in first["loc"] or ("the config",))
@@ -394,7 +379,7 @@ def _user_error(error: ValidationError) -> UserError:
         for part in groups:
             group = group.model_fields[part].annotation
         return unknown_setting(name, group.model_fields, ".".join(groups))
-    if first["type"] in ("model_type", "model_attributes_type"):
+    if first["type"] in ("model_type", "model_attributes_type"):  # one value was given for a group of settings
         suggestion = suggest_setting(full_name)
         hint = f"did you mean {SHORT_NAMES.get(suggestion, suggestion)}?" if suggestion else "set those instead"
         return UserError(f"{full_name}={first['input']!r} is invalid: {full_name} is a group of settings; {hint}")

@@ -16,9 +16,10 @@ from fedflat.data.flower import is_partitioner
 from fedflat.engines.problem.task import Task
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.config import Config, config, read_yaml
+from fedflat.experiment.config import Config, config
 from fedflat.experiment.quantities import parse_flatness
 from fedflat.experiment.setup.problem import name_user_objects
+from fedflat.experiment.store.files import read_yaml
 from fedflat.setting_names import SHORT_NAMES, flat, full_name, unknown_setting
 
 
@@ -42,7 +43,7 @@ def check_user_objects(dataset: Any = None, model: Any = None, task: Any = None)
 
 
 def as_callbacks(callbacks: Any) -> tuple[Callback, ...]:
-    """A tuple of callbacks, from one or several."""
+    """Convert one callback or several to a tuple; anything else raises a ``UserError``."""
     is_single = isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable)
     several = (callbacks,) if is_single else tuple(callbacks)
     for callback in several:
@@ -52,7 +53,7 @@ def as_callbacks(callbacks: Any) -> tuple[Callback, ...]:
 
 
 def as_algorithms(algorithms: Any) -> list[str]:
-    """A list of algorithm texts, from one or several."""
+    """Convert one algorithm text or several to a list; anything else raises a ``UserError``."""
     is_single = isinstance(algorithms, str) or not isinstance(algorithms, Iterable)
     texts = [algorithms] if is_single else list(algorithms)
     for text in texts:
@@ -62,7 +63,13 @@ def as_algorithms(algorithms: Any) -> list[str]:
 
 
 def as_path(argument: str, value: Any, example: str = "runs/first") -> Path:
-    """The path passed as ``argument``; ``example`` illustrates a valid path in the error message."""
+    """Check and convert a path.
+
+    Args:
+        argument: name of the argument that it was passed as, for the error message.
+        value: the path.
+        example: a valid path, for the error message.
+    """
     if not isinstance(value, str | os.PathLike) or value == "":
         raise UserError(f"{argument} is {value!r}; expected a path, such as {example!r}")
     return Path(value)
@@ -136,7 +143,8 @@ def prepare(
     user_model = None if isinstance(model, str) else model
     user_task = None if isinstance(task, str) else task
     check_user_objects(user_dataset, user_model, user_task)
-    if is_partitioner(settings.get("partition")):  # of Flower; it is applied to the dataset
+    if is_partitioner(settings.get("partition")):
+        # Flower's partitioner is an object, not a text; it is applied to the dataset now.
         data = make_config(base, {**settings, "partition": "centralised"}).data
         settings["partition"] = from_flower(settings["partition"], user_dataset or load(data.dataset, data.dir))
     config = name_user_objects(make_config(base, settings), user_dataset, user_model)

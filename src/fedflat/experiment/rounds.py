@@ -30,7 +30,7 @@ class Round:
     """The clients that participated."""
     loss: float
     """Mean training loss over all local steps of the cohort."""
-    figures: dict[str, Any]
+    evaluation: dict[str, Any]
     """The evaluation after this round, as in ``history``; empty if none was due (``eval_every``)."""
     server: ServerState = field(repr=False)
     """The server's model and state."""
@@ -41,8 +41,9 @@ class Round:
     def of(cls, run: Run) -> Round:
         """The round that a run has just completed."""
         is_evaluated = bool(run.history) and run.history[-1]["round"] == run.rounds
-        figures = run.history[-1] if is_evaluated else {}
-        return cls(run.rounds, tuple(run.cohort(run.rounds - 1)), run.loss, figures, run.server, run)
+        evaluation = run.history[-1] if is_evaluated else {}
+        cohort = tuple(run.cohort(run.rounds - 1))  # cohorts are counted from 0
+        return cls(run.rounds, cohort, run.loss, evaluation, run.server, run)
 
     @property
     def score(self) -> float:
@@ -62,6 +63,7 @@ class Round:
     def module(self, name: str = "server") -> nn.Module:
         """A copy of one of the run's models, e.g. ``wima``, in evaluation mode."""
         problem = self.run.problem
+        # Where clients keep their BatchNorm statistics, those of the server model are estimated on training data.
         state = with_statistics(problem, self._state(name), self.run.partition.trained_on)
         module = copy.deepcopy(problem.model)
         module.load_state_dict(problem.state_dict(*state), strict=False)  # extra state that is not a tensor is missing
@@ -91,12 +93,13 @@ class Round:
 
     def _test_metric(self, metric: str) -> float:
         """A metric of the primary model on the test set after this round."""
-        if not self.figures:
+        if not self.evaluation:
             raise UserError(
                 f"round {self.number} was not evaluated (eval_every={self.run.config.evaluation.every}); "
-                "check that round.figures is not empty"
+                "check that round.evaluation is not empty"
             )
-        scores = self.figures["test"].get(self.run.primary, self.figures["test"]["server"])
+        # An average that has not started yet is replaced by the server model.
+        scores = self.evaluation["test"].get(self.run.primary, self.evaluation["test"]["server"])
         if metric not in scores:
             raise one_of("metric", metric, scores, owner="this run")
         return float(scores[metric])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -15,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from fedflat.algorithms import algorithm
-from fedflat.averaging import AverageState, RunInfo, average_name
 from fedflat.data import Dataset
 from fedflat.engines.problem.task import Task, lower_is_better
 from fedflat.engines.round.contract import Client, Cost, Engine, ModelState
@@ -26,6 +24,7 @@ from fedflat.experiment.analysis.observer import Observer
 from fedflat.experiment.analysis.run_model import estimated_statistics
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
+from fedflat.experiment.setup.averages import begin_averages
 from fedflat.experiment.setup.engine import engine_for, explain_out_of_memory, sampler_of, training_of
 from fedflat.experiment.setup.problem import build_problem
 from fedflat.experiment.stopping import Verdict, check_stopping_rules, check_target, describe_divergence
@@ -50,7 +49,6 @@ from fedflat.experiment.store.run_folder import (
     remove_snapshots_after,
     snapshot_file,
 )
-from fedflat.models import classifier_parameters
 from fedflat.operating_system import peak_memory
 
 DIVERGENCE_CHECK_EVERY = 10
@@ -58,7 +56,7 @@ DIVERGENCE_CHECK_EVERY = 10
 
 
 class Run:
-    """One experiment.
+    """One experiment: trains round by round, evaluates models and writes checkpoints and results.
 
     Args:
         config: the experiment.
@@ -108,7 +106,7 @@ class Run:
         self.engine: Engine = engine(self) if engine else engine_for(config, self.problem, self._user_objects)
 
     def execute(self) -> Record:
-        """Run to the end, from the last checkpoint if there is one."""
+        """Run to the end, from the last checkpoint if there is one; returns the record of the run."""
         for _ in self.steps():
             pass
         assert self.record is not None
@@ -116,7 +114,10 @@ class Run:
 
     @isolated_rng
     def steps(self) -> Generator[int, None, None]:
-        """Run one round at a time, yielding the number of completed rounds; closing the generator pauses the run."""
+        """Run one round at a time and yield the number of completed rounds; closing the generator pauses the run.
+
+        At the end, ``record`` is set. A verdict, the status and the reason of a run that ends, ends the loop.
+        """
         try:
             earlier_seconds = self._open()
             self._session_started = time.monotonic()
@@ -129,27 +130,28 @@ class Run:
                     verdict = self._after_round()
                     try:
                         yield self.rounds
-                    except GeneratorExit:
+                    except GeneratorExit:  # the caller has left its loop
                         verdict = verdict or self._pause(f"left after round {self.rounds}")
                 self._write_outcome(verdict)
         finally:
             for store in self._stores.values():
                 store.close()
             if self.folder:
-                self.folder.release()
+                self.folder.release_lock()
         self.record = Record(
             self.config,
             self.history,
-            *verdict,
-            self.seconds,
-            self.models(),
-            self.folder,
-            self._user_objects,
-            self._bn_statistics,
-            self.rounds,
-            self.metric,
-            self.lower_is_better,
-            tuple(self.averages),
+            verdict.status,
+            verdict.reason,
+            seconds=self.seconds,
+            models=self.models(),
+            folder=self.folder,
+            user_objects=self._user_objects,
+            statistics=self._bn_statistics,
+            rounds=self.rounds,
+            metric=self.metric,
+            lower_is_better=self.lower_is_better,
+            averages=tuple(self.averages),
         )
         self._notify("ended", self.record)
 
@@ -186,7 +188,7 @@ class Run:
         return Verdict("finished") if self.rounds == self.config.training.rounds else None
 
     def _after_round(self) -> Verdict | None:
-        """Check for divergence, then save, evaluate and checkpoint if due; returns a verdict if the run has ended."""
+        """Check for divergence, then save, evaluate and checkpoint if due; returns a verdict if the run ends here."""
         is_last = self.rounds == self.config.training.rounds
         is_evaluated = self.config.is_evaluated(self.rounds)
         # Reading values synchronises with a GPU, so there the check is not made every round.
@@ -197,8 +199,10 @@ class Run:
         self._save_models()
         if is_evaluated:
             self._evaluate()
-            judged_by = (self.primary, self.metric, self.lower_is_better)
-            if verdict := check_stopping_rules(self.history, self.config.stop, *judged_by):
+            verdict = check_stopping_rules(
+                self.history, self.config.stop, self.primary, self.metric, self.lower_is_better
+            )
+            if verdict is not None:
                 return verdict
         if is_last or self._interval.is_due(self.rounds):
             self._checkpoint()
@@ -216,7 +220,7 @@ class Run:
         """Train the next cohort, aggregate its updates and update server state, client state and averages."""
         server, round_index = self.server, self.rounds
         for store in self._stores.values():
-            store.now = round_index + 1  # stamps the rows that are written in this round
+            store.current_round = round_index + 1
         flat_model = _flat(server.model)
         for average in self.averages.values():
             average.before_round(round_index, flat_model)
@@ -230,7 +234,7 @@ class Run:
         total_cost = Cost(**{key: value + getattr(outcome.cost, key) for key, value in asdict(server.cost).items()})
         model = ModelState(weights, outcome.buffers, outcome.integer_buffers)
         self.server = ServerState(round_index + 1, model, states, total_cost)
-        if self.rounds < self.config.training.rounds:
+        if self.rounds < self.config.training.rounds:  # the engine may load the next cohort's data meanwhile
             upcoming = [(number, self.partition.clients[number]) for number in self.cohort(self.rounds)]
             self.engine.prepare(self.training, self.rounds, upcoming)
         self._train_loss = outcome.loss
@@ -306,17 +310,20 @@ class Run:
             if not self._resume:
                 inputs = provenance(self.partition, self.problem.data, self._user_objects)
                 folder.create(self.config, inputs, self.metric, self.lower_is_better)
-            folder.hold()
+            folder.acquire_lock()
         checkpoint = last_checkpoint(folder, self.config, self._frozen_hash, self.problem.device) if folder else None
         if folder and self._resume and self._has_local_data:
             require_same_inputs(folder, fingerprints(self._user_objects), self.partition.digest())
         open_rows = partial(self._open_rows, "clients")
         self._clients = ClientStateStore(self.algorithm, self.server.model, self.training.own_statistics, open_rows)
-        self.averages = self._begin_averages()
+        flat_model = _flat(self.server.model)
+        self.averages = begin_averages(
+            self.algorithm, self.problem, self.config, flat_model, partial(self._open_rows, width=len(flat_model))
+        )
         if folder and checkpoint:
             self._restore(folder, *checkpoint)
             return folder.seconds()
-        for store in self._stores.values():
+        for store in self._stores.values():  # a run that was killed before its first checkpoint may have left rows
             store.rewind(init_rounds)
         if folder:
             create_folder((folder.path / CHECKPOINT).parent)  # it may have been deleted
@@ -324,26 +331,8 @@ class Run:
             remove_snapshots_after(folder.path, init_rounds)
         return 0.0
 
-    def _begin_averages(self) -> dict[str, AverageState]:
-        """The initial state of every average, by name."""
-        flat_model = _flat(self.server.model)
-        averages_parts = any(getattr(average, "part", "all") != "all" for average in self.algorithm.averages)
-        head = classifier_parameters(self.problem.model) if averages_parts else set()
-        info = RunInfo(
-            self.config.training.rounds,
-            self.algorithm.lr_schedule.cycle,
-            self.problem.whole_layout.indicator(head.__contains__, flat_model),
-            lambda name, _: self._open_rows(name, len(flat_model)),
-            self.config.init_rounds,
-        )
-        for average in self.algorithm.averages:
-            warning = average.warning(info)
-            if warning:
-                warnings.warn(warning, stacklevel=2)
-        return {average_name(average): average.begin(info, flat_model) for average in self.algorithm.averages}
-
     def _open_rows(self, name: str, width: int) -> RowStore:
-        """Open a store of vectors with ``width`` entries, in the run folder or else in memory."""
+        """Open a store of vectors with ``width`` entries, in the run folder or, without one, in memory."""
         file = self.folder.rows(name, width, self.problem.dtype) if self.folder and width else None
         self._stores[name] = CachedRowStore(file, cache_size(self.problem.device)) if file else RowStore()
         return self._stores[name]
@@ -352,7 +341,7 @@ class Run:
         """Write a checkpoint, if the run has a folder, and measure how long that takes."""
         if self.folder:
             with self._interval.measured():
-                self._clients.settle()
+                self._clients.fetch_remote_states()
                 loss = finite_or_none(self.loss)
                 frozen = self._frozen_hash
                 write_checkpoint(self.folder, self.server, self.averages, self._stores, self.config, loss, frozen)
@@ -380,6 +369,7 @@ class Run:
 
     def _write_models(self, folder: RunFolder, file: Callable[[str], str]) -> None:
         """Write every model; ``file`` maps a model's name to its file name."""
+        # If parameters are frozen, the header names the trained ones.
         trained = {"trained": list(self.problem.layout.names)} if self._frozen_hash else {}
         for name, model in self.models().items():
             metadata = {"model": self.config.model, "name": name, "rounds": self.rounds, **trained}

@@ -31,7 +31,7 @@ class Verdict(NamedTuple):
 def check_stopping_rules(
     history: list[dict[str, Any]], stop: StopSettings, model: str, metric: str, lower_is_better: bool = False
 ) -> Verdict | None:
-    """The verdict of the stopping rules after the newest evaluation, or None if the run continues.
+    """Apply the stopping rules after the newest evaluation; returns a verdict if the run stops, otherwise None.
 
     Args:
         history: one record per evaluation.
@@ -50,7 +50,8 @@ def check_stopping_rules(
     if stop.patience is not None:
         values = [record["validation"][model][metric] for record in history if model in record["validation"]]
         scores = [-math.inf if value is None else sign * value for value in values]
-        if scores and len(scores) - 1 - scores.index(max(scores)) >= stop.patience:
+        evaluations_since_best = len(scores) - 1 - scores.index(max(scores)) if scores else 0
+        if scores and evaluations_since_best >= stop.patience:
             return Verdict(
                 "stopped",
                 f"validation {metric} has not improved for {stop.patience} evaluations (round {newest['round']})",

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from fedflat.experiment.campaign.compare import folder_name
 from fedflat.experiment.campaign.estimate import is_available
+from fedflat.experiment.campaign.planned_run import PlannedRun
 from fedflat.experiment.config import Config
-from fedflat.experiment.store.run_folder import PlannedRun
 from fedflat.papers.cells import Cell
 from fedflat.papers.library import Paper, PaperTable
 from fedflat.papers.numbers import Corrupted, Last, ModelStatistic

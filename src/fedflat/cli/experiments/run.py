@@ -26,8 +26,8 @@ from fedflat.cli.shared.flags import (
 )
 from fedflat.cli.shared.one_run import draw_curve, print_run, run_document
 from fedflat.cli.shared.screen import print_json
-from fedflat.experiment.config import EXECUTION_SETTINGS
 from fedflat.reporting.progress import progress
+from fedflat.setting_names import EXECUTION_SETTINGS
 
 if TYPE_CHECKING:
     from fedflat.experiment.callback import Callback

@@ -12,7 +12,8 @@ from pydantic.fields import FieldInfo
 from typer.core import TyperArgument
 
 from fedflat.cli.shared.completion import complete_assignment, complete_run, completer_for
-from fedflat.experiment.config import SHORT_NAMES, Config, SettingsGroup
+from fedflat.experiment.config import Config, SettingsGroup
+from fedflat.setting_names import SHORT_NAMES
 from fedflat.text import write_value
 
 FLAGS = {"model": "model", "init": "init", "init_head": "init_head", "seed": "seed", **SHORT_NAMES}

@@ -16,10 +16,10 @@ from fedflat.algorithms import algorithm
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RunView
 from fedflat.experiment.campaign.disk_space import client_scalars, participants, run_disk, state_scalars
+from fedflat.experiment.campaign.planned_run import PlannedRun
 from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
 from fedflat.experiment.setup.problem import device_of
-from fedflat.experiment.store.run_folder import PlannedRun
 from fedflat.processes import available_cores
 from fedflat.text import parse
 

@@ -19,6 +19,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, require_remote
 from fedflat.experiment.campaign.branch import branch_point
 from fedflat.experiment.campaign.compare import existing_run, folder_name, parallel_runs
+from fedflat.experiment.campaign.planned_run import PlannedRun
 from fedflat.experiment.campaign.processes import Results, run_in_parallel, run_in_sequence
 from fedflat.experiment.campaign.sweep_file import (
     SweepFile,
@@ -27,14 +28,14 @@ from fedflat.experiment.campaign.sweep_file import (
     combinations,
     fill_placeholders,
 )
-from fedflat.experiment.config import SHORT_NAMES, Config, config
+from fedflat.experiment.config import Config, config
 from fedflat.experiment.run import Run
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.cleanup import Keep, remove_locked
 from fedflat.experiment.store.files import LockedError, create_folder, is_free, locked, write_atomically
-from fedflat.experiment.store.run_folder import PlannedRun, Record, load_record
+from fedflat.experiment.store.run_folder import Record, load_record
 from fedflat.models import model_spec
-from fedflat.setting_names import flat, nest
+from fedflat.setting_names import SHORT_NAMES, flat, nest
 
 INDEX = "sweep.json"
 MAX_NAME_LENGTH = 100

@@ -15,9 +15,10 @@ from typing import Any
 from pydantic import ConfigDict, Field, ValidationError
 
 from fedflat.errors import UserError, one_of
-from fedflat.experiment.config import SHORT_NAMES, SettingsGroup, read_yaml, setting_names
+from fedflat.experiment.config import SettingsGroup, setting_names
 from fedflat.experiment.store.cleanup import Keep
-from fedflat.setting_names import flat, full_name
+from fedflat.experiment.store.files import read_yaml
+from fedflat.setting_names import SHORT_NAMES, flat, full_name
 
 Values = dict[str, Any]
 SETTINGS = frozenset((*setting_names(), "flatness"))

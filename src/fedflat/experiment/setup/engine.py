@@ -43,12 +43,14 @@ MIN_ROUNDS_TO_COMPILE = 200
 def engine_for(config: Config, problem: Problem, user_objects: UserObjects | None = None) -> Engine:
     """Build the engine of a config.
 
-    ``auto`` selects lanes on a GPU, and the loop on a CPU or for streamed data.
+    The loop engine trains clients one after another in each worker process, the lane engine several at a time on a
+    GPU. ``auto`` selects lanes on a GPU, and the loop on a CPU or for streamed data.
 
     Args:
         config: the experiment.
         problem: its problem, on the device to train on.
-        user_objects: objects that Ray workers need to build the problem; if None, Ray is not used.
+        user_objects: user-supplied objects, which Ray workers need to build the problem. None inside a Ray worker,
+            whose own engine is not Ray's.
     """
     settings = config.engine
     if settings.name == "ray" and user_objects is not None:
@@ -70,7 +72,8 @@ def engine_for(config: Config, problem: Problem, user_objects: UserObjects | Non
         return LoopEngine(problem, settings.workers or min(available_cores(), useful_workers))
     is_long = config.training.rounds >= MIN_ROUNDS_TO_COMPILE and on_gpu
     should_compile = settings.compile == "on" or (settings.compile == "auto" and is_long)
-    return LaneEngine(problem, settings.lanes, compiled if should_compile else in_place)
+    make_step = compiled if should_compile else in_place
+    return LaneEngine(problem, settings.lanes, make_step)
 
 
 def ray_engine(config: Config, problem: Problem, user_objects: UserObjects) -> RayEngine:
@@ -123,7 +126,10 @@ def explain_out_of_memory(config: Config) -> Iterator[None]:
 
 
 def training_of(config: Config, algorithm: Algorithm, clients: int) -> Training:
-    """The local training of a config with ``clients`` clients."""
+    """The settings of local training and aggregation for a federation of ``clients`` clients.
+
+    Raises a ``UserError`` if the algorithm requires that updates are averaged, but the config aggregates otherwise.
+    """
     training, federation = config.training, config.federation
     obstacles = [
         slot.robust_aggregation_conflict() for _, slot in algorithm.slots() if slot.robust_aggregation_conflict()

@@ -50,7 +50,7 @@ def build_network(
         _check_shapes(network, config.model)
         seed_torch(config.seed, "adapters")
         for part in parts:
-            part.extend(network)
+            part.extend(network)  # adds adapters, such as LoRA, if the part is one
     if config.engine.precision == "float64":
         network = network.double()
     if config.init is not None:
@@ -118,7 +118,7 @@ def build_problem(
 
 
 def load_data(config: Config, data: Dataset | None = None) -> Dataset:
-    """The dataset of a config, or the user-supplied one; for regression, integers become numbers.
+    """The dataset of a config, or the user-supplied one; for regression, integer targets become real numbers.
 
     Args:
         config: the experiment.
@@ -135,7 +135,7 @@ def task_of(config: Config) -> Task:
 
 
 def _check_targets(task: Task, data: Dataset) -> None:
-    """Reject targets that a built-in task, or one derived from it, cannot use."""
+    """Raise a ``UserError`` if the task is derived from the built-in task for another type of targets."""
     tasks = {"classes": Classification, "numbers": Regression, "labels": MultiLabel}
     suitable = tasks[data.target_type]
     for targets, unsuitable in tasks.items():
@@ -149,15 +149,16 @@ def _check_targets(task: Task, data: Dataset) -> None:
 def build_partition(config: Config, data: Dataset) -> Partition:
     """Distribute the training examples over clients."""
     settings = config.data
+    partition_fixes_clients = datasets.fixes_clients(settings.partition)
     return datasets.make_partition(
         settings.partition,
         data.train.targets,
         data.num_classes,
-        None if datasets.fixes_clients(settings.partition) else settings.clients,
-        config.seed if settings.partition_seed is None else settings.partition_seed,
-        settings.validation,
-        data.train.groups,
-        data.train.coarse,
+        clients=None if partition_fixes_clients else settings.clients,
+        seed=config.seed if settings.partition_seed is None else settings.partition_seed,
+        validation=settings.validation,
+        groups=data.train.groups,
+        coarse=data.train.coarse,
     )
 
 
@@ -248,22 +249,22 @@ class _ExpectedOutput(NamedTuple):
 
 
 def _expected_output(task: Task, examples: Examples) -> _ExpectedOutput | None:
-    """The expected output for a built-in task; None for a user-defined one."""
+    """The shape of output that a built-in task expects of a model; None for a user-defined task."""
     if isinstance(task, Segmentation):
         pixels = "x".join(map(str, examples.targets.shape[1:]))
         hint = f" at each of {pixels} pixels: choose a segmentation model (bisenetv2)"
-        return _ExpectedOutput((4,), class_axis=1, per_pixel=True, hint=hint)
+        return _ExpectedOutput(dimensions=(4,), class_axis=1, per_pixel=True, hint=hint)
     if isinstance(task, NextCharacter):
-        return _ExpectedOutput((2, 3))
+        return _ExpectedOutput(dimensions=(2, 3))
     if isinstance(task, Regression):
-        return _ExpectedOutput((1, 2), exact=True, nouns="target columns")
+        return _ExpectedOutput(dimensions=(1, 2), exact=True, nouns="target columns")
     if isinstance(task, MultiLabel):
-        return _ExpectedOutput((2,), exact=True, nouns="labels")
-    return _ExpectedOutput((2,)) if isinstance(task, Classification) else None
+        return _ExpectedOutput(dimensions=(2,), exact=True, nouns="labels")
+    return _ExpectedOutput(dimensions=(2,)) if isinstance(task, Classification) else None
 
 
 def device_of(config: Config) -> torch.device:
-    """The device of a config; on a GPU, also sets whether float32 arithmetic may be rounded to TF32."""
+    """The device to train on; on a GPU, this also sets torch's global options for TF32 and cuDNN's autotuner."""
     if config.engine.name == "ray":
         return torch.device("cpu")  # of the driver; workers have their own devices
     device = config.engine.device

@@ -35,7 +35,7 @@ def load_weights(network: nn.Module, name: str, path: Path, fresh_head: bool = F
         network: the model, which is changed in place.
         name: the model's name, for error messages.
         path: a safetensors file or a saved ``state_dict``.
-        fresh_head: whether to skip the last linear layer, e.g. for other classes.
+        fresh_head: whether the last linear layer keeps its initial values, e.g. because the file has other classes.
     """
     tensors, architecture = read_weights(path)
     load_tensors(network, name, tensors, str(path), architecture, fresh_head)
@@ -99,15 +99,16 @@ def load_tensors(
     architecture: str = "",
     fresh_head: bool = False,
 ) -> None:
-    """Load tensors into a model; names and shapes must match, except for frozen parameters and adapters.
+    """Load tensors into a model, and raise a ``UserError`` if their names or shapes do not match.
 
     Args:
         network: the model; a vision transformer first translates the names of published weights.
         name: the model's name, for messages.
-        tensors: the state_dict. Adapters may be missing as a whole; they keep their initial values.
+        tensors: the state_dict. Frozen parameters may be missing, and adapters as a whole; both keep their values.
         source: where the tensors come from, for messages.
         architecture: name of the model that the tensors belong to, if known.
-        fresh_head: whether to skip the last linear layer.
+        fresh_head: whether the last linear layer (the head) keeps its initial values, so that the tensors may belong
+            to a model with other classes.
     """
     tensors = network.convert_weights(tensors) if isinstance(network, VisionTransformer) else dict(tensors)
     head = _head_parameters(network) if fresh_head else set()
@@ -149,7 +150,7 @@ def first_mismatch(network: nn.Module, tensors: Mapping[str, Tensor], left_out: 
     expected = {key: value for key, value in network.state_dict().items() if isinstance(value, Tensor)}
     optional = {*left_out, *_optional_parameters(network)}
     adapters = adapter_parameters(network)
-    if not adapters & tensors.keys():
+    if not adapters & tensors.keys():  # weights from before adapters were added
         optional |= adapters
     missing = [key for key in expected if key not in tensors and key not in optional]
     extra = [key for key in tensors if key not in expected]
@@ -172,7 +173,7 @@ def _optional_parameters(network: nn.Module) -> set[str]:
 
 
 def _hint_on_head(network: nn.Module, tensors: Mapping[str, Tensor]) -> str:
-    """A hint to use ``init_head=fresh`` if all but the head fits."""
+    """The end of an error message: a hint to use ``init_head=fresh`` if all but the head fits, otherwise empty."""
     if not any(isinstance(module, nn.Linear | nn.Conv2d) for module in network.modules()):
         return ""
     head = _head_parameters(network)
@@ -190,7 +191,7 @@ def _head_parameters(network: nn.Module) -> set[str]:
 
 
 def _without_head(network: nn.Module, tensors: Mapping[str, Tensor], head: Collection[str]) -> dict[str, Tensor]:
-    """The tensors without those of the head, and without a pooler that the model lacks."""
+    """The tensors without those of the head, and of a pooling layer before it that the model lacks."""
     known = network.state_dict()
     return {
         key: value
@@ -200,7 +201,7 @@ def _without_head(network: nn.Module, tensors: Mapping[str, Tensor], head: Colle
 
 
 def _listed(names: list[str], noun: str) -> str:
-    """``noun`` and the first few names.
+    """Names in a sentence, after a ``noun``; only the first few are spelled out.
 
     >>> _listed(["a", "b", "c"], "tensor"), _listed(list("abcdefg"), "tensor")
     ('tensors a, b and c', 'tensors a, b, c, d and 3 more')

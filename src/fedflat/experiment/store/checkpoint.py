@@ -38,7 +38,7 @@ class ServerState:
     cost: Cost
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors, under their names in a checkpoint."""
+        """All tensors of the model and the algorithm's server state, under their names in a checkpoint."""
         return {
             "weights": self.model.weights,
             "buffers": self.model.buffers,
@@ -63,15 +63,19 @@ class CheckpointInterval:
 
     def __init__(self, every: int | None) -> None:
         self._every = every
-        self._last_end = time.monotonic()
-        self._last_duration = 0.0
+        self._last_end = time.monotonic()  # when the last checkpoint was complete
+        self._last_duration = 0.0  # seconds that it took
 
     def is_due(self, rounds: int) -> bool:
-        """Whether to write a checkpoint after ``rounds`` rounds."""
+        """Whether to write a checkpoint after ``rounds`` rounds.
+
+        By default this is so every ``ROUNDS_BETWEEN`` rounds, if enough time has passed since the last checkpoint.
+        """
         if self._every is not None:
             return rounds % self._every == 0
-        pause = max(SECONDS_BETWEEN, self._last_duration / MAX_TIME_FRACTION)
-        return rounds % ROUNDS_BETWEEN == 0 and time.monotonic() - self._last_end >= pause
+        # After a checkpoint that took d seconds, at least d / MAX_TIME_FRACTION seconds of training follow.
+        min_seconds = max(SECONDS_BETWEEN, self._last_duration / MAX_TIME_FRACTION)
+        return rounds % ROUNDS_BETWEEN == 0 and time.monotonic() - self._last_end >= min_seconds
 
     @contextmanager
     def measured(self) -> Iterator[None]:

@@ -63,7 +63,10 @@ def find_runs(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def removable(run: Path, parts: Iterable[str] = DEFAULT_PARTS) -> Removable | None:
-    """Which of some parts a run still has; None if it has not ended or has none of them."""
+    """The parts (checkpoint, snapshots, models) that a finished run still has, with their sizes.
+
+    None if the run has not ended or has none of the requested ``parts``.
+    """
     if not RunFolder(run).is_over:
         return None
     sizes = {part: sum(map(_size, _paths(run, part))) for part in parts}
@@ -78,10 +81,13 @@ def remove(run: Path, parts: Iterable[str] = DEFAULT_PARTS) -> int:
 
 
 def remove_locked(run: Path, parts: Iterable[str]) -> int:
-    """Like ``remove``, for a run that this process has already locked."""
+    """Like ``remove``, for a folder that this process has already locked; returns the number of bytes freed.
+
+    The lock on the folder decides which process does the run. The run's own lock is taken here.
+    """
     folder = RunFolder(run)
     try:
-        folder.hold()
+        folder.acquire_lock()
         existing = removable(run, parts)
         if existing is None:
             return 0
@@ -90,7 +96,7 @@ def remove_locked(run: Path, parts: Iterable[str]) -> int:
                 _delete(path)
         return existing.bytes
     finally:
-        folder.release()
+        folder.release_lock()
 
 
 def _paths(run: Path, part: str) -> list[Path]:

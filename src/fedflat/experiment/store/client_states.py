@@ -34,8 +34,8 @@ class RowStore:
     """Rows by key, in memory, for runs without a folder; also the interface of the other row stores."""
 
     def __init__(self) -> None:
-        self.now = 0
-        """Stamp of new rows: the number of completed rounds once the current round ends."""
+        self.current_round = 0
+        """The round in progress, counted from 1; rows that are written now are stamped with it."""
         self._rows: dict[int, Tensor] = {}
 
     def __getitem__(self, key: int) -> Tensor:
@@ -72,8 +72,8 @@ class RowStore:
 class FileRowStore(RowStore):
     """Rows in a file, with an index of their keys and stamps.
 
-    Every row has two copies, 0 and 1, each stamped with the number of completed rounds when it was written. A write
-    overwrites the copy that the last checkpoint does not need, so that a killed run finds its rows unharmed.
+    Every row has two copies, 0 and 1, each stamped with the round that wrote it. A write overwrites the copy that the
+    last checkpoint does not need, so that a killed run finds its rows unharmed.
 
     Args:
         folder: holds ``rows.bin`` and ``index.bin``; created if necessary.
@@ -86,7 +86,7 @@ class FileRowStore(RowStore):
         create_folder(folder)
         self._folder = folder
         self._open(folder, width, dtype, os.O_RDWR | os.O_CREAT)
-        self._committed = 0
+        self._committed = 0  # round of the last checkpoint
 
     def _open(self, folder: Path, width: int, dtype: torch.dtype, flags: int) -> None:
         """Open both files and read the index: the position and the stamps of every row, by key."""
@@ -97,6 +97,7 @@ class FileRowStore(RowStore):
             self._index = os.open(folder / "index.bin", flags | BINARY, 0o644)
         raw = read_at(self._index, os.fstat(self._index).st_size, 0)
         complete = len(raw) // _ENTRY_BYTES * _ENTRY_BYTES  # a killed run may have left part of an entry
+        # An entry holds key + 1 and the stamps of both copies.
         entries = np.frombuffer(raw[:complete], _INTEGER).reshape(-1, 3).tolist()
         self._position = {key - 1: position for position, (key, _, _) in enumerate(entries)}
         self._stamps = {key - 1: [first, second] for key, first, second in entries}
@@ -109,7 +110,7 @@ class FileRowStore(RowStore):
         return len(self._position)
 
     def readable(self, rounds: int) -> int:
-        """Number of rows with a complete copy from the first ``rounds`` rounds."""
+        """Number of rows with a complete copy that was written in the first ``rounds`` rounds."""
         size = os.fstat(self._data).st_size
         count = 0
         for key, stamps in self._stamps.items():
@@ -128,12 +129,12 @@ class FileRowStore(RowStore):
             self._position[key] = len(self._position)
             self._stamps[key] = [UNWRITTEN, UNWRITTEN]
         stamps = self._stamps[key]
-        committed = _as_of(self._committed, stamps)
-        copy = 1 - _newest_copy(committed) if any(committed) else 0
+        committed_stamps = _as_of(self._committed, stamps)
+        copy = 1 - _newest_copy(committed_stamps) if any(committed_stamps) else 0
         data = row.detach().cpu().numpy().astype(self._dtype, copy=False).tobytes()
         with explain_os_error(self._folder):
             write_at(self._data, data, self._offset(key, copy))
-            stamps[copy] = self.now
+            stamps[copy] = self.current_round
             self._write_index(key)
 
     def commit(self, rounds: int) -> None:
@@ -215,7 +216,7 @@ class CachedRowStore(RowStore):
 
     def flush(self) -> None:
         """Write the rows that the file does not have yet."""
-        self._file.now = self.now
+        self._file.current_round = self.current_round
         for key in self._unwritten:
             self._file[key] = self._rows[key]
         self._unwritten.clear()
@@ -224,6 +225,7 @@ class CachedRowStore(RowStore):
         self._file.commit(rounds)
 
     def rewind(self, rounds: int) -> None:
+        """Empty the cache, and discard what the file received after ``rounds`` rounds."""
         self._rows.clear()
         self._unwritten.clear()
         self._file.rewind(rounds)
@@ -243,7 +245,7 @@ def _as_of(rounds: int, stamps: list[int]) -> list[int]:
 
 
 def _newest_copy(stamps: list[int]) -> int:
-    """The copy that was written last, 0 or 1."""
+    """Which of a row's two copies was written last, 0 or 1, given the rounds that wrote them."""
     first, second = stamps
     return int(second > first)
 
@@ -259,21 +261,23 @@ class ClientStateStore:
 
     Args:
         algorithm: declares the fields of the state.
-        first: the model before the first round, from which initial states are derived.
+        initial: the model before the first round, from which initial states are derived.
         own_statistics: whether clients keep their BatchNorm statistics (SiLoBN).
-        rows: opens the row store for a given row width.
+        open_rows: opens the row store for a given row width.
     """
 
     def __init__(
-        self, algorithm: Algorithm, first: ModelState, own_statistics: bool, rows: Callable[[int], RowStore]
+        self, algorithm: Algorithm, initial: ModelState, own_statistics: bool, open_rows: Callable[[int], RowStore]
     ) -> None:
-        self._device = first.weights.device
+        self._device = initial.weights.device
         self._fields = flat_fields(algorithm.client_fields())
-        self._initial = algorithm.new_client(first.weights), first.buffers if own_statistics else None
-        self._widths = {name: field.scalars(len(first.weights)) for name, field in self._fields.items()}
+        self._initial = algorithm.new_client(initial.weights), initial.buffers if own_statistics else None
+        # Scalars of each part of a row, in order.
+        self._widths = {name: field.scalars(len(initial.weights)) for name, field in self._fields.items()}
         if own_statistics:
-            self._widths[STATISTICS] = len(first.buffers)
-        self._rows = rows(sum(self._widths.values()))
+            self._widths[STATISTICS] = len(initial.buffers)
+        self._rows = open_rows(sum(self._widths.values()))
+        # States that are still on the worker that trained the client, with its statistics, by client.
         self._remote: dict[int, tuple[RemoteState, Tensor | None]] = {}
 
     def read(self, number: int) -> tuple[Mapping[str, State], Tensor | None]:
@@ -281,7 +285,7 @@ class ClientStateStore:
         return self._remote[number] if number in self._remote else self._read(number)
 
     def _read(self, number: int) -> tuple[States, Tensor | None]:
-        """Split a client's row into its state and statistics."""
+        """Split a client's row into its state and statistics; a client without a row has the initial ones."""
         if number not in self._rows:
             return self._initial
         row = self._rows[number].to(self._device)
@@ -294,12 +298,16 @@ class ClientStateStore:
         """The statistics of each of ``clients`` clients that has participated; empty if clients keep none."""
         if STATISTICS not in self._widths:
             return {}
-        self.settle()
+        self.fetch_remote_states()
         stored = {number: self._read(number)[1] for number in range(clients) if number in self._rows}
         return {number: statistics for number, statistics in stored.items() if statistics is not None}
 
     def write(self, client: Client) -> None:
-        """Store a client's new state; a remote one is stored when it arrives and read remotely until then."""
+        """Store a client's new state.
+
+        A state that is still on the worker that trained the client is stored when it arrives; until then, readers get
+        a reference to it.
+        """
         self._remote.pop(client.number, None)
         if not isinstance(client.state, RemoteState):
             self._write(client, client.state)
@@ -311,8 +319,8 @@ class ClientStateStore:
             state, _ = self._remote.pop(oldest)
             state.fetch()
 
-    def settle(self) -> None:
-        """Fetch all remote states, before a checkpoint relies on them."""
+    def fetch_remote_states(self) -> None:
+        """Fetch the states that are still on workers, before a checkpoint relies on them."""
         for state, _ in list(self._remote.values()):
             state.fetch()
 

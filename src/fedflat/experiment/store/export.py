@@ -29,7 +29,7 @@ INSTALL = "pip install 'fedflat[onnx]'"
 
 
 def format_of(path: Path, wanted: str | None = None) -> Format:
-    """The format to export in: ``wanted`` if given, otherwise the one of the file's extension.
+    """The format to export in: ``wanted``, or by default the one that the file's extension stands for.
 
     >>> format_of(Path("model.pt")), format_of(Path("weights"), "onnx")
     ('torch', 'onnx')

@@ -1,4 +1,4 @@
-"""Files and folders: atomic writes, locks, and readable errors of the operating system."""
+"""Files and folders: atomic writes, YAML, locks, and readable errors of the operating system."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import yaml
 from filelock import FileLock, Timeout
 
 from fedflat.errors import UserError
@@ -53,6 +55,22 @@ def write_atomically(path: Path, data: bytes | str) -> None:
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
+
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML file of settings; raises a ``UserError`` unless it contains a mapping."""
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path} contains no settings; expected a YAML mapping such as 'algorithm: fedavg'")
+    return values
 
 
 LOCK_FILE = ".lock"

@@ -48,7 +48,7 @@ def require_same_inputs(folder: RunFolder, current: Mapping[str, str], partition
         partition: hash of the partition, if the run is to be resumed.
     """
     recorded = folder.partition()
-    previous = recorded.get(OWN, current)
+    previous = recorded.get(OWN, current)  # nothing to compare with if the run recorded no fingerprints
     for name in (*previous, *current):
         if previous.get(name) != current.get(name):
             raise UserError(

@@ -20,10 +20,17 @@ from fedflat.algorithms import algorithm
 from fedflat.averaging import average_name
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
-from fedflat.experiment.config import Config, config, read_yaml
+from fedflat.experiment.config import Config, config
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.client_states import FileRowStore
-from fedflat.experiment.store.files import LOCK_FILE, Lock, create_folder, explain_os_error, write_atomically
+from fedflat.experiment.store.files import (
+    LOCK_FILE,
+    Lock,
+    create_folder,
+    explain_os_error,
+    read_yaml,
+    write_atomically,
+)
 from fedflat.plugins import load_recorded, loaded_plugins
 
 PLUGINS = "plugins.json"
@@ -77,7 +84,7 @@ class RunFolder:
 
         Args:
             config: the run's config.
-            partition: content of ``partition.json`` (``provenance``).
+            partition: content of ``partition.json``: the partition and what else the run began with.
             metric: name of the primary metric.
             lower_is_better: whether lower values of that metric are better.
 
@@ -85,7 +92,7 @@ class RunFolder:
             LockedError: another process is creating the same folder.
         """
         self._require_new()
-        self.hold()
+        self.acquire_lock()
         try:
             self._require_new()  # another process may have been first
             create_folder(self.path / "state")
@@ -96,7 +103,7 @@ class RunFolder:
             self.write_status("running", metric=metric, lower_is_better=lower_is_better, averages=averages)
             write_atomically(self.path / "config.yaml", config.to_yaml())
         except BaseException:
-            self.release()
+            self.release_lock()
             raise
 
     def _require_new(self) -> None:
@@ -113,21 +120,24 @@ class RunFolder:
         if not is_free:
             raise UserError(f"{self.path} exists and is not a run; choose another --out")
 
-    def hold(self) -> None:
-        """Lock the run for this process, or raise ``LockedError``; the lock of a sweep on the folder is separate."""
+    def acquire_lock(self) -> None:
+        """Lock the run for this process; raises ``LockedError`` if another one has locked it.
+
+        A sweep locks the folder itself; this lock is on its subfolder, so that the sweep's process can take both.
+        """
         if self._lock is None:
             lock = Lock(self.path / "checkpoint", self.path)
             lock.acquire()
             self._lock = lock
 
-    def release(self) -> None:
-        """Release the lock."""
+    def release_lock(self) -> None:
+        """Release the lock, if this object has it."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
     def config(self) -> Config:
-        """The run's config; the names in it need not be registered here."""
+        """The run's config; its algorithm need not be registered in this process."""
         if not self.exists:
             raise UserError(
                 f"there is no run in {self.path}; expected a folder with a config.yaml (list runs: fedflat show runs)"
@@ -265,29 +275,6 @@ def _absolute(path: Path) -> Path:
         return path.absolute()
     except FileNotFoundError:
         return path
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """An experiment with the folder that it has or will have."""
-
-    config: Config
-    folder: Path
-
-    @property
-    def done(self) -> bool:
-        """Whether it has ended."""
-        return RunFolder(self.folder).is_over
-
-    @property
-    def rounds_left(self) -> int:
-        """Rounds that remain, according to its last evaluation."""
-        if self.done:
-            return 0
-        folder = RunFolder(self.folder)
-        history = folder.metrics() if folder.exists else []
-        rounds_done = int(history[-1]["round"]) if history else self.config.init_rounds
-        return self.config.training.rounds - rounds_done
 
 
 STATISTICS_FILE = "statistics.safetensors"
