@@ -238,11 +238,11 @@ def differences_page() -> str:
     """All differences between papers and published code."""
     return joined(
         [
-            "# Differences to published code",
+            "# Differences from published code",
             "",
             "Where a paper and its published code differ, fedflat follows the paper unless this page says otherwise.",
-            "The parameters named here select the other form, and `variant=released` selects the published code. This",
-            "page is generated from the code.",
+            "Parameters named in the column *fedflat* select the other behaviour; `variant=released` selects all choices of",
+            "the published code at once. This page is generated from the code.",
             "",
         ],
         table(
