@@ -168,10 +168,12 @@ class Objective:
         return self.with_data(select_examples(self.batches, draw_positions(self.examples, size, seed)))
 
     def compile(self) -> None:
-        """Compile Hessian-vector products for batches of the first batch's size, at the first product."""
-        self._compiled = CompiledProduct(
-            lambda weights, vector, *batch: self._batch_products(weights, [vector], *batch)[0], self._batch_sizes[0]
-        )
+        """Let the first Hessian-vector product compile the following ones, for batches of the first batch's size."""
+
+        def product(weights: Sequence[Tensor], vector: Sequence[Tensor], inputs: Any, targets: Any) -> Sequence[Tensor]:
+            return self._batch_products(weights, [vector], inputs, targets)[0]
+
+        self._compiled = CompiledProduct(product, examples=self._batch_sizes[0])
 
     @torch.no_grad()
     def loss(self, w: Tensor | None = None) -> Tensor:
@@ -206,7 +208,7 @@ class Objective:
 
     @torch.enable_grad()
     def hessian_products(self, w: Tensor | None, vectors: Tensor) -> Tensor:
-        """Return the products of the Hessian with several vectors, [b, P]; they share the first derivative.
+        """Return the products of the Hessian with several vectors, [b, P], which share one gradient computation.
 
         Args:
             w: the point at which the Hessian is taken, [P]; None means the model's weights.
@@ -216,13 +218,13 @@ class Objective:
         vector_tensors = [list(self.layout.views(vector).values()) for vector in vectors]
 
         def flat_products(batch: Batch) -> Tensor:
-            """Return the products of one batch's Hessian, [b, P]; compiled if possible."""
+            """Return the products of one batch's Hessian with all vectors, [b, P], with compiled code if possible."""
             inputs, targets = self._to_device(batch[0]), self._to_device(batch[1])
             products: list[Sequence[Tensor]] = []
             if self._compiled:
                 compiled = [self._compiled(weights, vector, inputs, targets) for vector in vector_tensors]
                 products = [product for product in compiled if product is not None]
-            if len(products) < len(vector_tensors):  # not compiled, or not for this batch shape
+            if len(products) < len(vector_tensors):  # not compiled, or not for batches of this shape
                 products = self._batch_products(weights, vector_tensors, inputs, targets)
             return torch.stack([self._flatten(product) for product in products])
 
@@ -249,7 +251,7 @@ class Objective:
         parameters = list(leaves.values())
         loss = self._batch_loss(leaves, (inputs, targets))
         gradients = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
-        # A constant gradient (the loss is linear in that parameter) has no graph to differentiate.
+        # The gradient of a parameter in which the loss is linear is constant, so it cannot be differentiated.
         varying = [index for index, gradient in enumerate(gradients) if gradient.requires_grad]
         if not varying:
             return [[torch.zeros_like(parameter) for parameter in parameters] for _ in vectors]
@@ -259,7 +261,7 @@ class Objective:
                 [gradients[index] for index in varying],
                 parameters,
                 [vector[index] for index in varying],
-                retain_graph=len(products) + 1 < len(vectors),
+                retain_graph=len(products) + 1 < len(vectors),  # free the graph with the last vector
                 materialize_grads=True,
             )
             products.append(product)
@@ -267,7 +269,10 @@ class Objective:
 
     @torch.no_grad()
     def metrics(self, w: Tensor | None = None) -> dict[str, float]:
-        """Return the metrics of ``sums`` at ``w`` [P] (default: ``weights``), averaged over the examples, by name."""
+        """Return the metrics at ``w`` [P] (default: ``weights``) by name, as means over all examples.
+
+        They are the metrics that ``sums`` computes, or the loss alone if the objective has no ``sums``.
+        """
         if self._sums is None:
             return {"loss": float(self.loss(w))}
         parameters = self._parameters_at(w)
@@ -290,7 +295,7 @@ class Objective:
             raise UserError(
                 "the gradient is not finite, so the curvature is undefined; use a model that did not diverge"
             )
-        # GPU reductions are unordered and change the last digits; dropout or augmentation change the leading ones.
+        # GPU reductions are unordered, so two passes differ in the last digits; with dropout they differ in the first ones.
         tolerance = 1e-4 if self.dtype == torch.float64 else 1e-2
         for before, after in zip(first, second, strict=True):
             if float((before - after).norm()) > tolerance * float(before.norm()) + torch.finfo(self.dtype).eps:
@@ -300,14 +305,14 @@ class Objective:
                 )
 
     def _parameters_at(self, w: Tensor | None) -> dict[str, Tensor]:
-        """Return the parameters in the flat vector ``w`` (default: the model's weights), by name."""
+        """Return the flat vector ``w`` (default: the model's weights) as parameters by name, in the memory format."""
         if w is None:
             w = self.weights
         elif w.shape != self.weights.shape:
             raise UserError(
                 f"got a weight vector of shape {tuple(w.shape)}; expected ({self.size},), one entry per weight"
             )
-        views = self.layout.views(w.detach())  # with filters channels last
+        views = self.layout.views(w.detach())  # flat vectors store filters channels last
         return views if self._channels_last else {name: view.contiguous() for name, view in views.items()}
 
     def _flatten(self, tensors: Sequence[Tensor]) -> Tensor:
@@ -367,7 +372,7 @@ class Objective:
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             if self.device.type == "cuda":
                 stack.enter_context(tf32_allowed(self.tf32))
-                # cuDNN's recurrent kernels have no second derivative, and no first one in evaluation mode.
+                # cuDNN's recurrent layers cannot be differentiated in evaluation mode, and never twice.
                 stack.callback(setattr, torch.backends.cudnn, "enabled", torch.backends.cudnn.enabled)
                 torch.backends.cudnn.enabled &= not self._is_recurrent
             self.module.eval()

@@ -19,6 +19,7 @@ Switch = tuple[Any, str]
 
 def allow_tf32(allowed: bool) -> None:
     """Allow or forbid a GPU to round float32 matrix products and convolutions to TF32, until it is changed again."""
+    # torch has two generations of switches: ``allow_tf32`` is a bool, ``fp32_precision`` a string.
     for backend, attribute in _switches():
         value = allowed if attribute == "allow_tf32" else "tf32" if allowed else "ieee"
         setattr(backend, attribute, value)
@@ -40,7 +41,10 @@ def tf32_allowed(allowed: bool) -> Iterator[None]:
 
 
 def _switches() -> list[Switch]:
-    """Return the switches that this version of torch has and that are in use, old ones first."""
+    """Return torch's switches for TF32 as (backend, attribute).
+
+    They are the old ones, ``allow_tf32``, and the new ones, ``fp32_precision``, if this torch has them and uses them.
+    """
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     old_switches: list[Switch] = [(matmul, "allow_tf32"), (cudnn, "allow_tf32")]
     global_precision = getattr(torch.backends, "fp32_precision", "none")

@@ -71,11 +71,11 @@ def sharpness_of(
     Args:
         objective: the loss as a function of the weights.
         kind: ``sam``, ``asam`` (worst case) or ``average``.
-        rho: radius, in units of the weights (ASAM: relative to T).
-        steps: ascent steps of the worst case; 1 is the first-order direction.
-        eta: offset of ASAM's scale.
+        rho: radius, in units of the weights; for ASAM, relative to the weights' magnitudes.
+        steps: gradient ascent steps towards the worst case; 1 moves by rho along the gradient.
+        eta: added to the weights' magnitudes in ASAM's scale |w| + eta.
         scope: tensors that ASAM scales: those named ``weight``, or ``all``.
-        directions: number of antithetic pairs of the average.
+        directions: number of random directions of the average, each taken forwards and backwards.
         seed: seed of the random directions.
     """
     if kind not in KINDS:
@@ -93,7 +93,10 @@ def sharpness_of(
 
 
 def adaptive_scale(objective: Objective, eta: float = 0.0, scope: str = "weight") -> Tensor:
-    """Return ASAM's T, [P]: |w| + eta on tensors named ``weight`` (or all tensors), 1 elsewhere."""
+    """Return the diagonal of ASAM's scaling matrix T, [P]: |w| + eta in scaled tensors, 1 elsewhere.
+
+    ``scope`` selects the scaled tensors: those with ``weight`` in their names, or ``all``.
+    """
     if scope not in SCOPES:
         raise one_of("ASAM scope", scope, SCOPES)
     if eta < 0:
@@ -106,8 +109,8 @@ def adaptive_scale(objective: Objective, eta: float = 0.0, scope: str = "weight"
 def _ascend(objective: Objective, scale: Tensor, rho: float, steps: int, seed: int) -> tuple[float, float]:
     """Find the largest rise of the loss by projected gradient ascent within the radius.
 
-    The ascent is in scaled coordinates u = T^-1 e, where e is the perturbation of the weights, projected onto |u| <=
-    rho.
+    The ascent is in scaled coordinates u = T^-1 e, where e is the perturbation of the weights. Every step is projected
+    onto |u| <= rho.
 
     Args:
         objective: the loss as a function of the weights.
@@ -141,12 +144,12 @@ def _ascend(objective: Objective, scale: Tensor, rho: float, steps: int, seed: i
 
 
 def _average(objective: Objective, rho: float, directions: int, seed: int) -> Sharpness:
-    """Average the rise of the loss over random directions, in antithetic pairs e and -e.
+    """Average the rise of the loss over random directions e, each taken forwards and backwards to reduce the variance.
 
     Args:
         objective: the loss as a function of the weights.
         rho: length of every direction.
-        directions: number of pairs.
+        directions: number of directions.
         seed: seed of the directions.
     """
     if directions < 2:

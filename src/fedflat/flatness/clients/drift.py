@@ -55,9 +55,9 @@ def update_drift(rows: Tensor, update: Tensor) -> UpdateDrift:
         update: the server's update D, [P].
     """
     return UpdateDrift(
-        torch.stack([row.norm() for row in rows]),
-        torch.stack([torch.dist(row, update) for row in rows]),
-        torch.stack([cosine(row, update) for row in rows]),
+        lengths=torch.stack([row.norm() for row in rows]),
+        distances=torch.stack([torch.dist(row, update) for row in rows]),
+        cosines=torch.stack([cosine(row, update) for row in rows]),
     )
 
 
@@ -66,7 +66,8 @@ def disagreement(rows: Tensor, weights: Sequence[float] | None = None) -> Disagr
 
     Args:
         rows: the vectors v_i, [clients, P].
-        weights: weights p_i of the clients in means, which sum to 1; default: equal. Pairs are never weighted.
+        weights: weights p_i of the clients in the mean vector and in the diversity, which sum to 1; default: equal. The
+            mean norm and statistics of pairs are not weighted.
     """
     count = len(rows)
     if weights is None:
@@ -78,13 +79,13 @@ def disagreement(rows: Tensor, weights: Sequence[float] | None = None) -> Disagr
     cosines = _divide(gram, norms.outer(norms))
     above_diagonal = torch.triu(torch.ones_like(cosines, dtype=torch.bool), 1)
     pair_cosines = cosines[above_diagonal]
-    defined_cosines = pair_cosines[~pair_cosines.isnan()]
+    defined_cosines = pair_cosines[~pair_cosines.isnan()]  # the cosine with a zero vector is NaN
     return Disagreement(
         mean_norm=norms.mean(),
         norm_of_mean=squared_norm_of_mean.sqrt(),
         diversity=(p @ norms**2) / squared_norm_of_mean,
         pairwise_cosine=pair_cosines.nanmean(),
-        conflicting=(defined_cosines < 0).double().mean(),
+        conflicting=(defined_cosines < 0).double().mean(),  # fraction of the pairs
     )
 
 

@@ -35,9 +35,9 @@ def forgetting(accuracies: Sequence[Sequence[float]]) -> Forgetting:
     values = np.asarray(accuracies, dtype=float)
     if values.ndim != 2 or len(values) < 2:
         raise UserError("forgetting needs accuracies of at least two rounds; measure more often (flatness.every)")
-    lost = values[:-1].max(0) - values[-1]
-    swing = np.abs(np.diff(values, axis=0)).mean(0)
-    lowest = []
+    lost = values[:-1].max(0) - values[-1]  # best earlier accuracy minus the last one
+    swing = np.abs(np.diff(values, axis=0)).mean(0)  # mean change between consecutive rounds
+    lowest = []  # lowest accuracy after a part first reached half of its best
     for accuracy in values.T:
         first_at_half = int(np.argmax(accuracy >= accuracy.max() / 2))  # argmax finds the first True
         lowest.append(float(accuracy[first_at_half:].min()))

@@ -65,7 +65,7 @@ class CompiledProduct:
         """Whether a batch has the expected number of examples and the shape of the first such batch."""
         if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor) or len(targets) != self._examples:
             return False
-        if self._shape is None:
+        if self._shape is None:  # the first batch of this size fixes the shape
             self._shape = inputs.shape
         return inputs.shape == self._shape
 

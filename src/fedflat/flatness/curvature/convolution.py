@@ -22,7 +22,11 @@ INPUT, FILTERS = 0, 1
 
 
 class ConvolutionSettings(NamedTuple):
-    """Stride, padding and dilation per axis, and the number of groups."""
+    """Stride, padding and dilation per axis, and the number of groups of a convolution.
+
+    Notation: C(x, w) is the convolution of input x and filters w. Given the gradient g of its output, D(g, w) is the
+    gradient of x and F(g, x) that of w.
+    """
 
     stride: list[int]
     padding: list[int]
@@ -55,7 +59,7 @@ class ConvolutionSettings(NamedTuple):
 
 
 class Convolution(torch.autograd.Function):
-    """C(x, w)."""
+    """The convolution C(x, w) of input x and filters w; its gradients are autograd functions, too."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, settings: ConvolutionSettings) -> Tensor:
@@ -66,9 +70,9 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Return the gradients dx of the input and dw of the filters from that of the output, g; None if not needed.
+        """Return the gradients dx of the input and dw of the filters, given the gradient g of the output.
 
-        The settings, the third argument of ``forward``, have no gradient.
+        A gradient that is not needed is None. The settings, the third argument of ``forward``, have no gradient.
         """
         (g,) = gradients
         x, w = ctx.saved_tensors
@@ -78,7 +82,7 @@ class Convolution(torch.autograd.Function):
 
 
 class ConvolutionInputGradient(torch.autograd.Function):
-    """D(g, w), with the shape of the input."""
+    """D(g, w): the gradient of a convolution's input, given the gradient g of its output and the filters w."""
 
     @staticmethod
     def forward(ctx: Any, g: Tensor, w: Tensor, like: Tensor, settings: ConvolutionSettings) -> Tensor:
@@ -104,7 +108,7 @@ class ConvolutionInputGradient(torch.autograd.Function):
 
 
 class ConvolutionFilterGradient(torch.autograd.Function):
-    """F(g, x), with the shape of the filters."""
+    """F(g, x): the gradient of a convolution's filters, given the gradient g of its output and the input x."""
 
     @staticmethod
     def forward(ctx: Any, g: Tensor, x: Tensor, like: Tensor, settings: ConvolutionSettings) -> Tensor:

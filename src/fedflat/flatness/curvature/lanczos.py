@@ -49,16 +49,19 @@ class Ritz(NamedTuple):
 
 
 class Krylov:
-    """The orthonormal basis that Lanczos grows, one vector per product with the matrix.
+    """The orthonormal basis V that Lanczos grows, one vector per product with a symmetric matrix H.
+
+    The eigenvalues and eigenvectors of the small matrix T = V H V' (Ritz pairs) approximate those of H. A full basis is
+    restarted: reduced to a few Ritz vectors, which carry their residuals |H v - lambda v| along.
 
     Args:
-        operator: the symmetric matrix H.
-        room: most vectors in the basis.
+        operator: the matrix H.
+        room: maximum number of vectors in the basis; at most the number P of rows of H.
         seed: seed of random vectors.
         first: the vector to start from, [P]; default: a random one.
 
     Attributes:
-        size: vectors in the basis so far.
+        size: number of vectors in the basis so far.
     """
 
     def __init__(self, operator: Operator, room: int, seed: int = 0, first: Tensor | None = None) -> None:
@@ -68,7 +71,7 @@ class Krylov:
         self._seed, self._draws = seed, 0
         # The basis, and in the row after it the next vector to be added.
         self._rows = torch.zeros(self.room + 1, operator.size, dtype=operator.dtype, device=operator.device)
-        self._projection = np.zeros((self.room, self.room))
+        self._projection = np.zeros((self.room, self.room))  # T
         self._inherited = np.zeros(self.room)  # residuals of the vectors kept at the last restart
         self._beta = 0.0  # norm of the last product's part outside the basis
         self._scale = 0.0  # largest entry of the projection so far
@@ -111,7 +114,7 @@ class Krylov:
         self._projection[: self.size + 1, self.size] = self._projection[self.size, : self.size + 1] = column
         self._scale = max(self._scale, float(np.abs(column).max()))
         self.size += 1
-        if self.is_complete:  # the remainder is rounding error
+        if self.is_complete:  # the basis spans the whole space, so the remainder is rounding error
             self._beta = 0.0
             return
         self._beta = float(remainder.norm())
@@ -119,7 +122,7 @@ class Krylov:
         if self._beta <= 10 * eps * self._scale:  # only rounding error is left: the subspace is invariant
             self._beta = 0.0
             self._rows[self.size] = self._random_row()
-        elif self._beta <= eps**0.5 * np.linalg.norm(column):  # partly rounding error
+        elif self._beta <= eps**0.5 * np.linalg.norm(column):  # partly rounding error, which normalising would amplify
             self._rows[self.size] = self._orthogonalise(remainder / self._beta)
         else:
             self._rows[self.size] = remainder / self._beta
@@ -127,14 +130,15 @@ class Krylov:
     def ritz(self) -> Ritz:
         """Return Ritz values, vectors and residuals of the current basis.
 
-        The residual of a Ritz vector is the part of its product outside the basis: ``_beta`` times its last coordinate.
+        The residual of a Ritz vector is the part of its product with H outside the basis. Its length is ``_beta`` times
+        the vector's last coordinate, which further steps reduce, combined with the residual inherited from restarts.
         """
         values, vectors = np.linalg.eigh(self.projection)
         reducible = self._beta * np.abs(vectors[-1])
         return Ritz(values, vectors, np.hypot(reducible, self._inherited_residuals(vectors)), reducible)
 
     def to_full_space(self, vectors: np.ndarray) -> Tensor:
-        """Convert columns of coordinates in the basis, [size, k], to vectors as rows, [k, P]."""
+        """Convert vectors from coordinates in the basis, the columns of [size, k], to weight space, as rows [k, P]."""
         parts = torch.split(self._rows[: self.size], COLUMNS, dim=1)
         return torch.cat([_combine_rows(vectors, part) for part in parts], dim=1)
 
@@ -144,14 +148,14 @@ class Krylov:
         Args:
             ritz: the Ritz pairs of the current basis.
             selected: indices of the pairs to keep, [k].
-            from_random: whether to continue from a random vector instead of the next one, to find eigenvectors that are
-                orthogonal to everything so far.
+            from_random: whether to continue from a random vector, to find eigenvectors that are orthogonal to
+                everything so far. Otherwise the next vector stays the one that the last step computed.
         """
         count, next_row = len(selected), self._rows[self.size].clone()
         vectors = ritz.vectors[:, selected]
-        for part in torch.split(self._rows[: self.size], COLUMNS, dim=1):
+        for part in torch.split(self._rows[: self.size], COLUMNS, dim=1):  # in parts, to avoid a second basis
             part[:count] = _combine_rows(vectors, part)
-        # Without the next vector, the residuals along it can no longer be reduced.
+        # Without the next vector, further steps can no longer reduce the residuals along it.
         inherited = ritz.residuals[selected] if from_random else self._inherited_residuals(vectors)
         self._inherited[:] = 0
         self._inherited[:count] = inherited
@@ -161,7 +165,10 @@ class Krylov:
         self._rows[count] = self._random_row() if from_random else next_row
 
     def _inherited_residuals(self, vectors: np.ndarray) -> np.ndarray:
-        """Return the residuals [k] that vectors [size, k] inherit from those kept at the last restart."""
+        """Return the residuals [k] of vectors that stem from inaccurate vectors kept at the last restart.
+
+        ``vectors`` [size, k] holds coordinates in the basis, one column per vector.
+        """
         if self.is_complete or not self._inherited.any():
             return np.zeros(vectors.shape[1])
         return np.asarray(np.linalg.norm(vectors * self._inherited[: self.size, None], axis=0))
@@ -169,13 +176,13 @@ class Krylov:
     def _random_row(self) -> Tensor:
         """Draw a random unit vector orthogonal to the basis."""
         row = self.operator.normal(self._seed, "lanczos", self._draws)
-        self._draws += 1
+        self._draws += 1  # so that every call returns another vector
         return self._orthogonalise(row / row.norm())
 
     def _orthogonalise(self, row: Tensor) -> Tensor:
         """Return ``row`` orthogonalised against the basis and normalised."""
         basis = self._rows[: self.size]
-        for _ in range(2):  # once leaves rounding errors
+        for _ in range(2):  # once leaves rounding errors, twice is orthogonal to working precision
             row = row - (basis @ row) @ basis
             row = row / row.norm()
         return row
@@ -256,8 +263,8 @@ def lanczos(
 ) -> Eigenpairs:
     """Compute the requested eigenpairs until every residual is below ``tolerance`` times the eigenvalue's magnitude.
 
-    Once all have converged, the search restarts from a random vector, because Lanczos finds a repeated eigenvalue only
-    once per start. It ends when a restart changes nothing.
+    Lanczos finds a repeated eigenvalue only once per starting vector. Once all requested eigenvalues have converged,
+    the search therefore restarts from a random vector, and it ends when such a restart changes none of them.
 
     Args:
         operator: the symmetric matrix.
@@ -272,7 +279,7 @@ def lanczos(
     max_products = max_products or 20 * (room + wanted.count)
     _check_request(operator, wanted, tolerance, room)
     products, dtype = 0, operator.dtype
-    first_values: np.ndarray | None = None  # those found before the last search for repeated eigenvalues
+    previous_values: np.ndarray | None = None  # requested eigenvalues before the last restart from a random vector
     with tf32_allowed(False), torch.no_grad():
         space = Krylov(operator, room, seed)
         while True:
@@ -280,19 +287,19 @@ def lanczos(
             for _ in range(steps):
                 space.step()
             products += steps
-            ritz = space.ritz()
+            ritz = space.ritz()  # the current approximations of eigenpairs
             selected = wanted.select(ritz.values)
             converged = _have_converged(ritz, tolerance, dtype)[selected]
             progress(products, int(converged.sum()))
-            if space.is_complete or products >= max_products:
+            if space.is_complete or products >= max_products:  # a complete basis spans the whole space
                 break
             is_found = converged.all() and len(ritz.values) > wanted.count
-            if is_found and first_values is not None:  # then the next eigenvalues must be known too
+            if is_found and previous_values is not None:  # a missed copy may still appear among the next eigenvalues
                 is_found = _next_are_excluded(ritz, wanted, tolerance, dtype)
             if is_found:
-                if first_values is not None and _are_unchanged(ritz, selected, first_values, dtype):
+                if previous_values is not None and _are_unchanged(ritz, selected, previous_values, dtype):
                     break
-                first_values = ritz.values[selected]
+                previous_values = ritz.values[selected]
                 space.restart(ritz, selected, from_random=True)
             elif space.is_full:
                 space.restart(ritz, _worth_keeping(ritz, wanted, space), from_random=False)
@@ -307,7 +314,7 @@ def lanczos(
 
 
 def _check_request(operator: Operator, wanted: Ends | Largest, tolerance: float, room: int) -> None:
-    """Raise a ``UserError`` for a request that ``lanczos``, which has these arguments, cannot fulfil."""
+    """Raise a ``UserError`` for arguments of ``lanczos`` that are invalid or cannot be fulfilled."""
     if wanted.count < 1:
         raise UserError("no eigenvalue requested; expected at least 1")
     if wanted.count > operator.size:
@@ -321,31 +328,32 @@ def _check_request(operator: Operator, wanted: Ends | Largest, tolerance: float,
 
 
 def _have_converged(ritz: Ritz, tolerance: float, dtype: torch.dtype) -> np.ndarray:
-    """Return for each Ritz value whether it has converged, [size].
+    """Return for each Ritz value, an approximate eigenvalue, whether it has converged, [size].
 
-    Its residual, as far as further steps can reduce it, must be below ``tolerance`` times its magnitude, or below the
-    rounding error of products in ``dtype``.
+    The part of its residual that further steps can reduce must be below ``tolerance`` times its magnitude, or below
+    the rounding error of products in ``dtype``.
     """
     return np.asarray(ritz.reducible <= np.maximum(tolerance * np.abs(ritz.values), _rounding_error(ritz, dtype)))
 
 
 def _rounding_error(ritz: Ritz, dtype: torch.dtype) -> float:
-    """Return a bound on the rounding error of a product: 50 units of ``dtype``'s precision, relative to the matrix.
+    """Return a bound on the rounding error of a product: 50 times ``dtype``'s epsilon times the norm of the matrix.
 
-    The norm of the matrix is estimated by the largest magnitude of a Ritz value.
+    The norm is estimated by the largest magnitude of a Ritz value (an approximate eigenvalue).
     """
     return float(50 * torch.finfo(dtype).eps * np.abs(ritz.values).max())
 
 
 def _next_are_excluded(ritz: Ritz, wanted: Ends | Largest, tolerance: float, dtype: torch.dtype) -> bool:
-    """Whether the eigenvalues next to the requested ones are certainly not requested.
+    """Whether the eigenvalues that follow the requested ones are certain not to belong to them.
 
-    They must have converged tightly, or loosely and at a clear distance from all requested ones.
+    If 5 are requested, for example, the sixth largest must have converged tightly, or loosely and at a clear distance
+    from all requested ones.
     """
     requested = wanted.select(ritz.values)
     following = np.setdiff1d(wanted.extended().select(ritz.values), requested)
-    ranks = np.abs(ritz.values) if isinstance(wanted, Largest) else ritz.values
-    distances = np.abs(ranks[following, None] - ranks[requested]).min(axis=1)
+    values = np.abs(ritz.values) if isinstance(wanted, Largest) else ritz.values  # as the request compares them
+    distances = np.abs(values[following, None] - values[requested]).min(axis=1)
     separated = distances > 3 * ritz.reducible[following]
     tight = _have_converged(ritz, tolerance / 3, dtype)[following]
     loose = _have_converged(ritz, tolerance**0.5, dtype)[following]
@@ -353,7 +361,7 @@ def _next_are_excluded(ritz: Ritz, wanted: Ends | Largest, tolerance: float, dty
 
 
 def _are_unchanged(ritz: Ritz, selected: np.ndarray, previous: np.ndarray, dtype: torch.dtype) -> bool:
-    """Whether every selected eigenvalue has moved by less than its uncertainty since a previous search.
+    """Whether every selected eigenvalue has changed by no more than its uncertainty since a previous search.
 
     Args:
         ritz: the current Ritz pairs.
@@ -366,10 +374,10 @@ def _are_unchanged(ritz: Ritz, selected: np.ndarray, previous: np.ndarray, dtype
 
 
 def _worth_keeping(ritz: Ritz, wanted: Ends | Largest, space: Krylov) -> np.ndarray:
-    """Return the indices of the Ritz pairs kept at a restart.
+    """Return the indices of the Ritz pairs (approximate eigenpairs) to keep at a restart of a full basis.
 
-    They are the requested ones and their neighbours, up to half of the remaining room: more neighbours speed up
-    convergence, more room delays the next restart. At least two pairs are dropped, so that the basis can grow.
+    They are the requested pairs and their neighbours, which fill half of the remaining room: more neighbours speed up
+    convergence, but leave fewer steps until the next restart. At least two pairs are dropped, so the basis can grow.
     """
     count = min(wanted.count + (space.room - wanted.count) // 2, len(ritz.values) - 2)
     request = wanted

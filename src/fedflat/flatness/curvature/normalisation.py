@@ -1,12 +1,13 @@
 """GroupNorm and LayerNorm with fast second derivatives.
 
-Over the M entries of a group, with e = (x - mean x) r and r = 1 / sqrt(var x + eps),
+Over the M entries of a group, x is standardised to xhat = (x - mean x) rstd with rstd = 1 / sqrt(var x + eps). If g is
+the gradient of xhat and s that of rstd, the gradient of x is
 
-    dx = r (P g - e r s / M)        P g = g - mean g - e mean(e g)
+    dx = rstd (P g - xhat rstd s / M)        P g = g - mean g - xhat mean(xhat g)
 
-where g is the gradient with respect to e, and s with respect to r. P is symmetric, so <u, r P g> has short gradients:
+P is symmetric, so <u, rstd P g> has short gradients:
 
-    w.r.t. g: r P u        w.r.t. e: -r (mean(e u) g + mean(e g) u)        w.r.t. r: <u, P g>
+    w.r.t. g: rstd P u        w.r.t. xhat: -rstd (mean(xhat u) g + mean(xhat g) u)        w.r.t. rstd: <u, P g>
 
 torch's own second derivative of these layers makes about a hundred passes over the activations instead.
 """
@@ -23,63 +24,69 @@ from torch.autograd.function import once_differentiable
 
 
 class Standardise(torch.autograd.Function):
-    """Maps x to (e, r), with statistics over ``axes``."""
+    """Maps x to xhat, with mean 0 and variance 1 in each group, and rstd, the inverse standard deviation of a group.
+
+    A group is the set of entries along ``axes``.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axes: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor]:
-        """Return e = (x - mean) r and r = 1 / sqrt(variance + eps), with statistics over ``axes``.
+        """Return xhat = (x - mean) rstd and rstd = 1 / sqrt(variance + eps), with statistics over ``axes``.
 
-        r is an output only so that second derivatives can flow through it.
+        rstd is an output only so that second derivatives can flow through it.
         """
         variance, mean = torch.var_mean(x, axes, correction=0, keepdim=True)
-        r = (variance + eps).rsqrt()
-        e = (x - mean) * r
-        ctx.save_for_backward(e, r)
+        rstd = (variance + eps).rsqrt()
+        xhat = (x - mean) * rstd
+        ctx.save_for_backward(xhat, rstd)
         ctx.axes = axes
-        ctx.set_materialize_grads(False)
-        return e, r
+        ctx.set_materialize_grads(False)  # the gradient of an unused output is None instead of zeros
+        return xhat, rstd
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Return the gradient dx = r (P g - e r s / M) of x, from the gradients g of e and s of r.
+        """Return the gradient of x, given the gradients of xhat and rstd; the latter are None if unused.
 
-        P removes the mean and the component along e; M is the number of entries of a group. g or s is None if its
-        output is unused.
+        Through xhat it is the result of ``standardise_gradient``, and through rstd it is -xhat rstd^2 grad_rstd / M,
+        where M is the number of entries of a group. ``axes`` and ``eps`` have no gradient.
         """
-        g, s = gradients
-        e, r = ctx.saved_tensors
-        dx = None if g is None else standardise_gradient(g, e, r, ctx.axes)
-        if s is not None:
-            through_r = e * (r * r * s / _group_size(e, ctx.axes))
-            dx = -through_r if dx is None else dx - through_r
-        return dx, None, None
+        grad_xhat, grad_rstd = gradients
+        xhat, rstd = ctx.saved_tensors
+        grad_x = None if grad_xhat is None else standardise_gradient(grad_xhat, xhat, rstd, ctx.axes)
+        if grad_rstd is not None:
+            through_rstd = xhat * (rstd * rstd * grad_rstd / _group_size(xhat, ctx.axes))
+            grad_x = -through_rstd if grad_x is None else grad_x - through_rstd
+        return grad_x, None, None
 
 
 class StandardiseGradient(torch.autograd.Function):
-    """r P g, the gradient through e."""
+    """Maps g, the gradient of the standardised activations xhat, to the gradient rstd P g of the layer's input x.
+
+    P g = g - mean(g) - xhat mean(xhat g) removes the mean and the component along xhat from g, in each group.
+    """
 
     @staticmethod
-    def forward(ctx: Any, g: Tensor, e: Tensor, r: Tensor, axes: tuple[int, ...]) -> Tensor:
-        """Return r P g = r (g - mean(g) - e mean(e g)), the gradient of x through e alone."""
-        g_mean, eg_mean = g.mean(axes, keepdim=True), (e * g).mean(axes, keepdim=True)
-        ctx.save_for_backward(g, e, r, g_mean, eg_mean)
+    def forward(ctx: Any, g: Tensor, xhat: Tensor, rstd: Tensor, axes: tuple[int, ...]) -> Tensor:
+        """Return rstd P g; ``rstd`` is the inverse standard deviation of each group of entries along ``axes``."""
+        g_mean, xhat_g_mean = g.mean(axes, keepdim=True), (xhat * g).mean(axes, keepdim=True)
+        ctx.save_for_backward(g, xhat, rstd, g_mean, xhat_g_mean)
         ctx.axes = axes
-        return (g - g_mean - e * eg_mean) * r
+        return (g - g_mean - xhat * xhat_g_mean) * rstd
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, u: Tensor) -> Any:
-        """Return the gradients of <u, r P g> with respect to g, e and r, where u is the gradient of the result.
+        """Return the gradients of g, xhat and rstd, given the gradient u of the result rstd P g; axes have none.
 
-        They are r P u, -r (mean(e u) g + mean(e g) u) and the inner product <u, P g> within each group.
+        They are rstd P u, -rstd (mean(xhat u) g + mean(xhat g) u), and the inner product <u, P g> within each group.
         """
-        g, e, r, g_mean, eg_mean = ctx.saved_tensors
-        u_mean, eu_mean = u.mean(ctx.axes, keepdim=True), (e * u).mean(ctx.axes, keepdim=True)
-        dg = (u - u_mean - e * eu_mean) * r
-        de = (eu_mean * g + eg_mean * u) * -r
-        ug_mean = (u * g).mean(ctx.axes, keepdim=True)
-        dr = (ug_mean - u_mean * g_mean - eu_mean * eg_mean) * _group_size(e, ctx.axes)
-        return dg, de, dr, None
+        g, xhat, rstd, g_mean, xhat_g_mean = ctx.saved_tensors
+        u_mean, xhat_u_mean = u.mean(ctx.axes, keepdim=True), (xhat * u).mean(ctx.axes, keepdim=True)
+        grad_g = (u - u_mean - xhat * xhat_u_mean) * rstd
+        grad_xhat = (xhat_u_mean * g + xhat_g_mean * u) * -rstd
+        u_g_mean = (u * g).mean(ctx.axes, keepdim=True)
+        grad_rstd = (u_g_mean - u_mean * g_mean - xhat_u_mean * xhat_g_mean) * _group_size(xhat, ctx.axes)
+        return grad_g, grad_xhat, grad_rstd, None
 
 
 standardise: Callable[..., tuple[Tensor, Tensor]] = Standardise.apply
@@ -95,14 +102,14 @@ def group_norm(
     """
     channels_last = input.dim() == 4 and input.is_contiguous(memory_format=torch.channels_last)
     x = input.movedim(1, -1) if channels_last else input
-    axis = x.dim() - 1 if channels_last else 1  # of the channels
+    axis = x.dim() - 1 if channels_last else 1  # the channel axis
     # Split the channel axis into (groups, channels per group); statistics are over everything within a group.
     grouped = x.reshape(*x.shape[:axis], num_groups, -1, *x.shape[axis + 1 :])
     within_group = tuple(dim for dim in range(1, grouped.dim()) if dim != axis)
-    e, _ = standardise(grouped, within_group, eps)
-    per_channel = [1] * x.dim()
+    standardised, _ = standardise(grouped, within_group, eps)
+    per_channel = [1] * x.dim()  # shape of weight and bias that broadcasts along the channel axis
     per_channel[axis] = -1
-    output = _scale_and_shift(e.flatten(axis, axis + 1), weight, bias, per_channel)
+    output = _scale_and_shift(standardised.flatten(axis, axis + 1), weight, bias, per_channel)
     return output.movedim(-1, 1) if channels_last else output
 
 
@@ -115,17 +122,17 @@ def layer_norm(
 ) -> Tensor:
     """Compute `torch.nn.functional.layer_norm`, with the same arguments, so that its second derivative is fast."""
     normalised_axes = tuple(range(input.dim() - len(normalized_shape), input.dim()))
-    e, _ = standardise(input, normalised_axes, eps)
-    return _scale_and_shift(e, weight, bias, list(normalized_shape))
+    standardised, _ = standardise(input, normalised_axes, eps)
+    return _scale_and_shift(standardised, weight, bias, list(normalized_shape))
 
 
-def _scale_and_shift(e: Tensor, weight: Tensor | None, bias: Tensor | None, shape: list[int]) -> Tensor:
-    """Multiply standardised activations ``e`` by the layer's weight and add its bias, both reshaped to ``shape``."""
+def _scale_and_shift(x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: list[int]) -> Tensor:
+    """Multiply standardised activations ``x`` by the layer's weight and add its bias, both reshaped to ``shape``."""
     if weight is not None:
-        e = e * weight.reshape(shape)
-    return e if bias is None else e + bias.reshape(shape)
+        x = x * weight.reshape(shape)
+    return x if bias is None else x + bias.reshape(shape)
 
 
 def _group_size(x: Tensor, axes: tuple[int, ...]) -> int:
-    """Return the number of entries of a group, M."""
+    """Return the number of entries of a group, the set of entries along ``axes``."""
     return math.prod(x.shape[axis] for axis in axes)

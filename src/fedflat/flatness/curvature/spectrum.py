@@ -33,7 +33,7 @@ BY = ("value", "magnitude")
 
 @dataclass(frozen=True, repr=False)
 class Spectrum:
-    """Eigenvalues of a Hessian, with estimates of its trace and density."""
+    """The largest eigenvalues of a Hessian, the smallest one (``lambda_min``), and estimates of trace and density."""
 
     eigenvalues: tuple[float, ...]
     """The largest eigenvalues in descending order (of magnitude if ``by`` is ``magnitude``)."""
@@ -73,7 +73,8 @@ class Spectrum:
     def ratio(self) -> float | None:
         """lambda_max / lambda_5: the largest eigenvalue over the fifth largest, a measure of the spectrum's decay.
 
-        Used by Jastrzebski et al. (2020) and Caldarola et al. (2022). None with fewer than five eigenvalues.
+        Used by Jastrzebski et al. (2020) and Caldarola et al. (2022). None if fewer than five eigenvalues were computed
+        or the fifth is 0.
         """
         descending = sorted(self.eigenvalues, reverse=True)
         return descending[0] / descending[4] if len(descending) > 4 and descending[4] else None
@@ -82,7 +83,7 @@ class Spectrum:
     def negative(self) -> int:
         """Number of computed eigenvalues that are negative beyond their uncertainty."""
         count = sum(value < -residual for value, residual in zip(self.eigenvalues, self.residuals, strict=True))
-        # The smallest eigenvalue is computed in addition to the largest ones, unless they are all.
+        # lambda_min is usually not among ``eigenvalues``, which are the largest ones.
         if self.lambda_min is not None and self.lambda_min not in self.eigenvalues:
             count += self.lambda_min < 0
         return count
@@ -112,7 +113,7 @@ class Spectrum:
         return spectrum_picture({"model": [self]})
 
     def document(self) -> dict[str, Any]:
-        """Return all values as JSON-compatible types."""
+        """Return all fields and two derived values, as JSON-compatible types."""
         return {
             "lambda_max": self.lambda_max,
             "lambda_max_over_lambda_5": self.ratio,
@@ -172,7 +173,7 @@ def spectrum_of(
     start = time.monotonic()
     progress("checking that the loss is deterministic")
     objective.check()
-    products = iterations * count if method == "power" else PRODUCTS * count
+    products = (iterations if method == "power" else PRODUCTS) * count  # expected number, to decide on compilation
     if compile_if_worthwhile(objective, compile, products + trace_draws + density_draws * density_steps):
         progress("compiling the Hessian-vector product (10 s to 2 min)")
     operator = Operator.of_hessian(objective)
@@ -183,7 +184,8 @@ def spectrum_of(
     if method == "power":
         pairs = power(operator, count, iterations=iterations, seed=seed, progress=report)
     else:
-        wanted = Largest(count) if by == "magnitude" else Ends(count, 1 if count < objective.size else 0)
+        # By value, the smallest eigenvalue is computed too, unless the largest ones already include it.
+        wanted = Largest(count) if by == "magnitude" else Ends(high=count, low=1 if count < objective.size else 0)
         pairs = lanczos(operator, wanted, tolerance=tolerance, room=room, seed=seed, progress=report)
     trace = density = None
     if trace_draws:
@@ -228,7 +230,7 @@ def spectrum_of(
 def _sorted_eigenvalues(
     pairs: Eigenpairs, count: int, method: str, by: str
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the ``count`` largest eigenvalues in descending order, and their residuals.
+    """Return the ``count`` largest eigenvalues in descending order, and their residuals |H v - lambda v|.
 
     Args:
         pairs: the computed eigenpairs; with Lanczos by value, the smallest eigenvalue comes after the largest ones.
@@ -269,6 +271,6 @@ def _seconds_per_product(objective: Objective) -> float:
     for _ in range(2):  # the first call selects kernels; the second is timed
         torch.cuda.synchronize(objective.device)
         start = time.perf_counter()
-        first_batch.hessian_product(None, objective.weights)
+        first_batch.hessian_product(None, objective.weights)  # any vector will do
         torch.cuda.synchronize(objective.device)
     return (time.perf_counter() - start) * len(objective.batches)

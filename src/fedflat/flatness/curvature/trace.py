@@ -36,14 +36,14 @@ def hutchinson(
     vectors: Tensor | None = None,
     progress: Callable[[int], None] = lambda products: None,
 ) -> Estimate:
-    """Estimate the trace with its confidence interval.
+    """Estimate the trace of H, with a confidence interval, as the mean of z' H z over random sign vectors z.
 
     Args:
         operator: the symmetric matrix.
         draws: number of random vectors, each of which costs one product.
         seed: seed of the random vectors.
-        values: known eigenvalues [k], which are added exactly.
-        vectors: their eigenvectors [k, P], which are deflated.
+        values: known eigenvalues [k], which are added exactly; only the rest of the trace is estimated.
+        vectors: the eigenvectors [k, P] of these eigenvalues, which are removed from the random vectors.
         progress: called with the number of products so far.
     """
     check_draws(draws)
@@ -140,7 +140,7 @@ def lanczos_quadrature(
                 space.step()
                 products += 1
                 progress(products)
-                if space.is_invariant:  # the nodes are exact
+                if space.is_invariant:  # further steps would not change the nodes
                     break
             ritz = space.ritz()
             nodes.append(ritz.values)

@@ -51,7 +51,8 @@ def directions_around(
         weights: the model's weights, [P].
         seed: seed of the random numbers.
         count: number of directions.
-        one_dimensional: ``zero`` or ``scaled``, the treatment of one-dimensional tensors such as biases.
+        one_dimensional: treatment of one-dimensional tensors such as biases: ``zero`` leaves them out of the
+            directions, ``scaled`` rescales each like a filter.
     """
     return tuple(
         filter_normalised(layout, random_direction(layout.size, seed, number, weights), weights, one_dimensional)
@@ -62,15 +63,16 @@ def directions_around(
 def filter_normalised(
     layout: Layout, direction: Tensor, weights: Tensor, one_dimensional: OneDimensional = "zero"
 ) -> Tensor:
-    """Return ``direction`` [P] rescaled so that each filter has the norm of the model's: d_ij ||w_ij|| / ||d_ij||.
+    """Return ``direction`` [P] with each filter d rescaled to the norm of the model's filter w: d ||w|| / ||d||.
 
     A filter that is zero in ``weights`` or in ``direction`` is zero in the result.
 
     Args:
         layout: names and shapes of the model's parameters.
-        direction: [P].
+        direction: the vector to rescale, [P].
         weights: the model's weights, [P].
-        one_dimensional: ``zero`` or ``scaled``, the treatment of one-dimensional tensors.
+        one_dimensional: treatment of one-dimensional tensors such as biases: ``zero`` sets them to zero, ``scaled``
+            rescales each like a filter.
     """
     if one_dimensional not in ONE_DIMENSIONAL:
         raise one_of("treatment of one-dimensional tensors", one_dimensional, ONE_DIMENSIONAL)
@@ -89,7 +91,7 @@ def filter_normalised(
 
 
 def _rescale_filters(direction: Tensor, weights: Tensor) -> Tensor:
-    """Give each filter of one tensor the norm of the same filter of ``weights``, a tensor of the same shape.
+    """Return ``direction`` with each filter rescaled to the norm of that filter in ``weights``, of the same shape.
 
     A filter of norm 0 stays 0.
     """
@@ -101,7 +103,7 @@ def _rescale_filters(direction: Tensor, weights: Tensor) -> Tensor:
 def _filter_norms(tensor: Tensor) -> Tensor:
     """Return the norm of each filter, in a shape that broadcasts against ``tensor``.
 
-    A filter is an index of the first dimension; a tensor of at most one dimension counts as a single filter.
+    The filters of a tensor are its slices along the first dimension; a tensor of at most one dimension is one filter.
     """
     if tensor.ndim == 0:
         return tensor.abs()

@@ -61,7 +61,10 @@ class Mark:
 
 @dataclass(frozen=True, repr=False)
 class Landscape:
-    """Values on a line or a grid: ``values[name][i, j]`` belongs to ``(axes[0][i], axes[1][j])``."""
+    """Losses or other values of models on a line or a grid in weight space.
+
+    ``values[name][i, j]`` is measured at the grid point ``(axes[0][i], axes[1][j])``. ``marks`` are models shown in it.
+    """
 
     kind: Kind
     """``around`` a model, ``plane`` through three models, or ``path`` between two."""
@@ -102,11 +105,11 @@ class Landscape:
         return ranges
 
     def plot(self, value: str | None = None) -> Figure:
-        """Draw it: contours or a line around a model, the plane through models, or the path between two.
+        """Draw the landscape: contours or a line around a model, a plane through models, or a path between two.
 
         Args:
-            value: name of the value to draw, e.g. ``test_error``; default: the loss, on planes and paths also the
-                error.
+            value: name of the value to draw, e.g. ``test_error``; default: the loss and, on planes and paths, also
+                the error.
         """
         from fedflat.reporting.figures.landscapes import landscape_picture
 
@@ -206,10 +209,10 @@ def evaluate_models(
     """
     fetched: list[Values] = []
     on_device: list[Tensor] = []
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # known after the first model
 
     def fetch() -> None:
-        """Transfer the measurements that are still on the device."""
+        """Move the values in ``on_device`` to the CPU, as one array in ``fetched``: a transfer waits for the GPU."""
         if on_device:
             fetched.append(torch.stack(on_device).double().cpu().numpy())
             on_device.clear()

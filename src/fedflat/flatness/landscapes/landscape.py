@@ -38,7 +38,9 @@ def landscape_around(
     one_dimensional: OneDimensional = "zero",
     progress: Progress = silent,
 ) -> Landscape:
-    """Evaluate ``measure`` on a line or a square around a model. Buffers keep their values.
+    """Evaluate ``measure`` on a line or a square around a model, along random filter-normalised directions.
+
+    Only weights change; all points use the model's buffers.
 
     Args:
         layout: parameter layout of the model.
@@ -49,7 +51,7 @@ def landscape_around(
         radius: half-width in filter norms; at 1, every filter has moved by its own norm.
         points: grid points per side.
         seed: seed of the directions.
-        one_dimensional: ``zero`` or ``scaled``, see ``filter_normalised``.
+        one_dimensional: ``zero`` keeps one-dimensional tensors (e.g. biases) fixed, ``scaled`` moves them like filters.
         progress: called with (points evaluated, total).
     """
     if dimensions not in (1, 2):

@@ -61,7 +61,8 @@ def path_landscape(
         raise UserError(f"points={points}, beyond={beyond:g} is invalid; expected at least 2 points and beyond >= 0")
     (a_name, a), (b_name, b) = models.items()
     positions = np.linspace(-beyond, 1 + beyond, points)
-    missing_ends = [end for end in (0.0, 1.0) if not np.isclose(positions, end).any()]  # barriers need both ends
+    # The two models themselves are always evaluated, because the height of a barrier is relative to their losses.
+    missing_ends = [end for end in (0.0, 1.0) if not np.isclose(positions, end).any()]
     axis = tuple(sorted([*positions.tolist(), *missing_ends]))
     values = evaluate_models(measure, _interpolate(a, b, axis), len(axis), progress)
     distance = float((b.weights.double() - a.weights.double()).norm())

@@ -152,7 +152,7 @@ def _grid_models(plane: Plane, three: Sequence[Model], xs: Sequence[float], ys: 
 
     Args:
         plane: the plane through the three models.
-        three: the models.
+        three: the three models that span the plane.
         xs: the grid's x coordinates.
         ys: its y coordinates.
     """

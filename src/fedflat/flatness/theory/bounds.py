@@ -82,9 +82,10 @@ def largest_lr(constants: Constants, setting: FederationSize) -> float:
 def theorem_bound(
     algorithm: str, constants: Constants, setting: FederationSize, tight: bool = False
 ) -> GeneralisationBound:
-    """Return the bound as stated, at the theorem's learning rates; strongly convex if mu is known, else non-convex.
+    """Return the theorem's bound at its own learning rates: strongly convex if mu is known, else non-convex.
 
-    The bound is (2 L / (m n beta)) e^exponent (c L + c sigma_g + c sigma), with c = 1 + base^(K-1) / T.
+    The generalisation error is at most (2 L / (m n beta)) e^exponent (c L + c sigma_g + c sigma) with
+    c = 1 + base^(K-1) / T; for FedMoSWA, sigma_g has no factor c.
 
     Args:
         algorithm: one of ``ALGORITHMS``.
@@ -111,9 +112,12 @@ def run_bound(
 ) -> GeneralisationBound:
     """Return the bound with a run's learning rates instead of the theorem's (eqs. 31 and 54).
 
-    E||theta_T - theta_T'|| <= 2/(m n) sum_t exp(beta sum_(l>t) h_l) h_t e^(beta h_t) (c_t L + c_t sigma_g + c_t
-    sigma), where h_t is the sum of a round's learning rates, c_t = 1 + (1 + c)^(K-1) beta h_t and c = 1 + beta eta_t;
-    ``factor`` is the largest c_t.
+    The generalisation error is at most
+
+        (2 L / (m n)) sum_t exp(beta sum_(l>t) h_l) h_t e^(beta h_t) (c_t L + c_t sigma_g + c_t sigma),
+
+    where h_t is the sum of the learning rates of round t and eta_t the largest one, c_t = 1 + (1 + c)^(K-1) beta h_t
+    and c = 1 + beta eta_t. The ``factor`` of the bound is the largest c_t.
 
     Args:
         algorithm: one of ``ALGORITHMS``.
@@ -126,7 +130,7 @@ def run_bound(
     beta = constants.smoothness
     log_terms, largest_log_factor = [], 0.0
     exponent = 0.0  # beta (h_t + the sum of all later h_l)
-    for rates in reversed(rounds):
+    for rates in reversed(rounds):  # backwards, because the exponent of a round sums over later rounds
         if not rates.total:  # no client moved
             continue
         c = 1 + beta * rates.highest
