@@ -15,7 +15,8 @@ import numpy as np
 
 import fedflat
 from fedflat.algorithms.named import NAMED
-from fedflat.reporting.result import Comparison, Row
+from fedflat.reporting.result import Comparison
+from fedflat.reporting.row import Row
 from fedflat.reporting.tables.summary import SeedStatistics, seed_statistics, series
 
 HERE = Path(__file__).parent

@@ -168,7 +168,7 @@ class Objective:
         return self.with_data(select_examples(self.batches, draw_positions(self.examples, size, seed)))
 
     def compile(self) -> None:
-        """Let the first Hessian-vector product compile the following ones, for batches of the first batch's size."""
+        """Compile Hessian-vector products on first use, for batches of the first batch's size only."""
 
         def product(weights: Sequence[Tensor], vector: Sequence[Tensor], inputs: Any, targets: Any) -> Sequence[Tensor]:
             return self._batch_products(weights, [vector], inputs, targets)[0]
@@ -295,7 +295,7 @@ class Objective:
             raise UserError(
                 "the gradient is not finite, so the curvature is undefined; use a model that did not diverge"
             )
-        # GPU reductions are unordered, so two passes differ in the last digits; with dropout they differ in the first ones.
+        # In a second pass, unordered GPU reductions change the last digits, but dropout changes the leading ones.
         tolerance = 1e-4 if self.dtype == torch.float64 else 1e-2
         for before, after in zip(first, second, strict=True):
             if float((before - after).norm()) > tolerance * float(before.norm()) + torch.finfo(self.dtype).eps:

@@ -45,18 +45,21 @@ class Progress(RemoteCallback):
 
 @dataclass
 class ReportedRun:
-    """What was last reported of a run."""
+    """What was last reported of a run; times are those of ``time.monotonic``."""
 
     number: int
-    """Number in order of start."""
+    """Number of the run in the order of starts."""
     first_round: int
+    """Rounds that were done when the run began or was resumed."""
     last_round: int
+    """Rounds that were done at the last line."""
     start_time: float
     line_time: float
+    """Time of the last line."""
 
 
 class Lines(Progress):
-    """A plain line at about every tenth of the rounds."""
+    """Progress display that prints a plain line to stderr at about every tenth of a run's rounds."""
 
     def __init__(self, runs: int = 1) -> None:
         self.runs, self.finished, self.started = runs, 0, 0
@@ -70,11 +73,15 @@ class Lines(Progress):
         print(describe_forecast(forecast), file=sys.stderr, flush=True)
 
     def began(self, run: RunProgress) -> None:
+        """Start to report a run; a resumed one has done some rounds already."""
         self.started += 1
-        now, rounds = time.monotonic(), run.rounds
-        self._reported[run.config] = ReportedRun(self.started, rounds, rounds, now, now)
+        now, done = time.monotonic(), run.rounds
+        self._reported[run.config] = ReportedRun(
+            number=self.started, first_round=done, last_round=done, start_time=now, line_time=now
+        )
 
     def round_done(self, run: RunProgress) -> None:
+        """Report a finished round if a line is due."""
         # A round that will be evaluated is reported after its evaluation.
         if is_evaluation_current(run) or not run.config.is_evaluated(run.rounds):
             self._report_if_due(run)
@@ -83,7 +90,10 @@ class Lines(Progress):
         self._report_if_due(run)
 
     def _report_if_due(self, run: RunProgress) -> None:
-        """Print a line if a tenth of the rounds and a second have passed since the last one."""
+        """Print a line if a tenth of the rounds and a second have passed since the last one.
+
+        The last round is reported by ``ended`` instead.
+        """
         now, done, total = time.monotonic(), run.rounds, run.config.training.rounds
         reported = self._reported[run.config]
         new_rounds = done - reported.last_round
@@ -105,9 +115,10 @@ class Lines(Progress):
 
 
 class Bars(Progress):
-    """A bar per running run and, for several, an overall bar."""
+    """Progress display on a terminal: a bar for each run in progress and, for several runs, an overall bar."""
 
     def __init__(self, runs: int = 1) -> None:
+        """Create the bars; ``runs`` is the number of runs that will follow."""
         from rich import progress
         from rich.console import Console
 
@@ -140,6 +151,7 @@ class Bars(Progress):
         self._bars.console.print(describe_forecast(forecast), style="dim", highlight=False)
 
     def began(self, run: RunProgress) -> None:
+        """Add the bar of a run; a resumed one has done some rounds already."""
         self._tasks[run.config] = self._bars.add_task(
             run_name(run), total=run.config.training.rounds, completed=run.rounds, unit="rounds", metrics=""
         )
@@ -155,23 +167,29 @@ class Bars(Progress):
 
 
 class NotebookBars(Progress):
-    """The same bars in the output of a notebook cell; they disappear at the end."""
+    """Progress display in a notebook cell: a bar for each run in progress and, for several runs, an overall bar.
+
+    The bars disappear at the end.
+    """
 
     def __init__(self, runs: int = 1) -> None:
+        """Prepare the display; ``runs`` is the number of runs that will follow."""
         self.runs, self.finished = runs, 0
-        self._bars: dict[Config, str] = {}
-        self._output: Any = None
+        self._bars: dict[Config, str] = {}  # HTML by run
+        self._output: Any = None  # IPython's handle of the displayed HTML
         self._update_time = 0.0
 
     def __enter__(self) -> Self:
+        """Add an output to the cell, which is empty at first."""
         from IPython.display import HTML, display
 
         self._output = display(HTML(""), display_id=True)
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Remove all bars."""
         self._bars.clear()
-        self.runs = 1
+        self.runs = 1  # a single run has no overall bar
         self._update(now=True)
 
     def count_run(self) -> None:
@@ -191,13 +209,13 @@ class NotebookBars(Progress):
         self._bars.pop(run.config, None)
 
     def _show(self, run: RunProgress) -> None:
-        """Set the bar of a run."""
+        """Update the bar of a run."""
         rounds = run.config.training.rounds
         self._bars[run.config] = _html_bar(run_name(run), run.rounds, rounds, f"rounds, {latest_metrics(run)}")
         self._update()
 
     def _update(self, now: bool = False) -> None:
-        """Write all bars to the cell, unless they were written recently."""
+        """Write all bars to the cell, unless they were written recently; ``now`` writes them in any case."""
         from IPython.display import HTML
 
         if now or time.monotonic() - self._update_time >= SECONDS_BETWEEN_UPDATES:
@@ -212,11 +230,11 @@ def _html_bar(name: str, done: int, total: int, text: str) -> str:
 
 
 def progress(silent: bool, runs: int = 1, *, lines_when_piped: bool = True) -> Progress:
-    """Return the progress display that suits the notebook or the current stderr.
+    """Return the progress display for the current environment: a notebook, a terminal, or a stderr that is piped.
 
     Args:
         silent: show nothing.
-        runs: number of runs.
+        runs: number of runs that will follow.
         lines_when_piped: print lines if stderr is neither a terminal nor a notebook; otherwise show nothing there.
     """
     if silent:
@@ -250,7 +268,10 @@ def run_name(run: RunProgress) -> str:
 
 
 def latest_metrics(run: RunProgress) -> str:
-    """Return the latest metric of the primary model and the training loss, with the round if it is an earlier one."""
+    """Return the primary model's latest metric and the training loss as text.
+
+    The round is added if it is earlier than the current one.
+    """
     if not run.history:
         return "not yet evaluated"
     evaluation, metric = run.history[-1], run.metric

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from fedflat.experiment.setup.weights import load_tensors
 from fedflat.experiment.stopping import check_target
 from fedflat.experiment.store.run_folder import Record, load_record, model_file
 from fedflat.notebook import html_table
+from fedflat.reporting.row import Row
 from fedflat.reporting.tables.summary import (
     RoundsToTarget,
     SeedStatistics,
@@ -40,7 +40,11 @@ if TYPE_CHECKING:
 
 
 class Result:
-    """A run: its history, models and measurements."""
+    """A run: its history, models and measurements.
+
+    The models are ``server``, the one that was trained, and averages such as ``wima(window=50)``. One of them is the
+    primary model, and one metric the primary metric (``metric``).
+    """
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -50,6 +54,7 @@ class Result:
         return f"Result({self._title()}; last {with_unit(self.metric)}: {', '.join(summaries) or 'none'})"
 
     def _repr_html_(self) -> str:
+        """Show a table of the evaluated models in a notebook."""
         columns = ("model", f"last {with_unit(self.metric)}", "mean of the last evaluations", "best")
         rows = []
         for name, summary in self._summaries().items():
@@ -60,12 +65,13 @@ class Result:
         return html_table(self._title(), columns, rows)
 
     def _title(self) -> str:
+        """Name the algorithm, dataset and seed, and state how far the run got."""
         config = self.config
         rounds = f"{self.status} after {self.record.rounds} of {config.training.rounds} rounds"
         return f"{config.algorithm} on {config.data.dataset}, seed {config.seed}: {rounds}"
 
     def _summaries(self) -> dict[str, Summary]:
-        """Summaries of the evaluated models by name."""
+        """Return the summaries of the primary metric by model; models without finite values are left out."""
         summaries = {name: summarise(self.history, name, self.metric) for name in self.record.evaluated}
         return {name: summary for name, summary in summaries.items() if summary is not None}
 
@@ -112,17 +118,22 @@ class Result:
         return summary
 
     def to_pandas(self) -> pd.DataFrame:
-        """The history as a data frame, one row per evaluation."""
+        """Return the history as a data frame, one row per evaluation."""
         import pandas as pd
 
         return pd.json_normalize(self.history)
 
     def state_dict(self, model: str = "server", *, rounds: int | None = None) -> dict[str, Tensor]:
-        """The tensors of a model by name; ``rounds`` selects a model saved during training."""
+        """Return the tensors of a model by name.
+
+        Args:
+            model: name of the model.
+            rounds: select a model saved after this round; default: the final model.
+        """
         model = require_model(self.record, model)
         if self.record.folder is not None or rounds is not None:
             return saved_tensors(self.record, model, rounds)
-        problem, _ = reopen(self.record)
+        problem, _ = reopen(self.record)  # a run without a folder has its models in memory
         tensors = problem.state_dict(*state_of(self.record, model, problem))
         return {name: tensor.clone() for name, tensor in tensors.items()}
 
@@ -135,16 +146,16 @@ class Result:
         dataset: Dataset | None = None,
         network: nn.Module | None = None,
     ) -> nn.Module:
-        """A model of the run as a module in evaluation mode.
+        """Return a model of the run as a module in evaluation mode.
 
-        If clients keep their BatchNorm statistics (SiLoBN), they are estimated on the training data.
+        If clients kept their own BatchNorm statistics (SiLoBN), the module's are estimated on the training data.
 
         Args:
             name: name of the model, e.g. ``server`` or ``wima``.
             rounds: select a model saved after this round.
-            merge: merge low-rank adapters into the weights.
+            merge: whether to merge low-rank adapters (LoRA) into the weights.
             dataset: the run's dataset, if it is custom and the run was made in another process.
-            network: the run's module, likewise.
+            network: the run's module, if it is custom and the run was made in another process.
         """
         if self.record.folder is not None:
             self.record.folder.load_plugins()
@@ -206,15 +217,19 @@ class Result:
     def _tensors(
         self, name: str, rounds: int | None, dataset: Dataset | None, network: nn.Module | None
     ) -> dict[str, Tensor]:
-        """Return the tensors of a model; with SiLoBN, BatchNorm statistics are estimated on the training data."""
-        if self.config.training.statistics == "averaged":
+        """Return the tensors of a model by name.
+
+        If clients kept their own BatchNorm statistics (SiLoBN), those of the model are estimated on the training data.
+        The arguments are those of ``model``.
+        """
+        if self.config.training.statistics == "averaged":  # the server has them
             return self.state_dict(name, rounds=rounds)
         problem, partition = reopen(self.record, dataset=dataset, network=network, method="export")
         state = state_of(self.record, name, problem, rounds)
         return problem.state_dict(*with_statistics(problem, state, partition.trained_on))
 
     def _rounds_of(self, model: str) -> int:
-        """Return the round of a final model, which need not have been evaluated."""
+        """Return the number of rounds after which the final ``model`` was saved; it need not have been evaluated."""
         written = self.record.folder.rounds_in_file(model_file(model)) if self.record.folder else None
         return self.record.rounds if written is None else written
 
@@ -246,9 +261,9 @@ class Result:
         return open_model(self.record, name=model, rounds=rounds, **options)
 
     def post_hoc(self, **options: Any) -> PostHoc:
-        """Post-hoc measurements over rounds: ``.clients()``, ``.gaps()``, ``.accuracies()`` and others.
+        """Return an object that measures the run's saved models: ``.clients()``, ``.gaps()``, ``.accuracies()``, ...
 
-        ``options``: ``examples``, ``clients``, ``seed``, and the run's custom ``dataset``, ``network`` and ``task``.
+        ``options`` are ``examples``, ``clients``, ``seed``, and the run's custom ``dataset``, ``network`` and ``task``.
         """
         return post_hoc(self.record, **options)
 
@@ -257,29 +272,8 @@ class Result:
         return Comparison([self.record]).plot(metric, over)
 
 
-@dataclass(frozen=True)
-class Row:
-    """One row of a comparison: an algorithm and one of its models, over all seeds."""
-
-    algorithm: str
-    """Canonical text of the algorithm, including its averages."""
-    model: str
-    """Name of the evaluated model: ``server``, or an average such as ``wima(window=50)``."""
-    records: tuple[Record, ...]
-    """The runs of this row, one per seed."""
-
-    @property
-    def label(self) -> str:
-        """The algorithm with the evaluated average; averages do not affect training."""
-        averages = self.records[0].averages
-        trained = self.algorithm.removesuffix("".join(f"+{average}" for average in averages))
-        if self.model == "server":
-            return trained
-        return f"{trained}+{self.model}" if self.model in averages else f"{trained} ({self.model})"
-
-
 def _shown_statistics(statistics: SeedStatistics | None, metric: str) -> str | None:
-    """Return the mean over seeds of a metric and, for several seeds, the standard deviation."""
+    """Format the mean over seeds of a metric and, for several seeds, the standard deviation; None stays None."""
     if statistics is None:
         return None
     deviation = f" ± {shown_metric(statistics.std, metric)}" if statistics.count > 1 else ""
@@ -287,7 +281,7 @@ def _shown_statistics(statistics: SeedStatistics | None, metric: str) -> str | N
 
 
 class Comparison:
-    """A comparison of several runs."""
+    """A comparison of several runs; those that differ only in their seed are averaged."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self.records = list(records)
@@ -299,6 +293,7 @@ class Comparison:
         return f"Comparison({self._title()}: {labels})"
 
     def _repr_html_(self) -> str:
+        """Show a table of the rows in a notebook."""
         columns = ("algorithm", "mean of the last evaluations", "last", "seeds")
         rows = []
         for row in self.table():
@@ -321,9 +316,9 @@ class Comparison:
         return next((record.lower_is_better for record in self.records if record.history), False)
 
     def rows(self) -> list[Row]:
-        """Runs grouped over seeds; one row per evaluated model.
+        """Return the rows of the comparison: runs that differ only in their seed, one row for each evaluated model.
 
-        Runs that differ only in averages train the same server model, which has one row.
+        Runs that differ only in averages train the same server model, which has a single row.
         """
         groups: dict[tuple[str, str], list[Record]] = {}
         for record in self.records:
@@ -337,14 +332,19 @@ class Comparison:
         return list(rows.values())
 
     def table(self, targets: float | Sequence[float] = ()) -> list[dict[str, Any]]:
-        """Return one dictionary per row: mean and standard deviation over seeds, and median rounds to each target."""
+        """Return one dictionary per row, with statistics over seeds and mean costs.
+
+        Args:
+            targets: values of the metric; ``rounds to TARGET`` is then the tuple (median rounds to reach it, number of
+                runs that reached it, number of runs).
+        """
         targets = (targets,) if isinstance(targets, int | float) else targets
         for target in targets:
             check_target(target, self.metric)
         return [self._table_row(row, targets) for row in self.rows()]
 
     def _table_row(self, row: Row, targets: Sequence[float]) -> dict[str, Any]:
-        """Aggregate a row over its seeds; diverged runs are excluded from the summary values."""
+        """Aggregate a row over its seeds; summary values leave out diverged runs, targets and costs do not."""
         converged = [record for record in row.records if record.status != "diverged"]
         values: dict[str, Any] = {
             "algorithm": row.algorithm,
@@ -353,17 +353,15 @@ class Comparison:
             "seeds": len(row.records),
             "diverged": len(row.records) - len(converged),
         }
-        judged_by = (row.model, self.metric)
-        summaries = [summarise(record.history, *judged_by, self.lower_is_better) for record in converged]
+        model, metric, lower_is_better = row.model, self.metric, self.lower_is_better
+        summaries = [summarise(record.history, model, metric, lower_is_better) for record in converged]
         evaluated = [summary for summary in summaries if summary is not None]
         if evaluated:
             for name in ("last", "mean_last", "best"):
                 values[name] = seed_statistics([getattr(summary, name) for summary in evaluated])
             values["mean_counts"] = sorted({summary.mean_count for summary in evaluated})
         for target in targets:
-            rounds = tuple(
-                rounds_to(record.history, *judged_by, target, self.lower_is_better) for record in row.records
-            )
+            rounds = tuple(rounds_to(record.history, model, metric, target, lower_is_better) for record in row.records)
             reached = RoundsToTarget(target, rounds, ends=(0,) * len(rounds))  # the ends affect only its text
             values[f"rounds to {target:g}"] = (reached.median, reached.count, len(rounds))
         last_entries = [record.history[-1] for record in row.records if record.history]
@@ -373,7 +371,7 @@ class Comparison:
         return values
 
     def to_pandas(self) -> pd.DataFrame:
-        """All histories in one data frame, with algorithm and seed."""
+        """Return all histories as one data frame: a row per evaluation, with columns for algorithm and seed."""
         import pandas as pd
 
         frames = []
@@ -383,7 +381,12 @@ class Comparison:
         return pd.concat(frames, ignore_index=True)
 
     def plot(self, metric: str | None = None, over: str = "round") -> Figure:
-        """Plot all rows: mean over seeds and one standard deviation."""
+        """Plot a test metric of all rows: the mean over seeds, and a band of one standard deviation.
+
+        Args:
+            metric: name of the metric; default: the primary one.
+            over: horizontal axis: ``round``, or a cost such as ``backward_passes``.
+        """
         from fedflat.reporting.figures.curves import curves
 
         metrics: dict[str, None] = {}

@@ -37,11 +37,12 @@ class Backend(Protocol):
 
 
 class TensorBoard:
-    """Event files in the run's ``tensorboard`` folder (``tensorboard --logdir runs``)."""
+    """Logs to event files in the run's ``tensorboard`` folder; view them with ``tensorboard --logdir runs``."""
 
     package = "tensorboard"
 
     def __init__(self, name: str, config: Config, folder: Path | None) -> None:
+        """Open the event files and log the config; a run without a folder logs to ``tensorboard/NAME``."""
         from torch.utils.tensorboard import SummaryWriter
 
         directory = Path("tensorboard") / name if folder is None else folder / "tensorboard"
@@ -49,6 +50,7 @@ class TensorBoard:
         self._writer.add_text("config", f"```\n{config.to_yaml()}\n```")
 
     def log(self, values: Mapping[str, float], rounds: int) -> None:
+        """Log the metrics after ``rounds``."""
         for key, value in values.items():
             self._writer.add_scalar(key, value, rounds)
         self._writer.flush()
@@ -59,11 +61,12 @@ class TensorBoard:
 
 
 class MLflow:
-    """A run of the experiment ``fedflat`` on the configured MLflow server (``MLFLOW_TRACKING_URI``)."""
+    """Logs to a run of the experiment ``fedflat`` on the configured MLflow server (``MLFLOW_TRACKING_URI``)."""
 
     package = "mlflow"
 
     def __init__(self, name: str, config: Config, folder: Path | None) -> None:
+        """Start an MLflow run under this name and log the settings; the run folder is not used."""
         import mlflow
 
         self._mlflow: Any = mlflow
@@ -80,11 +83,12 @@ class MLflow:
 
 
 class WeightsAndBiases:
-    """A run of the project ``fedflat``, online or offline (``WANDB_MODE``)."""
+    """Logs to a Weights & Biases run of the project ``fedflat``, online or offline (``WANDB_MODE``)."""
 
     package = "wandb"
 
     def __init__(self, name: str, config: Config, folder: Path | None) -> None:
+        """Start a run under this name with the settings; its local files are in the run folder, if there is one."""
         import wandb
 
         self._run: Any = wandb.init(
@@ -110,10 +114,10 @@ BACKENDS: dict[str, type[Backend]] = {
 
 
 class Tracker(Callback):
-    """Callback that logs every evaluation to a backend."""
+    """Callback that logs every evaluation of a run to a tracking backend, e.g. TensorBoard."""
 
     def __init__(self, name: str) -> None:
-        """Check that a backend is installed.
+        """Check that the backend is installed; ``began`` opens it.
 
         Args:
             name: ``tensorboard``, ``mlflow`` or ``wandb``.
@@ -124,7 +128,7 @@ class Tracker(Callback):
             raise UserError(f"{name} is not installed; install it with: pip install 'fedflat[track]'")
         self._backend_class = BACKENDS[name]
         self._backend: Backend | None = None
-        self._last_logged = -1
+        self._last_logged = -1  # the round of the last logged evaluation
 
     def began(self, run: RunView) -> None:
         """Open the backend; a resumed run logs its history again."""
@@ -149,7 +153,7 @@ class Tracker(Callback):
 
 
 def scalars_of(entry: Mapping[str, Any]) -> dict[str, float]:
-    """Return the scalars of an evaluation by path; per-client lists are dropped.
+    """Return the numbers of an evaluation by their path in it, except for the round; lists per client are dropped.
 
     >>> scalars_of({"round": 3, "train_loss": 0.5, "test": {"wima(window=5)": {"accuracy": 0.9}}, "cosine": [0.1, 0.2]})
     {'train_loss': 0.5, 'test/wima_window_5/accuracy': 0.9}
@@ -158,7 +162,10 @@ def scalars_of(entry: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the numbers of nested mappings with their paths; other characters in keys become underscores."""
+    """Yield the numbers of nested mappings with their paths, e.g. ``test/server/accuracy``.
+
+    Characters of keys that backends may not allow become underscores.
+    """
     for key, value in values.items():
         path = prefix + re.sub(r"[^\w.-]+", "_", str(key)).strip("_")
         if isinstance(value, Mapping):

@@ -29,30 +29,38 @@ MAX_ROWS = 40
 """Maximum number of rows of a heat map whose cells are separated by lines."""
 
 
-def clients_picture(cohorts: Sequence[Entry], seen: Sequence[Entry], title: str, metric: str = "accuracy") -> Figure:
+def clients_picture(
+    cohorts: Sequence[Entry], evaluations: Sequence[Entry], title: str, metric: str = "accuracy"
+) -> Figure:
     """Plot curvature and drift of every client, and accuracies and feature norms of the server model, over rounds.
 
     Args:
-        cohorts: measurements of the clients, per round.
-        seen: measurements of the server model on each class and client, per round; may be empty.
+        cohorts: for each round, measurements of its clients.
+        evaluations: for each round, the metric and feature norms of the server model by class and by client; may be
+            empty.
         title: title of the figure.
-        metric: name of the metric in ``seen``.
+        metric: name of the metric that ``evaluations`` store under the key ``accuracy``.
     """
-    panels: list[Callable[[Axes], None]] = []
-    for values, label, is_log in _client_quantities(cohorts):
-        if any(values(entry) for entry in cohorts):
-            panels.append(partial(_draw_clients, cohorts=cohorts, values=values, label=label, is_log=is_log))
-    if seen:
-        accuracies = [entry["accuracy"] for entry in seen]
+    panels: list[Callable[[Axes], None]] = []  # each draws one panel
+    for read_values, label, is_log in _client_quantities(cohorts):
+        if any(read_values(entry) for entry in cohorts):
+            panels.append(partial(_draw_clients, cohorts=cohorts, read_values=read_values, label=label, is_log=is_log))
+    if evaluations:
+        accuracies = [entry["accuracy"] for entry in evaluations]
         highest_value = 1.0 if is_share(metric) else None
         heat_maps = (
             ("class", f"test {metric} on each class", highest_value, [accuracy["classes"] for accuracy in accuracies]),
             ("client", f"{metric} on a client's data", highest_value, [accuracy["clients"] for accuracy in accuracies]),
-            ("client", "norm of output features on a client's data", None, [entry["features"] for entry in seen]),
+            (
+                "client",
+                "norm of output features on a client's data",
+                None,
+                [entry["features"] for entry in evaluations],
+            ),
         )
-        rounds = [entry["round"] for entry in seen]
+        rounds = [entry["round"] for entry in evaluations]
         for part, label, highest, cells in heat_maps:
-            if not cells[-1]:  # no classes
+            if not cells[-1]:  # e.g. a regression dataset has no classes
                 continue
             panels.append(partial(_draw_heat_map, rounds=rounds, cells=cells, label=label, part=part, highest=highest))
     columns = 2 if len(panels) <= 4 else 3
@@ -64,7 +72,12 @@ def clients_picture(cohorts: Sequence[Entry], seen: Sequence[Entry], title: str,
 
 
 def gap_picture(gaps: Mapping[str, Sequence[Entry]], title: str) -> Figure:
-    """Plot training and test loss of every model over rounds, and the gap between them."""
+    """Plot training and test loss of every model over rounds, and the gap between them.
+
+    Args:
+        gaps: the losses of each model by name, one entry per round; those on unseen clients are optional.
+        title: title of the figure.
+    """
     figure = Figure(figsize=(10.4, 4.4), layout="constrained")
     loss_axes, gap_axes = figure.subplots(1, 2)
     for colour, (name, entries) in zip(COLOURS, gaps.items(), strict=False):
@@ -75,7 +88,7 @@ def gap_picture(gaps: Mapping[str, Sequence[Entry]], title: str) -> Figure:
         loss_axes.plot(rounds, test, **solid, label=f"{name}, test")
         loss_axes.plot(rounds, train, **dashed, label=f"{name}, training")
         gap_axes.plot(rounds, test - train, **solid, label=f"{name}, test minus training")
-        if "unseen_loss" in entries[-1]:
+        if "unseen_loss" in entries[-1]:  # on clients that were held out and never train
             unseen = np.array([entry["unseen_loss"] for entry in entries], float)
             dotted = {"color": colour, "lw": 1.3, "ls": ":"}
             loss_axes.plot(rounds, unseen, **dotted, label=f"{name}, unseen clients")
@@ -84,14 +97,17 @@ def gap_picture(gaps: Mapping[str, Sequence[Entry]], title: str) -> Figure:
     _draw_zero(gap_axes)
     loss_axes.set_ylim(bottom=0)
     for axes, label in ((loss_axes, "loss"), (gap_axes, "gap")):
-        _frame(axes, label, "")
+        _label_axes(axes, label)
         axes.legend(frameon=False, fontsize=8.5)
     _set_title(figure, title)
     return figure
 
 
 def constants_picture(entries: Sequence[Entry], title: str) -> Figure:
-    """Plot L, beta, sigma and sigma_g over rounds, on one logarithmic axis."""
+    """Plot the constants of generalisation bounds (L, beta, sigma and sigma_g) over rounds, on a logarithmic axis.
+
+    ``entries`` holds the estimates of each round.
+    """
     lines = {
         "lipschitz": (r"$L$, largest gradient of an example", INK, "-", "o"),
         "smoothness": (r"$\beta$, largest eigenvalue", "#b4552d", "--", "s"),
@@ -105,16 +121,17 @@ def constants_picture(entries: Sequence[Entry], title: str) -> Figure:
         values = [entry["constants"][name] for entry in entries]
         axes.plot(rounds, values, color=colour, ls=style, marker=marker, ms=4.5, lw=1.6, label=label)
     _set_log_scale(axes)
-    _frame(axes, "", "")
+    _label_axes(axes)
     figure.legend(frameon=False, fontsize=8.5, loc="outside lower center", ncols=4)
     _set_title(figure, title)
     return figure
 
 
 def twins_picture(entries: Sequence[Entry], title: str) -> Figure:
-    """Plot the distance of twins over rounds, in weights and losses: thin lines per twin, a strong line for the mean.
+    """Plot how far twins are from the original run over rounds, in weights and losses.
 
-    Twins are runs that differ in a single training example.
+    A twin is trained on the data of the original run except for a single example. Thin lines show the twins, a strong
+    line shows their mean. ``entries`` holds the measurements of each round, with one value per twin.
     """
     figure = Figure(figsize=(10.4, 4.2), layout="constrained")
     rounds = [entry["round"] for entry in entries]
@@ -123,34 +140,41 @@ def twins_picture(entries: Sequence[Entry], title: str) -> Figure:
         ("largest_loss_difference", "largest difference of a test example's loss"),
     )
     for axes, (name, label) in zip(figure.subplots(1, 2), panels, strict=True):
-        values = np.array([entry[name] for entry in entries], float)
+        values = np.array([entry[name] for entry in entries], float)  # [rounds, twins]
         for twin in values.T:
             axes.plot(rounds, twin, color=PALE, lw=1.0)
         axes.plot(rounds, values.mean(1), color=INK, lw=2.0, label="mean of the twins")
         axes.set_ylim(bottom=0)
-        _frame(axes, label, "")
+        _label_axes(axes, label)
         axes.legend(frameon=False, fontsize=9, loc="upper left")
     _set_title(figure, title)
     return figure
 
 
 def _client_quantities(cohorts: Sequence[Entry]) -> Iterator[tuple[ClientValues, str, bool]]:
-    """Yield the quantities plotted per client: reader, label, and whether the axis is logarithmic."""
+    """Yield the quantities plotted per client.
+
+    Each is a function that reads one value per client from a round, a label, and whether the axis is logarithmic.
+    """
     yield _curvatures, r"$\lambda_{max}$ of a client's model on its data", True
     yield partial(_listed_values, path=("cosine",)), "cosine of local and mean update", False
     yield partial(_listed_values, path=("momentum", "agreement")), "agreement of local update and momentum", False
+    # All rounds have the same client vectors (e.g. control variates), if the algorithm has any.
     for name in next((entry["client_vectors"] for entry in cohorts if "client_vectors" in entry), ()):
         yield partial(_listed_values, path=("client_vectors", name)), f"norm of client state ({name})", False
 
 
 def _curvatures(entry: Entry) -> dict[int, float]:
-    """Read the largest eigenvalue of each client's model."""
+    """Return the largest eigenvalue of each client's model in a round, by client; empty if it was not measured."""
     eigenvalues = entry.get("local", {}).get("lambda_max", {})
     return {int(client): value for client, value in eigenvalues.items() if value is not None}
 
 
 def _listed_values(entry: Entry, path: Sequence[str]) -> dict[int, float]:
-    """Read a list with one value per client from a path of nested keys; empty if the round does not have it."""
+    """Return one value per client of a round, by client, read from the list at a path of nested keys.
+
+    The result is empty if the round does not have this list.
+    """
     values: Any = entry
     for key in path:
         values = values.get(key, {})
@@ -159,24 +183,32 @@ def _listed_values(entry: Entry, path: Sequence[str]) -> dict[int, float]:
     return {client: value for client, value in zip(entry["clients"], values, strict=True) if value is not None}
 
 
-def _draw_clients(axes: Axes, cohorts: Sequence[Entry], values: ClientValues, label: str, is_log: bool) -> None:
-    """Draw one dot per client and round, a pale line per client, and a strong line through the medians."""
-    by_round = {entry["round"]: values(entry) for entry in cohorts}
-    for client in sorted({client for clients in by_round.values() for client in clients}):
-        points = [(rounds, clients[client]) for rounds, clients in by_round.items() if client in clients]
+def _draw_clients(axes: Axes, cohorts: Sequence[Entry], read_values: ClientValues, label: str, is_log: bool) -> None:
+    """Draw one dot per client and round, a pale line per client, and a strong line through the medians.
+
+    Args:
+        axes: where to draw.
+        cohorts: for each round, measurements of its clients.
+        read_values: returns the plotted value of each client from the measurements of a round.
+        label: title of the panel.
+        is_log: whether the vertical axis is logarithmic; it then omits values that are not positive.
+    """
+    by_round = {entry["round"]: read_values(entry) for entry in cohorts}
+    for client in sorted({client for values in by_round.values() for client in values}):
+        points = [(number, values[client]) for number, values in by_round.items() if client in values]
         if is_log:
-            points = [(rounds, value) for rounds, value in points if value > 0]
+            points = [(number, value) for number, value in points if value > 0]
         if points:
             x, y = zip(*points, strict=True)
             axes.plot(x, y, color=PALE, lw=0.8, marker="o", ms=3.2, mfc=QUIET, mec="none", zorder=1)
-    medians = {rounds: float(np.median(list(clients.values()))) for rounds, clients in by_round.items() if clients}
+    medians = {number: float(np.median(list(values.values()))) for number, values in by_round.items() if values}
     x, y = tuple(medians), tuple(medians.values())
     axes.plot(x, y, color=INK, lw=2.0, marker="o", ms=4.5, label="median of the clients", zorder=3)
     if is_log:
         _set_log_scale(axes)
     else:
         _draw_zero(axes)
-    _frame(axes, "", label)
+    _label_axes(axes, title=label)
     axes.legend(frameon=False, fontsize=8.5)
 
 
@@ -188,7 +220,7 @@ def _draw_heat_map(
     part: str,
     highest: float | None,
 ) -> None:
-    """Draw a heat map over rounds; forgetting shows as a cell lighter than the previous one.
+    """Draw a heat map of classes or clients over rounds; if one is forgotten, its cells become lighter.
 
     Args:
         axes: where to draw.
@@ -200,7 +232,7 @@ def _draw_heat_map(
     """
     names = list(cells[-1])
     table = np.array([[column.get(name) for column in cells] for name in names], dtype=float)  # None becomes NaN
-    line_width = 0.4 if len(names) <= MAX_ROWS else 0
+    line_width = 0.4 if len(names) <= MAX_ROWS else 0  # lines would hide cells of many rows
     mesh = axes.pcolormesh(table, cmap=SHADES, vmin=0, vmax=highest, edgecolors="white", linewidth=line_width)
     x_ticks, y_ticks = evenly_spaced(len(rounds), 9), evenly_spaced(len(names), 14)
     axes.set_xticks(x_ticks + 0.5, [str(rounds[index]) for index in x_ticks])
@@ -231,8 +263,8 @@ def _set_log_scale(axes: Axes) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _frame(axes: Axes, label: str, title: str) -> None:
-    """Label the axes of a plot over rounds."""
+def _label_axes(axes: Axes, label: str = "", title: str = "") -> None:
+    """Set the vertical label, the title and the style of a plot over rounds."""
     axes.set_xlabel("communication round", **LABEL)
     axes.set_ylabel(label, **LABEL)
     axes.set_title(title, loc="left", fontsize=10)

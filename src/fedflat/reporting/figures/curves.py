@@ -50,22 +50,23 @@ def curves(
     scale = 100 if is_share(metric) else 1
     styles, means = line_styles(label for label, _, _ in lines), []
     for label, histories, model in lines:
-        grid, values = _align([series(history, model, metric, over) for history in histories])
-        if not len(grid):
+        x, values = _align([series(history, model, metric, over) for history in histories])
+        if not len(x):
             continue
         mean = values.mean(0) * scale
-        std = values.std(0, ddof=1) * scale if len(values) > 1 else np.zeros(len(grid))
+        std = values.std(0, ddof=1) * scale if len(values) > 1 else np.zeros(len(x))
         means.append(mean)
         shown = f"{label}   {mean[-1]:.1f}" if scale == 100 else label
-        axes.plot(grid, mean, **styles[label].line, markevery=marker_spacing(len(grid)), lw=1.8, label=shown)
-        axes.fill_between(grid, mean - std, mean + std, color=styles[label].colour, alpha=0.15, lw=0)
-    limits = late_limits(means, not is_share(metric), HIDDEN_FRACTION if has_many_lines else 0.0)
+        axes.plot(x, mean, **styles[label].line, markevery=marker_spacing(len(x)), lw=1.8, label=shown)
+        axes.fill_between(x, mean - std, mean + std, color=styles[label].colour, alpha=0.15, lw=0)
+    hidden_fraction = HIDDEN_FRACTION if has_many_lines else 0.0
+    limits = late_limits(means, lower_is_better=not is_share(metric), hidden_fraction=hidden_fraction)
     if limits is not None:
         axes.set_ylim(limits)
     axes.set_xlabel(AXES[over])
     axes.set_ylabel(f"test {metric}" + (" (%)" if scale == 100 else ""))
     open_frame(axes)
-    if has_many_lines:
+    if has_many_lines:  # sort the legend by the last value of each line
         handles = sorted(axes.lines, key=lambda line: float(np.asarray(line.get_ydata())[-1]), reverse=True)
         figure.legend(handles=handles, frameon=False, fontsize=8, loc="outside right center", ncols=legend_columns)
     else:
@@ -74,10 +75,14 @@ def curves(
 
 
 def _align(seeds: Sequence[list[tuple[float, float]]]) -> tuple[np.ndarray, np.ndarray]:
-    """Match the points (x, value) of all seeds by position, up to the end of the shortest.
+    """Combine the curves of several seeds: their first points, their second points, and so on.
+
+    Args:
+        seeds: the points (x, value) of each seed. Seeds without points are dropped, and longer curves are cut to the
+            length of the shortest.
 
     Returns:
-        The mean x of every point, [points], and the values, [seeds, points]; seeds without points are dropped.
+        The mean x over seeds of every point, [points], and the values, [seeds, points].
     """
     evaluated = [points for points in seeds if points]
     if not evaluated:

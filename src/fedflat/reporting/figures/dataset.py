@@ -42,7 +42,7 @@ def dataset_picture(dataset: Dataset) -> Figure:
 def _first_images(dataset: Dataset) -> dict[str, np.ndarray]:
     """Return the first training image [H, W] or [H, W, 3] of each of the first classes; empty for other data."""
     inputs, targets = dataset.train.inputs, dataset.train.targets
-    if inputs.ndim != 4 or inputs.shape[1] not in (1, 3) or targets.ndim != 1:
+    if inputs.ndim != 4 or inputs.shape[1] not in (1, 3) or targets.ndim != 1:  # not grey or RGB images with a class
         return {}
     images = {}
     for number, name in enumerate(dataset.classes[:MOST_IMAGES]):
@@ -55,7 +55,7 @@ def _first_images(dataset: Dataset) -> dict[str, np.ndarray]:
 
 
 def _draw_targets(axes: Axes, dataset: Dataset) -> None:
-    """Draw bars of the examples (of masks, the pixels) per class, or a histogram of numeric targets."""
+    """Draw bars of the examples per class (for segmentation: pixels), or a histogram of numeric targets."""
     sets = {"training": dataset.train.targets, "test": dataset.test.targets}
     if dataset.train.targets.is_floating_point():
         bins = np.histogram_bin_edges(sets["training"].numpy(), bins=40).tolist()
@@ -76,7 +76,11 @@ def _draw_targets(axes: Axes, dataset: Dataset) -> None:
 
 
 def _class_counts(targets: torch.Tensor, classes: int) -> torch.Tensor:
-    """Return how often each class occurs [classes] among class numbers, or among labels [n, classes] of type bool."""
+    """Return how often each class occurs, [classes].
+
+    Targets are class numbers of any shape or, with several labels per example, bool [n, classes].
+    """
     if targets.dtype == torch.bool:
         return targets.sum(0)
+    # Ignored pixels have a number above all classes, which the slice drops.
     return torch.bincount(targets.flatten(), minlength=classes)[:classes]  # ids beyond the classes are ignored pixels

@@ -26,6 +26,6 @@ def write_figure(figure: Figure, path: Path) -> None:
 
 
 def check_figure(path: Path) -> None:
-    """Reject a file whose extension is not a supported figure format."""
+    """Raise a ``UserError`` if the extension of a file is not a supported figure format."""
     if path.suffix.lower() not in FORMATS:
         raise UserError(f"cannot write a figure to {path.name}; use an extension out of {', '.join(FORMATS)}")

@@ -24,9 +24,10 @@ Reader = Callable[[Entry, str], float | None]
 
 
 def _model_value(name: str) -> Reader:
-    """Return a reader of a model's quantity; an average that does not exist yet has the server's value."""
+    """Return a reader of a quantity that is logged for each model, such as ``lambda_max``."""
 
     def read(entry: Entry, model: str) -> float | None:
+        """Return the value of ``model`` in a round; an average that does not exist yet has the server's value."""
         models = entry.get("models", {})
         value: float | None = models.get(model, models.get("server", {})).get(name)
         return value
@@ -35,9 +36,10 @@ def _model_value(name: str) -> Reader:
 
 
 def _value_at(*path: str) -> Reader:
-    """Return a reader of the value below nested keys."""
+    """Return a reader of the value at a path of nested keys, which does not depend on the model."""
 
     def read(entry: Entry, model: str) -> float | None:
+        """Return the value at ``path`` in the log of a round; None if a key is missing."""
         value: Any = entry
         for key in path:
             value = None if value is None else value.get(key)
@@ -47,10 +49,11 @@ def _value_at(*path: str) -> Reader:
 
 
 def _reduced(reduce: Callable[[list[float]], float], *path: str) -> Reader:
-    """Return a reader that reduces one value per client or class, below nested keys, to one number."""
+    """Return a reader that reduces the values at a path of nested keys, one per client or class, to one number."""
     read_all = _value_at(*path)
 
     def read(entry: Entry, model: str) -> float | None:
+        """Apply ``reduce`` to the values of a round that are not None; None if there are none."""
         values: Any = read_all(entry, model) or []
         if isinstance(values, Mapping):
             values = values.values()
@@ -79,11 +82,12 @@ QUANTITIES: dict[str, tuple[str, Reader]] = {
 
 
 def logged(record: Record, model: str = "server") -> dict[str, Points]:
-    """Return every logged quantity over rounds.
+    """Return the (round, value) pairs of every logged quantity.
 
     Args:
         record: a run with a flatness log.
-        model: the model that model quantities refer to; before it exists, they are those of the server.
+        model: the model whose quantities, such as its largest eigenvalue, are returned. In rounds in which an average
+            does not exist yet, they are those of the server model.
     """
     entries = {entry["round"]: entry["flatness"] for entry in record.history if "flatness" in entry}
     if not entries:
@@ -91,10 +95,10 @@ def logged(record: Record, model: str = "server") -> dict[str, Points]:
         raise UserError(f"{run} has no flatness log; run it with --flatness every=N")
     quantities: dict[str, Points] = {}
     for name, (_, read) in QUANTITIES.items():
-        for rounds, entry in entries.items():
+        for number, entry in entries.items():
             value = read(entry, model)
             if value is not None:
-                quantities.setdefault(name, []).append((rounds, value))
+                quantities.setdefault(name, []).append((number, value))
     return quantities
 
 

@@ -49,7 +49,10 @@ p {{ color: {faint}; }}
 
 
 def landscape_page(panels: Sequence[Panel], value: str = "train_loss", title: str = "Landscapes") -> str:
-    """Render a page with each landscape as a surface and as contours on one scale; lines become curves."""
+    """Render an interactive HTML page of landscapes on one scale.
+
+    Two-dimensional ones become a surface and a contour plot each, one-dimensional ones curves in one plot.
+    """
     note, parts = landscape_parts(panels, value)
     texts = {"title": escape(title), "about": escape(note), "figures": "".join(parts)}
     return PAGE.format(**texts, font=FONT, ink=INK, faint=FAINT)
@@ -61,12 +64,12 @@ def landscape_parts(
     library: bool = True,
     styles: Mapping[str, LineStyle] | None = None,
 ) -> tuple[str, list[str]]:
-    """Return a note on the scale, and the figures as HTML.
+    """Return a note on the scale, and the interactive figures as HTML.
 
     Args:
         panels: landscapes of the same dimension.
-        value: the plotted value.
-        library: embed Plotly.
+        value: name of the plotted value.
+        library: whether to embed the Plotly library in the first figure.
         styles: colours and markers by title; default: chosen by the titles.
     """
     if not panels:
@@ -90,14 +93,20 @@ def landscape_parts(
 
 
 def _surface(panel: Panel, scale: LandscapeScale, style: LineStyle) -> Any:
-    """Draw a landscape as a surface, with the models as points on it; ``style`` is that of a single model."""
+    """Draw a landscape as a surface, with the models as points on it.
+
+    Args:
+        panel: the landscape and its title.
+        scale: levels and colours; heights are logarithms.
+        style: colour and marker of the model if there is only one; several models have styles by their names.
+    """
     from plotly import graph_objects
 
     contours = {"z": {"show": True, "color": "white", "width": 1, **_contour_levels(scale)}}
     figure = graph_objects.Figure(graph_objects.Surface(**_grid_values(panel.landscape, scale), contours=contours))
     heights = np.log10(scale.clipped(grid_of(panel.landscape, scale.value)))
     for mark, marker in _markers(panel.landscape, style):
-        nearest = tuple(
+        nearest = tuple(  # the grid point at which the mark is drawn
             int(np.abs(np.array(axis) - x).argmin())
             for axis, x in zip(panel.landscape.axes, mark.position, strict=True)
         )
@@ -120,7 +129,13 @@ def _surface(panel: Panel, scale: LandscapeScale, style: LineStyle) -> Any:
 
 
 def _contours(panel: Panel, scale: LandscapeScale, style: LineStyle) -> Any:
-    """Draw the contours of a landscape and mark its models; ``style`` is that of a single model."""
+    """Draw the contours of a landscape and mark its models.
+
+    Args:
+        panel: the landscape and its title.
+        scale: levels and colours.
+        style: colour and marker of the model if there is only one; several models have styles by their names.
+    """
     from plotly import graph_objects
 
     line = {"color": "white", "width": 0.7}
@@ -136,7 +151,7 @@ def _contours(panel: Panel, scale: LandscapeScale, style: LineStyle) -> Any:
 
 
 def _markers(landscape: Landscape, style: LineStyle) -> list[tuple[Mark, dict[str, Any]]]:
-    """Return Plotly's marker of each model: of the given style if it is the only one, else by its name."""
+    """Return each model with its Plotly marker: of the given style if it is the only one, else styled by its name."""
     styles = line_styles(mark.name for mark in landscape.marks)
     chosen = [style if len(landscape.marks) == 1 else styles[mark.name] for mark in landscape.marks]
     line = {"width": 1.2, "color": "white"}
@@ -147,7 +162,7 @@ def _markers(landscape: Landscape, style: LineStyle) -> list[tuple[Mark, dict[st
 
 
 def _curves(panels: Sequence[Panel], scale: LandscapeScale) -> Any:
-    """Draw one-dimensional landscapes as curves."""
+    """Draw one-dimensional landscapes as curves in one plot."""
     from plotly import graph_objects
 
     figure = graph_objects.Figure()
@@ -184,7 +199,7 @@ def _mark_values(mark: Mark) -> dict[str, Any]:
 
 
 def _styled(figure: Any, panel: Panel, scale: LandscapeScale, has_bar: bool) -> Any:
-    """Set the title, style and size of a panel, and the colours that all panels share."""
+    """Set the title, style and size of a panel, and the colours that all panels share; returns the figure."""
     bar = {"orientation": "h", "thickness": 9, "y": -0.24, "yanchor": "top", "title": {"text": ""}, **_ticks(scale)}
     figure.update_layout(
         template="plotly_white",

@@ -37,14 +37,20 @@ LABELS = {
 
 @dataclass(frozen=True)
 class LandscapeScale:
-    """Logarithmically spaced levels; larger values are drawn as the highest level."""
+    """A scale for drawing landscapes: logarithmically spaced levels from ``low`` to ``high``.
+
+    Values outside are clipped, i.e. drawn as the lowest or the highest level.
+    """
 
     value: str
+    """Name of the plotted quantity."""
     levels: tuple[float, ...]
     cut_off: int
     """Number of finite values above the highest level."""
     not_finite: int
+    """Number of values that are not finite."""
     total: int
+    """Number of all values."""
 
     @classmethod
     def over(cls, landscapes: Iterable[Landscape], value: str, levels: int = LEVELS) -> LandscapeScale:
@@ -59,12 +65,12 @@ class LandscapeScale:
         finite = values[np.isfinite(values)]
         if not len(finite):
             raise UserError(f"no value of {shown_value(value)} is finite; use a smaller radius")
-        high = float(np.quantile(finite, TOP_QUANTILE))
+        high = float(np.quantile(finite, TOP_QUANTILE))  # so that a few steep corners do not use up all colours
         high = high if high > 0 else float(max(finite.max(), 1e-6))
         low = float(max(finite.min(), high * 10**-MAX_DECADES))
-        if high < low * 1.05:  # nearly constant
+        if high < low * 1.05:  # values are nearly constant: widen the scale
             low, high = low / 1.1, high * 1.1
-        cut_off = int((finite > high * (1 + 1e-12)).sum())  # not those equal to the top up to rounding
+        cut_off = int((finite > high * (1 + 1e-12)).sum())  # values that exceed the top only by rounding do not count
         not_finite = len(values) - len(finite)
         return cls(value, tuple(np.geomspace(low, high, levels).tolist()), cut_off, not_finite, len(values))
 
@@ -127,7 +133,7 @@ def grid_of(landscape: Landscape, value: str) -> Values:
 
 
 def values_to_plot(landscape: Landscape) -> list[str]:
-    """Return the names of the training loss and the task's metric on the test set, or of those that were measured."""
+    """Return the default values to plot: the training loss and the task's test metric, if they were measured."""
     names = dict.fromkeys(("train_loss", landscape.test_metric))
     return [name for name in names if name in landscape.values]
 
@@ -152,7 +158,7 @@ def shown_tick(tick: float, value: str) -> str:
 
 
 def common_line(landscapes: Sequence[Landscape], scale: LandscapeScale) -> float:
-    """Choose a level that all landscapes contain, so that the areas within its contours can be compared.
+    """Choose the value of a contour line that all landscapes have, so that the areas within it can be compared.
 
     It is the lowest tick clearly above all minima and below all maxima, or the middle of the scale if there is none.
     """

@@ -54,7 +54,7 @@ def landscape_picture(landscape: Landscape, value: str | None = None) -> Figure:
 
     Args:
         landscape: the landscape.
-        value: name of the value to draw; default: as in the figure of its kind.
+        value: name of the value to draw; default: the loss and, on planes and paths, also the error.
     """
     if landscape.kind == "around":
         panels = [Panel(landscape.marks[0].name if landscape.marks else "", landscape)]
@@ -69,7 +69,9 @@ def contours(
     title: str = "",
     styles: Mapping[str, LineStyle] | None = None,
 ) -> Figure:
-    """Draw contours side by side with common levels; the bold line marks the same value in all panels.
+    """Draw the contours of landscapes side by side, with common levels.
+
+    A bold contour marks the same value in all panels, so that their flat regions can be compared.
 
     Args:
         panels: two-dimensional landscapes.
@@ -80,7 +82,7 @@ def contours(
     _check_dimensions(panels, 2)
     scale = _common_scale(panels, value)
     line = common_line([panel.landscape for panel in panels], scale)
-    figure, grid = _panel_axes(len(panels), 3.15, 3.6, bar=True)
+    figure, grid = _panel_axes(len(panels), width=3.15, height=3.6, has_shared_bar=True)
     styles = line_styles(panel.title for panel in panels) | dict(styles or {})
     for axes, panel in zip(grid, panels, strict=True):
         draw_contours(axes, panel.landscape, scale, line)
@@ -117,32 +119,36 @@ def draw_contours(axes: Axes, landscape: Landscape, scale: LandscapeScale, line:
     axes.spines[:].set_visible(False)
 
 
-def draw_marks(axes: Axes, marks: Sequence[Mark], only: LineStyle | None = None) -> None:
+def draw_marks(axes: Axes, marks: Sequence[Mark], single_style: LineStyle | None = None) -> None:
     """Mark the models in the colours and with the markers of their algorithms, labelled for a legend.
 
     Args:
         axes: where to draw.
         marks: the models.
-        only: style of a single model, whose mark is named after the model alone; default: styles by the marks' names.
+        single_style: style of the model if there is only one; default, and for several models: styles by their names.
     """
     styles = line_styles(mark.name for mark in marks)
     for mark in marks:
-        style = only if only is not None and len(marks) == 1 else styles[mark.name]
+        style = single_style if single_style is not None and len(marks) == 1 else styles[mark.name]
         label = f"{mark.name} ({mark.distance:.2g} from the plane)" if mark.distance > 0 else mark.name
         edge: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 1.2, "linestyle": "none"}
         axes.plot(*mark.position, style.marker, zorder=5, label=label, color=style.colour, markersize=9, **edge)
 
 
 def plane_picture(landscape: Landscape, values: Sequence[str] = (), title: str = "") -> Figure:
-    """Draw the plane through three models, one panel and scale per value; distances equal weight distances.
+    """Draw the plane through three models, with one panel per value, each on its own scale.
 
-    Default values: the training loss and the test metric, or the only loss.
+    Args:
+        landscape: the plane; its coordinates are distances in weight space.
+        values: names of the values to draw; default: the training loss and the test metric, if they were measured.
+        title: title above all panels.
     """
     values = values or values_to_plot(landscape)
     _check_dimensions([Panel("", landscape)], 2)
     width, height = (axis[-1] - axis[0] for axis in landscape.axes)
     ratio = width / height
-    figure, grid = _panel_axes(len(values), 3.6 * min(max(ratio, 0.75), 1.5) + 0.9, 4.1)
+    panel_width = 3.6 * min(max(ratio, 0.75), 1.5) + 0.9  # with a colour bar
+    figure, grid = _panel_axes(len(values), width=panel_width, height=4.1)
     for axes, value in zip(grid, values, strict=True):
         scale = LandscapeScale.over([landscape], value)
         draw_contours(axes, landscape, scale)
@@ -161,10 +167,17 @@ def plane_picture(landscape: Landscape, values: Sequence[str] = (), title: str =
 
 
 def surfaces(panels: Sequence[Panel], value: str | None = None, title: str = "") -> Figure:
-    """Draw surfaces side by side; height and colour are the logarithm of the value. Arguments as in ``contours``."""
+    """Draw landscapes as surfaces side by side; height and colour show the logarithm of the value.
+
+    Args:
+        panels: two-dimensional landscapes.
+        value: name of the value to draw; default: the training loss, or the only loss.
+        title: title above all panels.
+    """
     _check_dimensions(panels, 2)
     scale = _common_scale(panels, value)
-    figure, grid = _panel_axes(len(panels), 3.3, 3.4, bar=True, subplot_kw={"projection": "3d"})
+    projection = {"projection": "3d"}
+    figure, grid = _panel_axes(len(panels), width=3.3, height=3.4, has_shared_bar=True, subplot_kw=projection)
     for axes, panel in zip(grid, panels, strict=True):
         draw_surface(axes, panel.landscape, scale)
         _add_titles(axes, panel, is_3d=True)
@@ -174,7 +187,7 @@ def surfaces(panels: Sequence[Panel], value: str | None = None, title: str = "")
 
 
 def draw_surface(axes: Any, landscape: Landscape, scale: LandscapeScale) -> None:
-    """Draw one landscape as a surface without a frame."""
+    """Draw one landscape as a surface without a frame; the height is the logarithm of the value."""
     xs, ys = np.meshgrid(*landscape.axes, indexing="ij")
     values = scale.clipped(grid_of(landscape, scale.value))
     height = np.log10(values)
@@ -188,7 +201,13 @@ def draw_surface(axes: Any, landscape: Landscape, scale: LandscapeScale) -> None
 
 
 def lines(panels: Sequence[Panel], value: str | None = None, title: str = "") -> Figure:
-    """Draw one-dimensional landscapes in one panel. Arguments as in ``contours``."""
+    """Draw one-dimensional landscapes as lines in one panel.
+
+    Args:
+        panels: one-dimensional landscapes.
+        value: name of the value to draw; default: the training loss, or the only loss.
+        title: title above the panel.
+    """
     _check_dimensions(panels, 1)
     scale = _common_scale(panels, value)
     value = scale.value
@@ -202,7 +221,7 @@ def lines(panels: Sequence[Panel], value: str | None = None, title: str = "") ->
         axes.plot(panel.landscape.axes[0], values, **styles[panel.title].line, markevery=spacing, lw=1.9, label=label)
     _style_axes(axes)
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(NullLocator())
+    axes.yaxis.set_major_locator(NullLocator())  # removes the default ticks
     axes.set_yticks(scale.ticks, [shown_tick(tick, value) for tick in scale.ticks])
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("distance along the direction, in filter norms", color=INK)
@@ -214,7 +233,13 @@ def lines(panels: Sequence[Panel], value: str | None = None, title: str = "") ->
 
 
 def path_picture(landscape: Landscape, values: Sequence[str] = (), title: str = "") -> Figure:
-    """Plot each value along a path between two models, and its barrier; default values as in ``plane_picture``."""
+    """Plot values along the path between two models, one panel each, with an arrow at the barrier.
+
+    Args:
+        landscape: the path, from the first model (0) to the second (1).
+        values: names of the values to plot; default: the training loss and the test metric, if they were measured.
+        title: title above all panels.
+    """
     values = values or values_to_plot(landscape)
     _check_dimensions([Panel("", landscape)], 1)
     figure = Figure(figsize=(4.4 * len(values), 3.6), layout="constrained")
@@ -222,7 +247,7 @@ def path_picture(landscape: Landscape, values: Sequence[str] = (), title: str = 
     for axes, value in zip(figure.subplots(1, len(values), squeeze=False)[0], values, strict=True):
         along_path = _finite(grid_of(landscape, value))
         ends = np.interp([0, 1], t, along_path)
-        axes.plot([0, 1], ends, color=FAINT, lw=1, ls=(0, (4, 3)))
+        axes.plot([0, 1], ends, color=FAINT, lw=1, ls=(0, (4, 3)))  # dashed: the line between the ends
         axes.plot(t, along_path, color=INK, lw=2)
         for mark, x, y in zip(landscape.marks, (0, 1), ends, strict=True):
             style = styles[mark.name]
@@ -246,7 +271,7 @@ def path_picture(landscape: Landscape, values: Sequence[str] = (), title: str = 
 
 
 def _common_scale(panels: Sequence[Panel], value: str | None) -> LandscapeScale:
-    """Return the scale of all panels for one value, by default the first that their landscapes have."""
+    """Return a scale for all panels and one value, named ``value``; default: the training loss, or the only loss."""
     landscapes = [panel.landscape for panel in panels]
     return LandscapeScale.over(landscapes, value or values_to_plot(landscapes[0])[0])
 
@@ -257,7 +282,7 @@ def _finite(values: Any) -> Any:
 
 
 def _check_dimensions(panels: Sequence[Panel], dimensions: int) -> None:
-    """Reject panels with landscapes of other dimensions, and an empty figure."""
+    """Raise a ``UserError`` if there are no panels, or if a landscape does not have this number of dimensions."""
     if not panels:
         raise UserError("no landscape to plot")
     for panel in panels:
@@ -267,17 +292,27 @@ def _check_dimensions(panels: Sequence[Panel], dimensions: int) -> None:
             )
 
 
-def _panel_axes(count: int, width: float, height: float, bar: bool = False, **options: Any) -> tuple[Figure, list[Any]]:
-    """Create a figure with ``count`` panels of this size in inches, and room for a colour bar."""
+def _panel_axes(
+    count: int, *, width: float, height: float, has_shared_bar: bool = False, **options: Any
+) -> tuple[Figure, list[Any]]:
+    """Create a figure with ``count`` panels; returns the figure and the panels' axes.
+
+    Args:
+        count: number of panels.
+        width: width of a panel in inches.
+        height: height of a panel in inches.
+        has_shared_bar: whether to leave space for a colour bar beside all panels.
+        options: further arguments of ``Figure.subplots``.
+    """
     columns = min(count, PER_ROW)
-    size = (width * columns + (0.7 if bar else 0), height * ceil(count / columns))
+    size = (width * columns + (0.7 if has_shared_bar else 0), height * ceil(count / columns))
     # The padding keeps titles above a legend from being cropped.
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(h_pad=0.14))
     return figure, subplot_list(figure, count, columns, **options)
 
 
 def _add_titles(axes: Any, panel: Panel, is_3d: bool = False) -> None:
-    """Add title and caption of a panel; 3D axes have no label for the caption, so it is placed as text."""
+    """Add the title of a panel and, below it, its numbers; 3D axes have no x label, so these are placed as text."""
     axes.set_title(panel.title, fontsize=12.5, fontweight="bold", color=INK, pad=2 if is_3d else 8)
     if not panel.figures:
         return
@@ -288,7 +323,14 @@ def _add_titles(axes: Any, panel: Panel, is_3d: bool = False) -> None:
 
 
 def _add_colour_bar(figure: Figure, axes: Any, scale: LandscapeScale, line: float | None = None) -> None:
-    """Add a colour bar beside one panel, or a labelled one shared by a list of panels; ``line`` marks a value."""
+    """Add a colour bar.
+
+    Args:
+        figure: the figure.
+        axes: one panel, or a list of panels that share the bar, which is then labelled with the value's name.
+        scale: levels and colours.
+        line: value to mark on the bar, that of the bold contour; None for no mark.
+    """
     is_shared = isinstance(axes, list)
     if is_shared:
         position = {"ax": axes, "fraction": 0.05, "pad": 0.015, "aspect": 24}

@@ -24,11 +24,11 @@ Values = Mapping[str, Any]
 
 
 def figures_of(section: Values, by: str, landscapes: Mapping[str, Landscape] | None = None) -> dict[str, Figure]:
-    """Draw all figures of a section, by name.
+    """Draw all figures of a report's section, and return them by name.
 
     Args:
-        section: a section of ``report_document``.
-        by: summary value that differences and ranks compare.
+        section: a section of ``report_document``: the runs with one dataset and partition.
+        by: summary value by which runs are compared: ``mean_last``, ``last`` or ``best``.
         landscapes: the section's two-dimensional landscapes by name; default: none.
     """
     from fedflat.reporting.figures.partition import partition_picture
@@ -40,14 +40,14 @@ def figures_of(section: Values, by: str, landscapes: Mapping[str, Landscape] | N
         figures["differences"] = difference_figure(section, by)
     if section["ranks"]:
         figures["ranks"] = rank_figure(section)
-    counts = section["partition"]["shown"]
+    counts = section["partition"]["shown"]  # examples per client and class
     classes = [str(label) for label in range(len(counts[0]))]
     figures["partition"] = partition_picture(counts, classes, section["name"])
     return figures | _flatness_figures(section, landscapes or {})
 
 
 def _flatness_figures(section: Values, landscapes: Mapping[str, Landscape]) -> dict[str, Figure]:
-    """Draw what was measured of flatness: the log, spectra and landscapes."""
+    """Draw the section's flatness measurements, if it has any: flatness over rounds, spectra and landscapes."""
     from fedflat.reporting.figures.flatness_log import log_picture
     from fedflat.reporting.figures.landscapes import Panel, contours, surfaces
 
@@ -76,9 +76,9 @@ def eigenvalue_figure(spectra: Sequence[Values]) -> Figure:
     figure = Figure(figsize=(6.2, 3.8), layout="constrained")
     axes = figure.subplots()
     for spectrum in spectra[:MAX_LINES]:
-        described = f" ({spectrum['described']})" if spectrum["described"] else ""
+        description = f" ({spectrum['described']})" if spectrum["described"] else ""
         ranks, style = range(1, len(spectrum["eigenvalues"]) + 1), LineStyle(spectrum["style"])
-        axes.plot(ranks, spectrum["eigenvalues"], **style.line, lw=1.5, label=f"{spectrum['label']}{described}")
+        axes.plot(ranks, spectrum["eigenvalues"], **style.line, lw=1.5, label=f"{spectrum['label']}{description}")
     if all(eigenvalue > 0 for spectrum in spectra for eigenvalue in spectrum["eigenvalues"]):
         axes.set_yscale("log")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -89,7 +89,7 @@ def eigenvalue_figure(spectra: Sequence[Values]) -> Figure:
 
 
 def _plotted_rows(section: Values) -> list[int]:
-    """Numbers of the rows to plot, at most ``MAX_LINES``: best rank first, or in table order without ranks."""
+    """Return the numbers of up to ``MAX_LINES`` rows with curves: best rank first, or in table order without ranks."""
     if section["ranks"]:
         numbers = [line["row"] for line in section["ranks"]["lines"]]
     else:
@@ -98,7 +98,10 @@ def _plotted_rows(section: Values) -> list[int]:
 
 
 def curve_figure(section: Values, axis: str) -> Figure:
-    """Plot the metric of a section over rounds or cost: mean over seeds, and a band of one standard deviation."""
+    """Plot the metric of a section over ``axis``, one of ``AXES`` (rounds or a cost).
+
+    Lines are means over seeds, and bands show one standard deviation.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.2, 3.8), layout="constrained")
@@ -115,7 +118,7 @@ def curve_figure(section: Values, axis: str) -> Figure:
         axes.plot(x, mean, **style.line, markevery=marker_spacing(len(x)), lw=1.5, label=label)
         axes.fill_between(x, mean - std, mean + std, color=style.colour, alpha=0.13, lw=0)
         means.append(mean)
-    limits = late_limits(means, not is_share(metric))
+    limits = late_limits(means, lower_is_better=not is_share(metric))
     if limits is not None:
         axes.set_ylim(limits)
     axes.set_xlabel(AXES[axis])
@@ -126,14 +129,19 @@ def curve_figure(section: Values, axis: str) -> Figure:
 
 
 def difference_figure(section: Values, by: str) -> Figure:
-    """Plot paired differences from the baseline: mean, each seed, bootstrap interval and Student's interval."""
+    """Plot the differences of rows from the baseline, paired by seed.
+
+    Each row has a marker at the mean, a small circle per seed, a thick line for the bootstrap interval and a thin one
+    for Student's t interval. ``by`` names the compared summary value.
+    """
     scale = _scale(section["metric"])
     differences = [difference for difference in section["differences"] if difference["pair"]][:MAX_LINES]
     figure, axes = _row_axes([difference["label"] for difference in differences])
     for y, difference in enumerate(differences):
         pair, style = difference["pair"], _style_of(section, difference["row"])
         colour = style.colour
-        for bounds, width, alpha in ((pair["interval"], 5.0, 0.35), (pair["t_interval"], 1.0, 1.0)):
+        intervals = ((pair["interval"], 5.0, 0.35), (pair["t_interval"], 1.0, 1.0))
+        for bounds, width, alpha in intervals:
             if bounds:
                 x = scale * np.array(bounds)
                 axes.plot(x, [y, y], color=colour, lw=width, alpha=alpha, solid_capstyle="round")
@@ -158,6 +166,7 @@ def rank_figure(section: Values) -> Figure:
         axes.plot([line["mean"]], [y], style.marker, ms=5.5, color=style.colour)
     critical, largest_difference = ranks["critical"], len(ranks["lines"]) - 1
     if critical is not None and critical < largest_difference:
+        # A bar above the rows, as long as the critical difference.
         axes.plot([1, 1 + critical], [-0.8, -0.8], color="#222222", lw=1.2, marker="|")
         axes.text(1, -1.0, f"critical difference {critical:.2f}", fontsize=8, va="bottom", color="#444444")
         axes.set_ylim(len(lines) - 0.5, -1.8)

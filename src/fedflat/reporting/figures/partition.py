@@ -55,6 +55,7 @@ def partition_pictures(histograms: Mapping[str, IntArray | Sequence[Sequence[int
             _draw_columns(axes, shown, classes)
         else:
             _draw_heat_map(axes, shown, classes)
+        # A long title gets its own line, above the caption on the right.
         axes.set_title(title if len(title) < 55 else f"{title}\n", loc="left", fontsize=10.5, fontweight="bold", pad=5)
         axes.set_title(_caption(counts, len(shown)), loc="right", fontsize=8.5, color="#666666", pad=5)
         axes.tick_params(labelsize=8, length=0, colors="#555555")
@@ -68,19 +69,27 @@ def partition_pictures(histograms: Mapping[str, IntArray | Sequence[Sequence[int
 
 
 def _caption(counts: IntArray, shown: int) -> str:
-    """Describe the clients of which ``shown`` are drawn."""
+    """Describe the number of clients, their examples and their classes.
+
+    Args:
+        counts: examples per client and class, [clients, classes].
+        shown: number of clients that are drawn, a sample if it is smaller.
+    """
     clients = f"{len(counts)} clients" if shown == len(counts) else f"{shown} of {len(counts)} clients"
     classes = np.count_nonzero(counts, axis=1).mean()
     return f"{clients}, {shown_range(counts.sum(1))} examples each, {classes:.1f} classes per client"
 
 
 def _draw_columns(axes: Axes, counts: IntArray, classes: Sequence[str]) -> None:
-    """Draw one column per client with stacked classes, its most frequent class at the bottom."""
+    """Draw one column per client with stacked classes, its most frequent class at the bottom.
+
+    ``counts`` holds the examples per client and class, [clients, classes].
+    """
     x, colours = np.arange(len(counts)), _class_colours(len(classes))
     most_frequent, height = counts.argmax(1), counts.max(1)
     axes.bar(x, height, width=0.86, color=[colours[label] for label in most_frequent], linewidth=0)
     for label, colour in enumerate(colours):
-        examples = np.where(most_frequent == label, 0, counts[:, label])
+        examples = np.where(most_frequent == label, 0, counts[:, label])  # the most frequent class is drawn already
         axes.bar(x, examples, bottom=height, width=0.86, color=colour, linewidth=0)
         height = height + examples
     axes.set_ylim(0, 1.01 * height.max())
@@ -91,7 +100,7 @@ def _draw_columns(axes: Axes, counts: IntArray, classes: Sequence[str]) -> None:
 
 
 def _draw_heat_map(axes: Axes, counts: IntArray, classes: Sequence[str]) -> None:
-    """Draw a heat map of square roots of counts, so that single examples stay visible."""
+    """Draw a heat map of ``counts`` [clients, classes], shaded by their square roots: single examples stay visible."""
     norm = PowerNorm(0.5, vmin=0, vmax=max(int(counts.max()), 1))
     image = axes.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest", norm=norm, origin="upper")
     tick_step = 10 ** (len(str(len(classes) - 1)) - 1)  # 10 for up to 100 classes, 100 for up to 1000

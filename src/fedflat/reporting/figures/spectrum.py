@@ -19,33 +19,36 @@ LOWEST_DENSITY = 0.1
 """Lower end of the density axis, relative to a single eigenvalue's contribution."""
 
 
-def spectrum_picture(models: Mapping[str, Sequence[Spectrum]], described: Mapping[str, str] | None = None) -> Figure:
-    """Plot the spectra of models: one line per model, over subsets of examples the mean and one standard deviation.
+def spectrum_picture(models: Mapping[str, Sequence[Spectrum]], descriptions: Mapping[str, str] | None = None) -> Figure:
+    """Plot the largest eigenvalues of models and, beside them, the spectral densities of models that have them.
+
+    Each model has one line: the mean over its spectra, with a band of one standard deviation.
 
     Args:
-        models: by name, one spectrum per subset of examples; densities are drawn for models that have them.
-        described: by name, what the model is, e.g. ``server model, seed 0, round 60``; default: no description.
+        models: for each name, the model's spectra on different subsets of the examples.
+        descriptions: for each name, what the model is, e.g. ``server model, seed 0, round 60``; default: none.
     """
-    described, styles = described or {}, line_styles(models)
-    common = next(iter(described.values()), "") if len(set(described.values())) == 1 else ""
+    descriptions, styles = descriptions or {}, line_styles(models)
+    # A description that all models share becomes the title instead of part of every label.
+    shared_description = next(iter(descriptions.values()), "") if len(set(descriptions.values())) == 1 else ""
     with_density = {name for name, spectra in models.items() if all(spectrum.density for spectrum in spectra)}
     figure = Figure(figsize=(11.0 if with_density else 6.4, 4.4), layout="constrained")
     panels = figure.subplots(1, 2 if with_density else 1, squeeze=False)[0]
-    highest, single = 0.0, float("inf")
+    highest_density, isolated_density = 0.0, float("inf")  # they determine the range of the density axis
     for name, spectra in models.items():
-        label = f"{name} ({described[name]})" if name in described and not common else name
+        label = f"{name} ({descriptions[name]})" if name in descriptions and not shared_description else name
         _draw_eigenvalues(panels[0], label, spectra, styles[name])
         if name in with_density:
-            highest = max(highest, _draw_density(panels[1], name, spectra, styles[name].colour))
-            single = min(single, *map(_single_density, spectra))
+            highest_density = max(highest_density, _draw_density(panels[1], name, spectra, styles[name].colour))
+            isolated_density = min(isolated_density, *map(_isolated_eigenvalue_density, spectra))
     all_eigenvalues = [value for spectra in models.values() for spectrum in spectra for value in spectrum.eigenvalues]
     _label_eigenvalues(panels[0], is_log=min(all_eigenvalues) > 0)
     if with_density:
         panels[1].set_yscale("log")
-        panels[1].set_ylim(LOWEST_DENSITY * single, 3 * highest)
+        panels[1].set_ylim(LOWEST_DENSITY * isolated_density, 3 * highest_density)
         panels[1].set_xlabel("eigenvalue")
         panels[1].set_ylabel("density")
-    panels[0].set_title(common, loc="left", fontsize=9.5)
+    panels[0].set_title(shared_description, loc="left", fontsize=9.5)
     for axes in panels:
         open_frame(axes)
     panels[0].legend(frameon=False, fontsize=9, title="lambda_max", alignment="right", title_fontsize=9)
@@ -53,7 +56,7 @@ def spectrum_picture(models: Mapping[str, Sequence[Spectrum]], described: Mappin
 
 
 def _label_eigenvalues(axes: Axes, is_log: bool) -> None:
-    """Label the axes of the eigenvalues; the vertical one is logarithmic if all are positive."""
+    """Label the axes of the eigenvalues; ``is_log`` makes the vertical one logarithmic, else a line marks zero."""
     axes.set_xlabel("eigenvalues of the Hessian, largest first")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if not is_log:
@@ -66,7 +69,7 @@ def _label_eigenvalues(axes: Axes, is_log: bool) -> None:
 
 
 def _draw_eigenvalues(axes: Axes, label: str, spectra: Sequence[Spectrum], style: LineStyle) -> None:
-    """Draw the mean of each eigenvalue over subsets, with a band of one standard deviation."""
+    """Draw each eigenvalue's mean over ``spectra``, one per subset of examples, and a band of standard deviations."""
     values = np.array([spectrum.eigenvalues for spectrum in spectra])
     mean, ranks = values.mean(0), np.arange(1, values.shape[1] + 1)
     axes.plot(ranks, mean, **style.line, lw=1.6, label=f"{label}   {mean[0]:.3g}")
@@ -76,9 +79,9 @@ def _draw_eigenvalues(axes: Axes, label: str, spectra: Sequence[Spectrum], style
 
 
 def _draw_density(axes: Axes, name: str, spectra: Sequence[Spectrum], colour: str) -> float:
-    """Draw the mean spectral density over subsets; return its maximum."""
+    """Draw the mean of the spectral densities of ``spectra`` (one per subset of examples); return its maximum."""
     densities = [spectrum.density for spectrum in spectra if spectrum.density]
-    ends = np.concatenate([density.grid(2) for density in densities])
+    ends = np.concatenate([density.grid(2) for density in densities])  # lowest and highest point of each
     grid = np.linspace(ends.min(), ends.max(), 800)
     bandwidth = max(density.default_width for density in densities)
     values = np.mean([density.at(grid, bandwidth) for density in densities], axis=0)
@@ -87,7 +90,10 @@ def _draw_density(axes: Axes, name: str, spectra: Sequence[Spectrum], colour: st
     return float(values.max())
 
 
-def _single_density(spectrum: Spectrum) -> float:
-    """Return the density at an isolated eigenvalue: the peak of its Gaussian."""
+def _isolated_eigenvalue_density(spectrum: Spectrum) -> float:
+    """Return the density at an isolated eigenvalue, the peak of the Gaussian into which the density smooths it.
+
+    A single eigenvalue has the weight 1 / P, where P is the number of parameters.
+    """
     assert spectrum.density is not None
     return float(1 / (spectrum.parameters * spectrum.density.default_width * np.sqrt(2 * np.pi)))

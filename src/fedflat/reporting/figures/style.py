@@ -30,7 +30,7 @@ EARLY_FRACTION = 1 / 3
 
 @dataclass(frozen=True)
 class LineStyle:
-    """Colour, marker and dashes of an algorithm; up to 64 numbers have different ones."""
+    """Colour, marker and dashes of a line in a figure, derived from a number; numbers below 64 all look different."""
 
     number: int
 
@@ -52,23 +52,24 @@ class LineStyle:
 
 
 def line_styles(labels: Iterable[str]) -> dict[str, LineStyle]:
-    """Choose a style for each algorithm or model: the same in every figure, as far as they stay distinct.
+    """Choose a style for each label of a figure, the name of an algorithm or model.
 
-    An algorithm has a fixed style or one that its name (without a seed) determines. If that is taken, it has the next
-    free one.
+    So that an algorithm looks the same in every figure, its style is fixed or determined by its name (without a seed).
+    If another label of the figure has that style already, it gets the next free one.
 
     >>> [(style.colour, style.marker) for style in line_styles(["fedsam", "fedavg"]).values()]
     [('#d55e00', 's'), ('#0072b2', 'o')]
     """
     names = list(dict.fromkeys(labels))
-    numbers: dict[str, int] = {}
+    numbers: dict[str, int] = {}  # numbers of the styles chosen so far
     algorithms = {name: re.split(r",? \(?seed ", name)[0].lower() for name in names}
     for name in sorted(names, key=lambda name: algorithms[name] not in FIXED):  # fixed styles first
         algorithm = algorithms[name]
         first = FIXED.index(algorithm) if algorithm in FIXED else crc32(algorithm.encode()) % len(COLOURS)
-        cycle = len(numbers) // len(COLOURS) * len(COLOURS)  # all colours have been used that often
-        free = (cycle + (first + step) % len(COLOURS) for step in range(len(COLOURS)))
-        numbers[name] = next(number for number in free if number not in numbers.values())
+        # Once all colours are used, the next 8 numbers have the same colours with other markers and dashes.
+        offset = len(numbers) // len(COLOURS) * len(COLOURS)
+        candidates = (offset + (first + step) % len(COLOURS) for step in range(len(COLOURS)))
+        numbers[name] = next(number for number in candidates if number not in numbers.values())
     return {name: LineStyle(numbers[name]) for name in names}
 
 
@@ -80,19 +81,23 @@ def marker_spacing(points: int) -> int:
 def late_limits(
     curves: Sequence[np.ndarray], lower_is_better: bool, hidden_fraction: float = 0.0
 ) -> tuple[float, float] | None:
-    """Return limits of a vertical axis that show the differences of curves, not their first steep rise or fall.
+    """Return limits (low, high) of a vertical axis that show the differences of curves, not their first steep rise.
+
+    The limits include every curve after its first third, except for ``hidden_fraction``. None if there are no finite
+    values or all are equal.
 
     Args:
         curves: the values of each curve, [points].
-        lower_is_better: whether the curves fall.
-        hidden_fraction: fraction of the curves that may be partly outside the limits.
+        lower_is_better: whether the curves fall instead.
+        hidden_fraction: fraction of the curves, the worst ones, that may be partly outside the limits.
     """
-    sign = -1.0 if lower_is_better else 1.0
+    sign = -1.0 if lower_is_better else 1.0  # turns falling curves into rising ones
     finite = [sign * curve[np.isfinite(curve)] for curve in curves]
-    late = [float(curve[int(EARLY_FRACTION * len(curve)) :].min()) for curve in finite if len(curve)]
-    if not late:
+    late_minima = [float(curve[int(EARLY_FRACTION * len(curve)) :].min()) for curve in finite if len(curve)]
+    if not late_minima:
         return None
-    worst, best = float(np.quantile(late, hidden_fraction)), max(float(curve.max()) for curve in finite if len(curve))
+    worst = float(np.quantile(late_minima, hidden_fraction))
+    best = max(float(curve.max()) for curve in finite if len(curve))
     if best <= worst:
         return None
     margin = 0.05 * (best - worst)
@@ -110,7 +115,7 @@ def evenly_spaced(count: int, most: int) -> np.ndarray:
 
 
 def sort_clients(counts: np.ndarray, most: int) -> np.ndarray:
-    """Sort clients by their most frequent class, then by its share, and subsample them evenly.
+    """Return the class counts of clients sorted by most frequent class, then by its share, and subsampled evenly.
 
     Args:
         counts: examples per client and class, [clients, classes].

@@ -1,4 +1,4 @@
-"""The content of a report as plain values, and the wording of its numbers; page, tables and figures only render it."""
+"""The content of a report as plain values; page, tables and figures only render it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedflat.reporting.figures.style import evenly_spaced, sort_clients
 from fedflat.reporting.page.gather import Gathered, Group, LabelledRow, group_runs, run_path
 from fedflat.reporting.page.notes import notes_of
 from fedflat.reporting.page.views import views_of
-from fedflat.reporting.result import Row
+from fedflat.reporting.row import Row
 from fedflat.reporting.tables.summary import (
     MEAN_LABEL,
     RoundsToTarget,
@@ -29,7 +29,7 @@ from fedflat.reporting.tables.summary import (
     shown_range,
     summarise,
 )
-from fedflat.units import is_share, shown_metric
+from fedflat.units import is_share
 
 SUMMARY_LABELS = {"mean_last": MEAN_LABEL, "last": "last", "best": "best over test"}
 """Summary values of a run, with their labels."""
@@ -57,21 +57,21 @@ def report_document(
     by: str = "mean_last",
     apart: bool = False,
 ) -> Values:
-    """Compute the content of a report.
+    """Compute the content of a report as plain values, with one section per dataset and partition.
 
     Args:
         gathered: the runs.
-        targets: metric values for rounds-to-target.
-        baseline: row that others are compared with; default: the first.
+        targets: values of the metric; the report states how many rounds each run needs to reach them.
+        baseline: label or algorithm of the row that others are compared with; default: the first row.
         by: summary value to compare: ``mean_last``, ``last`` or ``best``.
-        apart: allow several partitions, one section each.
+        apart: allow several datasets or partitions; otherwise they raise a ``UserError``.
     """
     if by not in SUMMARY_LABELS:
         raise one_of("summary value", by, SUMMARY_LABELS)
     groups = group_runs(gathered.records, apart)
     rows = sum(len(group.rows) for group in groups)
-    points = max(MIN_CURVE_POINTS, min(MAX_CURVE_POINTS, MAX_PAGE_POINTS // rows))
-    sections = [_section_values(group, targets, baseline, by, points) for group in groups]
+    points_per_curve = max(MIN_CURVE_POINTS, min(MAX_CURVE_POINTS, MAX_PAGE_POINTS // rows))
+    sections = [_section_values(group, targets, baseline, by, points_per_curve) for group in groups]
     if baseline is not None and all(section["baseline"] is None for section in sections):
         raise one_of("baseline", baseline, [row["label"] for section in sections for row in section["rows"]])
     return {
@@ -85,8 +85,16 @@ def report_document(
     }
 
 
-def _section_values(group: Group, targets: Sequence[float], baseline: str | None, by: str, points: int) -> Values:
-    """Compute the content of a section; its curves have at most ``points`` points."""
+def _section_values(group: Group, targets: Sequence[float], baseline: str | None, by: str, max_points: int) -> Values:
+    """Compute the content of a section of the report.
+
+    Args:
+        group: the runs with one dataset and partition.
+        targets: values of the metric for rounds-to-target.
+        baseline: label or algorithm of the row that others are compared with; default: the first row.
+        by: summary value to compare: ``mean_last``, ``last`` or ``best``.
+        max_points: maximum number of points of a curve.
+    """
     metric, lower_is_better = group.metric, group.lower_is_better
     for target in targets:
         check_target(target, metric)
@@ -107,7 +115,7 @@ def _section_values(group: Group, targets: Sequence[float], baseline: str | None
         "partition": partition_values(group.partitions),
         "differences": _differences(rows, baseline_number, by),
         "ranks": _ranks(rows, by, lower_is_better),
-        "curves": [_curve_values(labelled.row, points) for labelled in group.rows],
+        "curves": [_curve_values(labelled.row, max_points) for labelled in group.rows],
         "metrics": _metric_names(group.records),
         "views": views_of(group),
         "runs": [_run_values(record) for record in group.records],
@@ -120,8 +128,11 @@ def _section_values(group: Group, targets: Sequence[float], baseline: str | None
 def _row_values(
     number: int, labelled: LabelledRow, metric: str, lower_is_better: bool, targets: Sequence[float]
 ) -> Values:
-    """Compute a row's summary values, rounds to targets and costs; diverged runs only affect the targets."""
-    label, row, settings = labelled
+    """Compute summary values, rounds to targets and costs of a row: one model of an algorithm, over all seeds.
+
+    Diverged runs are listed and count for rounds to targets, but they are left out of all means.
+    """
+    label, row, settings = labelled  # the settings in which the row differs from others
     seeds = [record.config.seed for record in row.records]
     status = {record.config.seed: record.status for record in row.records}
     converged = [record for record in row.records if record.status != "diverged"]
@@ -130,7 +141,7 @@ def _row_values(
         summary = summarise(record.history, row.model, metric, lower_is_better)
         if summary is not None:
             summaries[record.config.seed] = summary
-    values = {
+    values = {  # by summary value, then by seed
         name: {seed: float(getattr(summary, name)) for seed, summary in summaries.items()} for name in SUMMARY_LABELS
     }
     last_entries = [record.history[-1] for record in converged if record.history]
@@ -158,18 +169,22 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _spread(values: Iterable[float]) -> Values | None:
-    """Mean, standard deviation and number of values; None without values."""
+    """Return mean, standard deviation and number of the values as a dictionary; None if there are no values."""
     listed = list(values)
     return vars(seed_statistics(listed)) if listed else None
 
 
 def _target_values(row: Row, metric: str, lower_is_better: bool, target: float) -> Values:
-    """Compute the rounds that a row's runs needed to reach a target."""
+    """Compute how many rounds a row's runs needed to reach a target value of the metric.
+
+    The result holds the ``median`` over runs and its ``text``, how many of the ``runs`` have ``reached`` the target,
+    and the rounds of ``each`` run as text: ``100+`` if the run ended at round 100 without reaching the target.
+    """
     runs = [record for record in row.records if record.history]
     if not runs:
         return {"target": target, "text": "–", "median": None, "reached": 0, "runs": 0, "each": []}
     rounds = tuple(rounds_to(record.history, row.model, metric, target, lower_is_better) for record in runs)
-    # A run that diverged without reaching the target is censored at the planned number of rounds.
+    # A diverged run would never reach the target, so it counts as if it had used all planned rounds.
     ends = tuple(
         record.config.training.rounds if record.status == "diverged" else int(record.history[-1]["round"])
         for record in runs
@@ -186,14 +201,21 @@ def _target_values(row: Row, metric: str, lower_is_better: bool, target: float) 
 
 
 def _baseline_number(rows: Sequence[Values], name: str | None) -> int | None:
-    """Find the baseline by label or algorithm; without a name it is the first of several rows."""
+    """Return the number of the row whose label or algorithm is ``name``; None if there is no such row.
+
+    Without a name, the baseline is the first of several rows; a single row has none.
+    """
     if name is None:
         return 0 if len(rows) > 1 else None
     return next((row["number"] for row in rows if name in (row["label"], row["algorithm"])), None)
 
 
 def _differences(rows: Sequence[Values], baseline_number: int | None, by: str) -> list[Values]:
-    """Compare every row with the baseline, paired by seed, with Holm-corrected p-values."""
+    """Compare every row with the baseline, paired by seed, with Holm-corrected p-values.
+
+    A row without common seeds, or whose mean covers another number of evaluations (``uneven``), has the ``pair`` None.
+    Without a baseline, the list is empty.
+    """
     if baseline_number is None:
         return []
     baseline = rows[baseline_number]
@@ -207,6 +229,7 @@ def _differences(rows: Sequence[Values], baseline_number: int | None, by: str) -
         differences.append(
             {"row": row["number"], "label": row["label"], "pair": values, "holm": None, "uneven": uneven}
         )
+    # The correction depends on all p-values, so it is added at the end.
     p_values = [difference["pair"]["p"] if difference["pair"] else None for difference in differences]
     for difference, corrected in zip(differences, holm_correction(p_values), strict=True):
         difference["holm"] = corrected
@@ -226,7 +249,10 @@ def shown_evaluations(rows: Sequence[Values], row: Values, by: str) -> str:
 
 
 def _ranks(rows: Sequence[Values], by: str, lower_is_better: bool) -> Values | None:
-    """Rank the rows at their common seeds, diverged runs last; None if they are not comparable."""
+    """Rank the rows at their common seeds by the summary value ``by``; None if they are not comparable.
+
+    Diverged runs are marked by an infinite value, which ranks last.
+    """
     if has_uneven_means(rows, by):
         return None
     values = {row["label"]: row["values"][by] | dict.fromkeys(row["diverged"], -math.inf) for row in rows}
@@ -242,10 +268,10 @@ def _ranks(rows: Sequence[Values], by: str, lower_is_better: bool) -> Values | N
 
 
 def _metric_names(records: Sequence[Record]) -> list[str]:
-    """Return the evaluated metrics: primary ones first, the loss last."""
-    names: dict[str, None] = {}
+    """Return the names of the metrics in the last evaluations: primary ones first, the loss last."""
+    names: dict[str, None] = {}  # a dictionary, because it preserves the order
     for record in records:
-        for evaluation in record.history[-1:]:
+        for evaluation in record.history[-1:]:  # empty for a run without evaluations
             for metrics in evaluation["test"].values():
                 names |= dict.fromkeys(metrics)
     primary = {record.metric for record in records}
@@ -253,9 +279,10 @@ def _metric_names(records: Sequence[Record]) -> list[str]:
 
 
 def _curve_values(row: Row, max_points: int) -> Values:
-    """Compute mean and standard deviation over seeds of every metric, subsampled to at most ``max_points`` points.
+    """Compute the curves of a row: mean and standard deviation over seeds of every metric, and the x values.
 
-    Diverged runs would truncate the mean of all others, so they are used only if all runs diverged.
+    ``over`` holds the x values by axis (rounds and costs). Curves are subsampled to at most ``max_points`` points and
+    end with the shortest run. Diverged runs would end all curves early, so they are used only if all runs diverged.
     """
     evaluated = [record for record in row.records if record.history]
     runs = [record for record in evaluated if record.status != "diverged"] or evaluated
@@ -263,7 +290,7 @@ def _curve_values(row: Row, max_points: int) -> Values:
     metrics = dict.fromkeys(name for history in histories for name in history[-1]["test"].get(row.model, {}))
     curve: Values = {"over": {}, "metrics": {}}
     for metric in metrics:
-        seeds = [series(history, row.model, metric) for history in histories]
+        seeds = [series(history, row.model, metric) for history in histories]  # (round, value) pairs of each seed
         count = min(map(len, seeds), default=0)
         if not count:
             continue
@@ -271,7 +298,7 @@ def _curve_values(row: Row, max_points: int) -> Values:
         values = np.array([[value for _, value in points[:count]] for points in seeds])[:, shown]
         std = values.std(0, ddof=1) if len(values) > 1 else np.zeros(len(shown))
         curve["metrics"][metric] = {"mean": _shortened(values.mean(0)), "std": _shortened(std)}
-        if not curve["over"]:
+        if not curve["over"]:  # all metrics share the x values of the first one
             for axis in AXES:
                 positions = [[x for x, _ in series(history, row.model, metric, axis)][:count] for history in histories]
                 curve["over"][axis] = _shortened(np.array(positions).mean(0)[shown])
@@ -279,7 +306,10 @@ def _curve_values(row: Row, max_points: int) -> Values:
 
 
 def _with_costs(record: Record) -> list[Values]:
-    """Return the history with total bytes and elapsed seconds; a round without a time has that of the previous one."""
+    """Return the entries of a run's history, each with the bytes sent and seconds elapsed since the start.
+
+    An entry whose round was not timed has the seconds of the previous one.
+    """
     assert record.folder is not None
     seconds = {line["round"]: float(line["seconds"]) for line in record.folder.timing()}
     elapsed, entries = 0.0, []
@@ -295,7 +325,10 @@ def _shortened(values: Any) -> list[float | None]:
 
 
 def partition_values(partitions: Mapping[int, Values]) -> Values:
-    """Describe the partition of the first seed, with class counts for a figure and the hashes of all seeds."""
+    """Describe the partition of the first seed, with class counts for a figure and the hashes of all seeds.
+
+    ``partitions`` holds the statistics of each seed's partition.
+    """
     seed, partition = next(iter(partitions.items()))
     values = {name: partition[name] for name in PARTITION_FACTS}
     values["seed"] = seed
@@ -305,7 +338,7 @@ def partition_values(partitions: Mapping[int, Values]) -> Values:
 
 
 def _run_values(record: Record) -> Values:
-    """Describe a run for the list of runs."""
+    """Return the values of a run for the report's list of runs, such as its status and completed rounds."""
     rounds = record.history[-1]["round"] if record.history else 0
     if record.status == "diverged" and record.folder:
         rounds = int(record.folder.status()["rounds"])  # the round of divergence is not evaluated
@@ -322,7 +355,10 @@ def _run_values(record: Record) -> Values:
 
 
 def _repeat_values(group: Group, targets: Sequence[float]) -> Values:
-    """Return the command that repeats the comparison, if only algorithms and seeds differ, and its settings."""
+    """Return how to repeat the comparison: a command with its settings, and the folders of the runs.
+
+    The command is None if runs differ in more than algorithms and seeds.
+    """
     command = None
     if not any(labelled.settings for labelled in group.rows):
         algorithms = dict.fromkeys(record.config.algorithm for record in group.records)
@@ -345,38 +381,7 @@ def _seeds_option(seeds: Sequence[int]) -> str:
 
 
 def require_evaluations(document: Values) -> None:
-    """Reject a report on runs without any evaluation."""
+    """Raise a ``UserError`` if no run of a report has been evaluated; a diverged run counts as evaluated."""
     rows = [row for section in document["sections"] for row in section["rows"]]
     if not any(row["spread"]["last"] or row["diverged"] for row in rows):
         raise UserError("none of these runs has been evaluated yet; wait for their first evaluation")
-
-
-def shown_difference(value: float, metric: str) -> str:
-    """Format a difference with its sign.
-
-    >>> shown_difference(0.0123, "accuracy"), shown_difference(-0.5, "loss")
-    ('+1.23', '−0.5')
-    """
-    return ("+" if value > 0 else "") + shown_metric(value, metric).replace("-", "−")
-
-
-def shown_interval(bounds: Sequence[float] | None, metric: str) -> str:
-    """Format an interval.
-
-    >>> shown_interval((-0.01, 0.02), "accuracy")
-    '−1.00 to +2.00'
-    """
-    return "–" if bounds is None else f"{shown_difference(bounds[0], metric)} to {shown_difference(bounds[1], metric)}"
-
-
-def shown_p(p: float | None) -> str:
-    """Format a p-value, never as zero.
-
-    >>> shown_p(0.0123), shown_p(0.00001), shown_p(None)
-    ('0.012', '< 0.001', '–')
-    """
-    if p is None:
-        return "–"
-    if p < 0.001:
-        return "< 0.001"
-    return f"{p:.2g}" if p < 0.1 else f"{p:.2f}"

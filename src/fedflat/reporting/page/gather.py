@@ -15,7 +15,8 @@ from fedflat.experiment.config import Config
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
 from fedflat.reporting.figures.style import LineStyle, line_styles
-from fedflat.reporting.result import Comparison, Row
+from fedflat.reporting.result import Comparison
+from fedflat.reporting.row import Row
 from fedflat.text import write_value
 
 PARTITION_SETTINGS = ("dataset", "partition", "partition_seed", "clients", "validation")
@@ -33,15 +34,17 @@ class Gathered:
 
     records: list[Record]
     left_out: list[tuple[str, str]] = field(default_factory=list)
+    """(folder, reason) of every folder that was skipped."""
 
 
 def gather(paths: Iterable[Path]) -> Gathered:
     """Read the runs in these folders or below them.
 
-    A folder given explicitly must be readable; an unreadable one found below is skipped.
+    A run folder that is given explicitly must be readable. One that is found below a given folder is skipped if it is
+    unreadable, and listed in ``left_out`` with the reason. So are runs that repeat another one.
     """
     records: dict[Path, Record] = {}  # by resolved path, so that a folder given twice counts once
-    left_out: list[tuple[str, str]] = []
+    left_out: list[tuple[str, str]] = []  # (folder, reason)
     for path in paths:
         if not path.is_dir():
             raise UserError(f"{path} does not exist; expected a run folder, or a folder that contains runs")
@@ -78,6 +81,7 @@ def _load_complete(path: Path) -> Record:
     rounds = int(status.get("rounds", 0))
     last_evaluated = int(record.history[-1]["round"]) if record.history else 0
     evaluable = rounds - 1 if record.status == "diverged" else rounds  # the round of divergence is not evaluated
+    # An ended run whose last evaluations are missing was copied while it was running.
     if record.status in ENDED_STATUSES and evaluable - last_evaluated >= record.config.evaluation.every:
         raise UserError(
             f"{path} is incomplete: it ended after {rounds} rounds, but metrics.jsonl ends at {last_evaluated}; "
@@ -87,7 +91,10 @@ def _load_complete(path: Path) -> Record:
 
 
 def _drop_repeated(records: list[Record], left_out: list[tuple[str, str]]) -> list[Record]:
-    """Drop runs that repeat another one, which would count a seed twice, and add them to ``left_out``."""
+    """Drop runs that repeat another one, which would count a seed twice.
+
+    They are appended to ``left_out`` as (folder, reason).
+    """
     distinct: dict[tuple[object, ...], Record] = {}
     for record in records:
         first = distinct.setdefault((record.config.seed, *_experiment(record.config)), record)
@@ -116,13 +123,17 @@ class Group:
     """Runs with the same dataset and partition; those with the same seed form pairs."""
 
     name: str
+    """Dataset and partition in words."""
     records: list[Record]
     partitions: Mapping[int, dict[str, Any]]
     """Partition statistics by seed."""
 
     @cached_property
     def rows(self) -> list[LabelledRow]:
-        """One row per algorithm and model, over all seeds."""
+        """The rows of a table: runs that differ only in their seed, one row for each model that they evaluated.
+
+        A row is labelled with its algorithm, model and the settings in which experiments differ.
+        """
         experiments: dict[tuple[object, ...], list[Record]] = {}
         for record in self.records:
             experiments.setdefault(_experiment(record.config), []).append(record)
@@ -131,12 +142,12 @@ class Group:
         rows: dict[str, LabelledRow] = {}
         for records, values in zip(experiments.values(), settings, strict=True):
             distinguishing = {name: values[name] for name in differing}
-            shown = [f"{name.split('.')[-1]}={value}" for name, value in distinguishing.items()]
+            shown_settings = [f"{name.split('.')[-1]}={value}" for name, value in distinguishing.items()]
             by_seed = tuple(sorted(records, key=lambda record: record.config.seed))
             models = dict.fromkeys(name for record in records for name in record.evaluated) or {"server": None}
             for model in models:
                 row = Row(records[0].config.algorithm, model, by_seed)
-                label = ", ".join([row.label, *shown])
+                label = ", ".join([row.label, *shown_settings])
                 # Runs that differ only in an average train the same server model, which has one row.
                 rows.setdefault(label, LabelledRow(label, row, distinguishing))
         return list(rows.values())
@@ -148,7 +159,7 @@ class Group:
 
     @property
     def protocol(self) -> str:
-        """Model, participation and local training of these runs, without what differs between them."""
+        """Text on the model, participation and local training of these runs, as far as all runs share them."""
         descriptions = [_training_protocol(record.config) for record in self.records]
         shared = [texts[0] for texts in zip(*descriptions, strict=True) if len(set(texts)) == 1]
         return ", ".join(shared)
@@ -165,7 +176,11 @@ class Group:
 
 
 def group_runs(records: Sequence[Record], apart: bool = False) -> list[Group]:
-    """Group runs by dataset and partition; several groups need ``apart``."""
+    """Group runs by dataset and partition.
+
+    Several groups raise a ``UserError`` unless ``apart`` allows them, because runs on different partitions are not
+    comparable.
+    """
     groups: dict[tuple[object, ...], list[Record]] = {}
     for record in records:
         key = tuple(getattr(record.config.data, name) for name in PARTITION_SETTINGS)
@@ -181,9 +196,12 @@ def group_runs(records: Sequence[Record], apart: bool = False) -> list[Group]:
 
 
 def _partitions(records: Iterable[Record]) -> dict[int, dict[str, Any]]:
-    """Read the partition of each seed; raise a ``UserError`` if two runs of one seed have different ones."""
+    """Return the partition statistics of each seed, as its first run stored them.
+
+    Raises a ``UserError`` if another run with this seed has a different partition.
+    """
     partitions: dict[int, dict[str, Any]] = {}
-    first_runs: dict[int, Record] = {}
+    first_runs: dict[int, Record] = {}  # for the error message
     for record in records:
         assert record.folder is not None
         seed, partition = record.config.seed, record.folder.partition()
@@ -198,10 +216,14 @@ def _partitions(records: Iterable[Record]) -> dict[int, dict[str, Any]]:
 
 
 def settings_of(config: Config) -> dict[str, str]:
-    """Return the settings that may affect results, by full name and as text, without algorithm and seed."""
+    """Return the settings that may affect results, except for algorithm and seed.
+
+    Keys are full names such as ``training.lr``, and values are text.
+    """
     settings: dict[str, str] = {}
 
     def flatten(values: Mapping[str, Any], prefix: str) -> None:
+        """Add a section of the config to ``settings``; ``prefix`` is the section's name with a dot."""
         for name, value in values.items():
             full_name = f"{prefix}{name}"
             if full_name in IRRELEVANT_SETTINGS:
@@ -221,7 +243,7 @@ def run_path(record: Record) -> str:
 
 
 def _shown_data(config: Config) -> str:
-    """Describe dataset and partition in one line."""
+    """Describe the dataset and the partition in words, for a title."""
     data = config.data
     parts = [data.dataset, shown_partition(data.partition)]
     if data.partition_seed is not None:
@@ -234,20 +256,22 @@ def _shown_data(config: Config) -> str:
 
 
 def _training_protocol(config: Config) -> list[str]:
-    """Describe model, participation and local training, one text each."""
+    """Return short texts on the model, clients per round, rounds, local training, batch size and learning rate."""
     training = config.training
     counts = {"client": config.federation.clients_per_round, "round": training.rounds}
     if training.local_steps is None:
         counts["local epoch"] = training.local_epochs
     else:
         counts["local step"] = training.local_steps
-    clients, *others = (f"{count} {noun}{'s' if count != 1 else ''}" for noun, count in counts.items())
+    clients, *others = (  # e.g. "10 clients", "100 rounds", "1 local epoch"
+        f"{count} {noun}{'s' if count != 1 else ''}" for noun, count in counts.items()
+    )
     settings = [f"batch size {training.batch_size}", f"learning rate {training.lr:g}"]
     return [config.model, f"{clients} per round", *others, *settings]
 
 
 def shown_partition(text: str) -> str:
-    """Write a partition with all parameters except a zero ``sigma``.
+    """Write a partition with all its parameters, defaults included, but leave out a ``sigma`` of zero.
 
     >>> shown_partition("dirichlet"), shown_partition("iid(sigma=0.5)")
     ('dirichlet(alpha=0.1)', 'iid(sigma=0.5)')

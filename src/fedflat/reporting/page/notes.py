@@ -26,7 +26,7 @@ Notes = list[tuple[str, str]]
 
 
 def notes_of(section: Values) -> list[dict[str, str]]:
-    """Return the caveats of a section, each with its severity (``kind``) and text."""
+    """Return the caveats of a report's section, each with its severity (``kind``) and text."""
     rows = section["rows"]
     notes = _run_notes(section["runs"]) + _seed_notes(rows) + _difference_notes(section)
     notes += _summary_notes(rows) + _target_notes(rows) + _time_notes(rows)
@@ -76,7 +76,8 @@ def _seed_notes(rows: Sequence[Values]) -> Notes:
         seeds = f"({fewest} to {max(counts)})"
         notes.append((WARN, f"Rows have different numbers of seeds {seeds}; differences use common seeds only."))
     if fewest < FEW_SEEDS:
-        coverage = 100 * (1 - 2 * 0.5**fewest)  # both tails: all values above or all below the median
+        # An interval within the range of the values misses the median if all values lie above or all below it.
+        coverage = 100 * (1 - 2 * 0.5**fewest)
         text = (
             f"{fewest} seeds are few. With 80 % power, a paired t test of {fewest} seeds detects only differences "
             f"of at least {detectable_effect(fewest):.1f} standard deviations, so smaller ones may exist. The "

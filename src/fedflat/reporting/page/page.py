@@ -20,11 +20,9 @@ from fedflat.reporting.page.document import (
     has_uneven_means,
     report_document,
     require_evaluations,
-    shown_difference,
     shown_evaluations,
-    shown_interval,
-    shown_p,
 )
+from fedflat.reporting.page.formats import shown_difference, shown_interval, shown_p
 from fedflat.reporting.page.gather import Gathered, group_runs
 from fedflat.reporting.page.views import landscapes_of
 from fedflat.reporting.tables.files import DIFFERENCE_HEADS, difference_table, result_table, values_csv
@@ -52,21 +50,21 @@ def report_page(
     made: str = "",
     value: str = "train_loss",
 ) -> str:
-    """Render the page of a report.
+    """Render the page of a report as self-contained HTML.
 
     Args:
         document: the content, from ``report_document``.
         title: title of the page; default: from the content.
-        landscapes: the landscapes of each section by name, which embed Plotly; default: none.
+        landscapes: for each section, its landscapes by name; they add the Plotly library to the page. Default: none.
         made: version and date for the footer.
-        value: the plotted value of the landscapes.
+        value: name of the plotted value of the landscapes.
     """
     sections = document["sections"]
     landscape_parts: list[dict[str, Any] | None] = [None] * len(sections)
     for number, by_name in enumerate(landscapes):
         styles = {row["label"]: LineStyle(row["style"]) for row in sections[number]["rows"]}
         landscape_parts[number] = _landscape_html(by_name, value, styles)
-    return _template().render(
+    return _template().render(  # the arguments below ``made`` are functions and constants that the template uses
         document=document,
         title=title or _title(sections),
         subtitle=_subtitle(document),
@@ -125,7 +123,10 @@ def _plotted_json(document: Values) -> str:
 def _landscape_html(
     landscapes: Mapping[str, Landscape], value: str, styles: Mapping[str, LineStyle]
 ) -> dict[str, Any] | None:
-    """Render landscapes as HTML with a note on their scale; None if none of them has the value."""
+    """Render the landscapes that have ``value`` as HTML, with a note on their scale; None if there are none.
+
+    The page embeds the Plotly library once, for all sections. ``styles`` holds colours and markers by name.
+    """
     from fedflat.reporting.figures.landscape_page import landscape_parts
     from fedflat.reporting.figures.landscapes import Panel
 
@@ -137,6 +138,7 @@ def _landscape_html(
 
 
 def _plotly() -> str:
+    """Return the source code of the Plotly library."""
     from plotly.offline import get_plotlyjs
 
     return str(get_plotlyjs())
@@ -154,7 +156,7 @@ def breakable(label: str) -> Markup:
 
 
 def _title(sections: Sequence[Values]) -> str:
-    """Return the default title."""
+    """Return the default title of a report with these sections."""
     names = [section["name"] for section in sections]
     if len(names) > 1:
         return f"Comparison on {len(names)} partitions"
@@ -163,7 +165,7 @@ def _title(sections: Sequence[Values]) -> str:
 
 
 def _subtitle(document: Values) -> str:
-    """State how many runs and rows the page shows."""
+    """Return a line on how many runs and rows the page shows, and what a row is."""
     runs, rows = document["runs"], sum(len(section["rows"]) for section in document["sections"])
     counts = f"{runs} run{'s' if runs != 1 else ''}, {rows} row{'s' if rows != 1 else ''}"
     return f"{counts}. Rows: algorithm + evaluated average."
@@ -188,7 +190,7 @@ def _parts(section: Values, has_landscapes: bool) -> list[tuple[str, str]]:
 
 
 def _facts(section: Values) -> dict[str, str]:
-    """Describe the compared runs."""
+    """Return facts on the runs of a section, by name: rounds, number of runs, settings that differ, and metric."""
     runs = section["runs"]
     facts = {"rounds": shown_range(run["of"] for run in runs), "runs": str(len(runs))}
     differing = sorted({name for row in section["rows"] for name in row["settings"]})
@@ -199,7 +201,7 @@ def _facts(section: Values) -> dict[str, str]:
 
 
 def _partition_facts(partition: Values) -> dict[str, str]:
-    """Describe a partition, with the hashes of at most ten seeds."""
+    """Return facts on a partition, by name, such as examples per client, and its hash at up to ten seeds."""
     sizes, hashes = partition["sizes"], list(partition["hashes"].items())[:10]
     distance, repeated = partition["heterogeneity"], shown_count(partition["duplicates"])
     facts = {
@@ -220,7 +222,7 @@ def _result_heads(section: Values, targets: Sequence[float]) -> list[str]:
 
 
 def _best_mean(section: Values, name: str) -> float | None:
-    """Return the best mean of a summary value; None unless there are several comparable rows."""
+    """Return the best mean over seeds of the summary value ``name``; None unless several rows can be compared."""
     means = [row["spread"][name]["mean"] for row in section["rows"] if row["spread"][name]]
     if len(means) < 2 or has_uneven_means(section["rows"], name):
         return None
@@ -233,14 +235,18 @@ def _suffix(document: Values, number: int) -> str:
 
 
 def _table_files(document: Values, columns: Sequence[str]) -> dict[str, str]:
-    """Return the tables of all sections by file name; ``columns`` selects those of the results."""
+    """Return the text of all tables (CSV, Markdown and LaTeX), by file name.
+
+    ``columns`` selects columns of the results; by default, LaTeX tables have the few that fit a paper's column, and
+    other formats have all.
+    """
     files = {"values.csv": values_csv(document)}
     for number, section in enumerate(document["sections"], 1):
         results, differences = result_table(section, document["targets"]), difference_table(section, document["by"])
-        shown = {"results": (results.select(columns) if columns else results, columns or RESULT_COLUMNS)}
+        tables = {"results": (results.select(columns) if columns else results, columns or RESULT_COLUMNS)}
         if differences is not None:
-            shown["differences"] = (differences, DIFFERENCE_COLUMNS)
-        for name, (table, latex_columns) in shown.items():
+            tables["differences"] = (differences, DIFFERENCE_COLUMNS)
+        for name, (table, latex_columns) in tables.items():
             file = f"{name}{_suffix(document, number)}"
             latex = latex_table(table.select(latex_columns), f"tab:{file}")
             files |= {f"{file}.csv": table.csv(), f"{file}.md": table.markdown(), f"{file}.tex": latex}
@@ -259,18 +265,18 @@ def write_report(
     columns: Sequence[str] = (),
     figures: bool = True,
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Write a report on runs.
+    """Write a report on runs: an HTML page, tables, settings and figures.
 
     Args:
         gathered: the runs, from ``gather``.
         out: the folder to write to.
-        title: title of the page.
-        targets: also report the rounds until each of these values of the metric.
-        baseline: row that the others are compared with; default: the first.
-        by: compare by ``mean_last``, ``last`` or ``best``.
-        apart: allow runs with different partitions, in separate sections.
+        title: title of the page; default: from the content.
+        targets: values of the metric; the report states how many rounds each run needs to reach them.
+        baseline: label or algorithm of the row that the others are compared with; default: the first row.
+        by: summary value to compare: ``mean_last``, ``last`` or ``best``.
+        apart: allow runs with different datasets or partitions, in separate sections.
         columns: columns of the results tables; default: all, and in LaTeX those that fit a column.
-        figures: also draw figures, as PDF.
+        figures: whether to draw figures, as PDF.
 
     Returns:
         The report's content, and the paths of its files by kind.

@@ -32,7 +32,10 @@ Values = dict[str, Any]
 
 
 def views_of(group: Group) -> Values:
-    """Collect the measurements of a group's runs; ``more`` is the number of those that the page omits."""
+    """Collect the flatness measurements of a group's runs: values over rounds, spectra and views of clients.
+
+    ``more`` is the number of spectra and client views beyond ``MAX_VIEWS``, which the page omits.
+    """
     spectra, clients = _spectra(group), _client_views(group.records)
     return {
         "log": _flatness_log(group),
@@ -43,7 +46,7 @@ def views_of(group: Group) -> Values:
 
 
 def landscapes_of(group: Group) -> dict[str, Landscape]:
-    """Load the two-dimensional landscapes of a group's runs, by name; unreadable files are skipped."""
+    """Load up to ``MAX_LANDSCAPES`` two-dimensional landscapes of a group's runs, by name; skip unreadable files."""
     landscapes: dict[str, Landscape] = {}
     for record, path in _measurement_files(group.records, "landscape.json"):
         try:
@@ -58,7 +61,7 @@ def landscapes_of(group: Group) -> dict[str, Landscape]:
 
 
 def _measurement_files(records: Sequence[Record], name: str) -> Iterator[tuple[Record, Path]]:
-    """Find the files of this name below the ``flatness`` folder of each run."""
+    """Yield each file of this name below a run's ``flatness`` folder, together with the run."""
     for record in records:
         if record.folder is not None:
             for path in sorted((record.folder.path / "flatness").rglob(name)):
@@ -75,7 +78,10 @@ def _read_json(path: Path) -> Values:
 
 
 def _flatness_log(group: Group) -> Values:
-    """Average every quantity of the flatness log over seeds; one line per row of the report."""
+    """Average every quantity that was logged during training over seeds, for plots with one line per row of the report.
+
+    The result holds, for each quantity, its label (``words``) and its lines.
+    """
     lines: dict[str, list[Values]] = {}
     for number, (_, row, _) in enumerate(group.rows):
         runs = [record for record in row.records if any("flatness" in entry for entry in record.history)]
@@ -88,17 +94,17 @@ def _flatness_log(group: Group) -> Values:
 
 
 def _mean_over_runs(runs: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    """Average values by round, over the rounds that all runs have."""
+    """Average the values of several runs at each round that all of them have; ``runs`` maps rounds to values."""
     if not runs:
         return {}
-    common = [rounds for rounds in runs[0] if all(rounds in values for values in runs)]
-    return {rounds: _rounded(fmean(values[rounds] for values in runs)) for rounds in common}
+    common_rounds = [number for number in runs[0] if all(number in values for values in runs)]
+    return {number: _rounded(fmean(values[number] for values in runs)) for number in common_rounds}
 
 
 def _spectra(group: Group) -> list[Values]:
-    """Collect every model of every spectrum file; a file may contain models of other runs.
+    """Collect the spectra of all models in the runs' spectrum files; a file may also contain models of other runs.
 
-    A model has the colour and marker of the row with its name, or unused ones.
+    A model has the colour and marker of the report's row with the same label, or else unused ones.
     """
     spectra: dict[str, Values] = {}
     for _, path in _measurement_files(group.records, "spectrum.json"):
@@ -116,7 +122,13 @@ def _spectra(group: Group) -> list[Values]:
 
 
 def _spectrum_values(label: str, subsets: Sequence[Mapping[str, Any]], on: str) -> Values:
-    """Average a spectrum over its subsets of examples; ``on`` names the data, e.g. ``train``."""
+    """Average the spectra of one model over subsets of examples.
+
+    Args:
+        label: label of the model.
+        subsets: the spectrum on each subset, as ``Spectrum.document`` returns it.
+        on: name of the data, e.g. ``train``.
+    """
     shown = min(MAX_EIGENVALUES, *(len(subset["eigenvalues"]) for subset in subsets))
     eigenvalues = [fmean(subset["eigenvalues"][index] for subset in subsets) for index in range(shown)]
     return {
@@ -139,7 +151,7 @@ def _mean_of_numbers(values: Iterable[Any]) -> float | None:
 
 
 def _client_views(records: Sequence[Record]) -> list[Values]:
-    """Collect accuracies per class and client over rounds, and forgetting per class."""
+    """Collect, for each measured run, the accuracy of every class and client over rounds, and forgetting."""
     views = []
     for record, path in _measurement_files(records, "clients.json"):
         document = _read_json(path)
@@ -162,7 +174,7 @@ def _client_views(records: Sequence[Record]) -> list[Values]:
 
 
 def _accuracies(rounds: Sequence[Mapping[str, Any]], part: str) -> dict[str, list[float | None]]:
-    """Return the accuracy of each class or client (``part``) over rounds."""
+    """Return the accuracies over rounds of each class or client by name; ``part`` is ``classes`` or ``clients``."""
     accuracies: dict[str, list[float | None]] = {}
     for name in rounds[-1]["accuracy"].get(part, {}):
         values = [entry["accuracy"][part].get(name) for entry in rounds]

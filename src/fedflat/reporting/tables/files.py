@@ -12,11 +12,9 @@ from fedflat.errors import one_of
 from fedflat.reporting.page.document import (
     SUMMARY_LABELS,
     has_uneven_means,
-    shown_difference,
     shown_evaluations,
-    shown_interval,
-    shown_p,
 )
+from fedflat.reporting.page.formats import shown_difference, shown_interval, shown_p
 from fedflat.reporting.tables.summary import MEAN_LABEL, shown_range
 from fedflat.units import is_share, shown_count, shown_metric, shown_seconds
 
@@ -26,7 +24,10 @@ DIFFERENCE_HEADS = ("row", "difference", "95 % bootstrap", "95 % Student", "pair
 
 @dataclass(frozen=True)
 class TextTable:
-    """Formatted cells with a caption; the first column is text, the others are numeric."""
+    """A table of formatted cells with a caption; the first column holds text, the others numbers.
+
+    ``heads`` maps the columns' names to their headings.
+    """
 
     caption: str
     heads: Mapping[str, str]
@@ -43,7 +44,7 @@ class TextTable:
         return " ".join([self.caption, *(note for name, note in self.notes.items() if name in self.heads)])
 
     def select(self, columns: Sequence[str]) -> TextTable:
-        """Keep the first column and these ones, in this order."""
+        """Return the table with its first column and the named ``columns``, in this order."""
         names = list(self.heads)
         unknown = next((name for name in columns if name not in names[1:]), None)
         if unknown is not None:
@@ -66,7 +67,7 @@ class TextTable:
 
 
 def result_table(section: Values, targets: Sequence[float]) -> TextTable:
-    """Make the results table of a section: one line per row, with summary values, rounds to targets and costs."""
+    """Return the results table of a report's section, with summary values, rounds to targets and costs of each row."""
     metric = section["metric"]
     target_heads = {f"rounds_to_{target:g}": f"rounds to {target:g}" for target in targets}
     costs = {"backward_passes": "backward passes", "mb_up": "MB up", "time": "time"}
@@ -89,7 +90,7 @@ def result_table(section: Values, targets: Sequence[float]) -> TextTable:
 
 
 def _result_caption(section: Values) -> str:
-    """State the metric, the data, the protocol, the number of seeds and the diverged runs."""
+    """Return a caption with the metric, the data, the protocol, the number of seeds and the diverged runs."""
     rows, metric = section["rows"], section["metric"]
     unit = " in per cent" if is_share(metric) else ""
     seeds = shown_range(len(row["seeds"]) for row in rows)
@@ -101,7 +102,10 @@ def _result_caption(section: Values) -> str:
 
 
 def _emphasis(section: Values) -> dict[tuple[int, str], str]:
-    """Find the best and the second-best means of each summary value; equal numbers share their place."""
+    """Return which cells (row number, summary value) hold the ``best`` and the ``second``-best means.
+
+    Means that look equal as formatted share their place. Rows that cannot be compared have no emphasis.
+    """
     emphasis, sign = {}, 1 if section["lower_is_better"] else -1
     for name in SUMMARY_LABELS:
         if has_uneven_means(section["rows"], name):
@@ -109,7 +113,7 @@ def _emphasis(section: Values) -> dict[tuple[int, str], str]:
         spreads = {row["number"]: row["spread"][name] for row in section["rows"] if row["spread"][name]}
         shown = {number: shown_metric(spread["mean"], section["metric"]) for number, spread in spreads.items()}
         ordered = sorted(spreads, key=lambda number: sign * spreads[number]["mean"])
-        places = list(dict.fromkeys(shown[number] for number in ordered))
+        places = list(dict.fromkeys(shown[number] for number in ordered))  # distinct texts, best first
         if len(ordered) > 1:
             for number, text in shown.items():
                 if text in places[:2]:
@@ -118,7 +122,7 @@ def _emphasis(section: Values) -> dict[tuple[int, str], str]:
 
 
 def _shown_spread(spread: Values | None, metric: str) -> str:
-    """Format mean and standard deviation over seeds; the latter only for several seeds."""
+    """Format mean and, for several seeds, standard deviation over seeds; a dash if there are none."""
     if spread is None:
         return "–"
     mean = shown_metric(spread["mean"], metric)
@@ -126,20 +130,20 @@ def _shown_spread(spread: Values | None, metric: str) -> str:
 
 
 def _shown_rounds(target: Values) -> str:
-    """Format the rounds to a target, with the share of runs that reached it unless all did."""
+    """Format the rounds to a target, such as ``60 (2/3)`` if only two of three runs reached it."""
     text: str = target["text"]
     return text if target["reached"] == target["runs"] else f"{text} ({target['reached']}/{target['runs']})"
 
 
 def difference_table(section: Values, by: str) -> TextTable | None:
-    """Make the table of a section's differences, compared by ``by``; None if nothing is compared."""
+    """Return the table of differences from the baseline in the summary value ``by``; None if nothing is compared."""
     if not section["differences"]:
         return None
     metric = section["metric"]
     rows = []
     for difference in section["differences"]:
         label, pair = difference["label"], difference["pair"]
-        if pair is None:
+        if pair is None:  # no seeds in common, or not comparable
             rows.append((label, "–", "–", "–", "0", "none", "–", "–"))
             continue
         intervals = [shown_interval(pair[name], metric) for name in ("interval", "t_interval")]
@@ -158,7 +162,7 @@ def difference_table(section: Values, by: str) -> TextTable | None:
 
 
 def values_csv(document: Values) -> str:
-    """Write every value of every row and seed in full precision as CSV, one line each."""
+    """Write the summary values of every row and seed as CSV, in full precision, one line per value."""
     lines: list[tuple[object, ...]] = [("section", "row", "algorithm", "model", "seed", "figure", "value")]
     for section in document["sections"]:
         for row in section["rows"]:
@@ -170,7 +174,7 @@ def values_csv(document: Values) -> str:
 
 
 def csv_text(lines: Iterable[Iterable[object]]) -> str:
-    """Write lines of cells, the first of them the heading, as CSV."""
+    """Write lines of cells as CSV text; the first line is the heading."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()

@@ -48,7 +48,7 @@ def latex_table(table: TextTable, label: str) -> str:
 
     Args:
         table: the table.
-        label: what ``\\ref`` refers to.
+        label: name of the table for ``\\ref``.
     """
     width = _width(table)
     if width > PAGE_WIDTH:
@@ -82,19 +82,22 @@ def _heads(table: TextTable) -> list[str]:
 
 
 def _caption(table: TextTable) -> str:
-    """Return the caption, with a note on the emphasis if there is any."""
+    """Return the caption, with a note on bold and underlined cells if there are any."""
     is_emphasised = any(name in table.heads for _, name in table.emphasis)
     return table.full_caption + (" Bold: best; underlined: second." if is_emphasised else "")
 
 
 def _row(table: TextTable, number: int) -> str:
-    """Write a row; its first cell may be broken between the parts of an algorithm."""
+    """Write a row in LaTeX; line breaks are allowed within its first cell, the name of an algorithm."""
     first, *values = table.rows[number]
     cells = [_breakable(first)]
     for name, value in zip(list(table.heads)[1:], values, strict=True):
         emphasis = table.emphasis.get((number, name))
-        mean, *deviation = latex_text(value).partition(" ")
-        cells.append(rf"\{_EMPHASIS[emphasis]}{{{mean}}}" + "".join(deviation) if emphasis else latex_text(value))
+        cell = latex_text(value)
+        if emphasis:  # of the mean, without its standard deviation
+            mean, space, deviation = cell.partition(" ")
+            cell = rf"\{_EMPHASIS[emphasis]}{{{mean}}}{space}{deviation}"
+        cells.append(cell)
     return " & ".join(cells) + r" \\"
 
 
@@ -104,7 +107,10 @@ def _breakable(text: str) -> str:
 
 
 def _width(table: TextTable) -> float:
-    """Estimate the least width in points: characters of the widest cells, the first column wrapped."""
+    """Estimate the minimum width of a table in points, from the number of characters of each column's widest cell.
+
+    The first column counts with a fixed width, because its text is wrapped.
+    """
     columns = list(zip(_heads(table), *table.rows, strict=True))[1:]
     characters = sum(max(len(cell) for cell in column) for column in columns)
     return MIN_FIRST_COLUMN + CHARACTER_WIDTH * characters + SEPARATION * len(columns)

@@ -35,9 +35,9 @@ class Summary:
 def summarise(
     history: Sequence[dict[str, Any]], model: str, metric: str, lower_is_better: bool = False
 ) -> Summary | None:
-    """Summarise a test metric of one model of a run; None if the model was never evaluated.
+    """Summarise a test metric of one model of a run: last value, mean over the last 10 % of evaluations, and best.
 
-    The evaluation of the initial model (round 0) does not count as one of the evaluations of the mean.
+    The mean leaves out the initial model (round 0). None if the metric was never evaluated for this model.
 
     Args:
         history: one entry per evaluation.
@@ -50,7 +50,7 @@ def summarise(
         return None
     last = points[-1][1]
     trained = [entry["round"] for entry in history if entry["round"] > 0]
-    window_rounds = set(trained[-math.ceil(len(trained) / 10) :])
+    window_rounds = set(trained[-math.ceil(len(trained) / 10) :])  # the last 10 %
     window = [value for round, value in points if round in window_rounds] or [last]
     return Summary(last, fmean(window), len(window), best_of([value for _, value in points], lower_is_better))
 
@@ -82,7 +82,7 @@ def series(
 def rounds_to(
     history: Sequence[dict[str, Any]], model: str, metric: str, target: float, lower_is_better: bool = False
 ) -> int | None:
-    """Return the first evaluated round whose metric is ``target`` or better; None if there is none."""
+    """Return the first evaluated round at which a test metric is ``target`` or better; None if there is none."""
     sign = -1 if lower_is_better else 1
     points = series(history, model, metric)
     return next((int(round) for round, value in points if sign * value >= sign * target), None)
@@ -162,8 +162,8 @@ def bootstrap_interval(
 ) -> tuple[float, float] | None:
     """Compute the percentile bootstrap interval of a mean; None for fewer than two values.
 
-    Up to six values, all resamples are enumerated. For three values the interval is their range, whose coverage is only
-    75 %.
+    For up to six values, all resamples are enumerated instead of drawn. For three values, the interval is their range,
+    whose coverage is only 75 %.
 
     >>> bootstrap_interval([0.01, 0.02, 0.03])
     (0.01, 0.03)
@@ -196,8 +196,8 @@ def paired_test(differences: Sequence[float]) -> tuple[str, float | None]:
     """Test whether paired differences are zero on average.
 
     Returns:
-        The name of the test and its two-sided p-value: paired t below six pairs, Wilcoxon's signed-rank test from six
-        on, or ``none`` where no test applies.
+        The name of the test and its two-sided p-value: ``paired t`` for fewer than six pairs, ``signed rank``
+        (Wilcoxon's test) for more, or ``none`` if no test applies.
     """
     if len(differences) < 2:
         return "none", None
@@ -214,14 +214,14 @@ def paired_test(differences: Sequence[float]) -> tuple[str, float | None]:
 
 
 def _drop_last_bits(values: Any) -> np.ndarray:
-    """Round off the last bits, in which equal accuracies can differ after averaging."""
+    """Round values to 12 digits, because equal accuracies can differ in their last bits after averaging."""
     return np.round(np.asarray(values, dtype=float), 12)
 
 
 def signed_rank_p(differences: Sequence[float]) -> float:
     """Compute the two-sided p-value of Wilcoxon's signed-rank test; zero differences are dropped.
 
-    Exact without ties, and up to 16 pairs with ties (all sign flips are enumerated).
+    It is exact without ties. With ties, all sign flips are enumerated for up to 16 pairs, and sampled for more.
     """
     from scipy.stats import PermutationMethod, wilcoxon
 
@@ -242,7 +242,7 @@ def holm_correction(p_values: Sequence[float | None]) -> list[float | None]:
     """
     ascending = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     corrected: list[float | None] = [None] * len(p_values)
-    highest = 0.0
+    highest = 0.0  # corrected p-values must not decrease
     for rank, (p, index) in enumerate(ascending):
         highest = max(highest, min(1.0, (len(ascending) - rank) * p))
         corrected[index] = highest
@@ -269,7 +269,7 @@ class Ranks:
 
 
 def rank_algorithms(values: Mapping[str, Mapping[int, float]], lower_is_better: bool = False) -> Ranks | None:
-    """Rank algorithms at every common seed; None if there are fewer than two or they share no seed.
+    """Rank algorithms at every seed that all of them have; None for fewer than two algorithms or without such a seed.
 
     Args:
         values: one value per seed, by algorithm; infinite for diverged runs, which rank last.
@@ -283,23 +283,22 @@ def rank_algorithms(values: Mapping[str, Mapping[int, float]], lower_is_better: 
     if not seeds:
         return None
     table = _drop_last_bits([[by_seed[seed] for seed in seeds] for by_seed in values.values()])
-    ascending = np.where(np.isfinite(table), table if lower_is_better else -table, np.inf)
-    ranks = rankdata(ascending, axis=0)
-    algorithms, blocks = ranks.shape
+    smaller_is_better = np.where(np.isfinite(table), table if lower_is_better else -table, np.inf)
+    ranks = rankdata(smaller_is_better, axis=0)  # [algorithms, seeds]
     friedman = critical = None
-    if algorithms >= 3 and blocks >= 2:
-        if (ranks != ranks[0]).any():  # the test is undefined if all are equal
+    if len(values) >= 3 and len(seeds) >= 2:
+        if (ranks != ranks[0]).any():  # Friedman's test is undefined if all ranks are equal
             friedman = float(friedmanchisquare(*ranks).pvalue)
         # Nemenyi's test uses the studentized range with infinitely many degrees of freedom.
-        quantile = float(studentized_range.ppf(0.95, algorithms, 1e6)) / math.sqrt(2)
-        critical = quantile * math.sqrt(algorithms * (algorithms + 1) / (6 * blocks))
+        quantile = float(studentized_range.ppf(0.95, len(values), 1e6)) / math.sqrt(2)
+        critical = quantile * math.sqrt(len(values) * (len(values) + 1) / (6 * len(seeds)))
     each = {name: tuple(map(float, row)) for name, row in zip(values, ranks, strict=True)}
     return Ranks(seeds, each, friedman, critical)
 
 
 @dataclass(frozen=True)
 class RoundsToTarget:
-    """Rounds that runs needed to reach a target; runs that ended before are censored, not dropped."""
+    """Rounds that runs needed to reach a target; a run that ended before it did is censored, not dropped."""
 
     target: float
     rounds: tuple[int | None, ...]
@@ -314,7 +313,10 @@ class RoundsToTarget:
 
     @property
     def median(self) -> float | None:
-        """The median over all runs; None if the middle run was censored. (A mean over successful runs is biased.)"""
+        """The median over all runs; None if the middle run did not reach the target.
+
+        A mean over the runs that reached it would be biased.
+        """
         middle = median(math.inf if rounds is None else rounds for rounds in self.rounds)
         return middle if math.isfinite(middle) else None
 
@@ -347,6 +349,7 @@ def detectable_effect(pairs: int, power: float = 0.8, level: float = LEVEL) -> f
     critical_value = float(t.ppf((1 + level) / 2, pairs - 1))
 
     def excess_power(effect: float) -> float:
+        """Return the test's power at this effect minus the requested one; t is then noncentrally distributed."""
         return float(nct.sf(critical_value, pairs - 1, effect * math.sqrt(pairs))) - power
 
     return float(brentq(excess_power, 0.01, 50.0, xtol=1e-4))

@@ -1,0 +1,31 @@
+"""A row of a comparison: the runs of one algorithm that differ only in their seeds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedflat.experiment.store.run_folder import Record
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a comparison: an algorithm and one of its models, over all seeds."""
+
+    algorithm: str
+    """Canonical text of the algorithm, including its averages."""
+    model: str
+    """Name of the evaluated model: ``server``, or an average such as ``wima(window=50)``."""
+    records: tuple[Record, ...]
+    """The runs of this row, one per seed."""
+
+    @property
+    def label(self) -> str:
+        """The algorithm as trained, plus the evaluated average if the row has one.
+
+        Other averages of the algorithm do not affect training and are left out.
+        """
+        averages = self.records[0].averages
+        trained = self.algorithm.removesuffix("".join(f"+{average}" for average in averages))
+        if self.model == "server":
+            return trained
+        return f"{trained}+{self.model}" if self.model in averages else f"{trained} ({self.model})"
