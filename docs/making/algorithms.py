@@ -1,4 +1,4 @@
-"""Pages on algorithms: overview, slots and parts, one page per algorithm, differences to published code."""
+"""Pages on algorithms: overview, slots and parts, one page per algorithm, differences from published code."""
 
 from __future__ import annotations
 
@@ -71,9 +71,10 @@ def overview() -> str:
         [
             "# Algorithm overview",
             "",
-            "Every algorithm fills a set of slots. [Parts](algorithms/parts.md) can be added to any compatible",
-            "algorithm with `+`, e.g. `fedmoswa+asam(rho=0.3)+wima(window=50)`. `fedflat algorithms NAME` describes an",
-            "algorithm or a composition. This page is generated from the code.",
+            "An algorithm consists of slots: drift correction, perturbation, learning-rate schedule, server optimiser and",
+            "averages. [Parts](algorithms/parts.md) fill these slots. To add a part to any compatible algorithm, write `+`,",
+            "e.g. `fedmoswa+asam(rho=0.3)+wima(window=50)`. `fedflat algorithms NAME` describes an algorithm or a",
+            "composition. This page is generated from the code.",
             "",
             "*Down* and *up* are the numbers of values that a client receives and sends per round, for a model of P",
             "parameters; *passes* is the number of backward passes per local step.",
@@ -89,7 +90,12 @@ def overview() -> str:
 
 def parts_page() -> str:
     """Every part, by slot."""
-    lines = ["# Slots and parts", "", f"Parts fill the slots of an algorithm; add them with `+`. {SYMBOLS_LINK}", ""]
+    lines = [
+        "# Slots and parts",
+        "",
+        f"Parts fill the slots of an algorithm; `fedavg+sam` adds the part `sam` to `fedavg`. {SYMBOLS_LINK}",
+        "",
+    ]
     for slot, title in SLOT_NAMES.items():
         lines += [f"## {_capital(title)}", ""]
         for name, (where, spec) in parts().items():
@@ -130,14 +136,14 @@ def _slot(algorithm: Algorithm, slot: str) -> list[str]:
     value = getattr(algorithm, slot)
     name = part_name(value)
     first, *rest = _equations(value)
-    return [f"**{_capital(SLOT_NAMES[slot])}**{f' `{name}`' if name else ''}. {first}", *rest]
+    return [f"The **{SLOT_NAMES[slot]}** is{f' `{name}`' if name else ' the default'}: {first}", *rest]
 
 
 def _equations(spec: Any) -> list[str]:
     description = describe(spec)
     head = f"{description.title} ({description.source})" if description.source else description.title
     head = (head or "Undocumented").replace("``", "`")
-    lines = [f"{head}{':' if description.equations else '.'}", ""]
+    lines = [f"{head}.", ""]
     if description.equations:
         lines += block((line.replace(" <- ", " ← ") for line in description.equations), "equations")
     return [*lines, description.remarks.replace(" <- ", " ← "), ""] if description.remarks else lines
@@ -221,8 +227,8 @@ def _curve(name: str) -> list[str]:
         "",
         f"![Test accuracy of {CARDS[name].name} and FedAvg over 60 rounds on digits](../images/curves/{name}.svg)",
         "",
-        "These runs use default parameters on `digits`, with Dirichlet 0.1, 50 clients, 10 per round, 60 rounds and",
-        "3 seeds ([all algorithms](../digits.md)).",
+        "The table shows results of runs with default parameters on `digits`: 60 rounds and 3 seeds, with the partition",
+        "`dirichlet(alpha=0.1)` over 50 clients, 10 of them per round ([results of all algorithms](../digits.md)).",
         "",
         *table(("test accuracy in %", "mean of all evaluations", "last"), rows),
     ]

@@ -58,7 +58,8 @@ class Linear(LrSchedule):
 
         eta_k = eta_t (1 - k/K) + (k/K) final_lr eta_t
 
-    k counts the client's K local steps, and eta_t = eta decay^t is the learning rate at the start of round t.
+    k is the number of the local step, from 0 to K - 1, and eta_t = eta decay^t is the learning rate at the start of
+    round t. ``final_lr`` is the fraction of eta_t that the decay approaches at the end of the round.
 
     >>> schedule, round, steps = Schedule(lr=0.5), torch.tensor(0), torch.tensor(2)
     >>> [float(Linear(final_lr=0.2)(schedule, round, torch.tensor(k), steps)) for k in (0, 1)]
@@ -82,7 +83,7 @@ class Cyclic(LrSchedule):
         q = (t mod c + 1) / c
 
     Here eta_t is the learning rate of round t and eta the base learning rate; both are multiplied by decay^t. A cycle
-    has c = ``length`` rounds. Cycles begin after a fraction ``start`` of the rounds; before that eta_t = eta.
+    has c = ``length`` rounds. Cycles begin after the fraction ``start`` of all rounds; before that, eta_t = eta.
 
     >>> cyclic = Cyclic(low=0.1, length=2, start=0.5)
     >>> schedule, zero = Schedule(lr=0.5, rounds=4), torch.tensor(0)
@@ -115,8 +116,8 @@ class Poly(LrSchedule):
 
         eta_k = eta decay^t (1 - (t + k/K) / T)^power
 
-    With ``span=round`` it restarts every round: eta_k = eta decay^t (1 - k/K)^power. Caldarola et al. 2022 apply it
-    within a round with a horizon of 10,000 epochs, which leaves the learning rate practically constant.
+    With ``span=round`` the decay restarts every round: eta_k = eta decay^t (1 - k/K)^power. Caldarola et al. 2022 also
+    restart it every round, but set its length to 10,000 epochs, so that the learning rate is practically constant.
 
     >>> schedule, zero = Schedule(lr=0.5, rounds=2), torch.tensor(0)
     >>> torch.stack([Poly(power=2.0)(schedule, torch.tensor(t), zero, zero + 1) for t in (0, 1)])

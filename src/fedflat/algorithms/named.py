@@ -96,7 +96,7 @@ CARDS: dict[str, Card] = {
         "Dynamic regularisation",
         Algorithm(Dyn()),
         "Acar et al., ICLR 2021",
-        "alpha 0.01; in FL-Simulator's code, alpha 0.1 (FedDyn requires gradient clipping)",
+        "alpha 0.01; in FL-Simulator's code, alpha 0.1. FedDyn requires gradient clipping",
         ("D2", "D21"),
     ),
     "adabest": Card(
@@ -197,7 +197,8 @@ CARDS: dict[str, Card] = {
         "Locally estimated global perturbation",
         Algorithm(perturbation=Lesam(0.1)),
         "Fan et al., ICML 2024",
-        "rho 0.1, tuned for the published code with its indexing error (D3); tune it again for the paper's formula",
+        "rho 0.1, which was tuned with the published code and its indexing error (D3). fedflat implements the paper's "
+        "formula instead, for which rho should be tuned again",
         ("D3", "D14"),
         released={"direction": "global", "indexing": "tensor"},
     ),
@@ -206,7 +207,8 @@ CARDS: dict[str, Card] = {
         "FedLESAM with SCAFFOLD",
         Algorithm(Scaffold(), Lesam(0.1)),
         "Fan et al., ICML 2024",
-        "rho 0.1, tuned for the published code with its indexing error (D3); tune it again for the paper's formula",
+        "rho 0.1, which was tuned with the published code and its indexing error (D3). fedflat implements the paper's "
+        "formula instead, for which rho should be tuned again",
         ("D3", "D10", "D14"),
         released={"direction": "global", "indexing": "tensor", "cv_weight": 0.1},
     ),
@@ -215,7 +217,8 @@ CARDS: dict[str, Card] = {
         "FedLESAM with FedDyn",
         Algorithm(Dyn(alpha=0.1), Lesam(0.1)),
         "Fan et al., ICML 2024",
-        "alpha 0.1; rho 0.1, tuned for the published code with its indexing error (D3); tune it again for the formula",
+        "alpha 0.1; rho 0.1, which was tuned with the published code and its indexing error (D3). fedflat implements "
+        "the paper's formula instead, for which rho should be tuned again",
         ("D3", "D14"),
         released={"direction": "global", "indexing": "tensor"},
     ),
@@ -252,8 +255,9 @@ CARDS: dict[str, Card] = {
         "Weighted personalised momentum with a momentum-guided perturbation",
         Algorithm(Wmsam(), Guided(0.01)),
         "FedWMSAM, NeurIPS 2025",
-        "alpha0 0.1, lam 0.01, lr decay 0.998, clip 10; rho 0.01, tuned for the published code with its indexing error "
-        "(D3); with the formula, tune rho again (0.05 to 0.5)",
+        "alpha0 0.1, lam 0.01, lr decay 0.998, gradients clipped at 10; rho 0.01, which was tuned with the published "
+        "code and its indexing error (D3). fedflat implements the paper's formula instead, for which rho should be "
+        "tuned again (0.05 to 0.5)",
         ("D3", "D8", "D9", "D22"),
         released={"perturb_sign": -1, "indexing": "tensor"},
     ),

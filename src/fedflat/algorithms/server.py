@@ -19,8 +19,9 @@ class Sgd(Slot):
 
         x <- x + server_lr q
 
-    q = target - x points from the server model x to the target of the drift correction, by default the clients' mean. A
-    ``server_lr`` above 1 is over-relaxation (alpha in FedSWA): the server steps beyond the target.
+    q = target - x is the step from the server model x to the target. The drift correction defines the target; by
+    default it is the mean of the clients' models. If ``server_lr`` is above 1, the server steps beyond the target
+    (over-relaxation, called alpha in FedSWA).
 
     >>> from torch import tensor
     >>> Sgd(server_lr=1.5).step(tensor([1.0, 2.0]), tensor([0.2, -0.2]), {})

@@ -18,9 +18,10 @@ class Swa(Average):
 
         w <- (n w + x) / (n + 1)
 
-    w is the average, x the captured server model, and n the number of models captured before. Averaging begins after a
-    fraction ``start`` of the rounds; until the first capture, w is the server model of that round. A cycle has as many
-    rounds as a cycle of the learning-rate schedule (``cyclic``), unless ``every`` is set.
+    w is the average, x the captured server model, and n the number of models captured before. Averaging begins after
+    the fraction ``start`` of all rounds, with w equal to the server model at that time; the first captured model
+    replaces it. A cycle has as many rounds as a cycle of the learning-rate schedule ``cyclic``, unless ``every`` is
+    set.
 
     >>> from torch import tensor
     >>> from fedflat.testing import run_info

@@ -18,8 +18,8 @@ class Wima(Average):
 
         w = (1 / W) sum_{j<W} x^{t+1-j}
 
-    w is the average after round t (counted from 0), and x^t the server model after t rounds. During the first W rounds
-    w is the mean of the server models so far; the initial model x^0 is excluded.
+    w is the average after round t (counted from 0), and x^t the server model after t rounds. During the first W rounds,
+    where W is the window, w is the mean of the server models so far; the initial model x^0 is excluded.
 
     >>> from torch import tensor
     >>> from fedflat.testing import run_info

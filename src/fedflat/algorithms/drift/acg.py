@@ -21,7 +21,7 @@ class Acg(Drift):
         m <- lam m + mean_S D_i
         x <- x + m
 
-    m is the server's momentum; clients start from z, which lies ahead of the server model x by lam m.
+    m is the server's momentum. Clients start from z, the server model x moved ahead by lam m.
 
     >>> from torch import tensor
     >>> from fedflat.testing import cohort_means

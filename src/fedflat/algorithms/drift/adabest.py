@@ -19,8 +19,8 @@ class AdaBest(Drift):
         a = mean_S y_K
         target = a + beta (a - a_previous)
 
-    h_i is the bias estimate of client i, and a the mean of the cohort's models in this round. Rounds count from t = 1;
-    last_i is the round in which client i last participated, initially 0.
+    h_i is the estimate of client i's bias, a the mean of the cohort's models in this round, and a_previous that of the
+    previous round. Rounds are counted from t = 1; last_i is the round in which client i last participated, initially 0.
 
     >>> from fedflat.testing import cohort_means, local_context
     >>> ctx = local_context(y=[1.0, 3.0], z=[1.0, 1.0], client={"h": [0.4, 0.4], "last": 0.0}, round=1)

@@ -19,8 +19,9 @@ class Dyn(Drift):
         a_i <- a_i + D_i
         target = mean_S y_K + mean_all a_i
 
-    a_i is the dual variable of client i, the sum of its displacements; the paper's dual is -alpha a_i. mean_all is the
-    mean over all N clients. With ``dual_scope=active`` (FedSpeed as published), target = mean_S (y_K + a_i).
+    a_i is the dual variable of client i: the sum of its displacements D_i over all rounds so far (the paper's dual is
+    -alpha a_i). mean_S is the mean over the round's cohort, mean_all that over all N clients. The FedSpeed paper uses
+    the duals of the cohort only, target = mean_S (y_K + a_i), which ``dual_scope=active`` selects.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context

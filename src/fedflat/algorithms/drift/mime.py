@@ -62,9 +62,9 @@ class Mime(FrozenMomentum):
         d_k = q_k + beta m
         m <- G + beta m
 
-    q_k is the variance-reduced gradient; g(y_k) and g(z) use the same batch. G is the cohort's full-batch gradient at
-    z, weighted by samples and computed before local training, and m the server's momentum. With ``form=ema``, q_k and
-    G are multiplied by 1 - beta.
+    q_k is the variance-reduced gradient; g(y_k) and g(z) are gradients on the same batch. G is the mean of the clients'
+    full-batch gradients at z, in which each client's weight is its number of samples; it is computed before local
+    training. m is the server's momentum. With ``form=ema``, q_k and G are multiplied by 1 - beta.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -101,9 +101,9 @@ class MimeLite(FrozenMomentum):
         d_k = g + beta m
         m <- G + beta m
 
-    m is the server's momentum. Clients upload their full-batch gradient at z along with the displacement; G is the mean
-    of these gradients, weighted by samples. With ``form=ema``, g and G are multiplied by 1 - beta. With beta = 0
-    this is FedAvg.
+    m is the server's momentum. Clients upload their full-batch gradient at z along with the displacement. G is the mean
+    of these gradients, in which each client's weight is its number of samples. With ``form=ema``, g and G are
+    multiplied by 1 - beta. With beta = 0, MIMELite equals FedAvg.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context

@@ -19,8 +19,8 @@ class Mo(Drift):
         c_i+ = c_i - m + (z - y_K) / H
         m <- m + gamma mean_S (c_i+ - m)
 
-    c_i is the control variate of client i, c_i+ its new value after the round, and m the server's momentum. This is
-    option II; with ``option=I``, c_i+ is the client's full-batch gradient at z.
+    c_i is the control variate of client i, c_i+ its new value after the round, and m the server's momentum. The
+    equations are the paper's option II; with ``option=I``, c_i+ is instead the client's full-batch gradient at z.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context

@@ -19,8 +19,8 @@ class Scaffold(Drift):
         c_i+ = c_i - c + (z - y_K) / H
         c <- c + (|S| / N) mean_S (c_i+ - c_i)
 
-    c_i is the control variate of client i, c_i+ its new value after the round, and c the server's control variate. This
-    is option II; with ``option=I``, c_i+ is the client's full-batch gradient at z.
+    c_i is the control variate of client i, c_i+ its new value after the round, and c the server's control variate. The
+    equations are the paper's option II; with ``option=I``, c_i+ is instead the client's full-batch gradient at z.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context

@@ -27,9 +27,10 @@ class Wmsam(Drift):
         c <- c + (|S| / N) mean_S (c_i+ - c_i)
         Delta <- mean_S (z - y_K) / H
 
-    Delta is the server's momentum; c_i and c are the control variates of client i and of the server, c_i+ is the
-    client's new one. sim_i measures how much a client's displacement D_i disagrees with the momentum; its mean adapts
-    alpha, the weight of the gradient. C1 to C3 are the three components of the method in the authors' slides.
+    Delta is the server's momentum. c is the server's control variate, c_i that of client i, and c_i+ the client's new
+    control variate after the round. sim_i measures how much a client's displacement D_i disagrees with the momentum;
+    the mean of sim_i over the cohort adapts alpha, the weight of the gradient. C1 to C3 are the three components of the
+    method in the authors' slides.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context

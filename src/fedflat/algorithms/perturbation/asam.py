@@ -21,8 +21,8 @@ class Asam(Perturbation):
         e = rho T q / ||q||
         g = g(y_k + e)
 
-    T is the elementwise scale of the perturbation, and all products are elementwise. T is 1 for parameters whose name
-    does not contain "weight", unless ``scope=all``.
+    T scales the perturbation of each parameter by the parameter's size; all products are elementwise. For parameters
+    whose name does not contain "weight", T is 1 unless ``scope=all``.
 
     >>> from fedflat.testing import local_context
     >>> asam, ctx = Asam(rho=0.1, eta=0.0), local_context(y=[1.0, -2.0], z=[0.0, 0.0])

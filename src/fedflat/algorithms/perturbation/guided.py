@@ -21,8 +21,9 @@ class Guided(Perturbation):
         e_k = rho unit((z + k Delta_i) - y_k)
         g = g(y_k + e_k)
 
-    Delta_i = Delta + alpha / (1 - alpha) (c - c_i) is the momentum Delta of the drift correction ``wmsam``,
-    personalised by its control variates c and c_i. Step k = 0 is unperturbed.
+    Delta_i = Delta + alpha / (1 - alpha) (c - c_i) is the personalised momentum of client i. The drift correction
+    ``wmsam`` provides the server's momentum Delta and the control variates c and c_i. The first local step (k = 0) has
+    no perturbation.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
