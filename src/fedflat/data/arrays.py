@@ -50,7 +50,8 @@ def from_arrays(
         classes: class or label names; by default the words in the targets, else their numbers; none for regression.
         mean: mean per channel of uint8 images on the scale from 0 to 1; computed from the training set by default.
         std: standard deviation per channel; computed by default.
-        train_groups: natural client of each training example [n], as integers or words.
+        train_groups: natural client of each training example [n], e.g. its writer, as integers or words; the partition
+            ``natural`` makes each of them a client.
         test_groups: natural client of each test example.
     """
     is_segmentation = np.ndim(train_targets) == 3
@@ -135,7 +136,7 @@ def statistics_of_sums(sums: npt.NDArray[np.int64], count: int) -> tuple[tuple[f
     """
     mean = sums[0] / max(count, 1)
     std = np.sqrt(np.maximum(sums[1] / max(count, 1) - mean**2, 0))
-    std[std == 0] = 255.0  # 1 on the scale from 0 to 1
+    std[std == 0] = 255.0  # a constant channel gets 1 on the scale from 0 to 1
     return tuple((mean / 255).tolist()), tuple((std / 255).tolist())
 
 

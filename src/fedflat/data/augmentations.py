@@ -69,10 +69,11 @@ class AugmentationStep(ABC):
 
 @dataclass(frozen=True)
 class CropFlip(AugmentationStep):
-    """A random window of the padded image, flipped horizontally with probability 1/2.
+    """Cuts a random window out of the padded image, and flips it horizontally with probability 1/2.
 
-    Style ``pixel`` pads with black before normalisation and always crops (FedSWA; Caldarola et al.); style ``mean``
-    pads with the mean and crops with probability 1/2 (FL-Simulator, FedWMSAM).
+    The window has the size of the original image. Style ``pixel`` pads with black before normalisation and always
+    crops (FedSWA; Caldarola et al.); style ``mean`` pads with the mean and crops with probability 1/2 (FL-Simulator,
+    FedWMSAM).
     """
 
     padding: int = param(4, "pixels of padding on each side", low=0)
@@ -104,8 +105,8 @@ class CropFlip(AugmentationStep):
 
     def _crop(self, images: torch.Tensor, draws: Draws, padding_value: int = 0) -> torch.Tensor:
         """Pad images [n, C, H, W], then cut out the drawn windows, which have the original size, and flip some."""
-        size, _, height, width = images.shape
-        corner, mirrored = draws["corner"][:size], draws["mirrored"][:size]
+        batch, _, height, width = images.shape
+        corner, mirrored = draws["corner"][:batch], draws["mirrored"][:batch]
         window_rows = torch.arange(height, device=images.device)
         window_columns = torch.arange(width, device=images.device)
         rows = corner[:, :1] + window_rows
@@ -115,7 +116,10 @@ class CropFlip(AugmentationStep):
 
 @dataclass(frozen=True)
 class Cutout(AugmentationStep):
-    """Sets a square around a random pixel to the mean, clipped at the border (DeVries and Taylor 2017)."""
+    """Sets a square around a random pixel to the mean (DeVries and Taylor 2017).
+
+    Its side is ``size`` pixels, and it is clipped at the border of the image.
+    """
 
     size: int = param(16, "side of the square in pixels", low=0)
     per_example = 2
@@ -130,8 +134,8 @@ class Cutout(AugmentationStep):
 
     def on_values(self, values: torch.Tensor, draws: Draws) -> torch.Tensor:
         """Set the drawn squares of normalised images [n, C, H, W] to 0, which is the mean."""
-        size, _, height, width = values.shape
-        corner = draws["centre"][:size] - self.size // 2
+        batch, _, height, width = values.shape
+        corner = draws["centre"][:batch] - self.size // 2
         top, left = corner[:, :1], corner[:, 1:]
         rows, columns = torch.arange(height, device=values.device), torch.arange(width, device=values.device)
         in_rows = (rows >= top) & (rows < top + self.size)
@@ -177,7 +181,7 @@ class Mixup(AugmentationStep):
 
 @dataclass(frozen=True)
 class RandomResizedCrop(AugmentationStep):
-    """A window of random area and aspect ratio, resized to the size of the image (Szegedy et al. 2015).
+    """Resizes a window of random area and aspect ratio to the size of the image (Szegedy et al. 2015).
 
     Its area is a share between ``scale`` and 1 of the image, its aspect ratio log-uniform between 1/``ratio`` and
     ``ratio``. As in torchvision, a window that does not fit is redrawn up to ten times, then replaced by the largest
@@ -232,9 +236,9 @@ class RandomResizedCrop(AugmentationStep):
 class ScaleCrop(AugmentationStep):
     """Scales image and mask by a factor uniform from ``low`` to ``high``, then cuts a window of ``height`` x ``width``.
 
-    If the scaled image is smaller than the window, it is placed at random inside; the rest is the mean, which the mask
-    ignores. Images are interpolated bilinearly, masks by nearest neighbour (Caldarola et al. 2022, appendix C.1: 0.5 to
-    1.5 on Cityscapes).
+    By default the window has the size of the image. If the scaled image is smaller than the window, it is placed at
+    random inside; the rest of the image is set to the mean, and that of the mask to "ignored". Images are interpolated
+    bilinearly, masks by nearest neighbour (Caldarola et al. 2022, appendix C.1: 0.5 to 1.5 on Cityscapes).
     """
 
     low: float = param(0.5, "smallest scale", above=0)
@@ -258,6 +262,7 @@ class ScaleCrop(AugmentationStep):
         """
         image_size = np.array(shape[1:])
         window_size = np.array([self.height or shape[1], self.width or shape[2]])
+        # The numbers of an example: one for the scale, two for the corner.
         scale = self.low + (self.high - self.low) * per_example[..., :1]
         scaled_size = np.maximum(np.rint(scale * image_size), 1).astype(np.int64)
         excess = scaled_size - window_size
@@ -353,10 +358,10 @@ def outer_and(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
 
 def gather_pixels(images: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """Return the pixels of images [n, C, H, W] at rows [n, h] and columns [n, w], as [n, C, h, w]."""
-    size, channels, _, width = images.shape
+    batch, channels, _, width = images.shape
     flat_positions = (rows[:, :, None] * width + columns[:, None, :]).flatten(1)
     pixels = images.flatten(2).gather(2, flat_positions[:, None].expand(-1, channels, -1))
-    return pixels.view(size, channels, rows.shape[1], columns.shape[1])
+    return pixels.view(batch, channels, rows.shape[1], columns.shape[1])
 
 
 def to_grid(positions: torch.Tensor, size: int) -> torch.Tensor:
@@ -365,7 +370,10 @@ def to_grid(positions: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def sample_bilinear(images: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """Interpolate images [n, C, H, W] at rows [n, h] and columns [n, w] given by ``to_grid``, as [n, C, h, w]."""
+    """Interpolate images [n, C, H, W] at rows [n, h] and columns [n, w], and return the values [n, C, h, w].
+
+    Rows and columns are coordinates from -1 to 1, as ``to_grid`` computes them.
+    """
     shape = (len(images), rows.shape[1], columns.shape[1])
     grid = torch.stack([columns[:, None, :].expand(shape), rows[:, :, None].expand(shape)], -1)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)

@@ -211,7 +211,7 @@ def describe(dataset: Dataset) -> dict[str, Any]:
     """Summarise a dataset as plain values: sizes, shapes, class counts, natural clients, statistics, content hash."""
 
     def count_classes(examples: Examples) -> list[int]:
-        """Return the number of examples (or mask pixels) of each class."""
+        """Return the number of examples (or mask pixels) of each class; an empty list for regression."""
         if dataset.target_type == "numbers":
             return []
         if dataset.target_type == "labels":
@@ -317,7 +317,10 @@ def _check_labels(split_name: str, examples: Examples, dataset: Dataset) -> None
 
 
 def _check_numbers(split_name: str, examples: Examples, dataset: Dataset) -> None:
-    """Raise a ``UserError`` unless targets are finite numbers [n] or [n, columns], and there are no classes."""
+    """Raise a ``UserError`` unless targets are finite numbers [n] or [n, columns], and there are no classes.
+
+    The arguments are those of ``_check_examples``.
+    """
     targets, shape = examples.targets, dataset.train.targets.shape[1:]  # shape per example: () or (columns,)
     if targets.dtype != torch.float32 or targets.ndim > 2 or targets.shape[1:] != shape or not dataset.num_outputs:
         raise UserError(
@@ -333,7 +336,10 @@ def _check_numbers(split_name: str, examples: Examples, dataset: Dataset) -> Non
 
 
 def _check_multi_labels(split_name: str, examples: Examples, dataset: Dataset) -> None:
-    """Raise a ``UserError`` unless targets are bool [n, labels] with one name per label."""
+    """Raise a ``UserError`` unless targets are bool [n, labels], and the dataset has a name for each label.
+
+    The arguments are those of ``_check_examples``.
+    """
     targets = examples.targets
     if targets.dtype != torch.bool or targets.shape[1:] != (dataset.num_classes,) or not dataset.num_classes:
         raise UserError(

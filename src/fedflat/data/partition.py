@@ -135,7 +135,7 @@ class Partition:
     Attributes:
         clients: sorted positions of each training client's examples; a tuple, or ``VirtualClients``, which generates
             clients on access.
-        validation: sorted positions held out for validation.
+        validation: sorted positions of the examples set aside for validation.
         text: canonical text, e.g. ``dirichlet(alpha=0.5)``.
         seed: seed of the partition.
         unseen: positions of each client that never trains.
@@ -291,9 +291,10 @@ def make_partition(
     dropped = np.setdiff1d(training_set, positions)
     superclasses = None if coarse is None else coarse_of_class(labels, np.asarray(coarse), num_classes)
     data = LabelledExamples(labels[positions], num_classes, coarse=superclasses, positions=positions, total=len(labels))
-    if groups is not None:
+    if groups is not None:  # number the natural clients 0, 1, ...
         group_ids, group_numbers = np.unique(np.asarray(groups), return_inverse=True)
         data = dataclasses.replace(data, groups=group_numbers[positions], num_groups=len(group_ids))
+    # The partitioner returns indices in ``data``, which become positions in the training set below.
     divided = spec.partitioner.divide(data, clients, _generator(seed, _DIVIDE_STREAM))
     if isinstance(divided, VirtualClients):
         return Partition(divided.renumbered(positions), validation_set, spec.text, seed, dropped=dropped)
@@ -306,7 +307,7 @@ def make_partition(
 
 
 def _labels_for(spec: PartitionSpec, targets: Labels, num_classes: int) -> tuple[IntArray, int]:
-    """Return the class of each example [n] and the number of classes, for a partition by label.
+    """Return the class of each example [n] and the number of classes, as the partitioner needs them.
 
     Targets that are not one class per example, e.g. masks, become a single class if the partition ignores labels,
     and raise a ``UserError`` otherwise.

@@ -145,7 +145,7 @@ def _ensure_complete(source: DatasetSource, directory: Path, download: bool, pro
         source: the dataset.
         directory: the data directory.
         download: whether downloading is allowed.
-        progress: called while bytes arrive; see ``Progress``.
+        progress: as for ``load``.
     """
     if not source.missing(directory):
         return

@@ -41,6 +41,8 @@ def cache_entry(
 ) -> Path:
     """Return the folder of a cache entry, creating it if needed.
 
+    The folder appears only once it is complete, so other processes never see a partial entry.
+
     Args:
         data_dir: the data directory; if it is read-only, the entry goes to the user's cache.
         name: readable prefix of the entry's name.
@@ -79,7 +81,7 @@ def open_cached(entry: Path, name: str) -> MappedTensor:
 
 
 def fingerprint(values: Iterable[object]) -> str:
-    """Hash (sha256) the text of ``values`` and the cache version."""
+    """Hash (sha256) the text of ``values`` and the cache version, to identify a cache entry."""
     digest = hashlib.sha256(f"{VERSION}\n".encode())
     for value in values:
         digest.update(f"{value}\n".encode())

@@ -33,7 +33,7 @@ def download_source(source: DatasetSource, data_dir: Path, progress: Progress | 
     Args:
         source: the dataset.
         data_dir: where its files belong.
-        progress: called while bytes arrive; see ``Progress``.
+        progress: called while bytes arrive with the file name, the bytes received and the total size if known.
     """
     for download in source.downloads:
         if all(source.is_intact(data_dir, file) for file in download.files):

@@ -139,8 +139,11 @@ def image_dataset(name: str, data_dir: Path, images: ImageList, options: ImageOp
 
     size = options.size
     prefix = f"{name.partition('(')[0]}-{size}"  # the name without its parameters
+    # A changed file or option gives another key, so the images are decoded again.
     content_key = fingerprint((size, options.fit, *images.with_versions(images.files)))
-    write = partial(write_decoded, decode, images.files, {"inputs": (3, size, size), "sums": (2, 3)})
+    # Per image: its pixels, and the sum and sum of squares of each channel for the dataset's mean and std.
+    shapes = {"inputs": (3, size, size), "sums": (2, 3)}
+    write = partial(write_decoded, decode, images.files, shapes)
     space = DiskSpace(len(images.files) * 3 * size**2, name, "choose a smaller size")
     entry = cache_entry(data_dir, prefix, content_key, write, space)
     return decoded_dataset(name, data_dir, entry, prefix, images)

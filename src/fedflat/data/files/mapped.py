@@ -31,7 +31,7 @@ class MappedTensor(torch.Tensor):
 
     @classmethod
     def of(cls, tensor: torch.Tensor, path: Path) -> MappedTensor:
-        """Wrap ``tensor``, a view of the array in ``path``."""
+        """Wrap ``tensor``, a view of the array in the ``.npy`` file ``path``."""
         mapped = torch.Tensor._make_subclass(cls, tensor)
         mapped.path = path
         return mapped

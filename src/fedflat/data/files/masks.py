@@ -115,6 +115,7 @@ def mask_dataset(
     pairs = list(zip(images.files, images.masks, strict=True))
     file_versions = images.with_versions([file for pair in pairs for file in pair])
     content_key = fingerprint((height, width, sorted(class_of_id.items()), *file_versions))
+    # Per image: its pixels, its mask, and the sum and sum of squares of each channel for the dataset's mean and std.
     shapes = {"inputs": (3, height, width), "masks": (height, width), "sums": (2, 3)}
     write = partial(write_decoded, MaskDecoder(images.tree, class_of_id, height, width), pairs, shapes)
     prefix = f"{name.partition('(')[0]}-{height}x{width}"
@@ -122,7 +123,7 @@ def mask_dataset(
 
 
 def _target_size(tree: Tree, first: str, options: MaskOptions) -> tuple[int, int]:
-    """Return the height and width of all images: those of the first file, scaled to the height ``options.size``."""
+    """Return the height and width of all images: those of the file ``first``, scaled to ``options.size`` if set."""
     with open_image(tree, first) as image:
         width, height = image.size
     return (height, width) if options.size is None else (options.size, max(1, round(options.size * width / height)))

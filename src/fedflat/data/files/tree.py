@@ -16,7 +16,7 @@ from fedflat.errors import UserError
 
 
 class Tree(ABC):
-    """Files by name relative to ``path``, with ``/`` as the separator."""
+    """The files in a folder or archive ``path``, named by their path relative to it, with ``/`` as the separator."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -77,7 +77,10 @@ class FolderTree(Tree):
 
 
 class ZipTree(Tree):
-    """The files of a zip archive, relative to its single top-level folder if it has one; versions are size and CRC."""
+    """The files of a zip archive, relative to its top-level folder if it has only one.
+
+    The version of a file is its size and checksum (CRC).
+    """
 
     def __init__(self, path: Path) -> None:
         """Open the archive and list its files, without those that macOS adds."""
@@ -100,9 +103,9 @@ class ZipTree(Tree):
         return dict(sorted(versions.items()))
 
     def subfolders(self, folder: str) -> list[str]:
-        """Return the names of the folders directly in ``folder``, an empty text for the top level."""
+        """Return the names of the folders directly in ``folder`` (empty: the top level), including empty folders."""
         prefix = f"{self._root}{folder}/" if folder else self._root
-        # An archive stores an empty folder as a name that ends in a slash.
+        # namelist() also contains folders, as names that end in a slash.
         inside = (name.removeprefix(prefix) for name in self._zip.namelist() if name.startswith(prefix))
         return sorted({name.partition("/")[0] for name in inside if "/" in name})
 

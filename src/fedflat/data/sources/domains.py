@@ -22,7 +22,7 @@ FilesByClass = dict[str, list[str]]
 
 @dataclass(frozen=True)
 class DomainOptions(ImageOptions):
-    """Image size, and which domain is held out."""
+    """Image size, and which domain is the test set."""
 
     test_domain: str | None = param(
         None, "domain used as the test set; none: every fifth image of each class and domain"

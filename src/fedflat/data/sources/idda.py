@@ -75,7 +75,7 @@ class Idda(FolderSource):
         return mask_dataset(self.text, data_dir, images, class_of_id, self.options)
 
     def _is_unseen(self, domain: str) -> bool:
-        """Whether a domain is held out, according to its name ``town_weather_vehicle`` and the option ``unseen``."""
+        """Whether a domain is used only for testing, by its name ``town_weather_vehicle`` and the option ``unseen``."""
         town_weather_vehicle = domain.split("_")
         if len(town_weather_vehicle) != 3:
             raise UserError(f"unknown IDDA domain {domain}; expected town_weather_vehicle, e.g. T01_CN_A")
