@@ -151,7 +151,7 @@ class Dataset:
 
     @property
     def num_outputs(self) -> int:
-        """Number of outputs of a model: one per class, label or column of numbers."""
+        """Number of outputs that a model needs for this dataset: one per class, label or column of numbers."""
         if self.target_type == "numbers":
             return self.train.targets[0].numel()
         return self.num_classes

@@ -69,7 +69,10 @@ def from_flower(partitioner: FlowerPartitioner, data: str | Dataset, folder: str
 
 
 def _divide(partitioner: FlowerPartitioner, data: Dataset) -> list[IntArray]:
-    """Return the positions of each client's training examples, as the partitioner assigns them."""
+    """Return the positions of each client's training examples, as the partitioner assigns them.
+
+    The partitioner gets a table of positions and labels, not the inputs.
+    """
     if data.train.targets.ndim > 1:
         raise UserError(
             f"{data.name} has several labels per example, which Flower partitioners do not support; "
@@ -108,11 +111,11 @@ def _make_table(columns: dict[str, Any]) -> Any:
 
 
 def _plain_settings(partitioner: FlowerPartitioner) -> dict[str, Any]:
-    """Return the class name of a partitioner, and those constructor arguments that are plain values."""
+    """Return a partitioner's class name and those constructor arguments that are plain values, as documentation."""
     settings: dict[str, Any] = {"name": type(partitioner).__name__}
     attributes = vars(partitioner)
     for name in inspect.signature(type(partitioner)).parameters:
-        # Flower stores arguments in private attributes.
+        # Flower stores arguments in private attributes, ``_name`` or ``_initial_name``.
         value = attributes.get(f"_{name}", attributes.get(f"_initial_{name}"))
         if isinstance(value, np.ndarray):
             value = value.tolist()

@@ -187,6 +187,7 @@ class Partition:
     def describe(self, targets: Labels, num_classes: int) -> dict[str, Any]:
         """Summarise the partition as plain values, as written to ``partition.json``.
 
+        If clients are generated on access, the first 1000 are described. ``thinned`` is the number of dropped examples.
         ``coverage`` is the share of the examples available to training clients that at least one of them has;
         ``duplicates`` counts how often a client has an example that another client has already. ``heterogeneity`` is
         the mean over clients of the total variation distance between the class distributions of the client and of the
@@ -296,7 +297,7 @@ def make_partition(
         data = dataclasses.replace(data, groups=group_numbers[positions], num_groups=len(group_ids))
     # The partitioner returns indices in ``data``, which become positions in the training set below.
     divided = spec.partitioner.divide(data, clients, _generator(seed, _DIVIDE_STREAM))
-    if isinstance(divided, VirtualClients):
+    if isinstance(divided, VirtualClients):  # generated on access; no modifier holds out such clients
         return Partition(divided.renumbered(positions), validation_set, spec.text, seed, dropped=dropped)
     seen: Clients = tuple(positions[indices] for indices in divided)
     unseen: Clients = ()

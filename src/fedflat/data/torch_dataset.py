@@ -80,7 +80,7 @@ def collect_examples(items: Iterable[Any], split_name: str, file: Path | None = 
 
 
 def _as_array(value: Any) -> np.ndarray:
-    """Convert one input to an array; Pillow images become uint8 with channels first."""
+    """Convert one input to an array; Pillow images become uint8 with channels first, float64 becomes float32."""
     if isinstance(value, torch.Tensor):
         return value.numpy()
     if hasattr(value, "getbands"):  # a Pillow image

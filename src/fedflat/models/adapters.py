@@ -39,7 +39,7 @@ class Adapter(NamedTuple):
 
 
 class LowRankLinear(nn.Linear):
-    """A linear layer W x + b with LoRA adapters: (alpha / r) B A x is added, where A and B have rank r.
+    """A linear layer W x + b with LoRA adapters, which add (alpha / r) B A x, where A has r rows and B r columns.
 
     The outputs are divided into equal pieces, e.g. query, key and value; each adapted piece has its own A and B.
     """
@@ -61,6 +61,7 @@ class LowRankLinear(nn.Linear):
         self.weight = base.weight
         self.register_parameter("bias", base.bias)
         self.rank, self.scale, self.pieces, self.adapted = rank, alpha / rank, pieces, adapted
+        # The matrices A of all adapted pieces, stacked, and the matrices B.
         self.lora_a_weight = nn.Parameter(base.weight.detach().new_empty(len(adapted) * rank, self.in_features))
         self.lora_b_weight = nn.Parameter(
             base.weight.detach().new_zeros(len(adapted), self.out_features // pieces, rank)

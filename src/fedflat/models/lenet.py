@@ -29,7 +29,7 @@ class LeNet5(ImageModelSpec):
         """Build the network for images (channels, height, width)."""
         # The original pads 28-pixel digits to 32, so that the first layer sees strokes at the border.
         padding = 2 if min(input_shape[1:]) < PADDED_BELOW else 0
-        return _two_convolutions(input_shape, (6, 16), padding, (120, 84), classes)
+        return _two_convolutions(input_shape, (6, 16), padding, hidden=(120, 84), classes=classes)
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Cnn(ImageModelSpec):
         return SMALLEST_SIDE
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        return _two_convolutions(input_shape, (64, 64), 0, (384, 192), classes)
+        return _two_convolutions(input_shape, (64, 64), padding=0, hidden=(384, 192), classes=classes)
 
 
 def _two_convolutions(

@@ -104,7 +104,7 @@ class MobileNetwork(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """A branch that expands, filters each channel and projects, added to its input if the shapes agree."""
+    """Applies a branch that expands, filters each channel and projects; adds its input if the shapes agree."""
 
     def __init__(self, branch: nn.Module, residual: bool) -> None:
         """Wrap a branch; ``residual`` adds its input to its output."""

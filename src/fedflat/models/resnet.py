@@ -69,7 +69,8 @@ class ResNet20(NormalisedModelSpec):
 class ResidualNetwork(nn.Module):
     """Maps images [n, channels, height, width] to logits [n, classes].
 
-    A stem, stages of basic blocks with stride 2 from the second stage on, the global mean, and a linear classifier.
+    It consists of a stem, stages of basic blocks, the global mean and a linear classifier. From the second stage on,
+    the first block of a stage has stride 2.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class PaddedShortcut(nn.Module):
     """Option A of He et al. 2016: strided subsampling, with zeros for the additional channels."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        """Build a shortcut from ``inputs`` to ``outputs`` channels."""
+        """Build a shortcut from ``inputs`` to ``outputs`` channels that keeps every ``stride``-th row and column."""
         super().__init__()
         self.new_channels = outputs - inputs
         self.stride = stride

@@ -97,7 +97,7 @@ class Layers(TrainedPart):
 
 @dataclass(frozen=True)
 class Lora(TrainedPart):
-    """Low-rank adapters of linear layers (Hu et al. 2022), and the head."""
+    """Low-rank adapters B A of linear layers (LoRA, Hu et al. 2022) and, by default, the head."""
 
     name = "lora"
     rank: int = param(8, "rank of the update of each layer (r)", low=1)
@@ -154,7 +154,7 @@ class Lora(TrainedPart):
         return selected
 
     def parameter_names(self, model: nn.Module) -> set[str]:
-        """Return the names of the adapters' parameters and, with ``head``, of the head's."""
+        """Return the names of the adapters' parameters (only those of B if ``only_b``) and, if ``head``, the head's."""
         adapters = adapter_parameters(model, self.only_b)
         return adapters | classifier_parameters(model) if self.head else adapters
 

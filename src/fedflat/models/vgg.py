@@ -37,6 +37,7 @@ class Vgg11(ImageModelSpec):
                 layers += [nn.Conv2d(channels, outputs, 3, padding=1), nn.ReLU()]
                 channels = outputs
             layers.append(nn.MaxPool2d(2))
+        # STRIDE is the product of the strides of all poolings.
         features = channels * (height // STRIDE) * (width // STRIDE)
         return nn.Sequential(
             *layers, nn.Flatten(), nn.Linear(features, self.hidden), nn.ReLU(), nn.Linear(self.hidden, classes)

@@ -103,7 +103,7 @@ class VisionTransformer(nn.Module):
         """Build the network.
 
         Args:
-            spec: patch size, width, depth and heads.
+            spec: patch size, width, depth, heads and the ratio of MLP units to width.
             channels: channels of the images.
             grid: number of patch rows and columns.
             classes: number of classes.

@@ -53,7 +53,7 @@ def timm_name(name: str) -> str:
     short = name.removeprefix("vit.")
     block = _BLOCK.fullmatch(short)
     if block:
-        number, layer, kind = block.groups()
+        number, layer, kind = block.groups()  # kind: weight or bias
         timm_layer = IN_BLOCK.get(layer) or layer.replace("attention.attention.", "attn.")
         return f"blocks.{number}.{timm_layer}.{kind}"
     if short in HUGGING_FACE:

@@ -219,7 +219,7 @@ def open_image(tree: Tree, name: str) -> Iterator[PillowImage]:
 
 
 def decode_image(tree: Tree, name: str, options: ImageOptions) -> Pixels:
-    """Decode an image file to [3, size, size]."""
+    """Decode the image file ``name`` of a tree to pixels [3, size, size] uint8, resized according to ``options``."""
     with open_image(tree, name) as image:
         return to_pixels(image, options)
 

@@ -118,7 +118,7 @@ def mask_dataset(
     # Per image: its pixels, its mask, and the sum and sum of squares of each channel for the dataset's mean and std.
     shapes = {"inputs": (3, height, width), "masks": (height, width), "sums": (2, 3)}
     write = partial(write_decoded, MaskDecoder(images.tree, class_of_id, height, width), pairs, shapes)
-    prefix = f"{name.partition('(')[0]}-{height}x{width}"
+    prefix = f"{name.partition('(')[0]}-{height}x{width}"  # the name without its parameters
     return decoded_dataset(name, data_dir, cache_entry(data_dir, prefix, content_key, write), prefix, images)
 
 

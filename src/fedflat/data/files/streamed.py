@@ -135,7 +135,7 @@ class StreamedTensor(MappedTensor):
         return self[index]
 
     def part(self, start: int, length: int, dim: int = 0) -> StreamedTensor:
-        """Return ``length`` consecutive images from position ``start`` on, still not decoded."""
+        """Return ``length`` consecutive images from position ``start`` on, still not decoded; ``dim`` must be 0."""
         assert dim == 0
         return StreamedTensor.of_cache(self.cache, self.first + start, length)
 
@@ -150,7 +150,7 @@ class StreamedTensor(MappedTensor):
 def streamed_dataset(
     name: str, data_dir: Path, images: ImageList, options: ImageOptions, max_cached_bytes: int
 ) -> Dataset:
-    """Build a classification dataset whose images are decoded on access, for images that exceed disk or memory.
+    """Build a classification dataset whose images are decoded on access, which needs little disk space.
 
     Args:
         name: canonical text of the dataset.

@@ -50,7 +50,7 @@ def read_table(path: Path, target: str, group: str, shape: str) -> dict[str, Any
 
 
 def _find_table(folder: Path, split: str) -> Path:
-    """Return the table of a split in a folder, parquet before CSV."""
+    """Return the file of a split (``train`` or ``test``) in a folder, preferring parquet to CSV."""
     for suffix in SUFFIXES:
         file = folder / f"{split}{suffix}"
         if file.is_file():

@@ -170,8 +170,8 @@ def one_class_per_client(
             f"alpha=0 gives every client one class, but there are {present} classes and only {clients} clients; "
             f"expected at least {present} clients"
         )
-    # A class with m examples can have up to m clients, numbered by rank. Every class gets its first client, then its
-    # second, and so on until all clients have a class; within a rank, larger classes come first.
+    # A class with m examples has m slots for clients, ranked 0 to m - 1. Clients take all slots of rank 0, then those
+    # of rank 1, and so on; within a rank, larger classes come first.
     class_of_slot = np.repeat(np.arange(len(examples_per_class)), examples_per_class)
     rank_of_slot = np.concatenate([np.arange(count) for count in examples_per_class])
     used_slots = np.lexsort((class_of_slot, -examples_per_class[class_of_slot], rank_of_slot))[:clients]

@@ -24,7 +24,11 @@ class HeldOut(PartitionModifier):
     )
 
     def hold_out_clients(self, clients: Clients, rng: np.random.Generator) -> tuple[Clients, Clients]:
-        """Draw a share of the clients, given by the positions of their examples, that never trains.
+        """Draw the clients that never train.
+
+        Args:
+            clients: positions of each client's examples.
+            rng: source of randomness.
 
         Returns:
             The clients that train and those that never do, both in their original order; at least one of each.

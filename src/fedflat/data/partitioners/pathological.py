@@ -121,6 +121,7 @@ def _balanced_counts(assignment: Assignment, sizes: IntArray, examples_per_class
         examples_per_class: number of examples of each class [classes].
     """
     best = None
+    # The smallest entry is at most the mean entry of any client or class.
     low, high = 1, int(min((sizes // assignment.sum(1)).min(), (examples_per_class // assignment.sum(0)).min()))
     while low <= high:
         middle = (low + high + 1) // 2

@@ -64,7 +64,7 @@ class VirtualClients(Sequence[IntArray]):
         positions: positions of all examples, sorted by class [n].
         examples_per_class: number of examples of each class that occurs.
         size: examples per client.
-        alpha: concentration.
+        alpha: concentration of the Dirichlet distribution of a client's classes; 0 gives each client one class.
         seed: seed of all draws, together with the client's number.
         numbers: numbers of the clients in this sequence.
     """

@@ -44,7 +44,11 @@ class CamVid(FolderSource):
         return tuple(f"{split}{kind}" for split in self.splits for kind in ("", "annot"))
 
     def read(self, data_dir: Path) -> Dataset:
-        """List the frames and masks, with drives as natural clients if all file names start with a drive."""
+        """List the frames and masks.
+
+        A file name such as ``0001TP_006690.png`` starts with the drive in which the frame was filmed. Drives are the
+        natural clients, unless some file name has no drive.
+        """
         tree = self.tree(data_dir)
         frames = [(split, name) for split in self.splits for name in _list_frames(tree, split)]
         drives = [name.partition("_")[0] if "_" in name else "" for _, name in frames]

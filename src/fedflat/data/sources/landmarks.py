@@ -91,7 +91,7 @@ class Landmarks(FileSource[CsvRows]):
         return tuple(self._verify_file(data_dir, file) for file in (TRAIN, TEST))
 
     def read(self, data_dir: Path) -> Dataset:
-        """List the images with their photographers; those of the test set are one further group."""
+        """List the images with their photographers; all photographers of the test set form one further group."""
         train_rows, test_rows = self.open(data_dir, TRAIN), self.open(data_dir, TEST)
         if self.sizes is not None and self.sizes != (len(train_rows), len(test_rows)):
             raise UserError(

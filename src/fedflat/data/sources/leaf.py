@@ -99,6 +99,7 @@ class Leaf(DatasetSource):
         for split, folder in zip(SPLITS, self.files, strict=True):
             paths[split] = sorted((data_dir / folder).glob("*.json"))
             for path in paths[split]:
+                # Changed files get another fingerprint, and are converted again.
                 file_versions.append(f"{split}/{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}")
         entry = cache_entry(data_dir, self.name, fingerprint(file_versions), partial(self._write_arrays, paths))
         about = json.loads((entry / "about.json").read_text(encoding="utf-8"))
@@ -158,8 +159,8 @@ class Leaf(DatasetSource):
                 except (ValueError, TypeError) as error:
                     raise UserError(f"user {user} in {path} has invalid examples: {error}; {self.remedy}") from error
         joined = {}
-        for user, of_files in by_user.items():
-            joined[user] = {name: np.concatenate([arrays[name] for arrays in of_files]) for name in of_files[0]}
+        for user, parts in by_user.items():
+            joined[user] = {name: np.concatenate([arrays[name] for arrays in parts]) for name in parts[0]}
         return joined
 
 

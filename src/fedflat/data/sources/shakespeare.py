@@ -53,6 +53,7 @@ class Shakespeare(Leaf):
         unknown = sorted(set(text) - set(CHARACTERS))
         if unknown:
             raise ValueError(f"{unknown[0]!r} is not one of LEAF's {len(CHARACTERS)} characters")
+        # A lookup table from the byte of a character to its position in the alphabet.
         number_of_byte = np.full(256, UNKNOWN, dtype=np.int64)
         number_of_byte[np.frombuffer(CHARACTERS.encode("ascii"), dtype=np.uint8)] = np.arange(len(CHARACTERS))
         numbers = number_of_byte[np.frombuffer(text.encode("ascii"), dtype=np.uint8)]

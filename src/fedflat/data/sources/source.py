@@ -189,7 +189,7 @@ class FileSource(DatasetSource, Generic[Content]):
         return tuple(self._verify_file(data_dir, file) for file in self.files)
 
     def is_intact(self, data_dir: Path, file: str) -> bool:
-        """Whether a file can be read and has the published hash."""
+        """Whether a file can be read and has the published hash, if there is one."""
         try:
             self.open(data_dir, file)
         except UserError:
@@ -257,7 +257,7 @@ class FolderSource(DatasetSource):
             data_dir: the data directory.
             file: an entry of ``files``, e.g. ``<root>/<subfolder>``.
         """
-        part = file.partition("/")[2]
+        part = file.partition("/")[2]  # the subfolder; empty for the folder itself
         for root in self.roots:
             path = data_dir / root / part
             if path.is_dir():

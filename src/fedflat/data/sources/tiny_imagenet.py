@@ -39,7 +39,7 @@ class TinyImageNet(DatasetSource):
     def verify(self, data_dir: Path) -> tuple[FileReport, ...]:
         """Hash the folders train and val.
 
-        Only the archive has a published md5. Without it, an unpacked folder is reported as unknown (None).
+        Only the archive has a published md5, so an unpacked folder is reported as unknown (None).
         """
         path = self._required_path(data_dir)
         is_published = path.is_file() and md5_of(path) == self.downloads[0].md5

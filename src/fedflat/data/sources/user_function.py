@@ -23,7 +23,7 @@ class FunctionSource(DatasetSource):
     function: Callable[[], Dataset] = field(kw_only=True)
 
     def read(self, data_dir: Path) -> Dataset:
-        """Call the function."""
+        """Call the function, and give its dataset the registered name."""
         dataset = self.function()
         if not isinstance(dataset, Dataset):
             raise UserError(
