@@ -53,8 +53,8 @@ class LowRankLinear(nn.Linear):
             base: the layer.
             rank: rank r of A and B.
             alpha: numerator of the scale alpha / r.
-            pieces: number of equal pieces of the outputs, as in ``Adapter``.
-            adapted: the adapted pieces, as in ``Adapter``.
+            pieces: number of equal pieces of the outputs.
+            adapted: numbers, from 0, of the pieces that get an A and B each.
         """
         nn.Module.__init__(self)  # nn.Linear would allocate another weight
         self.in_features, self.out_features = base.in_features, base.out_features

@@ -58,7 +58,6 @@ class BatchNorm(nn.BatchNorm2d):
             values if values is None or mean is None else values.to(mean.dtype) for values in (self.weight, self.bias)
         )
         use_batch_statistics = self.training and input.numel() > input.shape[1]
-        momentum = (
-            0.0 if self.momentum is None else self.momentum
-        )  # None, a cumulative mean, would need the batch counter
+        # None means a cumulative mean, which would need the batch counter.
+        momentum = 0.0 if self.momentum is None else self.momentum
         return F.batch_norm(input, mean, variance, weight, bias, use_batch_statistics, momentum, self.eps)

@@ -60,6 +60,7 @@ class ResNet20(NormalisedModelSpec):
         return 4
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Build the network for images (channels, height, width)."""
         stem = nn.Sequential(nn.Conv2d(input_shape[0], 16, 3, padding=1, bias=False), self.norm_layer(16), nn.ReLU())
         return ResidualNetwork(
             stem, (16, 32, 64), depth=3, norm=self.norm_layer, shortcut=PaddedShortcut, classes=classes

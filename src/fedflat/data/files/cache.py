@@ -158,5 +158,5 @@ def _remove_abandoned(root: Path) -> None:
             os.kill(process_id, 0)  # signal 0 only checks that the process exists
         except ProcessLookupError:
             shutil.rmtree(folder, ignore_errors=True)
-        except PermissionError:
-            continue  # it exists, but belongs to another user
+        except PermissionError:  # the process exists, but belongs to another user
+            continue

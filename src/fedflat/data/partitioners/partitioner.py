@@ -104,7 +104,7 @@ class ClassCountPartitioner(Partitioner):
         """
 
     def divide(self, data: LabelledExamples, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
-        """Draw every client's examples at random, according to ``counts``."""
+        """Draw every client's examples at random, according to ``counts``; arguments as in ``Partitioner.divide``."""
         number = check_clients(clients, len(data.targets))
         return draw_examples(self.counts(data.class_counts, number, rng), data.targets, rng)
 

@@ -67,9 +67,9 @@ class Pathological(ClassCountPartitioner):
 
 
 def _clients_per_class(examples_per_class: IntArray, clients: int, pairs: int) -> IntArray:
-    """Decide how many clients hold each class, in proportion to its size and from 1 to ``clients``, [classes].
+    """Return how many clients hold each class [classes]: in proportion to its size, at least 1, at most all clients.
 
-    By D'Hondt's method, as for seats in a parliament: the k-th holder of a class with m examples has the quotient m /
+    Uses D'Hondt's method, as for seats in a parliament: the k-th holder of a class with m examples has the quotient m /
     k, and the holders with the largest quotients are chosen. A class cannot have more holders than examples.
 
     Args:

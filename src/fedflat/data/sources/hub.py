@@ -120,7 +120,8 @@ class Hub(DatasetSource):
     def _choose_columns(self, features: Any) -> tuple[str, str, str | None]:
         """Return the names of the columns of inputs, classes and natural clients.
 
-        The last is None unless the option ``group`` is set. ``features`` maps each column of the dataset to its Hugging Face type.
+        The last is None unless the option ``group`` is set. ``features`` maps each column of the dataset to its
+        Hugging Face type.
         """
         types: dict[str, str] = {name: type(feature).__name__ for name, feature in features.items()}
 

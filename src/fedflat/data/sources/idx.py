@@ -71,7 +71,7 @@ class Idx(FileSource[Bytes]):
         return values.reshape(shape), hashlib.sha256(raw).hexdigest()
 
     def read(self, data_dir: Path) -> Dataset:
-        """Read the four files."""
+        """Read the images and labels of both sets, and build the dataset."""
         train_images, train_labels, test_images, test_labels = (
             torch.tensor(self.open(data_dir, f"{self.root}/{file}")) for file in FILES
         )

@@ -31,7 +31,10 @@ class ImageFolder(DatasetSource):
     options: ImageFolderOptions = field(default=ImageFolderOptions(), kw_only=True)
 
     def read(self, data_dir: Path) -> Dataset:
-        """List the images of each class in the training and the test folder, if these exist."""
+        """List the images of each class in the training and the test folder.
+
+        Without a training folder, the folders of the classes are at the top level, and there is no test folder.
+        """
         tree = open_tree(Path(self.path).expanduser().absolute())
         folders = {name.partition("/")[0] for name in tree.files if "/" in name}
         train = next((name for name in TRAIN if name in folders), "")
