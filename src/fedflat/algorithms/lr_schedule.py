@@ -20,7 +20,7 @@ class Schedule(NamedTuple):
     lr: float
     """Base learning rate eta."""
     decay: float = 1.0
-    """Factor per round."""
+    """Factor by which the learning rate is multiplied after every round."""
     rounds: int = 1
     """Number of rounds T."""
 

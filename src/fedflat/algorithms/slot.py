@@ -147,7 +147,7 @@ class CohortMeans(NamedTuple):
     z: Tensor
     """Broadcast model."""
     displacement: Tensor
-    """Mean displacement D_i, by the aggregation weights."""
+    """Mean of the displacements D_i, weighted by the aggregation weights."""
     uniform: Tensor
     """Uniform mean of the displacements, for duals and control variates."""
     direction: Tensor

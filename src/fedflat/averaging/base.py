@@ -37,7 +37,7 @@ class AverageState(ABC):
     """The state of an average during a run."""
 
     def before_round(self, round: int, x: Tensor) -> None:  # noqa: B027 - most averages need only ``update``
-        """See the server model ``x`` of shape (P,) with which ``round`` (counted from 0) starts."""
+        """Receive the server model ``x`` of shape (P,) with which ``round`` (counted from 0) starts."""
 
     @abstractmethod
     def update(self, round: int, x: Tensor) -> None:
