@@ -87,15 +87,15 @@ def batches_of(data: Any, batch: int = 500) -> Sequence[Batch]:
 
 
 def batch_sizes(batches: Sequence[Batch]) -> list[int]:
-    """Return the number of examples in each batch; only the last batch of ``TensorBatches`` may be smaller."""
-    if isinstance(batches, TensorBatches):  # no need to slice the tensors
+    """Return the number of examples in each batch."""
+    if isinstance(batches, TensorBatches):  # all batches are full, except possibly the last one
         full_batches, remainder = divmod(len(batches.positions), batches.batch)
         return [batches.batch] * full_batches + ([remainder] if remainder else [])
     return [count_examples(targets) for _, targets in batches]
 
 
 def select_examples(batches: Sequence[Batch], positions: Tensor) -> Sequence[Batch]:
-    """Return some of the examples, in batches of the first batch's size.
+    """Return some of the examples of ``batches``, in new batches of the first batch's size.
 
     Args:
         batches: the data; its examples are numbered consecutively over all batches.

@@ -80,9 +80,12 @@ def density(
     """Estimate the spectral density of the Hessian of the mean loss by stochastic Lanczos quadrature.
 
     Args:
-        model, loss, data, batch: as in ``spectrum``.
+        model: evaluated in evaluation mode and left unchanged; an ``Objective`` includes loss and data.
+        loss: ``loss(output, target)``, the mean over a batch.
+        data: a DataLoader, a list of batches, or a pair of tensors (inputs, targets).
         draws: number of random vectors.
         steps: Hessian-vector products per random vector.
+        batch: batch size for a pair of tensors.
         seed: seed of the random vectors.
     """
     return lanczos_quadrature(_hessian(model, loss, data, batch), draws=draws, steps=steps, seed=seed)
@@ -100,8 +103,11 @@ def sharpness(
     """Measure how much the mean loss rises around the model.
 
     Args:
-        model, loss, data, batch: as in ``spectrum``.
-        kind: ``sam`` or ``asam`` (worst case), or ``average``.
+        model: evaluated in evaluation mode and left unchanged; an ``Objective`` includes loss and data.
+        loss: ``loss(output, target)``, the mean over a batch.
+        data: a DataLoader, a list of batches, or a pair of tensors (inputs, targets).
+        kind: ``sam`` or ``asam`` for the largest rise within a radius, ``average`` for the mean over random directions.
+        batch: batch size for a pair of tensors.
         options: further arguments of ``sharpness_of``, e.g. the radius ``rho``.
     """
     return sharpness_of(_objective(model, loss, data, batch), kind, **options)
@@ -112,8 +118,12 @@ def landscape(
 ) -> Landscape:
     """Evaluate the loss around the model along filter-normalised random directions; draw it with ``.plot()``.
 
-    ``model``, ``loss``, ``data`` and ``batch`` are those of ``spectrum``; ``options`` (``radius``, ``points``,
-    ``dimensions``, ``seed``) those of ``landscape_around``.
+    Args:
+        model: evaluated in evaluation mode and left unchanged; an ``Objective`` includes loss and data.
+        loss: ``loss(output, target)``, the mean over a batch.
+        data: a DataLoader, a list of batches, or a pair of tensors (inputs, targets).
+        batch: batch size for a pair of tensors.
+        options: keyword arguments of ``landscape_around``: ``radius``, ``points``, ``dimensions`` and ``seed``.
     """
     return landscape_of(_objective(model, loss, data, batch), **options)
 

@@ -218,7 +218,7 @@ class Objective:
         vector_tensors = [list(self.layout.views(vector).values()) for vector in vectors]
 
         def flat_products(batch: Batch) -> Tensor:
-            """Return the products of one batch's Hessian with all vectors, [b, P], with compiled code if possible."""
+            """Return one batch's Hessian times each of ``vector_tensors``, [b, P], with compiled code if possible."""
             inputs, targets = self._to_device(batch[0]), self._to_device(batch[1])
             products: list[Sequence[Tensor]] = []
             if self._compiled:
@@ -291,7 +291,8 @@ class Objective:
             raise UserError(f"the loss is {loss}, so its curvature is undefined; use a model that did not diverge")
         first_batch = self.with_data(self.batches[:1])
         first, second = first_batch.loss_and_gradient(), first_batch.loss_and_gradient()
-        if not bool(first[1].isfinite().all()):
+        first_loss, first_gradient = first
+        if not bool(first_gradient.isfinite().all()):
             raise UserError(
                 "the gradient is not finite, so the curvature is undefined; use a model that did not diverge"
             )
@@ -300,12 +301,12 @@ class Objective:
         for before, after in zip(first, second, strict=True):
             if float((before - after).norm()) > tolerance * float(before.norm()) + torch.finfo(self.dtype).eps:
                 raise UserError(
-                    f"the loss is not deterministic ({float(first[0]):.6g}, then {float(second[0]):.6g}); "
+                    f"the loss is not deterministic ({float(first_loss):.6g}, then {float(second[0]):.6g}); "
                     "disable randomness in its forward pass and its data, such as dropout or augmentation"
                 )
 
     def _parameters_at(self, w: Tensor | None) -> dict[str, Tensor]:
-        """Return the flat vector ``w`` (default: the model's weights) as parameters by name, in the memory format."""
+        """Return the parameters by name whose values are the flat vector ``w``; default: the model's weights."""
         if w is None:
             w = self.weights
         elif w.shape != self.weights.shape:
@@ -361,7 +362,7 @@ class Objective:
 
     @contextmanager
     def _evaluation_mode(self) -> Iterator[None]:
-        """Put the model in evaluation mode, in full precision, with kernels that can be differentiated twice.
+        """Context with the model in evaluation mode, without autocast, and with twice differentiable kernels.
 
         All settings are restored afterwards.
         """

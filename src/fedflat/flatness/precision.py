@@ -49,7 +49,7 @@ def _switches() -> list[Switch]:
     old_switches: list[Switch] = [(matmul, "allow_tf32"), (cudnn, "allow_tf32")]
     global_precision = getattr(torch.backends, "fp32_precision", "none")
     if global_precision == "none" and all(_is_readable(switch) for switch in old_switches):
-        return old_switches
+        return old_switches  # the new ones do not exist or were never set
     backends = (matmul, getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None))
     return old_switches + [(backend, "fp32_precision") for backend in backends if hasattr(backend, "fp32_precision")]
 

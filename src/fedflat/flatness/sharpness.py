@@ -66,11 +66,12 @@ def sharpness_of(
     directions: int = 20,
     seed: int = 0,
 ) -> Sharpness:
-    """Measure the sharpness of an objective at its weights.
+    """Measure the sharpness of an objective at its weights: how much the loss rises around them.
 
     Args:
         objective: the loss as a function of the weights.
-        kind: ``sam``, ``asam`` (worst case) or ``average``.
+        kind: ``sam`` or ``asam`` for the largest rise of the loss within a radius, ``average`` for the mean rise over
+            random directions.
         rho: radius, in units of the weights; for ASAM, relative to the weights' magnitudes.
         steps: gradient ascent steps towards the worst case; 1 moves by rho along the gradient.
         eta: added to the weights' magnitudes in ASAM's scale |w| + eta.
@@ -89,7 +90,7 @@ def sharpness_of(
         raise UserError(f"steps={steps} is invalid; expected at least 1 ascent step")
     scale = adaptive_scale(objective, eta, scope) if kind == "asam" else torch.ones_like(objective.weights)
     loss, largest_rise = _ascend(objective, scale, rho, steps, seed)
-    return Sharpness(kind, rho, loss, largest_rise, None, steps, objective.examples)
+    return Sharpness(kind, rho, loss, value=largest_rise, steps=steps, examples=objective.examples)
 
 
 def adaptive_scale(objective: Objective, eta: float = 0.0, scope: str = "weight") -> Tensor:
@@ -161,7 +162,7 @@ def _average(objective: Objective, rho: float, directions: int, seed: int) -> Sh
         e *= rho / e.norm()
         rises.append((objective.loss(w + e) + objective.loss(w - e)) / 2 - loss)
     mean = estimate([_finite(rise, "rise of the loss") for rise in rises])
-    return Sharpness("average", rho, float(loss), mean.value, mean, 0, objective.examples)
+    return Sharpness("average", rho, float(loss), mean.value, interval=mean, steps=0, examples=objective.examples)
 
 
 def _normal(like: Tensor, seed: int, purpose: str, number: int = 0) -> Tensor:

@@ -89,7 +89,7 @@ class PaperTable:
         return Cell(name, self.full_name, labels, published, words, self.paper.protocol(str(words["protocol"])))
 
     def choose(self, patterns: list[str] | tuple[str, ...]) -> list[Cell]:
-        """Return the cells whose names match any of the shell-style patterns, or all cells if there are no patterns."""
+        """Return the cells whose names match any of the patterns, as in file names; all cells without a pattern."""
         chosen: set[str] = set()
         for pattern in patterns or ["*"]:
             matching = [name for name in self.cells if fnmatchcase(name, pattern.lower())]
@@ -104,7 +104,7 @@ class PaperTable:
         return self.cells[self._cell_name(group, method, labels)]
 
     def sources(self, cell: Cell) -> tuple[Cell, ...]:
-        """Return the cells whose runs determine a number: both compared cells for a gain, otherwise the cell itself."""
+        """Return the cells whose runs a number comes from: minuend and subtrahend of a gain, otherwise the cell."""
         gain = cell.statistic
         if not isinstance(gain, Gain):
             return (cell,)

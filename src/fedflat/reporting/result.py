@@ -54,7 +54,7 @@ class Result:
         return f"Result({self._title()}; last {with_unit(self.metric)}: {', '.join(summaries) or 'none'})"
 
     def _repr_html_(self) -> str:
-        """Show a table of the evaluated models in a notebook."""
+        """Return an HTML table of the evaluated models, which notebooks show."""
         columns = ("model", f"last {with_unit(self.metric)}", "mean of the last evaluations", "best")
         rows = []
         for name, summary in self._summaries().items():
@@ -293,7 +293,7 @@ class Comparison:
         return f"Comparison({self._title()}: {labels})"
 
     def _repr_html_(self) -> str:
-        """Show a table of the rows in a notebook."""
+        """Return an HTML table of the rows, which notebooks show."""
         columns = ("algorithm", "mean of the last evaluations", "last", "seeds")
         rows = []
         for row in self.table():

@@ -28,4 +28,5 @@ class Row:
         trained = self.algorithm.removesuffix("".join(f"+{average}" for average in averages))
         if self.model == "server":
             return trained
+        # Other models, such as the plain mean of the clients' models, are named in parentheses.
         return f"{trained}+{self.model}" if self.model in averages else f"{trained} ({self.model})"

@@ -53,10 +53,9 @@ class Dirichlet(ClassCountPartitioner):
 
 @dataclass(frozen=True)
 class DirichletReuse(ClassCountPartitioner):
-    """Like ``dirichlet``, but the examples of an exhausted class are assigned again: some go to several clients.
+    """As ``dirichlet``, but an exhausted class is dealt again from its start: some examples go to two clients.
 
-    Some other examples go to no client, because the clients together still get as many examples as the training set
-    has.
+    Other examples go to no client, because all clients together still get as many examples as there are.
 
     This is the partition in the released code of FedSWA, FL-Simulator, FedLESAM and FedWMSAM.
     """

@@ -20,7 +20,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Iid(ClassCountPartitioner):
-    """Clients get equal numbers of random examples or, with ``sigma``, lognormally distributed numbers of them."""
+    """Every client gets random examples; all clients get equally many, or lognormal numbers of them with ``sigma``."""
 
     by_label = False
     sizes = "equal or lognormal"

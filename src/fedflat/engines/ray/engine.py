@@ -377,7 +377,7 @@ class RayEngine:
     ) -> dict[str, dict[str, dict[str, float]]]:
         """Metrics of every model on every set of examples; sets other than the problem's own are evaluated here."""
         problem = self.problem
-        if examples is not problem.evaluation_sets:
+        if examples is not problem.held_out:
             return LoopEngine(problem, 1).evaluate(models, examples)
         plan = evaluation_plan(problem, len(models), examples)
         batches = [(batch.model, batch.examples, batch.positions.numpy()) for batch in plan]

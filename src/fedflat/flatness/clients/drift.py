@@ -62,7 +62,9 @@ def update_drift(rows: Tensor, update: Tensor) -> UpdateDrift:
 
 
 def disagreement(rows: Tensor, weights: Sequence[float] | None = None) -> Disagreement:
-    """Measure how far client vectors v_i, such as gradients, disagree.
+    """Measure how far client vectors v_i, such as gradients, disagree: by their norms and by the cosines of pairs.
+
+    The diversity is the mean squared norm divided by the squared norm of the mean; it is 1 if all vectors are equal.
 
     Args:
         rows: the vectors v_i, [clients, P].
@@ -85,7 +87,7 @@ def disagreement(rows: Tensor, weights: Sequence[float] | None = None) -> Disagr
         norm_of_mean=squared_norm_of_mean.sqrt(),
         diversity=(p @ norms**2) / squared_norm_of_mean,
         pairwise_cosine=pair_cosines.nanmean(),
-        conflicting=(defined_cosines < 0).double().mean(),  # fraction of the pairs
+        conflicting=(defined_cosines < 0).double().mean(),  # fraction of the pairs that point apart
     )
 
 

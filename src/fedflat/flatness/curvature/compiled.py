@@ -27,7 +27,7 @@ class CompiledProduct:
         self._product, self._examples = product, examples
         self._shape: torch.Size | None = None
         self._compiled: Any = None
-        self._usable = True
+        self._usable = True  # False after a failure of the compiler
 
     def __call__(
         self, weights: Sequence[Tensor], vector: Sequence[Tensor], inputs: Any, targets: Any

@@ -53,7 +53,7 @@ class ConvolutionSettings(NamedTuple):
             w: the filters; only their shape matters if ``wanted`` is ``FILTERS``.
             wanted: ``INPUT`` for the gradient of x, D(g, w), or ``FILTERS`` for that of w, F(g, x).
         """
-        mask = [wanted == INPUT, wanted == FILTERS, False]
+        mask = [wanted == INPUT, wanted == FILTERS, False]  # compute the gradient of the input, filters, bias?
         gradients = torch.ops.aten.convolution_backward(g, x, w, None, *self.torch_arguments, mask)
         return gradients[wanted]  # type: ignore[no-any-return]
 

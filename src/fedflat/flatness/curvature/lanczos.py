@@ -52,7 +52,7 @@ class Krylov:
     """The orthonormal basis V that Lanczos grows, one vector per product with a symmetric matrix H.
 
     The eigenvalues and eigenvectors of the small matrix T = V H V' (Ritz pairs) approximate those of H. A full basis is
-    restarted: reduced to a few Ritz vectors, which carry their residuals |H v - lambda v| along.
+    restarted, i.e. reduced to a few Ritz vectors, whose residuals |H v - lambda v| later vectors inherit.
 
     Args:
         operator: the matrix H.
@@ -130,8 +130,8 @@ class Krylov:
     def ritz(self) -> Ritz:
         """Return Ritz values, vectors and residuals of the current basis.
 
-        The residual of a Ritz vector is the part of its product with H outside the basis. Its length is ``_beta`` times
-        the vector's last coordinate, which further steps reduce, combined with the residual inherited from restarts.
+        The residual of a Ritz vector v, |H v - lambda v|, has two parts. One is ``_beta`` times the last coordinate of
+        v, which further steps reduce. The other is inherited from the vectors that were kept at a restart.
         """
         values, vectors = np.linalg.eigh(self.projection)
         reducible = self._beta * np.abs(vectors[-1])
@@ -139,7 +139,7 @@ class Krylov:
 
     def to_full_space(self, vectors: np.ndarray) -> Tensor:
         """Convert vectors from coordinates in the basis, the columns of [size, k], to weight space, as rows [k, P]."""
-        parts = torch.split(self._rows[: self.size], COLUMNS, dim=1)
+        parts = torch.split(self._rows[: self.size], COLUMNS, dim=1)  # some columns at a time, as in ``restart``
         return torch.cat([_combine_rows(vectors, part) for part in parts], dim=1)
 
     def restart(self, ritz: Ritz, selected: np.ndarray, *, from_random: bool) -> None:
@@ -165,7 +165,7 @@ class Krylov:
         self._rows[count] = self._random_row() if from_random else next_row
 
     def _inherited_residuals(self, vectors: np.ndarray) -> np.ndarray:
-        """Return the residuals [k] of vectors that stem from inaccurate vectors kept at the last restart.
+        """Return the residuals [k] that ``vectors`` inherit from the inaccurate vectors kept at the last restart.
 
         ``vectors`` [size, k] holds coordinates in the basis, one column per vector.
         """
@@ -293,15 +293,15 @@ def lanczos(
             progress(products, int(converged.sum()))
             if space.is_complete or products >= max_products:  # a complete basis spans the whole space
                 break
-            is_found = converged.all() and len(ritz.values) > wanted.count
+            is_found = converged.all() and len(ritz.values) > wanted.count  # the next eigenvalue must be known, too
             if is_found and previous_values is not None:  # a missed copy may still appear among the next eigenvalues
                 is_found = _next_are_excluded(ritz, wanted, tolerance, dtype)
             if is_found:
                 if previous_values is not None and _are_unchanged(ritz, selected, previous_values, dtype):
-                    break
+                    break  # the last restart found no missed copy
                 previous_values = ritz.values[selected]
                 space.restart(ritz, selected, from_random=True)
-            elif space.is_full:
+            elif space.is_full:  # free memory for further steps
                 space.restart(ritz, _worth_keeping(ritz, wanted, space), from_random=False)
         vectors = space.to_full_space(ritz.vectors[:, selected])
     return Eigenpairs(

@@ -45,10 +45,10 @@ class Standardise(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Return the gradient of x, given the gradients of xhat and rstd; the latter are None if unused.
+        """Return the gradient of x, given those of the outputs xhat and rstd; they are None for an unused output.
 
-        Through xhat it is the result of ``standardise_gradient``, and through rstd it is -xhat rstd^2 grad_rstd / M,
-        where M is the number of entries of a group. ``axes`` and ``eps`` have no gradient.
+        It is the sum of the gradient through xhat, which ``standardise_gradient`` computes, and the gradient through
+        rstd, -xhat rstd^2 grad_rstd / M with M entries per group. ``axes`` and ``eps`` have no gradient.
         """
         grad_xhat, grad_rstd = gradients
         xhat, rstd = ctx.saved_tensors

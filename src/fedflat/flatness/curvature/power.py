@@ -65,7 +65,7 @@ def power(
                 vectors[number], values[number] = vector, value
                 residuals[number] = float((product - value * vector).norm())
                 relative_change = abs(value - previous_value) / abs(value) if value else float("inf")
-                if relative_change < change or length == 0:
+                if relative_change < change or length == 0:  # the length is 0 if no other eigenvalue is left
                     break
                 previous_value, vector = value, product / length
             all_converged &= relative_change < change

@@ -147,12 +147,13 @@ def spectrum_of(
         objective: the loss as a function of the weights.
         count: number of eigenvalues; default: 50, or all if there are fewer.
         method: ``lanczos`` or ``power``.
-        by: ``value`` (the largest eigenvalues and the smallest one) or ``magnitude``.
-        tolerance: relative residual for Lanczos.
-        iterations: products per eigenvalue for power iteration.
-        trace_draws: Hutchinson draws; 0 skips the trace.
-        density_draws: random vectors for the density; 0 skips it.
-        density_steps: Lanczos steps per random vector.
+        by: ``value`` (the largest eigenvalues, and the smallest one in addition) or ``magnitude`` (those of largest
+            magnitude).
+        tolerance: residual at which Lanczos accepts an eigenvalue, relative to its magnitude.
+        iterations: maximum number of products per eigenvalue of power iteration.
+        trace_draws: number of random vectors for the trace; 0 skips it.
+        density_draws: number of random vectors for the spectral density; 0 skips it.
+        density_steps: Lanczos steps per random vector of the density.
         room: maximum number of Lanczos vectors in memory.
         compile: ``on``, ``off`` or ``auto`` (on a GPU if the products would take over two minutes).
         seed: seed of all random vectors.
@@ -271,6 +272,6 @@ def _seconds_per_product(objective: Objective) -> float:
     for _ in range(2):  # the first call selects kernels; the second is timed
         torch.cuda.synchronize(objective.device)
         start = time.perf_counter()
-        first_batch.hessian_product(None, objective.weights)  # any vector will do
+        first_batch.hessian_product(None, objective.weights)  # at the weights (None), times any vector
         torch.cuda.synchronize(objective.device)
     return (time.perf_counter() - start) * len(objective.batches)

@@ -90,13 +90,13 @@ class Landscape:
         return html_table(f"Landscape {self._title()}", ("value", "lowest", "highest"), self._ranges())
 
     def _title(self) -> str:
-        """The kind, the models and the number of grid points."""
+        """Return a text with the kind of landscape, its models and the number of grid points."""
         models = ", ".join(mark.name for mark in self.marks)
         points = " x ".join(str(len(axis)) for axis in self.axes)
         return f"{self.kind} {models}, {points} points"
 
     def _ranges(self) -> list[tuple[str, str, str]]:
-        """The name, the lowest and the highest finite value of each quantity."""
+        """Return the name, the lowest and the highest finite value of each quantity, as texts."""
         ranges = []
         for name, values in self.values.items():
             finite = values[np.isfinite(values)]
@@ -139,7 +139,10 @@ class Landscape:
         return replace(self, metadata={**self.metadata, **metadata})
 
     def document(self) -> dict[str, Any]:
-        """Return JSON-compatible values; non-finite numbers become the strings nan, inf and -inf."""
+        """Return the landscape as JSON-compatible values; non-finite numbers become the strings nan, inf and -inf.
+
+        In the file, a mark has its position ``at`` and its distance ``off`` the plane, and ``made`` is the metadata.
+        """
         marks = [
             {
                 "name": mark.name,
@@ -198,7 +201,7 @@ def evaluate_models(
 ) -> dict[str, Values]:
     """Evaluate ``measure`` on every model and return its values by name, each [models].
 
-    Results stay on the device and are transferred in groups, because each transfer would wait for the GPU.
+    Measurements stay on the device and are transferred in groups, because every transfer waits for the GPU.
 
     Args:
         measure: maps a model to scalar tensors.
@@ -212,7 +215,7 @@ def evaluate_models(
     names: tuple[str, ...] = ()  # known after the first model
 
     def fetch() -> None:
-        """Move the values in ``on_device`` to the CPU, as one array in ``fetched``: a transfer waits for the GPU."""
+        """Move all measurements from the list ``on_device`` to the CPU, as one array in the list ``fetched``."""
         if on_device:
             fetched.append(torch.stack(on_device).double().cpu().numpy())
             on_device.clear()

@@ -84,11 +84,11 @@ def _interpolate(a: Model, b: Model, axis: Sequence[float]) -> Iterator[Model]:
         yield Model((1 - t) * a.weights + t * b.weights, (1 - t) * a.buffers + t * b.buffers)
 
 
-def barrier(shares: Sequence[float], values: Values) -> Barrier:
+def barrier(positions: Sequence[float], values: Values) -> Barrier:
     """Return the barrier on a path between two models: the largest rise above the line between the end values.
 
     Args:
-        shares: positions on the path, from 0 (first model) to 1 (second model); positions outside are ignored.
+        positions: positions on the path, from 0 (first model) to 1 (second model); those outside are ignored.
         values: the loss at each position.
 
     Returns:
@@ -97,10 +97,10 @@ def barrier(shares: Sequence[float], values: Values) -> Barrier:
     >>> barrier((0.0, 0.25, 0.5, 0.75, 1.0), np.array([1.0, 1.5, 4.0, 2.0, 3.0]))
     Barrier(height=2.0, at=0.5)
     """
-    positions = np.array(shares)
-    start, end = np.interp([0.0, 1.0], positions, values)
-    is_between = (positions >= -1e-9) & (positions <= 1 + 1e-9)  # a path may extend beyond its ends
-    t = positions[is_between]
+    all_positions = np.array(positions)
+    start, end = np.interp([0.0, 1.0], all_positions, values)
+    is_between = (all_positions >= -1e-9) & (all_positions <= 1 + 1e-9)  # a path may extend beyond its ends
+    t = all_positions[is_between]
     rise = values[is_between] - ((1 - t) * start + t * end)
     if not np.isfinite(rise).all():
         return Barrier(float("inf"), float(t[~np.isfinite(rise)][0]))

@@ -37,7 +37,10 @@ COLLINEAR = 1e-5
 
 @dataclass(frozen=True)
 class Plane:
-    """A plane through three weight vectors."""
+    """A plane through three models a, b and c (weight vectors).
+
+    The point (x, y) has the weights a + x u + y v, where u points from a to b, and v is orthogonal to u.
+    """
 
     origin: Tensor
     """The first model a, [P] float64."""
@@ -83,7 +86,7 @@ class Plane:
         return self.origin + x * self.u + y * self.v
 
     def barycentric(self, x: float, y: float) -> tuple[float, float, float]:
-        """Return the weights of the models a, b and c, which sum to 1, whose weighted mean lies at (x, y)."""
+        """Return the shares of the models a, b and c, which sum to 1, such that their weighted mean is at (x, y)."""
         _, (bx, _), (cx, cy) = self.corners
         c_share = y / cy
         b_share = (x - c_share * cx) / bx
@@ -141,7 +144,7 @@ def plane_of(objective: Objective, models: Mapping[str, Tensor | nn.Module], **o
 
 
 def spread_axis(positions: Sequence[float], points: int, margin: float) -> tuple[float, ...]:
-    """Return evenly spaced points over the range of ``positions``, extended by a fraction ``margin`` on both sides."""
+    """Return evenly spaced points over the range of ``positions``, extended by ``margin`` times its length per side."""
     low, high = min(positions), max(positions)
     extension = margin * (high - low)
     return tuple(np.linspace(low - extension, high + extension, points).tolist())

@@ -82,16 +82,18 @@ def largest_lr(constants: Constants, setting: FederationSize) -> float:
 def theorem_bound(
     algorithm: str, constants: Constants, setting: FederationSize, tight: bool = False
 ) -> GeneralisationBound:
-    """Return the theorem's bound at its own learning rates: strongly convex if mu is known, else non-convex.
+    """Return the bound of Liu et al. 2025 on the generalisation error, at the learning rates that the theorem assumes.
 
-    The generalisation error is at most (2 L / (m n beta)) e^exponent (c L + c sigma_g + c sigma) with
-    c = 1 + base^(K-1) / T; for FedMoSWA, sigma_g has no factor c.
+    The bound is the strongly convex one if the convexity mu is known, else the non-convex one. It is
+    (2 L / (m n beta)) e^exponent (c L + c sigma_g + c sigma) with c = 1 + base^(K-1) / T; for FedMoSWA, sigma_g has no
+    factor c.
 
     Args:
         algorithm: one of ``ALGORITHMS``.
         constants: Lipschitz constant L, smoothness beta, gradient noise sigma, heterogeneity sigma_g, convexity mu.
         setting: m clients with n examples each, K local steps, T rounds.
-        tight: whether to tighten a step of the paper's proof (non-convex only), see the module's docstring.
+        tight: whether to use the base 1 + 1/(K T) instead of 2 + 1/(K T), which suffices in the paper's proof
+            (non-convex only).
     """
     _check(algorithm, constants)
     K, T, mu, beta = setting.steps, setting.rounds, constants.convexity, constants.smoothness
@@ -100,7 +102,8 @@ def theorem_bound(
     else:
         base, exponent = (1 if tight else 2) + 1 / (K * T), 1 + 1 / T
     log_factor = _log_one_plus((K - 1) * math.log(base) - math.log(T))
-    return _bound(algorithm, constants, setting, log_factor, exponent - math.log(beta))
+    log_rest = exponent - math.log(beta)  # of e^exponent / beta
+    return _bound(algorithm, constants, setting, log_factor, log_rest)
 
 
 def run_bound(
@@ -110,14 +113,14 @@ def run_bound(
     rounds: Sequence[RoundLearningRates],
     tight: bool = False,
 ) -> GeneralisationBound:
-    """Return the bound with a run's learning rates instead of the theorem's (eqs. 31 and 54).
+    """Return the bound of Liu et al. 2025 with a run's learning rates instead of the theorem's (eqs. 31 and 54).
 
     The generalisation error is at most
 
         (2 L / (m n)) sum_t exp(beta sum_(l>t) h_l) h_t e^(beta h_t) (c_t L + c_t sigma_g + c_t sigma),
 
     where h_t is the sum of the learning rates of round t and eta_t the largest one, c_t = 1 + (1 + c)^(K-1) beta h_t
-    and c = 1 + beta eta_t. The ``factor`` of the bound is the largest c_t.
+    and c = 1 + beta eta_t; for FedMoSWA, sigma_g has no factor c_t. The ``factor`` of the bound is the largest c_t.
 
     Args:
         algorithm: one of ``ALGORITHMS``.

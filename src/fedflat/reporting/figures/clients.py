@@ -48,15 +48,11 @@ def clients_picture(
     if evaluations:
         accuracies = [entry["accuracy"] for entry in evaluations]
         highest_value = 1.0 if is_share(metric) else None
-        heat_maps = (
+        feature_norms = [entry["features"] for entry in evaluations]
+        heat_maps = (  # what a row is, title, value of the darkest shade (None: the maximum), cells of each round
             ("class", f"test {metric} on each class", highest_value, [accuracy["classes"] for accuracy in accuracies]),
             ("client", f"{metric} on a client's data", highest_value, [accuracy["clients"] for accuracy in accuracies]),
-            (
-                "client",
-                "norm of output features on a client's data",
-                None,
-                [entry["features"] for entry in evaluations],
-            ),
+            ("client", "norm of output features on a client's data", None, feature_norms),
         )
         rounds = [entry["round"] for entry in evaluations]
         for part, label, highest, cells in heat_maps:

@@ -56,8 +56,8 @@ def curves(
         mean = values.mean(0) * scale
         std = values.std(0, ddof=1) * scale if len(values) > 1 else np.zeros(len(x))
         means.append(mean)
-        shown = f"{label}   {mean[-1]:.1f}" if scale == 100 else label
-        axes.plot(x, mean, **styles[label].line, markevery=marker_spacing(len(x)), lw=1.8, label=shown)
+        legend_label = f"{label}   {mean[-1]:.1f}" if scale == 100 else label  # with the last value in per cent
+        axes.plot(x, mean, **styles[label].line, markevery=marker_spacing(len(x)), lw=1.8, label=legend_label)
         axes.fill_between(x, mean - std, mean + std, color=styles[label].colour, alpha=0.15, lw=0)
     hidden_fraction = HIDDEN_FRACTION if has_many_lines else 0.0
     limits = late_limits(means, lower_is_better=not is_share(metric), hidden_fraction=hidden_fraction)

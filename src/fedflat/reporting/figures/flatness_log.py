@@ -27,7 +27,10 @@ def _model_value(name: str) -> Reader:
     """Return a reader of a quantity that is logged for each model, such as ``lambda_max``."""
 
     def read(entry: Entry, model: str) -> float | None:
-        """Return the value of ``model`` in a round; an average that does not exist yet has the server's value."""
+        """Return the quantity ``name`` of ``model`` in the log of a round; None if it was not measured.
+
+        An average that does not exist yet has the value of the server model.
+        """
         models = entry.get("models", {})
         value: float | None = models.get(model, models.get("server", {})).get(name)
         return value
@@ -53,7 +56,7 @@ def _reduced(reduce: Callable[[list[float]], float], *path: str) -> Reader:
     read_all = _value_at(*path)
 
     def read(entry: Entry, model: str) -> float | None:
-        """Apply ``reduce`` to the values of a round that are not None; None if there are none."""
+        """Return ``reduce(values)`` of the values in a round's log, one per client or class; None if there are none."""
         values: Any = read_all(entry, model) or []
         if isinstance(values, Mapping):
             values = values.values()

@@ -66,13 +66,14 @@ class LandscapeScale:
         if not len(finite):
             raise UserError(f"no value of {shown_value(value)} is finite; use a smaller radius")
         high = float(np.quantile(finite, TOP_QUANTILE))  # so that a few steep corners do not use up all colours
-        high = high if high > 0 else float(max(finite.max(), 1e-6))
+        high = high if high > 0 else float(max(finite.max(), 1e-6))  # e.g. if the error is 0 almost everywhere
         low = float(max(finite.min(), high * 10**-MAX_DECADES))
         if high < low * 1.05:  # values are nearly constant: widen the scale
             low, high = low / 1.1, high * 1.1
         cut_off = int((finite > high * (1 + 1e-12)).sum())  # values that exceed the top only by rounding do not count
         not_finite = len(values) - len(finite)
-        return cls(value, tuple(np.geomspace(low, high, levels).tolist()), cut_off, not_finite, len(values))
+        level_values = tuple(np.geomspace(low, high, levels).tolist())
+        return cls(value, level_values, cut_off=cut_off, not_finite=not_finite, total=len(values))
 
     @property
     def low(self) -> float:

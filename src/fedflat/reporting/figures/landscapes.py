@@ -103,7 +103,7 @@ def draw_contours(axes: Axes, landscape: Landscape, scale: LandscapeScale, line:
         line: value of the bold contour; None for no such contour.
     """
     xs, ys = (np.array(axis) for axis in landscape.axes)
-    values = np.ma.masked_invalid(scale.clipped(grid_of(landscape, scale.value))).T
+    values = np.ma.masked_invalid(scale.clipped(grid_of(landscape, scale.value))).T  # matplotlib expects [y, x]
     axes.set_facecolor(NOT_FINITE)
     norm = LogNorm(scale.low, scale.high)
     shades = np.geomspace(scale.low, scale.high, 6 * (len(scale.levels) - 1) + 1)  # six shades per level
@@ -125,7 +125,7 @@ def draw_marks(axes: Axes, marks: Sequence[Mark], single_style: LineStyle | None
     Args:
         axes: where to draw.
         marks: the models.
-        single_style: style of the model if there is only one; default, and for several models: styles by their names.
+        single_style: style of the model if there is only one; otherwise, or if None, names determine the styles.
     """
     styles = line_styles(mark.name for mark in marks)
     for mark in marks:
@@ -233,7 +233,7 @@ def lines(panels: Sequence[Panel], value: str | None = None, title: str = "") ->
 
 
 def path_picture(landscape: Landscape, values: Sequence[str] = (), title: str = "") -> Figure:
-    """Plot values along the path between two models, with one panel per value and an arrow at the barrier.
+    """Plot values along the path between two models, one panel each, with an arrow at the barrier.
 
     Args:
         landscape: the path, from the first model (0) to the second (1).

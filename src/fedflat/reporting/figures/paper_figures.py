@@ -69,7 +69,10 @@ def _flatness_figures(section: Values, landscapes: Mapping[str, Landscape]) -> d
 
 
 def eigenvalue_figure(spectra: Sequence[Values]) -> Figure:
-    """Plot the largest eigenvalues of each model, on a logarithmic axis if all are positive."""
+    """Plot the largest eigenvalues of each model, on a logarithmic axis if all are positive.
+
+    ``spectra`` is the report's list of spectra, with label, description, style and eigenvalues of each model.
+    """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -140,7 +143,7 @@ def difference_figure(section: Values, by: str) -> Figure:
     for y, difference in enumerate(differences):
         pair, style = difference["pair"], _style_of(section, difference["row"])
         colour = style.colour
-        intervals = ((pair["interval"], 5.0, 0.35), (pair["t_interval"], 1.0, 1.0))
+        intervals = ((pair["interval"], 5.0, 0.35), (pair["t_interval"], 1.0, 1.0))  # bounds, line width, opacity
         for bounds, width, alpha in intervals:
             if bounds:
                 x = scale * np.array(bounds)
@@ -175,7 +178,7 @@ def rank_figure(section: Values) -> Figure:
 
 
 def _row_axes(labels: Sequence[str]) -> tuple[Figure, Axes]:
-    """Create axes with one labelled horizontal line per row, the first on top."""
+    """Create a figure in which row y, counted from the top, is labelled ``labels[y]``."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.2, 0.9 + 0.32 * max(3, len(labels))), layout="constrained")

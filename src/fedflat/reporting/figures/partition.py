@@ -73,7 +73,7 @@ def _caption(counts: IntArray, shown: int) -> str:
 
     Args:
         counts: examples per client and class, [clients, classes].
-        shown: number of clients that are drawn, a sample if it is smaller.
+        shown: number of clients that are drawn, which is smaller than their number if they were subsampled.
     """
     clients = f"{len(counts)} clients" if shown == len(counts) else f"{shown} of {len(counts)} clients"
     classes = np.count_nonzero(counts, axis=1).mean()
@@ -127,7 +127,7 @@ def _add_legend(figure: Figure, classes: Sequence[str]) -> None:
 
 
 def _class_colours(count: int) -> list[tuple[float, float, float]]:
-    """Return the first ``count`` colours out of the palette, followed by a lighter version of each."""
+    """Return ``count`` colours: first those of the palette, then a lighter version of each."""
     palette = [to_rgb(colour) for colour in COLOURS]
     lighter = [(0.45 * red + 0.55, 0.45 * green + 0.55, 0.45 * blue + 0.55) for red, green, blue in palette]
     return (palette + lighter)[:count]

@@ -69,8 +69,8 @@ def _label_eigenvalues(axes: Axes, is_log: bool) -> None:
 
 
 def _draw_eigenvalues(axes: Axes, label: str, spectra: Sequence[Spectrum], style: LineStyle) -> None:
-    """Draw each eigenvalue's mean over ``spectra``, one per subset of examples, and a band of standard deviations."""
-    values = np.array([spectrum.eigenvalues for spectrum in spectra])
+    """Draw the mean eigenvalues of ``spectra`` and a band of one standard deviation; the label adds the largest one."""
+    values = np.array([spectrum.eigenvalues for spectrum in spectra])  # [subsets of examples, eigenvalues]
     mean, ranks = values.mean(0), np.arange(1, values.shape[1] + 1)
     axes.plot(ranks, mean, **style.line, lw=1.6, label=f"{label}   {mean[0]:.3g}")
     if len(values) > 1:
@@ -83,7 +83,7 @@ def _draw_density(axes: Axes, name: str, spectra: Sequence[Spectrum], colour: st
     densities = [spectrum.density for spectrum in spectra if spectrum.density]
     ends = np.concatenate([density.grid(2) for density in densities])  # lowest and highest point of each
     grid = np.linspace(ends.min(), ends.max(), 800)
-    bandwidth = max(density.default_width for density in densities)
+    bandwidth = max(density.default_width for density in densities)  # the same for all
     values = np.mean([density.at(grid, bandwidth) for density in densities], axis=0)
     # The axis is logarithmic, so zeros are raised to the smallest positive number.
     axes.plot(grid, np.maximum(values, np.finfo(float).tiny), color=colour, lw=1.4, label=name)

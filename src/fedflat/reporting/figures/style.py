@@ -134,7 +134,7 @@ def open_frame(axes: Axes, grid: float = 0.25) -> None:
 
 
 def subplot_list(figure: Figure, count: int, columns: int, **options: Any) -> list[Any]:
-    """Add ``count`` subplots row by row, and hide the unused ones of the last row."""
+    """Add ``count`` subplots row by row, hide the unused ones of the last row, and return the others."""
     subplots = figure.subplots(ceil(count / columns), columns, squeeze=False, **options).ravel()
     for unused in subplots[count:]:
         unused.set_visible(False)

@@ -107,7 +107,7 @@ def _section_values(group: Group, targets: Sequence[float], baseline: str | None
         "protocol": group.protocol,
         "metric": metric,
         "lower_is_better": lower_is_better,
-        "uneven": has_uneven_means(rows, by),
+        "uneven": has_uneven_means(rows, by),  # then means are not compared
         "share": is_share(metric),
         "rows": rows,
         "baseline": baseline_number,

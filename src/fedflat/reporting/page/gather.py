@@ -95,7 +95,7 @@ def _drop_repeated(records: list[Record], left_out: list[tuple[str, str]]) -> li
 
     They are appended to ``left_out`` as (folder, reason).
     """
-    distinct: dict[tuple[object, ...], Record] = {}
+    distinct: dict[tuple[object, ...], Record] = {}  # by seed and settings
     for record in records:
         first = distinct.setdefault((record.config.seed, *_experiment(record.config)), record)
         if first is not record:
@@ -144,6 +144,7 @@ class Group:
             distinguishing = {name: values[name] for name in differing}
             shown_settings = [f"{name.split('.')[-1]}={value}" for name, value in distinguishing.items()]
             by_seed = tuple(sorted(records, key=lambda record: record.config.seed))
+            # Runs that have not been evaluated yet have a row for the server model.
             models = dict.fromkeys(name for record in records for name in record.evaluated) or {"server": None}
             for model in models:
                 row = Row(records[0].config.algorithm, model, by_seed)

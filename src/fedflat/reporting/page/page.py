@@ -243,6 +243,7 @@ def _table_files(document: Values, columns: Sequence[str]) -> dict[str, str]:
     files = {"values.csv": values_csv(document)}
     for number, section in enumerate(document["sections"], 1):
         results, differences = result_table(section, document["targets"]), difference_table(section, document["by"])
+        # Each table is followed by the columns that it has in LaTeX.
         tables = {"results": (results.select(columns) if columns else results, columns or RESULT_COLUMNS)}
         if differences is not None:
             tables["differences"] = (differences, DIFFERENCE_COLUMNS)

@@ -155,7 +155,7 @@ def _client_views(records: Sequence[Record]) -> list[Values]:
     views = []
     for record, path in _measurement_files(records, "clients.json"):
         document = _read_json(path)
-        rounds = document.get("models", [])
+        rounds = document.get("models", [])  # measurements of the server model in each measured round
         if not rounds or "accuracy" not in rounds[-1] or not is_share(record.metric):  # cells are shaded from 0 to 1
             continue
         step = ceil(len(rounds) / MAX_ROUNDS)

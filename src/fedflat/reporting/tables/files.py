@@ -58,7 +58,7 @@ class TextTable:
         return csv_text([self.heads.values(), *self.rows])
 
     def markdown(self) -> str:
-        """The table in Markdown."""
+        """Return the table as Markdown, after its caption."""
         alignment = ["---", *["---:"] * (len(self.heads) - 1)]
         text = f"{self.full_caption}\n\n"
         for line in (self.heads.values(), alignment, *self.rows):
