@@ -128,7 +128,7 @@ def make_config(
     return config(values)
 
 
-def prepare(
+def run_inputs(
     algorithm: str | None,
     base: str | Path | Config | None,
     dataset: str | Dataset | None,
@@ -136,7 +136,10 @@ def prepare(
     task: str | Task | None,
     settings: dict[str, Any],
 ) -> tuple[Config, dict[str, Any]]:
-    """The config that arguments of ``fedflat.run`` describe, and the user-supplied objects as arguments of ``Run``."""
+    """The config that arguments of ``fedflat.run`` describe, and the user-supplied objects as arguments of ``Run``.
+
+    A dataset, model or task that is a text is a setting; any other value is a user-supplied object.
+    """
     names = {"algorithm": algorithm, "dataset": dataset, "model": model, "task": task}
     settings = settings | {name: value for name, value in names.items() if isinstance(value, str)}
     user_dataset = None if isinstance(dataset, str) else dataset

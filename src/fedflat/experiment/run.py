@@ -257,7 +257,7 @@ class Run:
         return list(self.averages)[-1] if self.averages else "server"
 
     def models(self) -> dict[str, ModelState]:
-        """The current models by name: ``server``, those that the drift evaluates, and every average."""
+        """The current models by name: ``server``, further models of the drift, and every average that has begun."""
         server = self.server.model
         models = {"server": server}
         for name, weights in self.algorithm.drift.evaluated(self.server.states["drift"]).items():
@@ -304,7 +304,7 @@ class Run:
         return {name: finite_or_none(value) for name, value in values.items()}
 
     def _open(self) -> float:
-        """Set up folder, stores and averages, and restore the last checkpoint; returns the seconds spent before it."""
+        """Set up folder, stores and averages, and restore the last checkpoint; returns the run's seconds up to it."""
         folder, init_rounds = self.folder, self.config.init_rounds
         if folder:
             if not self._resume:

@@ -48,7 +48,7 @@ def measure_cohort(algorithm: Algorithm, clients: list[Client], outcome: Outcome
     }
     momentum = algorithm.momentum(states)
     if momentum is not None:
-        vector, sign = momentum
+        vector, sign = momentum  # the sign turns a momentum of gradients into a descent direction
         agreement = torch.stack([sign * cosine(displacement, vector) for displacement in displacements])
         measurements["momentum"] = {"norm": finite_or_none(vector.norm()), "agreement": finite_values(agreement)}
     return measurements | _state_norms(algorithm, outcome.clients, states)

@@ -226,8 +226,8 @@ class _Evaluator:
     def _totals_by_domain(self, groups: np.ndarray) -> dict[int, Totals]:
         """The task's sums over the test examples of each domain, given the domain of each example [examples].
 
-        With SiLoBN, a domain is evaluated with the mean BatchNorm statistics of its clients; a domain without clients,
-        with the statistics of each batch.
+        If clients keep their own BatchNorm statistics (SiLoBN), a domain is evaluated with the mean statistics of its
+        clients; a domain without clients, with the statistics of each batch.
         """
         clients = self._clients_by_domain() if self.statistics else {}
         without_clients = np.flatnonzero(~np.isin(groups, list(clients)))
@@ -303,7 +303,10 @@ class _Evaluator:
         return by_client
 
     def unseen(self) -> Part:
-        """Each held-out client on its own data, and the participation gap (mean of training minus held-out clients)."""
+        """Metrics of each held-out client on its own data, and the participation gap.
+
+        The gap is the mean metric of the training clients minus that of the held-out clients.
+        """
         self._require_unseen()
         by_client = {}
         for number, indices in enumerate(self.partition.unseen):

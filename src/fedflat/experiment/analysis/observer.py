@@ -153,7 +153,8 @@ class FixedSample:
         beta = self._lambda_max(model, self.positions)
         spread_of_clients = disagreement(gradients)._asdict()
         measurements = {name: finite_or_none(value) for name, value in spread_of_clients.items()}
-        return Constants(largest_norm, max(beta, 0.0), noise, heterogeneity(gradients)), measurements
+        smoothness = max(beta, 0.0)  # where the loss is concave, even the largest eigenvalue is negative
+        return Constants(largest_norm, smoothness, noise, heterogeneity(gradients)), measurements
 
     def _gradient_spread(self, model: ModelState, client: int, gradient: Tensor) -> GradientSpread:
         """The spread of single examples' gradients around a client's ``gradient`` [parameters]."""

@@ -186,7 +186,7 @@ class PostHoc:
             One row per replayed round, and why the other saved rounds cannot be replayed (else empty).
         """
         moments, reason = self.moments()
-        workers = 1 if self.problem.device.type == "cpu" else None
+        workers = 1 if self.problem.device.type == "cpu" else None  # on a CPU, train in this process
         rows = []
         for moment in moments:
             replay = Replay(self.config, self.problem, self.partition, moment, workers)

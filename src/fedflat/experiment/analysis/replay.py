@@ -66,6 +66,7 @@ class Replay:
         self.engine: Engine = engine_for(config, problem) if workers is None else LoopEngine(problem, workers)
         self._training = training_of(config, self.algorithm, len(partition.clients))
         self._sampler = sampler_of(config, len(partition.clients))
+        # State and statistics of the clients that ``advance`` has trained since the moment.
         self._changed: dict[int, ClientMemory] = {}
 
     @property
@@ -125,6 +126,7 @@ def each_local_model(algorithm: Algorithm, clients: list[Client], outcome: Outco
     """Yield each client's model after local training, one at a time to save memory."""
     rows = rows_of(outcome)
     for client, displacement, buffers in zip(clients, rows.displacements, rows.buffers, strict=True):
+        # z is the model that the cohort received.
         weights = outcome.returned.z + algorithm.drift.local_displacement(displacement, client.state["drift"])
         yield ModelState(weights, buffers.clone(), outcome.integer_buffers)
 
@@ -145,7 +147,7 @@ def check_client(number: int, clients: int) -> None:
 
 
 def moment_at_start(algorithm: Algorithm, model: ModelState, config: Config) -> Moment:
-    """The moment before the first round, with the initial model."""
+    """The state of a run before its first round, from which that round can be replayed."""
     own_statistics = config.training.statistics == "own"
     # The store is in memory and empty, so every client has its initial state.
     client_states = ClientStateStore(algorithm, model, own_statistics, lambda width: RowStore())
@@ -155,7 +157,7 @@ def moment_at_start(algorithm: Algorithm, model: ModelState, config: Config) -> 
 def moment_at_checkpoint(
     folder: RunFolder, algorithm: Algorithm, problem: Problem, config: Config, initial: ModelState | None = None
 ) -> Moment:
-    """The moment of a run's last checkpoint.
+    """The state of a run at its last checkpoint, from which the next round can be replayed.
 
     Args:
         folder: the run folder.
@@ -198,7 +200,10 @@ def moment_at_checkpoint(
 
 
 def moment_at_model(rounds: int, model: ModelState, algorithm: Algorithm, config: Config) -> Moment:
-    """The moment of a saved model; raises a ``UserError`` if the algorithm needs state that was not saved."""
+    """The state of a run at a model saved after ``rounds`` rounds, from which the next round can be replayed.
+
+    Raises a ``UserError`` if the algorithm needs state that is not saved with models.
+    """
     missing = missing_state(algorithm, config)
     if missing:
         raise UserError(

@@ -47,7 +47,7 @@ PRECISIONS = ("float32", "tf32", "float64")
 
 
 def with_statistics(problem: Problem, model: ModelState, positions: np.ndarray) -> ModelState:
-    """With SiLoBN, the model with BatchNorm statistics estimated on training examples; otherwise the model itself.
+    """Give a model estimated BatchNorm statistics if clients keep their own (SiLoBN); otherwise return it unchanged.
 
     A SiLoBN server model has no statistics of its own, so its loss would depend on the batches.
 
@@ -103,6 +103,7 @@ def objective_on(
             examples.inputs, examples.targets, batch_size, None if positions is None else _as_indices(positions)
         ),
         prepare=prepare,
+        # Pooled metrics, such as mIoU, are not means over examples; then only the loss is reported.
         sums=None if isinstance(problem.task, PooledTask) else problem.task.sums,
         buffers={**problem.buffers.views(model.buffers), **model.integer_buffers},
         weights=model.weights,
@@ -241,9 +242,10 @@ class RunModel:
         """Eigenvalues of the loss's Hessian.
 
         Args:
-            count: number of eigenvalues, and other ``options``: as in ``spectrum_of``.
+            count: number of eigenvalues; default as in ``spectrum_of``.
             on, client, examples, batch: the data, as in ``objectives``.
             seed: seed of the sampled examples and of the start vector.
+            **options: further arguments of ``spectrum_of``.
         """
         (objective,) = self.objectives(on, client=client, examples=examples, seed=seed, batch=batch)
         return spectrum_of(objective, count, seed=seed, **options)
@@ -262,9 +264,10 @@ class RunModel:
         """The sharpness of the loss.
 
         Args:
-            kind: definition of sharpness, and its ``options``: as in ``sharpness_of``.
+            kind: definition of sharpness, as in ``sharpness_of``.
             on, client, examples, batch: the data, as in ``objectives``.
             seed: seed of the sampled examples and of random directions.
+            **options: further arguments of ``sharpness_of``.
         """
         (objective,) = self.objectives(on, client=client, examples=examples, seed=seed, batch=batch)
         return sharpness_of(objective, kind, seed=seed, **options)

@@ -40,7 +40,7 @@ class Scorer:
     def totals(self, examples: Examples, positions: np.ndarray | None = None) -> Totals:
         """The task's sums over all examples, or over those at ``positions``."""
         totals = Totals(self.problem.task)
-        with one_thread():
+        with one_thread():  # sums do not depend on the number of threads
             for batch, output in self._outputs(examples, positions):
                 totals.add(self.problem.task.sums(output, batch.targets), len(batch))
         return totals

@@ -54,7 +54,7 @@ class Theory:
             return {
                 name: {
                     "log10": bound.log10,
-                    "value": bound.value if math.isfinite(bound.value) else None,
+                    "value": bound.value if math.isfinite(bound.value) else None,  # too large for a float
                     "log10_factor": bound.factor,
                     "vacuous": bound.is_vacuous(self.trivial),
                 }
@@ -81,6 +81,10 @@ def theory(config: Config, partition: Partition, trivial: float, measured: Seque
         partition: its partition.
         trivial: loss of a model that ignores its inputs (``trivial_loss``).
         measured: the constants of each measured model.
+
+    Returns:
+        For each algorithm of the theorem, the bound as ``printed``, the ``tight`` one that its proof allows, and the
+        tight one at the algorithm's learning rates in this run (``own_rates``).
     """
     constants = largest_constants(measured)
     size = federation_size(config, partition)

@@ -25,7 +25,7 @@ from fedflat.experiment.store.checkpoint import CHECKPOINT
 from fedflat.experiment.store.files import create_folder, write_atomically
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record, model_file, saved_rounds, snapshot_file
 
-FILE = "start.safetensors"
+START_FILE = "start.safetensors"
 """The copied model in the folder of the branches."""
 MAX_LISTED = 8
 """Most rounds that an error message lists."""
@@ -42,11 +42,11 @@ class BranchPoint:
     def settings(self, out: Path) -> dict[str, Any]:
         """The settings of a branch: those of the run, but with initial weights from the copy in ``out``."""
         inherited = self.record.config.model_dump(mode="json")
-        return {**inherited, "init": str(out.absolute() / FILE), "init_head": "given", "init_rounds": self.rounds}
+        return {**inherited, "init": str(out.absolute() / START_FILE), "init_head": "given", "init_rounds": self.rounds}
 
     def write(self, out: Path) -> None:
         """Copy the model to ``out``, so that the branches no longer depend on the original run."""
-        if (out / FILE).exists():
+        if (out / START_FILE).exists():
             self.check(out)
             return
         create_folder(out)
@@ -56,13 +56,13 @@ class BranchPoint:
             "rounds": self.rounds,
             "run": str(self.run.absolute()),
         }
-        write_atomically(out / FILE, save(self._tensors(), {"fedflat": json.dumps(metadata)}))
+        write_atomically(out / START_FILE, save(self._tensors(), {"fedflat": json.dumps(metadata)}))
 
     def check(self, out: Path) -> None:
         """Raise a ``UserError`` if the branches in ``out`` started from another model."""
-        if not (out / FILE).exists():
+        if not (out / START_FILE).exists():
             return
-        tensors, metadata = RunFolder(out).read_tensors(FILE)
+        tensors, metadata = RunFolder(out).read_tensors(START_FILE)
         # Compare bytes: the NaN weights of a diverged run are not equal to themselves.
         if metadata["rounds"] == self.rounds and save(tensors) == save(self._tensors()):
             return

@@ -242,6 +242,7 @@ def probe(config: Config) -> ProbedSpeed:
     The probe has two rounds with one local step each; the second one is timed.
     """
     on_gpu = device_of(config).type != "cpu"
+    # A GPU trains several clients at once; a CPU trains one in each worker, and the probe measures a single worker.
     at_once = min(config.federation.clients_per_round, config.engine.lanes) if on_gpu else 1
     workers = 1 if on_gpu else min(config.engine.workers or available_cores(), config.federation.clients_per_round)
     tiny = config.model_copy(

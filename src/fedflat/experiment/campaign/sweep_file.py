@@ -208,6 +208,8 @@ def _without_excluded(combinations: list[Values], base: Values, exclude: list[Va
 
 def _matches(values: Values, rule: Values) -> bool:
     """Whether settings have the value, or one of the values, that a rule lists for each of its settings."""
+    if not rule:  # an empty rule would match everything
+        return False
     can_fill = all_placeholders(values.values()) <= set(values)  # a missing value is reported later
     filled = fill_placeholders(values) if can_fill else values
     for name, listed in rule.items():
@@ -216,7 +218,7 @@ def _matches(values: Values, rule: Values) -> bool:
         alternatives = listed if isinstance(listed, list) else [listed]
         if _normal_form(name, filled[name]) not in [_normal_form(name, value) for value in alternatives]:
             return False
-    return bool(rule)  # an empty rule matches nothing
+    return True
 
 
 def _normal_form(name: str, value: Any) -> Any:

@@ -49,8 +49,8 @@ def engine_for(config: Config, problem: Problem, user_objects: UserObjects | Non
     Args:
         config: the experiment.
         problem: its problem, on the device to train on.
-        user_objects: user-supplied objects, which Ray workers need to build the problem. None inside a Ray worker,
-            whose own engine is not Ray's.
+        user_objects: user-supplied objects, which Ray workers need to build the problem. Without them, as in a Ray
+            worker, the engine is local even if the config names Ray.
     """
     settings = config.engine
     if settings.name == "ray" and user_objects is not None:
@@ -131,12 +131,11 @@ def training_of(config: Config, algorithm: Algorithm, clients: int) -> Training:
     Raises a ``UserError`` if the algorithm requires that updates are averaged, but the config aggregates otherwise.
     """
     training, federation = config.training, config.federation
-    obstacles = [
-        slot.robust_aggregation_conflict() for _, slot in algorithm.slots() if slot.robust_aggregation_conflict()
-    ]
-    if federation.aggregation != "mean" and obstacles:
+    conflicts = [slot.robust_aggregation_conflict() for _, slot in algorithm.slots()]
+    conflict = next(filter(None, conflicts), None)
+    if federation.aggregation != "mean" and conflict:
         raise UserError(
-            f"federation.aggregation={federation.aggregation} does not work with {config.algorithm}: {obstacles[0]}, "
+            f"federation.aggregation={federation.aggregation} does not work with {config.algorithm}: {conflict}, "
             "which holds only for the mean; use mean, or an algorithm without client state, such as fedavg or fedmoswa"
         )
     return Training(
@@ -147,7 +146,7 @@ def training_of(config: Config, algorithm: Algorithm, clients: int) -> Training:
         config.seed,
         clients,
         Aggregation(federation.weighting, federation.aggregation, federation.trim, federation.longest),
-        training.statistics == "own",
+        own_statistics=training.statistics == "own",
     )
 
 

@@ -63,8 +63,9 @@ class CheckpointInterval:
 
     def __init__(self, every: int | None) -> None:
         self._every = every
-        self._last_end = time.monotonic()  # when the last checkpoint was complete
-        self._last_duration = 0.0  # seconds that it took
+        # When the last checkpoint was complete, and how many seconds it took.
+        self._last_end = time.monotonic()
+        self._last_duration = 0.0
 
     def is_due(self, rounds: int) -> bool:
         """Whether to write a checkpoint after ``rounds`` rounds.
@@ -113,7 +114,7 @@ def write_checkpoint(
         tensors |= {f"average/{name}/{key}": value for key, value in average.tensors().items()}
     header = {
         "rounds": server.rounds,
-        "metrics": folder.metrics_length(),
+        "metrics": folder.metrics_length(),  # a resumed run drops the lines after it
         "cost": asdict(server.cost),
         "loss": loss,
         "rows": {name: store.count for name, store in stores.items()},

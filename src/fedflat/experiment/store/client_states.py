@@ -85,11 +85,11 @@ class FileRowStore(RowStore):
         super().__init__()
         create_folder(folder)
         self._folder = folder
-        self._open(folder, width, dtype, os.O_RDWR | os.O_CREAT)
         self._committed = 0  # round of the last checkpoint
+        self._open(folder, width, dtype, os.O_RDWR | os.O_CREAT)
 
     def _open(self, folder: Path, width: int, dtype: torch.dtype, flags: int) -> None:
-        """Open both files and read the index: the position and the stamps of every row, by key."""
+        """Open both files with these ``flags`` of ``os.open``, and read the position and stamps of every row."""
         self._dtype = _NUMPY[dtype]
         self._row_bytes = width * self._dtype.itemsize
         with explain_os_error(folder):
@@ -189,7 +189,8 @@ class CachedRowStore(RowStore):
     def __init__(self, file: FileRowStore, max_bytes: int) -> None:
         super().__init__()
         self._file, self._max_bytes = file, max_bytes
-        self._unwritten: dict[int, None] = {}  # used as an ordered set of keys
+        # Keys of the rows that the file does not have yet; the dictionary serves as an ordered set.
+        self._unwritten: dict[int, None] = {}
 
     def __contains__(self, key: int) -> bool:
         return key in self._rows or key in self._file

@@ -37,7 +37,7 @@ def format_of(path: Path, wanted: str | None = None) -> Format:
     if wanted is not None:
         for format in FORMATS:
             if format == wanted:
-                return format
+                return format  # equal to ``wanted``, but of type ``Format``
         raise one_of("format", wanted, FORMATS)
     if path.suffix not in ENDINGS:
         raise UserError(

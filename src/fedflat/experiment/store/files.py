@@ -127,7 +127,7 @@ class Lock:
 
 @contextmanager
 def locked(folder: Path, wait: bool = False) -> Iterator[None]:
-    """Hold the lock of a folder within the context."""
+    """Hold the lock of a folder within the context; if it is taken, wait for it or raise ``LockedError``."""
     lock = Lock(folder)
     lock.acquire(wait)
     try:

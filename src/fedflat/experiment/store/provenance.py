@@ -45,7 +45,7 @@ def require_same_inputs(folder: RunFolder, current: Mapping[str, str], partition
     Args:
         folder: the run's folder.
         current: fingerprints of the user-supplied objects.
-        partition: hash of the partition, if the run is to be resumed.
+        partition: hash of the partition, if the run is to be resumed; None skips the checks for that.
     """
     recorded = folder.partition()
     previous = recorded.get(OWN, current)  # nothing to compare with if the run recorded no fingerprints
@@ -88,7 +88,7 @@ def fingerprint(value: Any) -> str:
         return f"[{', '.join(map(fingerprint, value))}]"
     if isinstance(value, dict):
         return _call("", value)
-    if hasattr(value, "__qualname__"):
+    if hasattr(value, "__qualname__"):  # a function or a class
         return str(value.__qualname__)
     if is_dataclass(value):
         return _call(type(value).__qualname__, {field.name: getattr(value, field.name) for field in fields(value)})

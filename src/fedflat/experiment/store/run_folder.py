@@ -108,9 +108,9 @@ class RunFolder:
 
     def _require_new(self) -> None:
         """Raise a ``UserError`` if the folder contains a run or anything else that a new run would overwrite."""
-        # List the folder before looking for a config: a run that begins meanwhile writes its config first.
+        # List the folder before looking for a config: a run that begins meanwhile writes its config before other files.
         if self.path.is_dir():
-            is_free = {path.name for path in self.path.iterdir()} <= LEFTOVERS
+            is_free = {path.name for path in self.path.iterdir()} <= LEFTOVERS  # of a run killed before it began
         else:
             is_free = not self.path.exists()
         if self.exists:
