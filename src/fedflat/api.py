@@ -17,14 +17,7 @@ from fedflat.errors import UserError, one_of
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign import compare as comparing
 from fedflat.experiment.config import Config
-from fedflat.experiment.make_config import (
-    as_algorithms,
-    as_callbacks,
-    as_path,
-    check_jobs,
-    check_user_objects,
-    run_inputs,
-)
+from fedflat.experiment.make_config import as_algorithms, as_callbacks, as_path, check_jobs, check_user_objects, prepare
 from fedflat.experiment.make_config import make_config as make_config
 from fedflat.experiment.rounds import Round
 from fedflat.experiment.run import Run
@@ -225,7 +218,7 @@ def compare(
         4
     """
     check_jobs(jobs)
-    config, user_objects = run_inputs(None, base, dataset, model, task, settings)
+    config, user_objects = prepare(None, base, dataset, model, task, settings)
     # Absolute, as a callback may change the working directory between two runs.
     folder = None if out is None else as_path("out", out).absolute()
     texts, records = as_algorithms(algorithms), []
@@ -400,6 +393,6 @@ def _prepare_run(
     settings: dict[str, Any],
 ) -> Run:
     """The run that the arguments of ``run`` describe."""
-    config, user_objects = run_inputs(algorithm, base, dataset, model, task, settings)
+    config, user_objects = prepare(algorithm, base, dataset, model, task, settings)
     folder = None if out is None else as_path("out", out)
     return Run(config, folder, callbacks=as_callbacks(callbacks), **user_objects)

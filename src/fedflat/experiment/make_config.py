@@ -128,7 +128,7 @@ def make_config(
     return config(values)
 
 
-def run_inputs(
+def prepare(
     algorithm: str | None,
     base: str | Path | Config | None,
     dataset: str | Dataset | None,
