@@ -17,7 +17,7 @@ from fedflat.experiment.campaign.compare import folder_name
 from fedflat.experiment.config import Config, config
 from fedflat.papers import find_table, papers
 from fedflat.papers.cells import Cell
-from fedflat.papers.plan import ReproductionScale
+from fedflat.papers.plan import Deviations
 
 TEN = ("fedavg", "scaffold", "fedsam", "fedswa", "fedmoswa", "fedacg", "fedasam", "feddyn", "fedlesam", "mofedsam")
 SEVEN = ("fedavg", "fedmoswa", "fedswa", "scaffold", "fedacg", "fedsam", "mofedsam")
@@ -42,7 +42,7 @@ class Stage:
     """Fewer rounds than the paper; None keeps the paper's."""
     precision: str = "bf16"
 
-    def scale(self, options: argparse.Namespace) -> ReproductionScale:
+    def deviations(self, options: argparse.Namespace) -> Deviations:
         """How the runs of this stage differ from the paper's."""
         rounds = options.rounds or self.rounds
         every = None if options.small else self.every
@@ -60,7 +60,7 @@ class Stage:
             return config(values)
 
         changed = () if every is None else (f"evaluation.every={every}",)
-        return ReproductionScale(options.small, rounds, options.data_dir, change, changed)
+        return Deviations(options.small, rounds, options.data_dir, change, changed)
 
 
 QUEUE = (
@@ -209,13 +209,13 @@ def queue(options: argparse.Namespace, stages: Sequence[Stage] = QUEUE) -> Itera
     seen = set()
     for stage in stages:
         table = find_table(stage.table)
-        scale = stage.scale(options)
+        deviations = stage.deviations(options)
         for row in stage.rows:
             cells = table.choose([f"{row}/{stage.columns}"])
             for paper_config in dict.fromkeys(key for cell in cells for key in map(_key, cell.configs)):
                 own = [cell for cell in cells if paper_config in map(_key, cell.configs)]
                 shared = [cell for cell in _by_config(table.paper.name)[paper_config] if cell not in own]
-                experiment = scale.of(config(json.loads(paper_config)))[0]
+                experiment = deviations.apply(config(json.loads(paper_config)))[0]
                 place = _place(own, experiment)
                 job = CampaignJob(stage, table.full_name, *place, tuple(own + shared), experiment)
                 if job.name not in seen and any(fnmatch(job.name, pattern) for pattern in options.only):

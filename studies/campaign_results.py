@@ -21,7 +21,7 @@ import fedflat
 from fedflat.experiment.store.run_folder import Record
 from fedflat.papers import find_table
 from fedflat.papers.cells import Cell
-from fedflat.papers.document import OUTCOME, markdown, outcome_rows
+from fedflat.papers.document import OUTCOME_COLUMNS, markdown, outcome_rows
 from fedflat.papers.numbers import ModelStatistic
 from fedflat.papers.outcome import CellOutcome, MeasuredRun, outcomes, value_of
 from fedflat.papers.plan import PlannedExperiment, ReproductionPlan
@@ -201,12 +201,15 @@ def cell_outcomes(
     judged = []
     for cell, measurements in by_cell.items():
         job = measurements[0][0]
-        scale, seeds = job.stage.scale(options), tuple(dict.fromkeys(job.stage.seed for job, _ in measurements))
+        deviations, seeds = (
+            job.stage.deviations(options),
+            tuple(dict.fromkeys(job.stage.seed for job, _ in measurements)),
+        )
         planned = [
             PlannedExperiment(job.config, Path(job.name), job.experiment.model_dump_json(), (cell.name,), ())
             for job, _ in measurements
         ]
-        plan = ReproductionPlan(find_table(cell.table), (cell,), scale, seeds, tuple(planned), {})
+        plan = ReproductionPlan(find_table(cell.table), (cell,), deviations, seeds, tuple(planned), {})
         stored = {Path(job.name): measured_run(result, cell) for job, result in measurements}
         judged.append((cell.table, outcomes(plan, stored)[0]))
     return judged
@@ -216,4 +219,4 @@ def table(runs: Sequence[tuple[CampaignJob, Result]], options: argparse.Namespac
     """Published and measured numbers of every measured cell as a Markdown table."""
     judged = cell_outcomes(runs, options)
     rows = zip((name for name, _ in judged), outcome_rows([outcome for _, outcome in judged]), strict=True)
-    return markdown(("table", *OUTCOME), [[name, *row] for name, row in rows])
+    return markdown(("table", *OUTCOME_COLUMNS), [[name, *row] for name, row in rows])

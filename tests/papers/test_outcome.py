@@ -15,7 +15,7 @@ from fedflat.papers import find_table
 from fedflat.papers.document import outcome_rows
 from fedflat.papers.numbers import Best, Eigenvalue, Last, Mean, RoundsTo, parse_number
 from fedflat.papers.outcome import CellOutcome, MeasuredRun, outcomes, tolerance, value_of
-from fedflat.papers.plan import ReproductionPlan, ReproductionScale, make_plan
+from fedflat.papers.plan import Deviations, ReproductionPlan, make_plan
 from fedflat.papers.post_hoc import ModelQuery
 
 OUT = Path("nowhere")
@@ -32,15 +32,15 @@ def measured(values: list[float], status: str = "finished", rounds: int | None =
     return MeasuredRun(history(values), "accuracy", status, rounds or len(values) - 1)
 
 
-def judged(table: str, cell: str, *runs: MeasuredRun, scale: ReproductionScale | None = None) -> CellOutcome:
+def judged(table: str, cell: str, *runs: MeasuredRun, deviations: Deviations | None = None) -> CellOutcome:
     """The outcome of a cell, given the histories of its runs."""
-    plan = planned(table, [cell], len(runs) or 1, scale)
+    plan = planned(table, [cell], len(runs) or 1, deviations)
     return outcomes(plan, {run.folder: one for run, one in zip(plan.runs, runs, strict=bool(runs))})[0]
 
 
-def planned(table: str, cells: list[str], seeds: int, scale: ReproductionScale | None = None) -> ReproductionPlan:
+def planned(table: str, cells: list[str], seeds: int, deviations: Deviations | None = None) -> ReproductionPlan:
     found = find_table(table)
-    return make_plan(found, found.choose(cells), range(seeds), OUT, scale or ReproductionScale())
+    return make_plan(found, found.choose(cells), range(seeds), OUT, deviations or Deviations())
 
 
 def test_last_best_and_rounds_to():
@@ -120,9 +120,9 @@ def test_an_accuracy_is_within_above_or_below(value, verdict):
 
 def test_without_runs_nothing_is_said():
     assert judged(*ACCURACY).verdict == "not run"
-    lacking = judged("fedswa/table3", "fedavg/tiny-imagenet-dirichlet-0.1-accuracy")
-    assert lacking.verdict == "not run"
-    assert "ViT-B/16" in lacking.remark and "init=FILE" in lacking.remark
+    not_runnable = judged("fedswa/table3", "fedavg/tiny-imagenet-dirichlet-0.1-accuracy")
+    assert not_runnable.verdict == "not run"
+    assert "ViT-B/16" in not_runnable.remark and "init=FILE" in not_runnable.remark
 
 
 def test_an_unfinished_run_has_no_number_yet():
@@ -202,47 +202,51 @@ def test_gains_are_taken_seed_by_seed():
 
 
 def test_weights_may_be_brought_where_the_paper_starts_from_some():
-    scale = ReproductionScale(weights=True)
-    assert scale.obstacle(find_table("wima/table3").cells["fedavg/w-wima"]) == ""
-    assert scale.obstacle(find_table("wima/table4").cells["w-5/cifar10"]) == "other initial weights"
-    assert planned("wima/table3", ["fedavg/*"], 1).lacking
-    assert not planned("wima/table3", ["fedavg/*"], 1, scale).lacking
+    deviations = Deviations(has_initial_weights=True)
+    assert deviations.reason_for_no_verdict(find_table("wima/table3").cells["fedavg/w-wima"]) == ""
+    assert deviations.reason_for_no_verdict(find_table("wima/table4").cells["w-5/cifar10"]) == "other initial weights"
+    assert planned("wima/table3", ["fedavg/*"], 1).not_runnable
+    assert not planned("wima/table3", ["fedavg/*"], 1, deviations).not_runnable
 
 
 @pytest.mark.parametrize(
-    "scale",
-    [ReproductionScale(small=True), ReproductionScale(rounds=10), ReproductionScale(changed=("training.lr=1",))],
+    "deviations",
+    [Deviations(small=True), Deviations(rounds=10), Deviations(changed_settings=("training.lr=1",))],
     ids=["small", "short", "changed"],
 )
-def test_no_verdict_on_anything_but_the_protocol(scale):
-    found = judged(*ACCURACY, measured([0.0, 0.62]), scale=scale)
+def test_no_verdict_on_anything_but_the_protocol(deviations):
+    found = judged(*ACCURACY, measured([0.0, 0.62]), deviations=deviations)
     assert (found.verdict, found.difference, found.tolerance) == ("ran", None, None)
 
 
 def test_how_often_models_are_evaluated_matters_to_all_but_the_last_number():
     """Rounds to a target are counted by evaluations, the last accuracy is not."""
-    scale = ReproductionScale(changed=("evaluation.every=10",))
+    deviations = Deviations(changed_settings=("evaluation.every=10",))
     run = measured([0.1, 0.796], rounds=1000)
-    assert judged("fedswa/table2", "fedavg/cifar10-lenet-5-accuracy", run, scale=scale).verdict == "within"
-    assert judged("fedswa/table2", "fedavg/cifar10-lenet-5-rounds", run, scale=scale).remark == "other settings"
-    other = ReproductionScale(changed=("training.lr=0.01",))
-    assert judged("fedswa/table2", "fedavg/cifar10-lenet-5-accuracy", run, scale=other).verdict == "ran"
+    assert judged("fedswa/table2", "fedavg/cifar10-lenet-5-accuracy", run, deviations=deviations).verdict == "within"
+    assert (
+        judged("fedswa/table2", "fedavg/cifar10-lenet-5-rounds", run, deviations=deviations).remark == "other settings"
+    )
+    other = Deviations(changed_settings=("training.lr=0.01",))
+    assert judged("fedswa/table2", "fedavg/cifar10-lenet-5-accuracy", run, deviations=other).verdict == "ran"
 
 
 def test_a_number_of_models_is_judged_like_any_other_and_a_missing_one_has_its_reason():
     asked = ModelQuery(Eigenvalue(), "server")
-    runs = [replace(measured([0.1]), models={asked: value}) for value in (90.0, 95.0, 99.0)]
+    runs = [replace(measured([0.1]), model_statistics={asked: value}) for value in (90.0, 95.0, 99.0)]
     found = judged("eccv/table1", "fedavg-e-1/lambda-max-alpha-0", *runs)
     assert found.values == (90.0, 95.0, 99.0)
     assert found.verdict == "within"
     far = judged(
         "eccv/table1",
         "fedavg-e-1/lambda-max-alpha-0",
-        *(replace(run, models={asked: 300.0 + n}) for n, run in enumerate(runs)),
+        *(replace(run, model_statistics={asked: 300.0 + n}) for n, run in enumerate(runs)),
     )
     assert far.verdict == "above"
     without = judged(
-        "eccv/table1", "fedavg-e-1/lambda-max-alpha-0", replace(runs[0], models={asked: "the loss is not finite"})
+        "eccv/table1",
+        "fedavg-e-1/lambda-max-alpha-0",
+        replace(runs[0], model_statistics={asked: "the loss is not finite"}),
     )
     assert (without.verdict, without.remark, without.values) == ("not run", "the loss is not finite", ())
 
@@ -255,8 +259,8 @@ def test_seconds_are_those_of_this_machine_and_never_judged():
 
 
 def test_a_target_that_was_not_reached_is_shown_with_the_rounds_there_were():
-    short = judged("fedwmsam/table3", "fedavg/0.7", measured([0.1] * 21), scale=ReproductionScale(small=True))
-    assert short.unreached == 20
+    short = judged("fedwmsam/table3", "fedavg/0.7", measured([0.1] * 21), deviations=Deviations(small=True))
+    assert short.unreached_in == 20
     assert outcome_rows([short])[0][2] == "20+"
-    reached = judged("fedwmsam/table3", "fedavg/0.7", measured([0.1] * 20 + [0.8]), scale=ReproductionScale(small=True))
-    assert (reached.unreached, outcome_rows([reached])[0][2]) == (None, "20")
+    reached = judged("fedwmsam/table3", "fedavg/0.7", measured([0.1] * 20 + [0.8]), deviations=Deviations(small=True))
+    assert (reached.unreached_in, outcome_rows([reached])[0][2]) == (None, "20")

@@ -10,11 +10,11 @@ from fedflat.experiment.campaign.compare import run_each
 from fedflat.experiment.campaign.estimate import is_available, remaining_work
 from fedflat.papers import find_table, papers
 from fedflat.papers.outcome import MeasuredRun, outcomes
-from fedflat.papers.plan import ReproductionPlan, ReproductionScale, make_plan
+from fedflat.papers.plan import Deviations, ReproductionPlan, make_plan
 from fedflat.papers.post_hoc import measure
 from fedflat.papers.small import small
 
-SMALL = ReproductionScale(small=True)
+SMALL = Deviations(small=True)
 TABLES = [
     table.full_name for paper in papers().values() for table in paper.tables.values() if table.name.startswith("table")
 ]
@@ -26,20 +26,20 @@ def without_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("data")
 
 
-def plan(table: str, cells: list[str], out: Path, seeds: int = 1, scale: ReproductionScale = SMALL) -> ReproductionPlan:
+def plan(table: str, cells: list[str], out: Path, seeds: int = 1, deviations: Deviations = SMALL) -> ReproductionPlan:
     found = find_table(table)
-    return make_plan(found, found.choose(cells), range(seeds), out, scale)
+    return make_plan(found, found.choose(cells), range(seeds), out, deviations)
 
 
 def test_cells_of_one_run_share_it(tmp_path):
-    made = plan("fedswa/table3", ["fedavg/cifar100-dirichlet-0.1-*"], tmp_path, seeds=2, scale=ReproductionScale())
+    made = plan("fedswa/table3", ["fedavg/cifar100-dirichlet-0.1-*"], tmp_path, seeds=2, deviations=Deviations())
     assert [run.config.seed for run in made.runs] == [0, 1]
     assert len(made.runs[0].cells) == 2
 
 
 def test_folders_do_not_depend_on_which_cells_are_chosen(tmp_path):
-    by_rounds = plan("fedswa/table3", ["fedavg/cifar100-dirichlet-0.1-rounds"], tmp_path, scale=ReproductionScale())
-    by_accuracy = plan("fedswa/table3", ["fedavg/cifar100-dirichlet-0.1-accuracy"], tmp_path, scale=ReproductionScale())
+    by_rounds = plan("fedswa/table3", ["fedavg/cifar100-dirichlet-0.1-rounds"], tmp_path, deviations=Deviations())
+    by_accuracy = plan("fedswa/table3", ["fedavg/cifar100-dirichlet-0.1-accuracy"], tmp_path, deviations=Deviations())
     assert by_rounds.runs[0].folder == by_accuracy.runs[0].folder
     assert by_rounds.runs[0].folder == tmp_path / "table3" / "fedavg" / "cifar100-dirichlet-0.1-accuracy" / "seed-0"
 
@@ -51,27 +51,27 @@ def test_tables_of_a_paper_share_their_runs(tmp_path):
         "table6": "fedmoswa-i-ii/accuracy",
     }
     folders = {
-        plan(f"fedswa/{table}", [cell], tmp_path, scale=ReproductionScale()).runs[0].folder
+        plan(f"fedswa/{table}", [cell], tmp_path, deviations=Deviations()).runs[0].folder
         for table, cell in cells.items()
     }
     assert folders == {tmp_path / "table2" / "fedmoswa" / "cifar100-resnet-18-accuracy" / "seed-0"}
 
 
 def test_methods_of_which_the_best_counts_have_folders_of_their_own(tmp_path):
-    made = plan("fedwmsam/table1", ["fedlesam-s-d/cifar-10-beta-0.1"], tmp_path, scale=ReproductionScale())
+    made = plan("fedwmsam/table1", ["fedlesam-s-d/cifar-10-beta-0.1"], tmp_path, deviations=Deviations())
     assert [run.folder.parent.name for run in made.runs] == ["fedlesam", "fedlesam-s", "fedlesam-d"]
 
 
 def test_a_gain_brings_the_cells_it_follows_from(tmp_path):
-    made = plan("fedswa/table6", ["fedmo-ii/improvement"], tmp_path, scale=ReproductionScale())
+    made = plan("fedswa/table6", ["fedmo-ii/improvement"], tmp_path, deviations=Deviations())
     assert [run.config.algorithm for run in made.runs] == ["fedmo", "fedavg"]
 
 
-def test_what_is_lacking_is_not_run(tmp_path):
-    made = plan("eccv/figure6", ["*/cifar10-c"], tmp_path, scale=ReproductionScale(folder=tmp_path))
+def test_cells_without_their_dataset_are_not_run(tmp_path):
+    made = plan("eccv/figure6", ["*/cifar10-c"], tmp_path, deviations=Deviations(data_dir=tmp_path))
     assert not made.runs
-    assert len(made.lacking) == len(made.cells) == 6
-    assert all("fedflat data get cifar10_c" in reason for reason in made.lacking.values())
+    assert len(made.not_runnable) == len(made.cells) == 6
+    assert all("fedflat data get cifar10_c" in reason for reason in made.not_runnable.values())
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -81,9 +81,9 @@ def test_every_table_runs_at_small_scale(table, tmp_path, without_data):
         table,
         [find_table(table).file.small],
         tmp_path,
-        scale=ReproductionScale(small=True, folder=without_data, rounds=4),
+        deviations=Deviations(small=True, data_dir=without_data, rounds=4),
     )
-    assert not made.lacking
+    assert not made.not_runnable
     records = list(run_each([run.config for run in made.runs], [run.folder for run in made.runs], jobs=1))
     assert all(record.status == "finished" and len(record.history) == 5 for record in records)
     pairs = list(zip(made.runs, records, strict=True))
@@ -92,7 +92,7 @@ def test_every_table_runs_at_small_scale(table, tmp_path, without_data):
     )
     assert found.verdict == "ran"
     assert any(text.startswith(("digits for ", "digit_masks")) for text in found.stand_ins)
-    assert found.values or found.unreached == 4
+    assert found.values or found.unreached_in == 4
     assert found.seconds > 0
 
 
@@ -144,6 +144,6 @@ def test_finished_runs_cost_nothing(tmp_path):
 
 
 def test_missing_data_cannot_be_probed(tmp_path):
-    made = plan("fedswa/table6", ["fedavg/accuracy"], tmp_path, scale=ReproductionScale(folder=tmp_path))
+    made = plan("fedswa/table6", ["fedavg/accuracy"], tmp_path, deviations=Deviations(data_dir=tmp_path))
     work = remaining_work(made.runs)
     assert (work.rounds, work.seconds) == (1000, None) and "cifar100" in work.reason

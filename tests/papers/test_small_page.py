@@ -1,4 +1,4 @@
-"""The page of small-scale results lists every table of the data files."""
+"""The page of small-deviations results lists every table of the data files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedflat.papers import PaperTable, papers
-from fedflat.papers.plan import ReproductionScale, make_plan
+from fedflat.papers.plan import Deviations, make_plan
 
 PAGE = Path(__file__).parents[2] / "docs" / "papers-small.md"
 LINES = {
@@ -15,7 +15,7 @@ LINES = {
     for line in PAGE.read_text("utf-8").splitlines()
     if len(cells := [cell.strip() for cell in line.split("|")]) == 10
 }
-WITHOUT_DATA = ReproductionScale(small=True, folder=Path("nowhere"))
+WITHOUT_DATA = Deviations(small=True, data_dir=Path("nowhere"))
 TABLES = [table for paper in papers().values() for table in paper.tables.values()]
 
 

@@ -22,26 +22,33 @@ ALTERNATIVES = " | "
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """A cell of a table."""
+    """A cell of a published table: its printed number, and how fedflat reproduces it.
+
+    Attributes:
+        name: row and column, e.g. ``fedavg/cifar100-accuracy``.
+        table: full name of its table, e.g. ``fedswa/table3``.
+        labels: the labels of its column, one per level of the header.
+        published: the printed number; None if nothing is printed.
+        words: values of the words in braces of the data files, e.g. ``alpha`` of ``dirichlet(alpha={alpha})``.
+        protocol: the experimental setup that the paper states for this cell.
+    """
 
     name: str
-    """row/column."""
     table: str
-    """Full name of its table, e.g. ``fedswa/table3``."""
     labels: tuple[str, ...]
-    """The labels of its column."""
     published: Published | None
     words: Words = field(repr=False)
     protocol: Protocol = field(repr=False)
 
     @cached_property
     def needs(self) -> str:
-        """What fedflat lacks to reproduce it; empty if nothing."""
+        """What fedflat lacks to reproduce the cell: components, and what the data file declares; empty if nothing."""
         from fedflat.data import DATASETS
         from fedflat.models.registry import MODELS
 
         missing = [str(self.words["needs"])] if self.words["needs"] else []
-        for experiment in self.configs[:1]:
+        if self.configs:  # all of them use the same model and dataset
+            experiment = self.configs[0]
             model, dataset = parse(experiment.model)[0].name, parse(experiment.data.dataset)[0].name
             if model not in MODELS:
                 missing.append(f"the model {model}")
@@ -76,7 +83,11 @@ class Cell:
 
     @cached_property
     def configs(self) -> tuple[Config, ...]:
-        """The experiments behind it, with seed 0: one, or several of which the best counts; none for a gain."""
+        """The experiments behind the cell, with seed 0.
+
+        A cell has several if the paper reports the best of several algorithms, and none if it is a gain, which is
+        computed from two other cells.
+        """
         if isinstance(self.statistic, Gain):
             return ()
         settings = {name: substitute(value, self.words) for name, value in self.protocol.settings.items()}
@@ -85,7 +96,10 @@ class Cell:
 
 
 def substitute(value: Any, words: Words) -> Any:
-    """Replace words in braces by their values, recursively; a text that is a single word keeps the value's type.
+    """Replace the words in braces of a text by their values, which may contain further words in braces.
+
+    A text that is a single word in braces becomes the value itself, of whatever type. Values other than text are
+    returned unchanged.
 
     >>> substitute("fedsam(rho={sam})", {"sam": 0.1}), substitute("{rounds}", {"rounds": 500})
     ('fedsam(rho=0.1)', 500)
@@ -94,6 +108,7 @@ def substitute(value: Any, words: Words) -> Any:
         return value
 
     def word_value(match: re.Match[str]) -> Any:
+        """Return the value of a matched word, with the words in it replaced."""
         name = match[1]
         if name not in words:
             raise UserError(f"the word {{{name}}} has no value; expected one of {', '.join(sorted(words))}")

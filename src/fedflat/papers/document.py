@@ -11,13 +11,13 @@ from fedflat.papers.numbers import NOT_PRINTED
 from fedflat.papers.outcome import CellOutcome
 from fedflat.papers.plan import SMALL_SCALE
 
-OUTCOME = ("cell", "published", "measured", "seeds", "difference", "tolerance", "verdict", "remark")
-SMALL = ("cell", "published", "measured", "seeds", "stand-ins", "seconds", "remark")
+OUTCOME_COLUMNS = ("cell", "published", "measured", "seeds", "difference", "tolerance", "verdict", "remark")
+SMALL_COLUMNS = ("cell", "published", "measured", "seeds", "stand-ins", "seconds", "remark")
 """Columns of outcomes at full and at small scale, where there is no verdict."""
 
 
 def paper_document(paper: Paper) -> dict[str, Any]:
-    """Return a paper as plain values, with a list of its tables."""
+    """Return a paper as JSON-compatible values, with a list of its tables."""
     file = paper.file
     return {
         "name": paper.name,
@@ -34,7 +34,7 @@ def paper_document(paper: Paper) -> dict[str, Any]:
 
 
 def table_document(table: PaperTable) -> dict[str, Any]:
-    """Return a table as plain values, with the configs of every cell."""
+    """Return a table as JSON-compatible values, with the configs of every cell."""
     file = table.file
     return {
         "name": table.full_name,
@@ -47,7 +47,7 @@ def table_document(table: PaperTable) -> dict[str, Any]:
 
 
 def _cell_values(cell: Cell) -> dict[str, Any]:
-    """Return a cell as plain values; those of the printed number are None if nothing is printed."""
+    """Return a cell as JSON-compatible values; ``published`` is None if the paper leaves the cell empty."""
     published = cell.published
     return {
         "name": cell.name,
@@ -64,7 +64,7 @@ def _cell_values(cell: Cell) -> dict[str, Any]:
 
 
 def printed_rows(table: PaperTable) -> list[list[str]]:
-    """Return the table as printed: the name of each row, then its numbers."""
+    """Return the rows of a table as printed: the name of the row, then its numbers as text."""
     rows = []
     for group, method in table.rows:
         cells = [table.cell_at(group, method, labels) for labels in table.columns]
@@ -83,21 +83,24 @@ def table_markdown(table: PaperTable) -> str:
 
 
 def outcome_rows(outcomes: Sequence[CellOutcome]) -> list[list[str]]:
-    """Return one row per cell, with the columns ``OUTCOME``."""
+    """Return one row per cell, with the columns ``OUTCOME_COLUMNS``."""
     return [_outcome_row(outcome) for outcome in outcomes]
 
 
 def small_rows(outcomes: Sequence[CellOutcome]) -> list[list[str]]:
-    """Return one row per cell, with the columns ``SMALL``; the first four are those of ``OUTCOME``."""
+    """Return one row per cell at small scale, with the columns ``SMALL_COLUMNS``."""
     rows = []
     for outcome in outcomes:
+        # Every remark would state the small scale.
         remark = "" if outcome.remark == SMALL_SCALE else outcome.remark
-        rows.append([*_outcome_row(outcome)[:4], "; ".join(outcome.stand_ins), f"{outcome.seconds:.1f}", remark])
+        cell, published, measured, seeds, *_ = _outcome_row(outcome)
+        stand_ins = "; ".join(outcome.stand_ins)
+        rows.append([cell, published, measured, seeds, stand_ins, f"{outcome.seconds:.1f}", remark])
     return rows
 
 
 def outcomes_document(outcomes: Sequence[CellOutcome]) -> list[dict[str, Any]]:
-    """Return outcomes as plain values."""
+    """Return outcomes as JSON-compatible values."""
     return [
         {
             "cell": outcome.cell.name,
@@ -124,12 +127,15 @@ def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     |---|---|
     | x | 1 |
     """
-    head, *body = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in [heads, *rows]]
-    return "\n".join([head, "|" + "---|" * len(heads), *body])
+    lines = []
+    for row in [heads, *rows]:
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
+    lines.insert(1, "|" + "---|" * len(heads))
+    return "\n".join(lines)
 
 
 def shown_number(value: float | None, unit: str, signed: bool = False) -> str:
-    """Format a number with the digits that suit its unit; empty for None.
+    """Format a number with the digits that suit its unit; None becomes an empty text.
 
     >>> shown_number(61.874, "%"), shown_number(0.76644, "share"), shown_number(574.0, "rounds")
     ('61.87', '0.7664', '574')
@@ -141,13 +147,16 @@ def shown_number(value: float | None, unit: str, signed: bool = False) -> str:
 
 
 def _outcome_row(outcome: CellOutcome) -> list[str]:
-    """Format an outcome, with the columns ``OUTCOME``."""
+    """Return the outcome of a cell as texts, in the columns ``OUTCOME_COLUMNS``.
+
+    A target that no seed reached in 1000 rounds is shown as ``1000+``.
+    """
     unit = outcome.cell.unit
     measured = shown_number(outcome.mean, unit)
     if outcome.spread is not None:
         measured += f" ± {shown_number(outcome.spread, unit)}"
-    if outcome.unreached is not None:
-        measured = f"{outcome.unreached}+"
+    if outcome.unreached_in is not None:
+        measured = f"{outcome.unreached_in}+"
     return [
         outcome.cell.name,
         _printed(outcome.cell),

@@ -27,14 +27,20 @@ File = TypeVar("File", bound=PaperData)
 
 @dataclass(frozen=True, eq=False)
 class PaperTable:
-    """A table or figure of a paper, with its cells."""
+    """A table or figure of a paper, with its cells.
+
+    In a data file, whatever varies between cells is a *word*: a named value, such as the dataset or the algorithm,
+    that a protocol's settings refer to in braces. Header labels, groups of rows and methods define words.
+
+    Attributes:
+        paper: the paper that contains the table.
+        name: short name, e.g. ``table3``.
+        file: content of the table's data file.
+    """
 
     paper: Paper
-    """The paper that contains the table."""
     name: str
-    """Short name, e.g. ``table3``."""
     file: TableFile = field(repr=False)
-    """Content of the table's data file."""
 
     @property
     def full_name(self) -> str:
@@ -67,21 +73,21 @@ class PaperTable:
         cells: dict[str, Cell] = {}
         for group in self.file.all_groups:
             for method, line in group.rows.items():
-                printed = line.split()
-                if len(printed) != len(self.columns):
+                numbers = line.split()
+                if len(numbers) != len(self.columns):
                     raise UserError(
-                        f"{self.full_name}: row {group.name} {method} has {len(printed)} numbers "
+                        f"{self.full_name}: row {group.name} {method} has {len(numbers)} numbers "
                         f"for {len(self.columns)} columns"
                     )
-                for labels, text in zip(self.columns, printed, strict=True):
+                for labels, number in zip(self.columns, numbers, strict=True):
                     name = self._cell_name(group.name, method, labels)
                     if name in cells:
                         raise UserError(f"{self.full_name} has two cells named {name}")
-                    cells[name] = self._cell(name, labels, text, self._words(group.words, method, labels))
+                    cells[name] = self._make_cell(name, labels, number, self._words(group.words, method, labels))
         return cells
 
-    def _cell(self, name: str, labels: tuple[str, ...], printed: str, words: Words) -> Cell:
-        """Create a cell from its printed number; the error names the cell."""
+    def _make_cell(self, name: str, labels: tuple[str, ...], printed: str, words: Words) -> Cell:
+        """Create a cell from its name, the labels of its column, its printed number and its words."""
         try:
             published = parse_number(printed)
         except UserError as error:
@@ -104,11 +110,16 @@ class PaperTable:
         return self.cells[self._cell_name(group, method, labels)]
 
     def sources(self, cell: Cell) -> tuple[Cell, ...]:
-        """Return the cells whose runs a number comes from: minuend and subtrahend of a gain, otherwise the cell."""
+        """Return the cells whose runs the number of a cell is computed from.
+
+        For a gain, which is the difference of two cells, these are the minuend and the subtrahend; otherwise it is
+        the cell itself.
+        """
         gain = cell.statistic
         if not isinstance(gain, Gain):
             return (cell,)
-        group, method = self.rows[list(self.cells).index(cell.name) // len(self.columns)]
+        row_index = list(self.cells).index(cell.name) // len(self.columns)
+        group, method = self.rows[row_index]
         # The header level that declares the gain also has the columns that it is computed from.
         levels = zip(self.file.header, cell.labels, strict=True)
         gain_level = next(index for index, (level, label) in enumerate(levels) if "number" in (level[label] or {}))
@@ -127,17 +138,22 @@ class PaperTable:
         return f"{slug(f'{group} {method}')}/{slug(' '.join(labels))}"
 
     def _words(self, group_words: Words, method: str, labels: tuple[str, ...]) -> Words:
-        """Collect the words of a cell; header and row take precedence over rules, and rules over the protocol."""
+        """Collect the words of a cell; header and row take precedence over rules, and rules over the protocol.
+
+        Args:
+            group_words: words of the row's group.
+            method: name of the row's method.
+            labels: labels of the cell's column, one per level of the header.
+        """
         methods = self.paper.file.methods | self.file.methods
         if method not in methods:
             raise one_of("method", method, methods, owner=self.full_name)
-        algorithm = methods[method]
-        method_words = algorithm if isinstance(algorithm, dict) else {}
-        # A method's algorithm may be overridden by a column; its words may not.
-        specific: Words = {} if isinstance(algorithm, dict) else {"algorithm": algorithm}
+        # A method is either the text of an algorithm, which a column may override, or words, which it may not.
+        definition = methods[method]
+        specific: Words = {} if isinstance(definition, dict) else {"algorithm": definition}
         for level, label in zip(self.file.header, labels, strict=True):
             specific |= level[label] or {}
-        specific |= group_words | method_words
+        specific |= group_words | (definition if isinstance(definition, dict) else {})
         name = str(specific.get("protocol", self.file.protocol))
         protocol = self.paper.protocol(name)
         defaults = {
@@ -151,7 +167,7 @@ class PaperTable:
         words: Words = defaults | protocol.words | self.file.words | specific
         for rule in [*protocol.rules, *self.file.rules]:
             if rule.holds(words):
-                words |= rule.then | {word: specific[word] for word in rule.then if word in specific}
+                words |= {word: specific.get(word, value) for word, value in rule.then.items()}
         return words
 
 
@@ -204,7 +220,7 @@ def find_table(name: str) -> PaperTable:
 
 
 def slug(text: str) -> str:
-    """Write a label as part of a cell's name.
+    """Return a label in the form that is used in the names of cells.
 
     >>> slug("FedSWA (i)"), slug("α=0.5/0.05 5cl")
     ('fedswa-i', 'alpha-0.5-0.05-5cl')
@@ -215,7 +231,7 @@ def slug(text: str) -> str:
 
 
 def _read_paper(name: str) -> Paper:
-    """Read a paper and its tables and figures from its folder."""
+    """Read a paper, and its tables and figures, from the data files in its folder."""
     folder = resources.files("fedflat.papers") / "data" / name
     paper = Paper(name, _validate(PaperFile, f"{name}/paper.yaml", (folder / "paper.yaml").read_text("utf-8")))
     tables = (file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name != "paper.yaml")
@@ -231,8 +247,8 @@ def _table_order(table: str) -> tuple[bool, int]:
 
 
 def _validate(kind: type[File], name: str, text: str) -> File:
-    """Parse a YAML file of this kind; the error names the first invalid field."""
-    values: Any = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    """Parse the YAML text of a data file into the model ``kind``; errors name the file and the first invalid field."""
+    values: Any = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # the C loader is faster
     try:
         return kind.model_validate(values)
     except ValidationError as error:

@@ -21,18 +21,23 @@ NOT_PRINTED, NOT_AVAILABLE = "-", "N/A"
 
 @dataclass(frozen=True)
 class Published:
-    """A printed number."""
+    """A number as printed in a paper.
+
+    Attributes:
+        text: the printed text, e.g. ``79.6±0.2``.
+        value: the number; None if printed as N/A.
+        plus_minus: the number after ±; None if there is none.
+        is_bound: whether only a bound is printed: ``1000+`` is a target that was not reached in 1000 rounds.
+    """
 
     text: str
     value: float | None
-    """None if printed as N/A."""
     plus_minus: float | None = None
     is_bound: bool = False
-    """Whether only a bound is printed: 1000+ is a target not reached in 1000 rounds."""
 
     @property
     def rounding(self) -> float:
-        """Half a unit of the last printed digit.
+        """The largest error of rounding to the printed digits: half a unit of the last one.
 
         >>> parse_number("79.6±0.2").rounding, parse_number("574").rounding
         (0.05, 0.5)
@@ -42,7 +47,7 @@ class Published:
 
 
 def parse_number(text: str) -> Published | None:
-    """Parse a printed number; None if nothing is printed."""
+    """Parse a printed number such as ``79.6±0.2``; return None for ``-``, which means that nothing is printed."""
     if text == NOT_PRINTED:
         return None
     if text == NOT_AVAILABLE:
@@ -63,7 +68,7 @@ class Statistic:
 
     @property
     def text(self) -> str:
-        """The shortest text that :func:`parse_statistic` reads."""
+        """The text from which :func:`parse_statistic` makes this statistic: its name and non-default parameters."""
         name = next(name for name, kind in STATISTICS.items() if kind is type(self))
         return show(name, changed(self))
 
@@ -172,7 +177,7 @@ STATISTICS: dict[str, type[Statistic]] = {
 
 
 def parse_statistic(text: str) -> Statistic:
-    """Parse a statistic.
+    """Parse the text of a statistic, ``name(parameter=value)``.
 
     >>> parse_statistic("mean(until=5000)"), parse_statistic("rounds-to(target=0.78)").text
     (Mean(rounds=100, until=5000), 'rounds-to(target=0.78)')

@@ -19,7 +19,7 @@ from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.run_folder import Record
 from fedflat.papers.cells import Cell
 from fedflat.papers.numbers import Best, ClientSeconds, Gain, Last, Mean, ModelStatistic, Published, RoundsTo, Statistic
-from fedflat.papers.plan import ReproductionPlan
+from fedflat.papers.plan import PlannedExperiment, ReproductionPlan
 from fedflat.papers.post_hoc import ModelQuery
 from fedflat.reporting.result import Result
 from fedflat.reporting.tables.summary import rounds_to, series, summarise
@@ -32,22 +32,29 @@ NORMAL_QUANTILE = 1.959964
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """The part of a run that statistics are computed from."""
+    """The part of a run that statistics are computed from.
+
+    Attributes:
+        history: one dictionary per evaluation.
+        metric: name of the primary metric.
+        status: for example ``finished`` or ``diverged``.
+        rounds: planned number of rounds.
+        seconds: duration.
+        model_statistics: statistics measured on its models; a text states why one could not be measured.
+    """
 
     history: list[dict[str, Any]]
     metric: str
     status: str
     rounds: int
-    """Planned number of rounds."""
     seconds: float = 0.0
-    models: Mapping[ModelQuery, float | str] = field(default_factory=dict)
-    """Statistics of its models, or why there is none."""
+    model_statistics: Mapping[ModelQuery, float | str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, record: Record, models: Mapping[ModelQuery, float | str] | None = None) -> MeasuredRun:
-        """Take the history of a record, with the statistics measured on its models."""
+    def of(cls, record: Record, model_statistics: Mapping[ModelQuery, float | str] | None = None) -> MeasuredRun:
+        """Create it from the record of a run and the statistics measured on its models."""
         metric, rounds = Result(record).metric, record.config.training.rounds
-        return cls(record.history, metric, record.status, rounds, record.seconds, models or {})
+        return cls(record.history, metric, record.status, rounds, record.seconds, model_statistics or {})
 
 
 Runs = Mapping[Path, MeasuredRun]
@@ -56,20 +63,27 @@ Runs = Mapping[Path, MeasuredRun]
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """A cell with its measured number and the verdict on it."""
+    """The measured numbers of a cell, and the verdict on how they compare with the published number.
+
+    Attributes:
+        cell: the cell of the published table.
+        values: measured numbers in the paper's unit, one per seed that has a number.
+        verdict: for example ``within`` or ``not run``; ``ran`` if the runs deviate from the paper too much to judge.
+        remark: the reason for the verdict, where it needs one.
+        tolerance: how far the mean may lie from the published number; None if not computed.
+        unreached_in: number of rounds in which no seed reached the target; None for other statistics.
+        stand_ins: what replaced data or models of the paper, such as ``digits for cifar10``.
+        seconds: time of all its runs together.
+    """
 
     cell: Cell
     values: tuple[float, ...]
-    """One per seed that has a number, in the paper's unit."""
     verdict: Verdict
     remark: str = ""
-    """The reason, where the verdict is not enough."""
     tolerance: float | None = None
-    unreached: int | None = None
-    """The number of rounds in which no seed reached the target."""
+    unreached_in: int | None = None
     stand_ins: tuple[str, ...] = ()
     seconds: float = 0.0
-    """Time of all its runs together."""
 
     @property
     def mean(self) -> float | None:
@@ -99,36 +113,51 @@ def outcomes(plan: ReproductionPlan, measured: Runs) -> list[CellOutcome]:
     """
     cell_outcomes = []
     for cell in plan.cells:
-        runs = [run for source in plan.table.sources(cell) for group in plan.runs_of(source) for run in group]
-        folders = {run.folder for run in runs} & measured.keys()
-        stand_ins = dict.fromkeys(text for run in runs for text in run.stand_ins)
+        runs: list[PlannedExperiment] = []
+        for source in plan.table.sources(cell):
+            for runs_of_experiment in plan.runs_of(source):
+                runs += runs_of_experiment
+        stand_ins = dict.fromkeys(stand_in for run in runs for stand_in in run.stand_ins)
+        # Both cells of a gain may use the same run, whose time counts once.
+        existing_folders = {run.folder for run in runs} & measured.keys()
+        seconds = sum(measured[folder].seconds for folder in existing_folders)
         outcome = _outcome(plan, measured, cell)
-        seconds = sum(measured[folder].seconds for folder in folders)
         cell_outcomes.append(replace(outcome, stand_ins=tuple(stand_ins), seconds=seconds))
     return cell_outcomes
 
 
 def picture_command(plan: ReproductionPlan, out: Path) -> str:
     """Return the command that draws a figure from the runs with the first seed; empty for tables."""
-    runs = [(cell, run) for cell in plan.cells for group in plan.runs_of(cell) for run in group[:1]]
-    if not plan.table.file.picture or not runs:
+    folders: list[Path] = []
+    models: list[str] = []
+    for cell in plan.cells:
+        for runs in plan.runs_of(cell):
+            if runs:
+                folders.append(runs[0].folder)
+                models.append(f"{runs[0].folder}:{cell.evaluated}")
+    command = plan.table.file.picture
+    if not command or not folders:
         return ""
-    models = dict.fromkeys(f"{run.folder}:{cell.evaluated}" for cell, run in runs)
-    return plan.table.file.picture.format(models=" ".join(models), folder=runs[0][1].folder, out=out)
+    return command.format(models=" ".join(dict.fromkeys(models)), folder=folders[0], out=out)
 
 
 def tolerance(published: Published, values: Sequence[float]) -> float | None:
-    """Compute by how much a measured mean may differ from a published number; see the head of this module.
+    """Compute by how much the mean of measured values may differ from a published number.
+
+    The published number is treated as one more run: if a run has standard deviation s, it lies within
+    z s sqrt(1 + 1/n) of the mean of n runs in 95 % of cases. The paper's ± and our seeds each give an estimate of
+    z s; the larger one counts.
 
     Args:
         published: the printed number.
         values: one measured value per seed.
 
     Returns:
-        The tolerance in the unit of the values; None if nothing is known about the spread.
+        The tolerance in the unit of the values, including the rounding of the printed number. None if the paper
+        prints no ± and there is only one seed.
     """
     n = len(values)
-    half_widths = []
+    half_widths = []  # estimates of z s
     if published.plus_minus is not None:
         half_widths.append(NORMAL_QUANTILE * published.plus_minus)
     if n > 1:
@@ -139,19 +168,22 @@ def tolerance(published: Published, values: Sequence[float]) -> float | None:
 
 
 def value_of(statistic: Statistic, run: MeasuredRun, model: str, planned_rounds: int) -> float | None:
-    """Compute a statistic of a run, as a share or in rounds; None if the run has none.
+    """Compute a statistic of a run; None if it cannot be computed, e.g. because the target was not reached.
 
     Args:
         statistic: the statistic.
         run: the run.
-        model: the evaluated model.
+        model: the evaluated model: ``server`` or the name of an average.
         planned_rounds: the paper's number of rounds, to which ``Mean.until`` refers.
+
+    Returns:
+        Accuracies as shares from 0 to 1; other statistics in their own unit, such as rounds or seconds.
     """
     if isinstance(statistic, RoundsTo):
         return rounds_to(run.history, model, run.metric, statistic.target)
     if isinstance(statistic, ModelStatistic):
-        value = run.models.get(ModelQuery(statistic, model))
-        return None if isinstance(value, str) else value
+        value = run.model_statistics.get(ModelQuery(statistic, model))
+        return None if isinstance(value, str) else value  # a text is the reason why there is no value
     if isinstance(statistic, ClientSeconds):
         rounds = run.history[-1]["round"] if run.history else 0
         return run.seconds / rounds if rounds else None
@@ -163,24 +195,27 @@ def value_of(statistic: Statistic, run: MeasuredRun, model: str, planned_rounds:
     if isinstance(statistic, Best):
         return summary.best
     if isinstance(statistic, Mean):
-        last = run.rounds
-        if statistic.until is not None:  # in the same proportion if the run is shorter than the paper's
-            last = max(1, round(statistic.until * run.rounds / planned_rounds))
-        start = max(0, last - statistic.rounds)
-        window = [value for rounds, value in series(run.history, model, run.metric) if start < rounds <= last]
+        end = run.rounds
+        if statistic.until is not None:  # scaled down if the run is shorter than the paper's
+            end = max(1, round(statistic.until * run.rounds / planned_rounds))
+        start = max(0, end - statistic.rounds)
+        window = [value for rounds, value in series(run.history, model, run.metric) if start < rounds <= end]
         return fmean(window) if window else None
     return None
 
 
 def _outcome(plan: ReproductionPlan, measured: Runs, cell: Cell) -> CellOutcome:
-    """Compute the outcome of a cell, without stand-ins and time; of several experiments the best counts."""
+    """Compute the outcome of a cell, without stand-ins and time.
+
+    For a cell with several experiments, the paper reports the best one, so the one with the highest mean counts here.
+    """
     if isinstance(cell.statistic, Gain):
         return _gain_outcome(plan, measured, cell, cell.statistic)
-    if cell.name in plan.lacking:
-        return CellOutcome(cell, (), "not run", plan.lacking[cell.name])
-    groups = [[measured[run.folder] for run in runs if run.folder in measured] for runs in plan.runs_of(cell)]
-    runs = [run for group in groups for run in group]
-    if not all(groups):
+    if cell.name in plan.not_runnable:
+        return CellOutcome(cell, (), "not run", plan.not_runnable[cell.name])
+    experiments = [[measured[run.folder] for run in runs if run.folder in measured] for runs in plan.runs_of(cell)]
+    runs = [run for experiment in experiments for run in experiment]
+    if not all(experiments):  # an experiment without any measured run
         return CellOutcome(cell, (), "not run")
     if any(run.status not in ENDED_STATUSES for run in runs):
         return CellOutcome(cell, (), "not run", "not finished; the same command resumes it")
@@ -188,28 +223,33 @@ def _outcome(plan: ReproductionPlan, measured: Runs, cell: Cell) -> CellOutcome:
         return _diverged_outcome(plan, cell)
     if isinstance(cell.statistic, ModelStatistic):
         for run in runs:
-            value = run.models.get(ModelQuery(cell.statistic, cell.evaluated))
+            value = run.model_statistics.get(ModelQuery(cell.statistic, cell.evaluated))
             if isinstance(value, str):  # the reason why it could not be measured
                 return CellOutcome(cell, (), "not run", value)
-    values = max((_values(cell, group) for group in groups), key=lambda v: fmean(v) if v else -math.inf)
+    values = max((_values(cell, experiment) for experiment in experiments), key=lambda v: fmean(v) if v else -math.inf)
     seeds = "" if len(values) == len(plan.seeds) else f"{len(values)} of {len(plan.seeds)} seeds"
-    unreached = max(run.rounds for run in runs) if isinstance(cell.statistic, RoundsTo) and not values else None
-    return replace(_judge(plan, cell, values, seeds), unreached=unreached)
+    is_unreached = isinstance(cell.statistic, RoundsTo) and not values
+    unreached_in = max(run.rounds for run in runs) if is_unreached else None
+    return replace(_judge(plan, cell, values, seeds), unreached_in=unreached_in)
 
 
 def _values(cell: Cell, runs: Sequence[MeasuredRun]) -> tuple[float, ...]:
-    """Compute a cell's statistic in the paper's unit, for every run that has it and did not diverge."""
-    rounds = cell.configs[0].training.rounds
-    values = (value_of(cell.statistic, run, cell.evaluated, rounds) for run in runs if run.status != "diverged")
+    """Compute a cell's statistic in the paper's unit for each run; diverged runs and runs without it are left out."""
+    paper_rounds = cell.configs[0].training.rounds
     scale = 100.0 if cell.unit == "%" else 1.0
-    return tuple(value * scale for value in values if value is not None)
+    values = []
+    for run in runs:
+        value = None if run.status == "diverged" else value_of(cell.statistic, run, cell.evaluated, paper_rounds)
+        if value is not None:
+            values.append(value * scale)
+    return tuple(values)
 
 
 def _diverged_outcome(plan: ReproductionPlan, cell: Cell) -> CellOutcome:
     """Return the outcome of a cell whose runs all diverged."""
-    if plan.scale.obstacle(cell):
+    if plan.deviations.reason_for_no_verdict(cell):
         return CellOutcome(cell, (), "ran", "diverged")
-    if cell.published is not None and cell.published.value is None:
+    if cell.published is not None and cell.published.value is None:  # printed as N/A
         return CellOutcome(cell, (), "within", "diverged, as published")
     return CellOutcome(cell, (), "diverged", "every seed")
 
@@ -218,22 +258,22 @@ def _judge(plan: ReproductionPlan, cell: Cell, values: tuple[float, ...], seeds:
     """Compare measured values with the published number.
 
     Args:
-        plan: the plan, whose scale may rule out a verdict.
+        plan: the plan, whose deviations from the paper may rule out a verdict.
         cell: the cell.
         values: one value per seed that has a number.
         seeds: how many seeds these are, e.g. ``2 of 3 seeds``; empty if all.
     """
-    published, obstacle = cell.published, plan.scale.obstacle(cell)
-    rounds, paper_rounds = plan.scale.rounds, cell.configs[0].training.rounds
+    published, no_verdict = cell.published, plan.deviations.reason_for_no_verdict(cell)
+    rounds, paper_rounds = plan.deviations.rounds, cell.configs[0].training.rounds
     if rounds is not None and rounds < paper_rounds:
-        obstacle = obstacle or f"{rounds} rounds instead of {paper_rounds}"
-    if obstacle:
-        return CellOutcome(cell, values, "ran", obstacle)
+        no_verdict = no_verdict or f"{rounds} rounds instead of {paper_rounds}"
+    if no_verdict:
+        return CellOutcome(cell, values, "ran", no_verdict)
     if isinstance(cell.statistic, RoundsTo) and (seeds or cell.is_unreached):
         return _censored_outcome(cell, values, seeds)
     if published is None:
         return CellOutcome(cell, values, "not printed")
-    if published.value is None:
+    if published.value is None:  # printed as N/A
         return CellOutcome(cell, values, "above", "published as not converging")
     if isinstance(cell.statistic, ClientSeconds):
         return CellOutcome(cell, values, "unjudged", "measured on another machine")
@@ -245,7 +285,13 @@ def _judge(plan: ReproductionPlan, cell: Cell, values: tuple[float, ...], seeds:
 
 
 def _censored_outcome(cell: Cell, values: tuple[float, ...], seeds: str) -> CellOutcome:
-    """Return the outcome where the paper or some seeds did not reach a target; ``seeds`` as in ``_judge``."""
+    """Return the outcome of rounds to a target that the paper, or some of our seeds, never reached.
+
+    Args:
+        cell: the cell.
+        values: rounds to the target, one per seed that reached it.
+        seeds: how many seeds reached it, e.g. ``2 of 3 seeds``; empty if all.
+    """
     if cell.is_unreached and not values:
         return CellOutcome(cell, values, "within", "never reached, as published")
     if cell.is_unreached:
@@ -255,15 +301,19 @@ def _censored_outcome(cell: Cell, values: tuple[float, ...], seeds: str) -> Cell
 
 
 def _gain_outcome(plan: ReproductionPlan, measured: Runs, cell: Cell, gain: Gain) -> CellOutcome:
-    """Return the outcome of a difference of two cells, seed by seed where both have the same number of seeds."""
+    """Return the outcome of a gain, the difference of two cells.
+
+    It is computed seed by seed if both cells have the same number of values, otherwise from their means. A relative
+    gain is in per cent of the subtracted cell, an absolute one in points.
+    """
     minuend, subtrahend = (_outcome(plan, measured, source) for source in plan.table.sources(cell))
     if minuend.mean is None or subtrahend.mean is None:
         return CellOutcome(cell, (), "not run", minuend.remark or subtrahend.remark)
     pairs = [(minuend.mean, subtrahend.mean)]
     if len(minuend.values) == len(subtrahend.values):
         pairs = list(zip(minuend.values, subtrahend.values, strict=True))
-    scale = 100.0 if minuend.cell.unit == "share" else 1.0
-    values = tuple(100 * (a - b) / b if gain.relative else scale * (a - b) for a, b in pairs if b)
+    points = 100.0 if minuend.cell.unit == "share" else 1.0
+    values = tuple(100 * (a - b) / b if gain.relative else points * (a - b) for a, b in pairs if b)
     if minuend.verdict == "ran":
         return CellOutcome(cell, values, "ran", minuend.remark)
     if cell.published is None or cell.published.value is None:
@@ -275,7 +325,7 @@ def _gain_outcome(plan: ReproductionPlan, measured: Runs, cell: Cell, gain: Gain
 
 
 def _verdict(difference: float, allowed: float) -> Verdict:
-    """Judge the difference of the measured from the published number."""
+    """Judge a difference, measured minus published number, that may be at most ``allowed`` in magnitude."""
     if abs(difference) <= allowed:
         return "within"
     return "above" if difference > 0 else "below"

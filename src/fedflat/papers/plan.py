@@ -26,41 +26,46 @@ def _unchanged(config: Config) -> Config:
 
 
 @dataclass(frozen=True)
-class ReproductionScale:
-    """How a table is reproduced: as in the paper, with fewer rounds, at small scale, or with other settings."""
+class Deviations:
+    """How runs deviate from the paper: small scale, fewer rounds, other settings; by default not at all.
+
+    Attributes:
+        small: run at small scale, where stand-ins replace large datasets and models.
+        rounds: number of rounds; None keeps the paper's.
+        data_dir: folder of the datasets; None is the default folder.
+        apply_settings: applies the user's settings to a config.
+        changed_settings: those of the user's settings that change results, as ``name=value``.
+        has_initial_weights: whether the user supplies initial weights.
+    """
 
     small: bool = False
     rounds: int | None = None
-    folder: Path | None = None
-    """The folder of the datasets."""
-    change: Callable[[Config], Config] = _unchanged
-    """Applies the user's settings."""
-    changed: tuple[str, ...] = ()
-    """The user's settings that change results, as ``name=value``."""
-    weights: bool = False
-    """Whether the user supplies initial weights."""
+    data_dir: Path | None = None
+    apply_settings: Callable[[Config], Config] = _unchanged
+    changed_settings: tuple[str, ...] = ()
+    has_initial_weights: bool = False
 
-    def of(self, config: Config) -> tuple[Config, tuple[str, ...]]:
-        """Return a config at this scale, and its stand-ins."""
-        scaled, stand_ins = small(config, self.folder) if self.small else (config, ())
+    def apply(self, config: Config) -> tuple[Config, tuple[str, ...]]:
+        """Return the paper's config with these deviations, and its stand-ins, such as ``digits for cifar10``."""
+        changed, stand_ins = small(config, self.data_dir) if self.small else (config, ())
         if self.rounds is not None:
-            training = scaled.training.model_copy(update={"rounds": self.rounds})
-            scaled = scaled.model_copy(update={"training": training})
-        if self.folder is not None:
-            data = scaled.data.model_copy(update={"dir": self.folder})
-            scaled = scaled.model_copy(update={"data": data})
-        return self.change(scaled), stand_ins
+            training = changed.training.model_copy(update={"rounds": self.rounds})
+            changed = changed.model_copy(update={"training": training})
+        if self.data_dir is not None:
+            data = changed.data.model_copy(update={"dir": self.data_dir})
+            changed = changed.model_copy(update={"data": data})
+        return self.apply_settings(changed), stand_ins
 
-    def obstacle(self, cell: Cell) -> str:
-        """Return why a cell cannot be judged; empty if it can."""
+    def reason_for_no_verdict(self, cell: Cell) -> str:
+        """Return why the measured number of a cell cannot be compared with the published one; empty if it can."""
         if self.small:
             return SMALL_SCALE
         # Statistics of the last model do not depend on how often models are evaluated.
         uses_last_only = isinstance(cell.statistic, (Last, ModelStatistic))
-        changed = [text for text in self.changed if not (uses_last_only and text.startswith("evaluation.every="))]
-        if changed:
-            return "other settings"
-        return "other initial weights" if self.weights and not cell.weights else ""
+        for setting in self.changed_settings:
+            if not (uses_last_only and setting.startswith("evaluation.every=")):
+                return "other settings"
+        return "other initial weights" if self.has_initial_weights and not cell.weights else ""
 
 
 @dataclass(frozen=True)
@@ -78,46 +83,61 @@ class PlannedExperiment(PlannedRun):
 
 @dataclass(frozen=True)
 class ReproductionPlan:
-    """The runs that reproduce some cells of a table."""
+    """The runs that reproduce the chosen cells of a table.
+
+    Attributes:
+        table: the published table.
+        cells: the chosen cells.
+        deviations: how the runs deviate from the paper.
+        seeds: the seeds of every experiment.
+        runs: every distinct experiment with every seed.
+        not_runnable: by the name of a cell, the reason why it cannot be run.
+    """
 
     table: PaperTable
     cells: tuple[Cell, ...]
-    scale: ReproductionScale
+    deviations: Deviations
     seeds: tuple[int, ...]
     runs: tuple[PlannedExperiment, ...]
-    lacking: dict[str, str]
-    """Why a cell cannot be run, by name."""
+    not_runnable: dict[str, str]
 
     def runs_of(self, cell: Cell) -> list[list[PlannedExperiment]]:
-        """Return the runs of a cell, one list with all seeds per experiment."""
-        keys = [_key(self.scale.of(config)[0]) for config in cell.configs]
+        """Return one list per experiment of a cell: its runs with all seeds."""
+        keys = [_key(self.deviations.apply(config)[0]) for config in cell.configs]
         return [[run for run in self.runs if run.key == key] for key in keys]
 
 
 def make_plan(
-    table: PaperTable, cells: Sequence[Cell], seeds: Sequence[int], out: Path, scale: ReproductionScale
+    table: PaperTable, cells: Sequence[Cell], seeds: Sequence[int], out: Path, deviations: Deviations
 ) -> ReproductionPlan:
-    """Plan the runs of some cells, and of those that gains are computed from, in folders below ``out``."""
+    """Plan the runs behind the chosen cells, each distinct experiment once per seed, in folders below ``out``.
+
+    Several cells can need the same experiment, for example its accuracy and its rounds to a target. A gain has no
+    experiment itself; the cells it is computed from are planned instead.
+    """
     sources = dict.fromkeys(source for cell in cells for source in table.sources(cell))
-    obstacles = {cell.name: _obstacle(cell, scale) for cell in sources}
-    lacking = {name: reason for name, reason in obstacles.items() if reason}
-    configs: dict[str, Config] = {}  # this and the following by key; dictionaries serve as ordered sets
+    reasons = {cell.name: _reason_not_runnable(cell, deviations) for cell in sources}
+    not_runnable = {name: reason for name, reason in reasons.items() if reason}
+    # These four dictionaries are indexed by experiment; the inner dictionaries serve as ordered sets.
+    configs: dict[str, Config] = {}
     cell_names: dict[str, dict[str, None]] = {}
     stand_ins: dict[str, dict[str, None]] = {}
     queries: dict[str, dict[ModelQuery, None]] = {}
     for cell in sources:
-        for config in cell.configs if cell.name not in lacking else ():
-            scaled, replaced = scale.of(config)
-            key = _key(scaled)
-            configs[key] = scaled
+        if cell.name in not_runnable:
+            continue
+        for paper_config in cell.configs:
+            config, replaced = deviations.apply(paper_config)
+            key = _key(config)
+            configs[key] = config
             cell_names.setdefault(key, {})[cell.name] = None
             stand_ins.setdefault(key, {}).update(dict.fromkeys(replaced))
             queries.setdefault(key, {})
             if isinstance(cell.statistic, ModelStatistic):
                 queries[key][ModelQuery(cell.statistic, cell.evaluated)] = None
-            if scale.small and isinstance(cell.statistic, Corrupted):
+            if deviations.small and isinstance(cell.statistic, Corrupted):
                 stand_ins[key][f"{CORRUPTIONS} for published corruptions"] = None
-    folders = _experiment_folders(table.paper, scale)
+    folders = _experiment_folders(table.paper, deviations)
     runs = [
         PlannedExperiment(
             config.model_copy(update={"seed": seed}),
@@ -130,31 +150,36 @@ def make_plan(
         for seed in seeds
         for key, config in configs.items()
     ]
-    return ReproductionPlan(table, tuple(cells), scale, tuple(seeds), tuple(runs), lacking)
+    return ReproductionPlan(table, tuple(cells), deviations, tuple(seeds), tuple(runs), not_runnable)
 
 
-def _obstacle(cell: Cell, scale: ReproductionScale) -> str:
-    """Return why a cell cannot be run, empty if it can; at small scale, stand-ins replace whatever is missing."""
-    if scale.small:
+def _reason_not_runnable(cell: Cell, deviations: Deviations) -> str:
+    """Return why a cell cannot be run; empty if it can. At small scale it always can, since stand-ins are used."""
+    if deviations.small:
         return ""
-    obstacles = [cell.needs] if cell.needs else []
-    if cell.weights and not scale.weights:
-        obstacles.append(f"{cell.weights}: supply them with --set init=FILE")
+    reasons = [cell.needs] if cell.needs else []
+    if cell.weights and not deviations.has_initial_weights:
+        reasons.append(f"{cell.weights}: supply them with --set init=FILE")
     corrupted_images = f"{cell.configs[0].data.dataset}_c"
-    if isinstance(cell.statistic, Corrupted) and not is_available(corrupted_images, scale.folder):
-        obstacles.append(f"{corrupted_images} is not downloaded: fedflat data get {corrupted_images}")
-    return ", ".join(obstacles)
+    if isinstance(cell.statistic, Corrupted) and not is_available(corrupted_images, deviations.data_dir):
+        reasons.append(f"{corrupted_images} is not downloaded: fedflat data get {corrupted_images}")
+    return ", ".join(reasons)
 
 
 @cache
-def _experiment_folders(paper: Paper, scale: ReproductionScale) -> dict[str, str]:
-    """Return the folder of every experiment by key, independent of the chosen cells, so that tables share runs."""
+def _experiment_folders(paper: Paper, deviations: Deviations) -> dict[str, str]:
+    """Return the folder of every experiment of a paper, by the experiment's key.
+
+    An experiment's folder is named after the first cell of the paper that needs it, whichever cells are chosen, so
+    that all tables of the paper share its runs.
+    """
     folders: dict[str, str] = {}
     for table in paper.tables.values():
         for cell in table.cells.values():
             for config in cell.configs:
                 subfolder = f"/{folder_name(config.algorithm)}" if len(cell.configs) > 1 else ""
-                folders.setdefault(_key(scale.of(config)[0]), f"{table.name}/{cell.name}{subfolder}")
+                key = _key(deviations.apply(config)[0])
+                folders.setdefault(key, f"{table.name}/{cell.name}{subfolder}")
     return folders
 
 

@@ -47,19 +47,22 @@ class ModelQuery(NamedTuple):
 
 
 def measure(record: Record, queries: Iterable[ModelQuery], small: bool = False) -> dict[ModelQuery, float | str]:
-    """Measure statistics on the models of a run; where that is impossible, the value is the reason.
+    """Measure statistics on the models of a run.
 
     Args:
         record: the finished run.
         queries: the statistics and the models to measure them on.
         small: whether to use few examples and generated corruptions.
+
+    Returns:
+        For each query, the measured value, or a text with the reason why it could not be measured.
     """
-    models = _RunModels(record, small)
+    measurements = _ModelMeasurements(record, small)
     values: dict[ModelQuery, float | str] = {}
-    # Most eigenvalues first: the other queries can then reuse them.
+    # Queries for many eigenvalues come first, because queries for fewer can reuse theirs.
     for query in sorted(queries, key=_eigenvalues_needed, reverse=True):
         try:
-            values[query] = models.value(query)
+            values[query] = measurements.value(query)
         except UserError as reason:
             values[query] = str(reason)
     return values
@@ -69,11 +72,11 @@ def _eigenvalues_needed(query: ModelQuery) -> int:
     return query.statistic.needed if isinstance(query.statistic, Eigenvalue) else 0
 
 
-class _RunModels:
-    """The models of a run, with earlier measurements."""
+class _ModelMeasurements:
+    """Statistics measured on the models of a run; measurements are stored in its folder and not repeated."""
 
     def __init__(self, record: Record, small: bool) -> None:
-        """Read earlier measurements from the run's folder; ``small`` as in ``measure``."""
+        """Read earlier measurements of a run; with ``small``, new ones use few examples and generated corruptions."""
         self.record, self.small = record, small
         self._file: Path | None = record.folder.path / FILE if record.folder else None
         self.stored: dict[str, Any] = {}
@@ -81,7 +84,7 @@ class _RunModels:
             self.stored = json.loads(self._file.read_text(encoding="utf-8"))
 
     def value(self, query: ModelQuery) -> float:
-        """Return the value of a statistic on a model; measured at most once, then read from the stored measurements."""
+        """Return the value of a statistic on a model; it is measured only if no stored measurement has it."""
         statistic, model = query
         match statistic:
             case Eigenvalue():
@@ -106,7 +109,13 @@ class _RunModels:
     def _cached(
         self, name: str, measure: Callable[[], dict[str, Any]], suffices: Callable[[dict[str, Any]], bool] = bool
     ) -> dict[str, Any]:
-        """Return the stored measurement of this name if it suffices; otherwise measure and store it."""
+        """Return a stored measurement, or call ``measure`` and store its result.
+
+        Args:
+            name: name of the measurement.
+            measure: makes the measurement.
+            suffices: whether a stored measurement can be used; by default, any that is not empty.
+        """
         if not suffices(self.stored.get(name, {})):
             self.stored[name] = measure()
             if self._file is not None:
@@ -117,9 +126,10 @@ class _RunModels:
         return open_model(self.record, name=model, device=self.record.config.engine.device)
 
     def _spectrum(self, model: str, needed: int) -> dict[str, Any]:
-        """Compute at least ``needed`` of the largest Hessian eigenvalues of the training loss."""
+        """Return at least ``needed`` of the largest Hessian eigenvalues of a model's training loss."""
 
         def measure_spectrum() -> dict[str, Any]:
+            """Compute the eigenvalues on all training examples, or on few at small scale."""
             (objective,) = self._open(model).objectives(examples=EXAMPLES if self.small else None)
             document = spectrum_of(objective, needed, trace_draws=0).document()
             return {name: value for name, value in document.items() if name not in ("trace", "density")}
@@ -130,20 +140,26 @@ class _RunModels:
         return self._cached(f"spectrum, {model}", measure_spectrum, suffices)
 
     def _client_curvature(self) -> dict[str, Any]:
-        """Measure the curvature of the next cohort's local models, each on its client's data."""
+        """Train the next round's cohort from the final model; measure each local model's curvature on its own data."""
         server = self._open("server")
         replay = replay_after(server)
-        members = replay.clients(None)
-        local_models = replay.local_models(members, replay.train(members))
-        return FixedSample(server.problem, server.partition, FlatnessSettings()).local_curvature(local_models, members)
+        cohort = replay.clients(None)  # None: the clients that would be sampled
+        local_models = replay.local_models(cohort, replay.train(cohort))
+        return FixedSample(server.problem, server.partition, FlatnessSettings()).local_curvature(local_models, cohort)
 
     def _features(self, model: str) -> dict[str, Any]:
-        """Compute the mean of ||f(x)|| over each client's data."""
+        """Compute, by client, the mean norm ||f(x)|| of the model's output over the client's examples x."""
         opened, settings = self._open(model), FlatnessSettings(clients=EVERY_CLIENT)
         return FixedSample(opened.problem, opened.partition, settings).features(opened.state)
 
     def _evaluate(self, part: str, model: str, **options: Any) -> dict[str, Any]:
-        """Evaluate a model on a part, e.g. ``clients``; returns its metrics and the name of the primary one."""
+        """Evaluate a model; return its metrics and, as ``metric``, the name of the primary one.
+
+        Args:
+            part: what to evaluate on, as in ``fedflat evaluate --on``: ``clients``, ``domains`` or ``corruptions``.
+            model: name of the model.
+            options: further arguments of ``evaluate``.
+        """
         evaluation: Evaluation = evaluate(self.record, model, (part,), **options)
         return {"metric": evaluation.metric, **evaluation[part]}
 
@@ -152,8 +168,9 @@ class _RunModels:
         data = self.record.config.data
         if self.small:
             test = self._open(model).problem.data.test
-            images = corrupted(test.take(torch.arange(min(EXAMPLES, len(test)))), severity)
-            corruptions = {name: {severity: examples} for name, examples in images.items()}
+            first_examples = test.take(torch.arange(min(EXAMPLES, len(test))))
+            generated = corrupted(first_examples, severity)
+            corruptions = {name: {severity: examples} for name, examples in generated.items()}
         else:
             published = load_corruptions(data.dataset, data.dir)
             corruptions = {name: {severity: by_severity[severity]} for name, by_severity in published.items()}

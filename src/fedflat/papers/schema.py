@@ -22,13 +22,16 @@ class PaperData(BaseModel):
 
 
 class Rule(PaperData):
-    """Words that follow from others: ``then`` applies where every word of ``if`` has one of the given values."""
+    """Words (named values of a data file) that follow from other words.
+
+    The words of ``then`` apply to cells in which every word of ``if`` has the given value, or one of the given list.
+    """
 
     if_: Words = Field(alias="if")
     then: Words
 
     def holds(self, words: Words) -> bool:
-        """Whether the rule applies to these words."""
+        """Return whether the rule applies to a cell with these words."""
         for name, expected in self.if_.items():
             allowed = expected if isinstance(expected, list) else [expected]
             if words.get(name) not in allowed:
@@ -103,7 +106,8 @@ class TableFile(PaperData):
     notes: list[Note] = []
 
     @model_validator(mode="after")
-    def _rows_or_groups(self) -> TableFile:
+    def _require_rows_or_groups(self) -> TableFile:
+        """Reject a table with both ``rows`` and ``groups``, or with neither."""
         if bool(self.groups) == bool(self.rows):
             raise ValueError("a table has either rows or groups of rows")
         return self

@@ -28,11 +28,14 @@ CORRUPTIONS = "generated noise, brightness and contrast"
 
 
 def small(config: Config, folder: Path | None = None) -> tuple[Config, tuple[str, ...]]:
-    """Return a config at small scale, and its stand-ins as ``"digits for cifar10"``.
+    """Shrink an experiment of a paper so that it runs in seconds with the same structure.
 
     Args:
         config: the experiment of the paper.
-        folder: the folder of the datasets; those that are available are used.
+        folder: folder of the datasets; a dataset that is available there is not replaced. None is the default folder.
+
+    Returns:
+        The small config, and a description of each stand-in, such as ``digits for cifar10``.
     """
     data, model, length = _stand_ins(config, folder)
     is_central = canonical_partition(data.partition) == "centralised"
@@ -61,11 +64,17 @@ def small(config: Config, folder: Path | None = None) -> tuple[Config, tuple[str
 
 
 def _stand_ins(config: Config, folder: Path | None) -> tuple[DataSettings, str, dict[str, int]]:
-    """Choose data, model and length of a run: the paper's dataset if available, otherwise an embedded one."""
+    """Choose the dataset, the model and the length of a small run.
+
+    Returns:
+        data: settings with the paper's dataset if it is available, otherwise with an embedded one.
+        model: a model that is small enough for the dataset.
+        length: rounds, local steps and batch size.
+    """
     data, model = config.data, parse(config.model)[0].name
     if is_available(data.dataset, folder):
         return data, SMALLER.get(model, config.model), SHORT
-    if model == DENSE:
+    if model == DENSE:  # segmentation
         dataset = f"{MASKS}(unseen={UNSEEN})" if "unseen" in parse(data.dataset)[0].values else MASKS
         clients = None if data.clients is None else CLIENTS
         masks = data.model_copy(update={"dataset": dataset, "clients": clients})
@@ -80,14 +89,14 @@ def _stand_ins(config: Config, folder: Path | None) -> tuple[DataSettings, str, 
 
 
 def _digits_augmentation(text: str) -> str:
-    """Return the same augmentation, with lengths reduced like the images.
+    """Return an augmentation for digits: its lengths in pixels shrink by as much as the images.
 
     >>> _digits_augmentation("crop-flip+cutout(size=8)"), _digits_augmentation("none")
     ('crop-flip(padding=1)+cutout(size=2)', 'none')
     """
     if text == "none":
         return text
-    lengths = {"crop-flip": ("padding", 4), "cutout": ("size", 16)}  # parameter and its default
+    lengths = {"crop-flip": ("padding", 4), "cutout": ("size", 16)}  # the parameter in pixels, and its default
     calls = []
     for call in parse(text):
         if call.name in lengths:
@@ -98,7 +107,10 @@ def _digits_augmentation(text: str) -> str:
 
 
 def _digits_partition(partition: str) -> str:
-    """Return the same partition where digits can be partitioned like that, otherwise a similar one."""
+    """Return the paper's partition if it is possible on digits, otherwise a similar one.
+
+    Digits have no natural clients and no coarse classes, and only ten classes.
+    """
     first = parse(partition)[0]
     if first.name in ("natural", "pachinko"):
         return DIGITS_PARTITION
@@ -108,7 +120,7 @@ def _digits_partition(partition: str) -> str:
 
 
 def corrupted(examples: Examples, severity: int) -> dict[str, Examples]:
-    """Return three synthetic corruptions of uint8 images, by the CIFAR-10-C names they stand in for.
+    """Generate three corruptions of uint8 images; return the images by the name of the CIFAR-10-C corruption.
 
     Args:
         examples: images with pixels from 0 to 255.

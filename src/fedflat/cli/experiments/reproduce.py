@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from fedflat.experiment.config import Config
     from fedflat.papers import PaperTable
     from fedflat.papers.outcome import CellOutcome, MeasuredRun
-    from fedflat.papers.plan import ReproductionPlan, ReproductionScale
+    from fedflat.papers.plan import Deviations, ReproductionPlan
 
 SCALES = ("paper", "small")
-HARMLESS = ("engine.", "data.dir", "init")
-"""Beginnings of settings that do not affect results, and of initial weights."""
+UNCHANGED_RESULTS = ("engine.", "data.dir")
+"""Prefixes of settings that do not change results."""
 ASK_FROM = 3600.0
 """Estimated seconds above which a terminal asks for confirmation."""
 
@@ -82,16 +82,16 @@ def reproduce(
     for file in filter(None, (markdown, as_csv)):
         if not file.absolute().parent.is_dir():
             raise UserError(f"{file} cannot be written: folder {file.parent} does not exist")
-    changes = _scale(scale == "small", rounds, data_dir, assignments)
-    root = out or RUNS / "reproduce" / _folder_name(changes)
+    deviations = _deviations(scale == "small", rounds, data_dir, assignments)
+    root = out or RUNS / "reproduce" / _folder_name(deviations)
     documents: list[dict[str, Any]] = []
     all_outcomes: list[CellOutcome] = []
     failure: UserError | None = None
     for paper_table in tables:
         folder = root / paper_table.paper.name
         chosen_cells = paper_table.choose([paper_table.file.small] if representative else cells)
-        plan = make_plan(paper_table, chosen_cells, seed_list, folder, changes)
-        work = remaining_work(plan.runs, probing=probe and not changes.small)
+        plan = make_plan(paper_table, chosen_cells, seed_list, folder, deviations)
+        work = remaining_work(plan.runs, probing=probe and not deviations.small)
         if dry_run:
             documents.append(_plan_document(plan, work))
             if not as_json:
@@ -100,7 +100,7 @@ def reproduce(
         if not silent:
             _print_work(plan, work, stderr=True)
             _confirm_if_long(plan, work, yes)
-        measured, failure = _run(plan, folder, jobs, silent)
+        measured, failure = _run(plan, folder, jobs, silent)  # after a failure, finished runs are still shown
         outcomes = outcomes_of(plan, measured)
         all_outcomes += outcomes
         documents.append(_result_document(plan, work, outcomes, folder))
@@ -109,7 +109,7 @@ def reproduce(
         if failure is not None:
             break
     if not dry_run:
-        _write_outcomes(markdown, as_csv, all_outcomes, changes.small)
+        _write_outcomes(markdown, as_csv, all_outcomes, deviations.small)
     if as_json:
         print_json(documents if len(tables) > 1 else documents[0])
     if failure is not None:
@@ -117,7 +117,7 @@ def reproduce(
 
 
 def _find_tables(name: str) -> list[PaperTable]:
-    """Return the named table, all tables of a paper, or all tables."""
+    """Return the table ``PAPER/TABLE``, all tables of ``PAPER``, or every table for ``all``."""
     from fedflat.papers import Paper, find, papers
 
     if name.lower() == "all":
@@ -127,53 +127,62 @@ def _find_tables(name: str) -> list[PaperTable]:
 
 
 def _confirm_if_long(plan: ReproductionPlan, work: RemainingWork, yes: bool) -> None:
-    """Ask for confirmation on a terminal if the estimated time is long or unknown."""
+    """On a terminal, ask for confirmation if rounds remain and their estimated time is long or unknown."""
     is_long = work.seconds is None or work.seconds > ASK_FROM
-    if is_long and work.rounds and not yes and not plan.scale.small and sys.stdin.isatty():
+    if is_long and work.rounds and not yes and not plan.deviations.small and sys.stdin.isatty():
         typer.confirm("Start?", abort=True, err=True)
 
 
-def _scale(small: bool, rounds: int | None, data_dir: Path | None, assignments: Sequence[str]) -> ReproductionScale:
-    """Return how the runs deviate from the paper: substitutes, rounds and changed settings."""
+def _deviations(small: bool, rounds: int | None, data_dir: Path | None, assignments: Sequence[str]) -> Deviations:
+    """Return how the runs deviate from the paper: small scale, rounds, dataset folder and --set assignments."""
     from fedflat.experiment.config import config
     from fedflat.experiment.make_config import assign
-    from fedflat.papers.plan import ReproductionScale
+    from fedflat.papers.plan import Deviations
 
-    def change(original: Config) -> Config:
+    def apply_settings(paper_config: Config) -> Config:
         """Apply the --set assignments to the config of a run."""
         if not assignments:
-            return original
-        values: dict[str, Any] = original.model_dump(mode="json")
+            return paper_config
+        values: dict[str, Any] = paper_config.model_dump(mode="json")
         for assignment in assignments:
             assign(values, assignment)
         return config(values)
 
-    settings = {text: full_name(text.partition("=")[0]) for text in assignments}
-    changed = tuple(text for text, setting in settings.items() if not setting.startswith(HARMLESS))
-    has_weights = "init" in settings.values()
-    return ReproductionScale(small, rounds, data_dir, change, changed, has_weights)
+    settings = {assignment: full_name(assignment.partition("=")[0]) for assignment in assignments}
+    has_initial_weights = "init" in settings.values()
+    changed_settings = []
+    for assignment, setting in settings.items():
+        is_initial_weights = setting.startswith("init")  # init, init_head, init_rounds: recorded separately
+        if not is_initial_weights and not setting.startswith(UNCHANGED_RESULTS):
+            changed_settings.append(assignment)
+    return Deviations(small, rounds, data_dir, apply_settings, tuple(changed_settings), has_initial_weights)
 
 
-def _folder_name(scale: ReproductionScale) -> str:
+def _folder_name(deviations: Deviations) -> str:
     """Return a folder name for deviations from the paper, so that different settings never share runs."""
-    name = "small" if scale.small else "paper"
-    if scale.rounds:
-        name += f"-{scale.rounds}-rounds"
-    if scale.changed:
-        name += f"-{hashlib.sha256(repr(scale.changed).encode()).hexdigest()[:8]}"
+    name = "small" if deviations.small else "paper"
+    if deviations.rounds:
+        name += f"-{deviations.rounds}-rounds"
+    if deviations.changed_settings:
+        name += f"-{hashlib.sha256(repr(deviations.changed_settings).encode()).hexdigest()[:8]}"
     return name
 
 
 def _run(
     plan: ReproductionPlan, out: Path, jobs: int | None, silent: bool
 ) -> tuple[dict[Path, MeasuredRun], UserError | None]:
-    """Return the results of all runs by folder, and the error that ended them early, if any."""
+    """Run what is missing and measure the models.
+
+    Returns:
+        The results of all finished runs by folder, and the error of a run that failed, or None.
+    """
     from fedflat.experiment.campaign.compare import run_each
     from fedflat.papers.outcome import MeasuredRun
     from fedflat.papers.post_hoc import measure
 
-    if not plan.scale.small:
-        for config in {run.config.data.dataset: run.config for run in plan.runs if not run.done}.values():
+    if not plan.deviations.small:
+        config_by_dataset = {run.config.data.dataset: run.config for run in plan.runs if not run.done}
+        for config in config_by_dataset.values():
             fetch_if_missing(config, silent)
     measured: dict[Path, MeasuredRun] = {}
     runs = {run.folder: run for run in plan.runs}
@@ -184,8 +193,8 @@ def _run(
                 assert record.folder is not None
                 run = runs[record.folder.path]
                 has_models = record.status != "diverged"
-                models = measure(record, run.queries, plan.scale.small) if has_models else {}
-                measured[run.folder] = MeasuredRun.of(record, models)
+                model_statistics = measure(record, run.queries, plan.deviations.small) if has_models else {}
+                measured[run.folder] = MeasuredRun.of(record, model_statistics)
                 display.count_run()
     except KeyboardInterrupt:
         raise Interrupted(
@@ -204,21 +213,21 @@ def _stand_ins(plan: ReproductionPlan) -> list[str]:
 
 
 def _print_work(plan: ReproductionPlan, work: RemainingWork, stderr: bool = False) -> None:
-    """Print the numbers of cells, runs and rounds, the estimated time, substitutes and skipped cells."""
+    """Print the numbers of cells, runs and rounds, the estimated time, stand-ins and skipped cells."""
     lines: dict[str, object] = {
         "table": f"{plan.table.full_name}, {len(plan.cells)} of {len(plan.table.cells)} cells",
         "runs": f"{work.runs} with {counted(len(plan.seeds), 'seed')}, {work.done} finished",
         "rounds": f"{shown_count(work.rounds)} remaining",
     }
-    if not plan.scale.small:
+    if not plan.deviations.small:
         reason = f" ({work.reason})" if work.reason else ""
         estimate = f"about {shown_seconds(work.seconds)} on this machine (estimated)"
         lines["time"] = f"{'unknown' if work.seconds is None else estimate}{reason}"
     if _stand_ins(plan):
         lines["stand-ins"] = "; ".join(_stand_ins(plan))
-    if plan.lacking:
-        counts = Counter(plan.lacking.values())
-        lines["skipped"] = "; ".join(f"{count} cells: {reason}" for reason, count in counts.items())
+    if plan.not_runnable:
+        cells_by_reason = Counter(plan.not_runnable.values())
+        lines["skipped"] = "; ".join(f"{count} cells: {reason}" for reason, count in cells_by_reason.items())
     screen(stderr).print(key_values(lines))
 
 
@@ -244,18 +253,18 @@ def _plan_document(plan: ReproductionPlan, work: RemainingWork) -> dict[str, Any
         {"folder": run.folder, "done": run.done, "cells": run.cells, "config": run.config.model_dump(mode="json")}
         for run in plan.runs
     ]
-    return {"table": plan.table.full_name, "runs": runs, "lacking": plan.lacking, "cost": vars(work)}
+    return {"table": plan.table.full_name, "runs": runs, "lacking": plan.not_runnable, "cost": vars(work)}
 
 
 def _print_outcomes(plan: ReproductionPlan, outcomes: Sequence[CellOutcome], folder: Path) -> None:
-    """Print one row per cell, how verdicts are reached, and how many cells have each verdict."""
+    """Print one row per cell, the rule for verdicts, how many cells have each verdict, and where the runs are."""
     from rich.text import Text
 
-    from fedflat.papers.document import OUTCOME, outcome_rows
+    from fedflat.papers.document import OUTCOME_COLUMNS, outcome_rows
     from fedflat.papers.outcome import picture_command
 
     colours = {"within": "green", "above": "yellow", "below": "yellow", "diverged": "red", "censored": "yellow"}
-    verdict_column = OUTCOME.index("verdict")
+    verdict_column = OUTCOME_COLUMNS.index("verdict")
     rows = []
     for texts in outcome_rows(outcomes):
         row: list[object] = list(texts)
@@ -264,7 +273,7 @@ def _print_outcomes(plan: ReproductionPlan, outcomes: Sequence[CellOutcome], fol
         rows.append(row)
     console = screen()
     console.print()
-    console.print(table(OUTCOME, rows, numeric=OUTCOME[1:verdict_column]))
+    console.print(table(OUTCOME_COLUMNS, rows, numeric=OUTCOME_COLUMNS[1:verdict_column]))
     console.print()
     console.print(_verdict_rule(plan), style="dim")
     counts = Counter(outcome.verdict for outcome in outcomes)
@@ -279,13 +288,13 @@ def _print_outcomes(plan: ReproductionPlan, outcomes: Sequence[CellOutcome], fol
 
 def _verdict_rule(plan: ReproductionPlan) -> str:
     """Return a sentence on how verdicts are reached, or why there are none."""
-    if plan.scale.small:
+    if plan.deviations.small:
         substitutes = "; ".join(_stand_ins(plan)) or "none"
         return f"Small scale checks the structure only; the numbers are meaningless. Substitutes: {substitutes}."
-    if any(plan.scale.obstacle(cell) == "other settings" for cell in plan.cells):
-        return f"No verdict for cells affected by changed settings ({', '.join(plan.scale.changed)})."
-    if plan.scale.rounds is not None:
-        return f"No verdict for cells with more than {plan.scale.rounds} published rounds."
+    if any(plan.deviations.reason_for_no_verdict(cell) == "other settings" for cell in plan.cells):
+        return f"No verdict for cells affected by changed settings ({', '.join(plan.deviations.changed_settings)})."
+    if plan.deviations.rounds is not None:
+        return f"No verdict for cells with more than {plan.deviations.rounds} published rounds."
     return (
         "within: the published number lies in the 95 % prediction interval of one more run, "
         "from its ± or the seed variation, whichever is larger."
@@ -302,7 +311,7 @@ def _result_document(
     return {
         "table": plan.table.full_name,
         "folder": folder,
-        "scale": "small" if plan.scale.small else "paper",
+        "scale": "small" if plan.deviations.small else "paper",
         "stand_ins": _stand_ins(plan),
         "cost": vars(work),
         "rule": _verdict_rule(plan),
@@ -316,10 +325,10 @@ def _write_outcomes(
 ) -> None:
     """Write the outcomes of all tables as Markdown and CSV, if requested."""
     from fedflat.experiment.store.files import write_atomically
-    from fedflat.papers.document import OUTCOME, SMALL, markdown, outcome_rows, small_rows
+    from fedflat.papers.document import OUTCOME_COLUMNS, SMALL_COLUMNS, markdown, outcome_rows, small_rows
     from fedflat.reporting.tables.files import csv_text
 
-    columns, cells = (SMALL, small_rows(outcomes)) if small else (OUTCOME, outcome_rows(outcomes))
+    columns, cells = (SMALL_COLUMNS, small_rows(outcomes)) if small else (OUTCOME_COLUMNS, outcome_rows(outcomes))
     columns = ("table", *columns)
     rows = [[outcome.cell.table, *row] for outcome, row in zip(outcomes, cells, strict=True)]
     if markdown_file is not None:
