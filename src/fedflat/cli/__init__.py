@@ -24,7 +24,7 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes stdout at exit, so it must stay open.
+        # Python flushes stdout at exit; into /dev/null, that cannot fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except KeyboardInterrupt:

@@ -48,37 +48,44 @@ class Application(CommandGroup):
         _add_plugin_option(self)
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """Parse the options of ``fedflat`` itself; the words of the command are kept for messages."""
-        self._words = list(args)
+        """Parse the options of ``fedflat`` itself; keep the command line for error messages."""
+        self._command_line = list(args)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Invoke a command; for another framework's option, such as --epochs, the error suggests ours."""
+        """Invoke a command and report its errors as messages, two of them with a remedy.
+
+        If a plugin of a run is missing, the message contains the command with ``--plugin``. For another framework's
+        option, such as ``--epochs``, it suggests ours.
+        """
         with errors_as_messages():
             try:
                 return super().invoke(ctx)
             except MissingPlugin as error:
-                command = f"fedflat {shlex.join(self._words)} --plugin NEW_FOLDER/{error.path.name}"
+                command = f"fedflat {shlex.join(self._command_line)} --plugin NEW_FOLDER/{error.path.name}"
                 raise UserError(f"{error.problem}; restore the file, or pass its new path: {command}") from None
             except NoSuchOption as error:
                 setting = suggest_setting(error.option_name)
                 if setting is None or error.ctx is None:
                     raise
                 flag = f"--{setting.replace('_', '-')}"
-                if not any(flag in option.opts for option in error.ctx.command.params):
+                if not any(flag in option.opts for option in error.ctx.command.params):  # not a flag of this command
                     raise
                 raise UsageError(f"No such option '{error.option_name}'; did you mean '{flag}'?", error.ctx) from None
 
 
 def _add_plugin_option(command: Command) -> None:
     """Add ``--plugin`` to a command, or to all commands of a group; the plugins are loaded before the command runs."""
-    for subcommand in getattr(command, "commands", {}).values():
-        _add_plugin_option(subcommand)
+    if hasattr(command, "commands"):
+        for subcommand in command.commands.values():
+            _add_plugin_option(subcommand)
+        return
     call = command.callback
-    if hasattr(command, "commands") or call is None:
+    if call is None:
         return
 
     def call_with_plugins(*, plugin: tuple[str, ...], **arguments: Any) -> Any:
+        """Load the plugins of the environment variable and of ``--plugin``, then run the command."""
         load_plugins([*listed_plugins(), *plugin])
         return call(**arguments)
 
@@ -98,6 +105,7 @@ app = typer.Typer(
 
 
 def _print_version(is_requested: bool) -> None:
+    """Handle ``--version``: print it and exit."""
     if is_requested:
         print(f"fedflat {__version__}")
         raise typer.Exit

@@ -79,7 +79,9 @@ def bench(
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Measure seconds per round against a bound, a plain PyTorch loop and other installed simulators.
+    """Measure seconds per round, and compare with a lower bound, a plain PyTorch loop and installed simulators.
+
+    The bound is the time of the gradient steps alone, on the batches of all clients of a round at once.
 
     Example: fedflat bench --model lenet5 --local-steps 10 --algorithm fedavg,fedsam --out bench.json
     """
@@ -113,13 +115,14 @@ def bench(
         together=together,
     )
 
-    def report(line: str) -> None:
+    def print_progress(line: str) -> None:
         if not (quiet or as_json):
             print(line, file=sys.stderr, flush=True)
 
     if out is not None:
         create_folder(out.parent)  # fail early if the folder cannot be created
-    document = benchmark(request, shlex.join(["fedflat", *sys.argv[1:]]), report)
+    command_line = shlex.join(["fedflat", *sys.argv[1:]])
+    document = benchmark(request, command_line, print_progress)
     if out is not None:
         write_atomically(out, json.dumps(document, indent=2) + "\n")
     if as_json:
@@ -151,7 +154,7 @@ def split_names(text: str) -> list[str]:
 
 
 def split_counts(text: str) -> list[int]:
-    """Parse comma-separated positive integers.
+    """Parse ``--clients``: comma-separated positive integers.
 
     >>> split_counts("100,1_000_000")
     [100, 1000000]
@@ -166,7 +169,7 @@ def split_counts(text: str) -> list[int]:
 
 
 def print_benchmark(document: dict[str, Any]) -> None:
-    """Print the table of a benchmark and its environment."""
+    """Print the table of a benchmark, and below it the hardware, versions and notes."""
     console, setting, hardware = screen(), document["setting"], document["hardware"]
     work = "{clients_per_round} clients x {local_steps} steps x batch {batch_size}".format(**setting)
     title = f"{setting['model']} on {setting['dataset']}, {work}, augmentation {setting['augmentation']}"
@@ -185,7 +188,10 @@ def print_benchmark(document: dict[str, Any]) -> None:
 
 
 def _benchmark_table(rows: list[dict[str, Any]]) -> ScreenTable:
-    """Return a table with one row per contender; some columns appear only if they say something."""
+    """Return a table with one row per contender: an engine of fedflat, the bound, or another simulator.
+
+    The number of clients has a column only if it varies, and GPU memory only if any was used.
+    """
     has_clients = len({row["clients"] for row in rows}) > 1
     has_gpu = any(row["peak_device_bytes"] for row in rows)
     numeric = ["s/round", "samples/s", "share of\nbound", "times\nplain loop", "set-up", "memory"]
@@ -195,7 +201,7 @@ def _benchmark_table(rows: list[dict[str, Any]]) -> ScreenTable:
         numeric.insert(-1, "GPU memory")
     lines = []
     for row in rows:
-        share, times = row["share_of_bound"], row["times_plain"]
+        share, times = row["share_of_bound"], row["times_plain"]  # bound or plain loop divided by this row's time
         cells = {
             "clients": shown_count(row["clients"]),
             "s/round": f"{row['seconds_per_round']:.4g}",

@@ -48,4 +48,5 @@ def branch(
         base["rounds"] = rounds
     values = {"base": base, "branch": f"{start.run}@{start.rounds}", "grid": {"algorithm": list(algorithms)}}
     folder = out or start.run.with_name(f"{start.run.name}-at-{start.rounds}")
-    run_plan(plan_sweep(read_sweep(values), folder), jobs, dry_run, True, as_json, quiet)
+    plan = plan_sweep(read_sweep(values), folder)
+    run_plan(plan, jobs, dry_run=dry_run, probe=True, as_json=as_json, quiet=quiet)

@@ -37,7 +37,7 @@ def clean(
 
     parts = tuple(part for part in DEFAULT_PARTS if snapshots or part != "snapshots")
     runs = list(dict.fromkeys(find_runs(folders)))
-    cleanable = [files for files in (removable(run, parts) for run in runs) if files is not None]
+    cleanable = [files for files in (removable(run, parts) for run in runs) if files is not None]  # finished runs
     freed, locked = 0, []
     if yes:
         for files in cleanable:
@@ -56,7 +56,14 @@ def clean(
 
 
 def _print_removable(cleanable: list[Removable], runs: int, parts: tuple[str, ...], freed: int | None) -> None:
-    """Print the bytes of every removable part; ``freed`` is None if nothing was removed yet."""
+    """Print the size of every removable part of each run, and the total.
+
+    Args:
+        cleanable: the runs with something to remove.
+        runs: number of all runs.
+        parts: the parts that may be removed, e.g. ``checkpoint``.
+        freed: bytes that were removed; None if nothing was removed yet.
+    """
     console = screen()
     if not cleanable:
         console.print(f"Nothing to remove in {counted(runs, 'run')}.")

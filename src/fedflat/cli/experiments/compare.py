@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @with_settings("seed")
 def compare(
-    settings: dict[str, Any],
+    settings: dict[str, Any],  # values of the flags that with_settings adds, such as --rounds
     algorithms: list[str] = typer.Argument(
         help="two or more algorithms, e.g. fedavg fedsam fedmoswa+wima",
         metavar="ALGORITHM",
@@ -88,16 +88,16 @@ def compare(
     for value in target:
         check_target(value, metric)
     tracking = tracking_callbacks(track)
-    records, runs = [], len(algorithms) * len(seed_list)
+    records, total_runs = [], len(algorithms) * len(seed_list)
     failure: SomeFailed | None = None
     try:
-        with progress(silent, runs) as display:
+        with progress(silent, total_runs) as display:
             for record in run_comparison(base, algorithms, seed_list, out, (display, *tracking), jobs):
                 records.append(record)
                 display.count_run()
     except KeyboardInterrupt:
         raise Interrupted(
-            f"{len(records)} of {runs} runs finished; repeat the command with --out {out} to continue"
+            f"{len(records)} of {total_runs} runs finished; repeat the command with --out {out} to continue"
         ) from None
     except SomeFailed as error:
         if not records:
@@ -135,6 +135,9 @@ def read_seeds(text: str) -> list[int]:
 
 
 def default_folder(base: Config) -> Path:
-    """Return a folder that depends only on the settings, so that a repeated command continues."""
+    """Return a folder that depends on the settings except algorithm and seed.
+
+    A repeated command, also with further algorithms or seeds, therefore finds its earlier runs.
+    """
     settings = base.model_copy(update={"algorithm": "", "seed": 0}).model_dump_json()
     return RUNS / f"compare-{data_slug(base)}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"

@@ -100,7 +100,10 @@ def _print_evaluation(evaluation: Evaluation, heading: str) -> None:
 
 
 def _summary_rows(part: str, results: dict[str, Any], metric: str) -> list[Row]:
-    """Return the summary of one part: name, size, metric, standard deviation, worst tenth and loss."""
+    """Return the summary rows of one part, with the columns name, size, metric, standard deviation, worst tenth, loss.
+
+    The part ``longtail`` divides the classes into thirds by frequency: head, middle and tail.
+    """
     if part == "test":
         size = f"{shown_count(results['examples'])} examples"
         return [(part, size, shown_metric(results[metric], metric), None, None, shown_metric(results["loss"], "loss"))]
@@ -118,26 +121,30 @@ def _metric_row(name: str, size: str, value: float, metric: str) -> Row:
     return name, size, shown_metric(value, metric), None, None, None
 
 
-def _fine_tuning_rows(results: dict[str, Any], metric: str, clients: str) -> list[Row]:
-    """Return the metric before and after fine-tuning."""
-    who = f"{results['count']} of {shown_count(results['of'])} {clients}"
-    held_out = f"{who}, on {100 * (1 - results['share']):.0f} % of their data"
+def _fine_tuning_rows(results: dict[str, Any], metric: str, noun: str) -> list[Row]:
+    """Return two rows: the metric before and after clients fine-tune the model; ``noun`` names the clients."""
+    clients = f"{results['count']} of {shown_count(results['of'])} {noun}"
+    evaluated_on = f"{clients}, on {100 * (1 - results['share']):.0f} % of their data"
     training = f"{counted(results['epochs'], 'epoch')}, lr {results['lr']:g}"
     improved = f"{training}; {100 * results['improved']:.0f} % improved"
     return [
-        _metric_row("before fine-tuning", held_out, results["before"], metric),
+        _metric_row("before fine-tuning", evaluated_on, results["before"], metric),
         _metric_row("after fine-tuning", improved, results["after"], metric),
     ]
 
 
 def _distribution_rows(part: str, results: dict[str, Any], metric: str) -> list[Row]:
-    """Return the mean over classes, clients, domains or corruptions, and the values derived from it."""
+    """Return the summary rows of a part that consists of several classes, clients, domains or corruptions.
+
+    The first row has their mean. Depending on the part, further rows have the metric of pooled domains, the
+    participation gap and the mean corruption error.
+    """
 
     def shown(name: str) -> str | None:
         return shown_metric(results[name], metric) if name in results else None
 
-    several = "unseen clients" if part == "unseen" else part
-    size = f"{shown_count(results['count'])} {NOUNS[part] if results['count'] == 1 else several}"
+    plural = "unseen clients" if part == "unseen" else part
+    size = f"{shown_count(results['count'])} {NOUNS[part] if results['count'] == 1 else plural}"
     loss = shown_metric(results["loss"], "loss") if "loss" in results else None
     rows: list[Row] = [(part, size, shown("mean"), shown("std"), shown("worst_tenth"), loss)]
     for name in ("seen", "unseen"):
@@ -157,9 +164,15 @@ def _distribution_rows(part: str, results: dict[str, Any], metric: str) -> list[
 
 
 def _entry_table(part: str, entries: dict[str, dict[str, float]], metric: str) -> ScreenTable:
-    """Return a table with one row per class, domain or corruption; the primary metric comes first."""
+    """Return a table with one row per class, domain or corruption; the primary metric comes first.
+
+    Args:
+        part: ``classes``, ``domains`` or ``corruptions``.
+        entries: for each of them, its metrics and its number of examples.
+        metric: name of the primary metric.
+    """
     names = [name for name in next(iter(entries.values())) if name != "loss"]
-    names.sort(key=lambda name: name != metric)
+    names.sort(key=lambda name: name != metric)  # False sorts first
     primary = "iou" if part == "classes" and metric == "miou" else metric  # the mean IoU of one class is its IoU
     columns = [NOUNS[part], *(with_unit(primary) if name == metric else name for name in names)]
     rows = []

@@ -13,12 +13,14 @@ import typer
 from fedflat.errors import UserError, one_of
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
-USES = {"algorithm": "$name", "dataset": "fedavg --dataset $name", "model": "fedavg --model $name"}
+RUN_ARGUMENTS = {"algorithm": "$name", "dataset": "fedavg --dataset $name", "model": "fedavg --model $name"}
 """Arguments of ``fedflat run`` that use a component, by kind."""
 
 
 def new(
-    kind: str = typer.Argument(metavar="KIND", help="algorithm, dataset or model", autocompletion=lambda: list(USES)),
+    kind: str = typer.Argument(
+        metavar="KIND", help="algorithm, dataset or model", autocompletion=lambda: list(RUN_ARGUMENTS)
+    ),
     name: str = typer.Argument(metavar="NAME", help="name to register, e.g. my-algorithm"),
     out: Path = typer.Option(Path(), "--out", metavar="FOLDER", help="folder for the two files"),
 ) -> None:
@@ -26,8 +28,8 @@ def new(
 
     Example: fedflat new algorithm my-algorithm
     """
-    if kind not in USES:
-        raise one_of("kind", kind, USES)
+    if kind not in RUN_ARGUMENTS:
+        raise one_of("kind", kind, RUN_ARGUMENTS)
     _require_free(kind, name)
     module = name.replace("-", "_").lower()
     title = "".join(word.capitalize() for word in re.split("[-_]", name))
@@ -42,12 +44,12 @@ def new(
         text = Template((TEMPLATES / template).read_text(encoding="utf-8"))
         path.write_text(text.substitute(name=name, module=module, title=title), encoding="utf-8")
         print(path)
-    use = Template(USES[kind]).substitute(name=name)
-    print(f"Next: fedflat run {use} --plugin {out / f'{module}.py'} --rounds 5")
+    arguments = Template(RUN_ARGUMENTS[kind]).substitute(name=name)
+    print(f"Next: fedflat run {arguments} --plugin {out / f'{module}.py'} --rounds 5")
 
 
 def _require_free(kind: str, name: str) -> None:
-    """Raise a ``UserError`` if a name is malformed or taken."""
+    """Raise a ``UserError`` if a name is malformed, or taken by another component of this kind."""
     from fedflat.algorithms.composition import PART_REGISTRIES
     from fedflat.algorithms.named import NAMED
     from fedflat.data import DATASETS

@@ -39,7 +39,7 @@ RUNS = Path("runs")
 
 @with_settings()
 def run(
-    settings: dict[str, Any],
+    settings: dict[str, Any],  # values of the flags that with_settings adds, such as --rounds
     algorithm: str | None = typer.Argument(
         None,
         metavar="ALGORITHM",
@@ -74,7 +74,7 @@ def run(
 
 @with_settings(*(flag for flag in FLAGS if flag not in EXECUTION_SETTINGS), show_defaults=False)
 def resume(
-    settings: dict[str, Any],
+    settings: dict[str, Any],  # values of the flags that with_settings adds, such as --workers
     folder: Path = RUN,
     track: str | None = TRACK,
     as_json: bool = JSON,
@@ -102,7 +102,7 @@ def resume(
 
 
 def _train(config: Config, folder: Path, as_json: bool, quiet: bool, track: str | None, resume: bool = False) -> None:
-    """Train a new or resumed run with progress, and print its results."""
+    """Train a new or resumed run with a progress display, draw its learning curve and print its results."""
     from fedflat.experiment.campaign.estimate import ForecastCallback
     from fedflat.experiment.run import Run
     from fedflat.experiment.setup.problem import device_of
@@ -133,7 +133,7 @@ def _train(config: Config, folder: Path, as_json: bool, quiet: bool, track: str 
 
 
 def tracking_callbacks(tracker: str | None) -> tuple[Callback, ...]:
-    """Return the callback that logs to tensorboard, mlflow or wandb, if requested."""
+    """Return the callback that logs to ``tracker``: tensorboard, mlflow or wandb; none if it is None."""
     if tracker is None:
         return ()
     from fedflat.reporting.tracking import Tracker
@@ -154,7 +154,7 @@ def run_slug(config: Config) -> str:
 
 
 def new_folder(config: Config) -> Path:
-    """Return the default folder of a run, with a number appended if it exists already."""
+    """Return a default folder for a run that does not exist yet: ``fedavg-digits-seed0``, or with ``-2``, ``-3``..."""
     path = folder = RUNS / run_slug(config)
     for number in count(2):
         if not folder.exists():

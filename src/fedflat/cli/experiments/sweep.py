@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fedflat.experiment.campaign.sweep import Sweep, SweepResult
 
 SPLITS: tuple[Split, ...] = ("validation", "test")
-MOST_ROWS = 40
+MAX_ROWS = 40
 """Maximum number of combinations in a table."""
 OUT = optional("--out", "folder for the runs", "runs/ and the file's name", metavar="FOLDER")
 FILE_JOBS = optional("--jobs", "concurrent runs", "as in the file", metavar="N", min=1)
@@ -67,24 +67,36 @@ def sweep(
         sweep_file = sweep_file.model_copy(update={"ray_address": ray_address})
     if sweep_file.tune is not None:
         raise UserError(f"{file} contains a tune section; use fedflat tune {file}")
-    run_plan(plan_sweep(sweep_file, out or RUNS / slug(file)), jobs, dry_run, probe, as_json, quiet)
+    plan = plan_sweep(sweep_file, out or RUNS / slug(file))
+    run_plan(plan, jobs, dry_run=dry_run, probe=probe, as_json=as_json, quiet=quiet)
 
 
-def run_plan(plan: Sweep, jobs: int | None, dry_run: bool, probe: bool, as_json: bool, quiet: bool) -> None:
-    """Show the plan of a sweep and, unless ``dry_run``, run it and show the results."""
+def run_plan(plan: Sweep, jobs: int | None, *, dry_run: bool, probe: bool, as_json: bool, quiet: bool) -> None:
+    """Show the plan of a sweep and, unless ``dry_run``, run it and show the results.
+
+    Args:
+        plan: the runs of the sweep.
+        jobs: concurrent runs; None uses the number in the sweep file.
+        dry_run: only show the plan.
+        probe: estimate the remaining time by timing a few rounds.
+        as_json: print JSON instead of text.
+        quiet: show no progress.
+    """
     if dry_run:
         _print_plan(plan, jobs, probe, as_json)
         return
     silent = quiet or as_json
-    for config in {run.config.data.dataset: run.config for run in plan.runs}.values():
+    config_by_dataset = {run.config.data.dataset: run.config for run in plan.runs}
+    for config in config_by_dataset.values():
         fetch_if_missing(config, silent)
     if not silent:
         screen(stderr=True).print(key_values(_describe_plan(plan, jobs, probe)))
     results = _run(plan, jobs, silent)
     failed = [result for result in results if result.error is not None]
-    if len(failed) < len(results) and as_json:
+    any_succeeded = len(failed) < len(results)
+    if any_succeeded and as_json:
         print_json(_document(plan, results))
-    elif len(failed) < len(results):
+    elif any_succeeded:
         _print_results(plan, results)
     if failed:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
@@ -111,17 +123,18 @@ def _run(plan: Sweep, jobs: int | None, silent: bool) -> list[SweepResult]:
 
 
 def _describe_plan(plan: Sweep, jobs: int | None, probe: bool) -> dict[str, object]:
-    """Return runs, rounds, disk space, estimated time and folder of a sweep as texts by name."""
+    """Describe a sweep for the screen: its runs, rounds, disk space, estimated time and folder, as texts by label."""
     from fedflat.experiment.campaign.estimate import remaining_work
     from fedflat.experiment.campaign.sweep import runs_at_once
 
     on_cluster = plan.file.ray_address is not None
     probe_here = probe and not on_cluster
     work = remaining_work(plan.runs, runs_at_once(plan, jobs) if probe_here else 1, probe_here)
+    _, disk_space = _disk_space(plan, jobs)
     texts: dict[str, object] = {
         "runs": f"{work.runs}, {work.done} finished",
         "rounds": f"{shown_count(work.rounds)} remaining",
-        "disk": _disk_space(plan, jobs)[1],
+        "disk": disk_space,
     }
     if probe and work.rounds:
         if work.seconds is not None:
@@ -132,7 +145,11 @@ def _describe_plan(plan: Sweep, jobs: int | None, probe: bool) -> dict[str, obje
 
 
 def _disk_space(plan: Sweep, jobs: int | None) -> tuple[dict[str, int] | None, str]:
-    """Return the disk space that a sweep needs in bytes, or None if it is unknown, and as text."""
+    """Estimate the disk space that a sweep needs.
+
+    Returns:
+        The bytes by kind, or None if they are unknown because a dataset is missing; and a description for the screen.
+    """
     from fedflat.experiment.campaign.disk_space import sweep_disk
     from fedflat.experiment.campaign.estimate import is_available
     from fedflat.experiment.campaign.sweep import runs_at_once
@@ -149,13 +166,14 @@ def _disk_space(plan: Sweep, jobs: int | None) -> tuple[dict[str, int] | None, s
 
 
 def _print_plan(plan: Sweep, jobs: int | None, probe: bool, as_json: bool) -> None:
-    """Print the cost of a sweep and its runs."""
+    """Print how much work a sweep is, and its runs with their state."""
     if as_json:
         runs = [
             {"name": run.name, "varied": run.varied, "done": run.done, "rounds_left": run.rounds_left}
             for run in plan.runs
         ]
-        print_json({"folder": plan.out, "runs": runs, "disk": _disk_space(plan, jobs)[0]})
+        disk_bytes, _ = _disk_space(plan, jobs)
+        print_json({"folder": plan.out, "runs": runs, "disk": disk_bytes})
         return
     console = screen()
     console.print(key_values(_describe_plan(plan, jobs, probe)))
@@ -163,46 +181,54 @@ def _print_plan(plan: Sweep, jobs: int | None, probe: bool, as_json: bool) -> No
     rows = []
     for run in plan.runs:
         rows.append([run.name, "finished" if run.done else f"{counted(run.rounds_left, 'round')} remaining"])
-    console.print(table(("run", "state"), rows[:MOST_ROWS]))
+    console.print(table(("run", "state"), rows[:MAX_ROWS]))
     _print_omitted(len(rows))
 
 
 def _print_omitted(rows: int) -> None:
-    if rows > MOST_ROWS:
-        screen().print(f"... and {rows - MOST_ROWS} more", style="dim")
+    if rows > MAX_ROWS:
+        screen().print(f"... and {rows - MAX_ROWS} more", style="dim")
 
 
 def _document(plan: Sweep, results: list[SweepResult]) -> dict[str, Any]:
-    """Return the ranking and the runs of a sweep as JSON-compatible values."""
+    """Return the results of a sweep as JSON-compatible values.
+
+    ``lines`` has one entry per combination of varied settings, best first, with scores over seeds; ``runs`` has one
+    entry per run, where ``by`` states whether it was run now, before, or meanwhile by another process.
+    """
     from fedflat.experiment.campaign.ranking import last_score, mean_and_spread, ranking
 
     ranked = ranking((result.run.varied, result.record) for result in results if result.record is not None)
     lines = []
-    for line in ranked.lines:
-        document: dict[str, Any] = {"varied": line.varied, "seeds": line.seeds, "diverged": line.diverged}
+    for combination in ranked.lines:
+        line: dict[str, Any] = {
+            "varied": combination.varied,
+            "seeds": combination.seeds,
+            "diverged": combination.diverged,
+        }
         for split in SPLITS:
-            mean, std = mean_and_spread(line.scores(split))
-            document[split] = {"mean": mean, "std": std}
-        lines.append(document)
+            mean, std = mean_and_spread(combination.scores(split))
+            line[split] = {"mean": mean, "std": std}
+        lines.append(line)
     runs = []
     for result in results:
         run, record = result.run, result.record
-        document = {"name": run.name, "folder": run.folder, "varied": run.varied, "by": result.by}
+        entry: dict[str, Any] = {"name": run.name, "folder": run.folder, "varied": run.varied, "by": result.by}
         if record is None:
-            document |= {"status": "failed", "reason": str(result.error or ""), "validation": None, "test": None}
+            entry |= {"status": "failed", "reason": str(result.error or ""), "validation": None, "test": None}
         else:
-            document |= {"status": record.status, "reason": str(result.error or record.reason)}
-            document |= {"validation": last_score(record, "validation"), "test": last_score(record, "test")}
-        runs.append(document)
+            entry |= {"status": record.status, "reason": str(result.error or record.reason)}
+            entry |= {"validation": last_score(record, "validation"), "test": last_score(record, "test")}
+        runs.append(entry)
     return {"folder": plan.out, "metric": ranked.metric, "best_by": ranked.by, "lines": lines, "runs": runs}
 
 
 ORIGINS = {"here": "done now", "before": "there already", "elsewhere": "done by another process"}
-"""Who did the runs of a sweep, as printed."""
+"""Text for the origin of a result (``SweepResult.by``): this call, an earlier one, or another process."""
 
 
 def _print_results(plan: Sweep, results: list[SweepResult]) -> None:
-    """Print the combinations of a sweep, best first, and who did its runs."""
+    """Print the combinations of a sweep, best first, and how many runs are new, older, or of another process."""
     from fedflat.experiment.campaign.ranking import ranking
 
     ranked = ranking((result.run.varied, result.record) for result in results if result.record is not None)
@@ -211,12 +237,13 @@ def _print_results(plan: Sweep, results: list[SweepResult]) -> None:
     else:
         order = "best first on the test set, which is optimistic; set data.validation to rank on validation data"
         splits = ("test",)
-    names = list(dict.fromkeys(name for line in ranked.lines for name in line.varied))
+    names = list(dict.fromkeys(name for combination in ranked.lines for name in combination.varied))
     rows: list[list[object]] = []
-    for line in ranked.lines[:MOST_ROWS]:
-        scores = [_shown_scores(line.scores(split), ranked.metric) for split in splits]
-        seeds = f"{line.seeds} ({line.diverged} diverged)" if line.diverged else line.seeds
-        rows.append([*(line.varied.get(name) for name in names), *scores, seeds])
+    for combination in ranked.lines[:MAX_ROWS]:
+        scores = [_shown_scores(combination.scores(split), ranked.metric) for split in splits]
+        diverged = f" ({combination.diverged} diverged)" if combination.diverged else ""
+        values = [combination.varied.get(name) for name in names]
+        rows.append([*values, *scores, f"{combination.seeds}{diverged}"])
     subtitle = f"{with_unit(ranked.metric)} in the last evaluation, mean ± standard deviation over seeds; {order}"
     console = screen()
     console.print()
@@ -231,7 +258,7 @@ def _print_results(plan: Sweep, results: list[SweepResult]) -> None:
 
 
 def _shown_scores(scores: tuple[float, ...], metric: str) -> str | None:
-    """Return mean and standard deviation over seeds; None without scores."""
+    """Return the mean over seeds with its standard deviation as text, or None if no seed has a score."""
     from fedflat.experiment.campaign.ranking import mean_and_spread
 
     mean, std = mean_and_spread(scores)

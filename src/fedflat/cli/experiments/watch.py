@@ -107,7 +107,10 @@ def _all_ended(runs: list[WatchedRun]) -> bool:
 
 
 def read_runs(paths: list[Path], report_errors: bool = False) -> list[WatchedRun]:
-    """Return the state of every readable run in or below these folders."""
+    """Return the state of every readable run; each path is a run folder or contains runs.
+
+    Unreadable runs, for example of a newer version, are skipped; ``report_errors`` prints why.
+    """
     from fedflat.experiment.store.run_folder import RunFolder
 
     folders: list[Path] = []
@@ -124,7 +127,7 @@ def read_runs(paths: list[Path], report_errors: bool = False) -> list[WatchedRun
 
 
 def read_run(path: Path) -> WatchedRun:
-    """Return the state of one run."""
+    """Read the state of the run in a folder; one that has not written for long has the status ``silent``."""
     from fedflat.experiment.analysis.reopen import primary_model
     from fedflat.experiment.store.run_folder import load_record
     from fedflat.reporting.result import Result
@@ -141,7 +144,7 @@ def read_run(path: Path) -> WatchedRun:
     status = record.status
     if status == "running" and _is_silent(path, seconds_per_round * record.config.evaluation.every):
         status = "silent"
-    is_timed = seconds_per_round > 0 and record.status == "running"
+    has_estimate = seconds_per_round > 0 and record.status == "running"
     return WatchedRun(
         folder=str(path),
         algorithm=record.config.algorithm,
@@ -154,20 +157,24 @@ def read_run(path: Path) -> WatchedRun:
         best=best_of(values, record.lower_is_better) if values else None,
         loss=losses[-1] if losses else None,
         seconds=record.seconds,
-        left=seconds_per_round * (total_rounds - rounds) if is_timed else None,
+        left=seconds_per_round * (total_rounds - rounds) if has_estimate else None,
         bytes_up=last.get("bytes_up"),
     )
 
 
 def _seconds_per_round(timing: list[dict[str, Any]]) -> float:
-    """Return the seconds per round over the last ten evaluations; 0 if unknown."""
+    """Return the seconds per round over the last ten evaluations; 0 if there are fewer than two.
+
+    Args:
+        timing: for every evaluation, its ``round`` and the ``seconds`` since the run began.
+    """
     recent = timing[-11:]
     rounds = recent[-1]["round"] - recent[0]["round"] if recent else 0
     return float(recent[-1]["seconds"] - recent[0]["seconds"]) / rounds if rounds > 0 else 0.0
 
 
 def _is_silent(path: Path, seconds_per_evaluation: float) -> bool:
-    """Return whether a run has not written for long; a killed run still reports that it is running."""
+    """Return whether a run with the status ``running`` was probably killed, since it has not written for long."""
     files = [path / name for name in ("config.yaml", "metrics.jsonl", "timing.jsonl")]
     last_written = max(file.stat().st_mtime for file in files if file.exists())
     return time.time() - last_written > max(SILENT_AFTER, 10 * seconds_per_evaluation)

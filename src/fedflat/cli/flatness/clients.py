@@ -62,16 +62,16 @@ def clients(
         opened.require_saved_rounds()
         if variates:
             opened.require_client_vectors()
-        retrained, not_retrained = opened.clients(client or None, curvature)
+        retrained, why_not_all = opened.clients(client or None, curvature)  # None: the cohort of each round
         cohorts = sorted([*retrained, *opened.logged()], key=lambda cohort: (cohort["round"], cohort["source"]))
         evaluations, metric = opened.accuracies(model), opened.problem.task.metric
-    heading, losses = heading_of(opened), class_forgetting(evaluations)
+    heading, forgetting = heading_of(opened), class_forgetting(evaluations)
     document = {
         "run": str(run),
         "rounds": cohorts,
         "models": evaluations,
-        "forgetting": losses,
-        "not_trained_again": not_retrained,
+        "forgetting": forgetting,
+        "not_trained_again": why_not_all,
     }
     picture = clients_picture(cohorts, evaluations, heading, metric)
     files = write_results(out or run / "flatness" / "clients", "clients", document, picture)
@@ -79,14 +79,15 @@ def clients(
         print_json({"files": files, **document})
         return
     print_table(heading, COLUMNS, [_cohort_row(cohort) for cohort in cohorts], text_columns=2)
-    detailed = [cohort for cohort in cohorts if "cosine" in cohort]
-    if detailed and (variates or len(detailed[-1]["clients"]) <= MAX_LISTED):
-        print_section(f"Clients of round {detailed[-1]['round']}", _client_table(detailed[-1]))
-    if losses:
+    with_drift = [cohort for cohort in cohorts if "cosine" in cohort]
+    if with_drift and (variates or len(with_drift[-1]["clients"]) <= MAX_LISTED):
+        print_section(f"Clients of round {with_drift[-1]['round']}", _client_table(with_drift[-1]))
+    if forgetting:
         title = f"Classes over {len(evaluations)} evaluations of {model}, test {with_unit(metric)}"
-        print_section(title, _class_table(evaluations[-1]["accuracy"]["classes"], losses, metric))
-    if not_retrained:
-        screen().print(f"\n{not_retrained[0].upper()}{not_retrained[1:]}.", style="dim", markup=False)
+        last_accuracies = evaluations[-1]["accuracy"]["classes"]
+        print_section(title, _class_table(last_accuracies, forgetting, metric))
+    if why_not_all:
+        screen().print(f"\n{why_not_all[0].upper()}{why_not_all[1:]}.", style="dim", markup=False)
     print_files(files)
 
 
@@ -106,7 +107,10 @@ COLUMNS = (
 
 
 def _cohort_row(cohort: dict[str, Any]) -> tuple[object, ...]:
-    """Return the table row of a round: means over its clients, the lowest cosine and the highest curvature."""
+    """Return the row ``COLUMNS`` of a round: drift and curvature of its clients, with means and extreme values.
+
+    Values that were not measured are None, which the table shows as a dash.
+    """
     cosines = known(cohort.get("cosine"))
     curvatures = known(cohort.get("local", {}).get("lambda_max", {}).values())
     numbers = (
@@ -123,7 +127,7 @@ def _cohort_row(cohort: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _client_table(cohort: dict[str, Any]) -> ScreenTable:
-    """Return a table with one row per client of a round."""
+    """Return a table with one row per client of a round: its update, its agreement with others, its local model."""
     clients = [str(client) for client in cohort["clients"]]
     columns = {
         "length of update": cohort["length"],
@@ -141,10 +145,12 @@ def _client_table(cohort: dict[str, Any]) -> ScreenTable:
 
 
 def class_forgetting(evaluations: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return the forgetting of each class over the evaluations of a model; empty without two evaluations or classes.
+    """Measure how much a model forgets each class between its evaluations over the rounds of a run.
 
     Returns:
-        By class: ``lost`` (best minus last accuracy), ``swing`` (mean change) and ``lowest`` (after learning it).
+        By class: ``lost`` (best minus last accuracy), ``swing`` (mean absolute change between evaluations) and
+        ``lowest`` (lowest accuracy after it first reached half of its best). Empty if the task has no classes or
+        there are fewer than two evaluations.
     """
     from fedflat.flatness.clients.forgetting import forgetting
 
@@ -154,18 +160,27 @@ def class_forgetting(evaluations: list[dict[str, Any]]) -> dict[str, dict[str, f
     accuracies = []
     for evaluation in evaluations:
         classes = evaluation["accuracy"]["classes"]
-        accuracies.append([classes[name] or 0.0 for name in names])
+        accuracies.append([classes[name] or 0.0 for name in names])  # None: the metric was not finite
     result = forgetting(accuracies)
     by_class = zip(names, result.lost, result.swing, result.lowest, strict=True)
     return {name: {"lost": lost, "swing": swing, "lowest": lowest} for name, lost, swing, lowest in by_class}
 
 
-def _class_table(last: dict[str, float], losses: dict[str, dict[str, float]], metric: str) -> ScreenTable:
-    """Return the last accuracy and the forgetting of the classes that were forgotten most, in class order."""
+def _class_table(
+    last_accuracies: dict[str, float], forgetting: dict[str, dict[str, float]], metric: str
+) -> ScreenTable:
+    """Return a table of the classes that were forgotten most, in class order.
+
+    Args:
+        last_accuracies: accuracy in the last evaluation, by class.
+        forgetting: measures of each class, from ``class_forgetting``.
+        metric: name of the metric, which determines the format.
+    """
     columns = ("class", "last", "best minus last", "mean change", "lowest after learning")
-    most_forgotten = sorted(losses, key=lambda name: -losses[name]["lost"])[:MAX_LISTED]
+    most_forgotten = sorted(forgetting, key=lambda name: -forgetting[name]["lost"])[:MAX_LISTED]
     rows = []
-    for name, forgetting in losses.items():
+    for name, measures in forgetting.items():
         if name in most_forgotten:
-            rows.append((name, *(shown_metric(value, metric) for value in (last[name], *forgetting.values()))))
+            values = (last_accuracies[name], measures["lost"], measures["swing"], measures["lowest"])
+            rows.append((name, *(shown_metric(value, metric) for value in values)))
     return table(columns, rows, numeric=columns[1:])

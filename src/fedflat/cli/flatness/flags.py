@@ -35,7 +35,7 @@ DEFAULT_SUBSETS = 3
 
 
 def number_of_subsets(subsets: int | None, examples: int | None) -> int:
-    """Return the number of subsets to measure; --subsets needs --examples."""
+    """Return the number of random subsets of examples to measure on; reject --subsets without --examples."""
     if subsets is not None and examples is None:
         raise UserError("--subsets needs --examples, the number of examples per subset")
     return subsets or DEFAULT_SUBSETS

@@ -86,12 +86,12 @@ def bounds(
         rows.append((estimate["round"], *map(three_digits, [*constants, estimate["gradients"]["diversity"]])))
     print_table(heading, columns, rows, text_columns=0)
     _print_bounds(document)
-    guess = "predicting the mean" if opened.problem.data.target_type == "numbers" else "random guessing"
-    print_files({**_premises(document, guess), **files})
+    trivial_predictor = "predicting the mean" if opened.problem.data.target_type == "numbers" else "random guessing"
+    print_files({**_premises(document, trivial_predictor), **files})
 
 
 def _print_bounds(document: dict[str, Any]) -> None:
-    """Print the bound of every algorithm in its three variants."""
+    """Print each algorithm's bound in three variants: as stated, tightened, and with the run's learning rates."""
     from fedflat.experiment.analysis.theory import TITLES
 
     heading = "Bounds on the generalisation error, Theorem 5.1 (FedSAM: Theorem I.3), with the largest constants"
@@ -108,13 +108,18 @@ def _shown_bound(bound: dict[str, Any]) -> str:
     return f"{text} (vacuous)" if bound["vacuous"] else text
 
 
-def _premises(document: dict[str, Any], guess: str) -> dict[str, object]:
-    """Return the sizes that enter the bounds, the meaning of vacuous, and which conditions of the theorem are met."""
+def _premises(document: dict[str, Any], trivial_predictor: str) -> dict[str, object]:
+    """Return texts by label: the sizes that enter the bounds, the meaning of vacuous, and the theorem's conditions.
+
+    Args:
+        document: the bounds, as written to the JSON file.
+        trivial_predictor: whose loss a bound must stay below to say anything, e.g. ``random guessing``.
+    """
     setting = document["setting"]
     premises: dict[str, object] = {
         "federation": f"m={setting['clients']} clients, n={setting['examples']:.4g} examples, "
         f"K={setting['steps']:.4g} steps (means over clients), T={setting['rounds']} rounds",
-        "vacuous": f"at least {document['trivial']:.3g}, the loss of {guess}",
+        "vacuous": f"at least {document['trivial']:.3g}, the loss of {trivial_predictor}",
     }
     for condition in document["conditions"]:
         premises[condition["condition"]] = f"{'met' if condition['met'] else 'not met'}: {condition['here']}"

@@ -223,7 +223,7 @@ def _evaluate_between(
 
 @contextmanager
 def _progress(silent: bool) -> Iterator[Progress]:
-    """Yield a function of the finished and all points: a bar on a terminal, an occasional line when piped."""
+    """Yield a callback ``progress(done, total)`` that updates a bar on a terminal, or prints lines when piped."""
     console = screen(stderr=True)
     if silent:
         yield lambda done, total: None
@@ -247,7 +247,7 @@ def _progress(silent: bool) -> Iterator[Progress]:
 
 
 def _occasional_lines() -> Progress:
-    """Return a progress function that prints a line every few seconds."""
+    """Return a callback ``progress(done, total)`` that prints a line every few seconds."""
     start = last_line = time.monotonic()
 
     def progress(done: int, total: int) -> None:
@@ -265,7 +265,15 @@ def _occasional_lines() -> Progress:
 def _write_files(
     folder: Path, grids: dict[str, Landscape], figures: dict[str, Figure], panels: Sequence[Panel], value: str
 ) -> dict[str, str]:
-    """Write numbers, figures and the interactive page into a folder; return their paths by kind."""
+    """Write the values as JSON, the figures as PNG and PDF, and an interactive page; return the paths by kind.
+
+    Args:
+        folder: output folder.
+        grids: the landscapes by name.
+        figures: the figures by file name.
+        panels: the panels of the interactive page.
+        value: name of the value that the page shows, e.g. ``train_loss``.
+    """
     from fedflat.cli.shared.one_run import write_figure
     from fedflat.experiment.analysis.landscapes import save_landscapes
     from fedflat.experiment.store.files import write_atomically
@@ -290,7 +298,11 @@ def _describe_data(grid: Landscape) -> str:
 
 
 def _landscape_row(name: str, grid: Landscape, value: str) -> tuple[object, ...]:
-    """Return the table row of a model: its losses, the highest finite value around it, and points without one."""
+    """Return the table row of a model and the landscape around it.
+
+    It contains the model's losses and test metric, the highest finite ``value`` on the grid, and the number of grid
+    points where ``value`` is not finite.
+    """
     import numpy as np
 
     values = grid.values[value]
@@ -314,6 +326,7 @@ def _shown_value(value: float, name: str) -> str:
 
 
 def _caption(grid: Landscape) -> str:
+    """Return the test metric of the model in the centre, e.g. ``test error 8.5 %``; empty if it has none."""
     from fedflat.reporting.figures.landscape_scale import shown_value
 
     name = grid.test_metric
@@ -323,7 +336,10 @@ def _caption(grid: Landscape) -> str:
 
 
 def _document(grid: Landscape) -> dict[str, Any]:
-    """Return the landscape around a model as JSON-compatible values, without the grid itself."""
+    """Return the landscape around a model as JSON-compatible values, without the values on the grid.
+
+    ``not_finite`` counts the grid points where a value is not finite.
+    """
     return {
         "at_model": {name: _finite(value) for name, value in grid.marks[0].values.items()},
         "not_finite": {name: grid.not_finite(name) for name in grid.values},
@@ -337,6 +353,6 @@ def _finite(value: float) -> float | None:
 
 
 def _require_known(kind: str, name: str, known: Sequence[str]) -> None:
-    """Raise an error for an unknown name."""
+    """Raise an error that lists the known names, unless ``name`` is one of them; ``kind`` says what is named."""
     if name not in known:
         raise one_of(kind, name, known)

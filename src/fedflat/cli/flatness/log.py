@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from fedflat.cli.flatness.flags import OUT
-from fedflat.cli.flatness.output import print_files, print_table, thinned, three_digits, write_results
+from fedflat.cli.flatness.output import evenly_spaced, print_files, print_table, three_digits, write_results
 from fedflat.cli.shared.completion import complete_run
 from fedflat.cli.shared.flags import JSON, optional
 from fedflat.cli.shared.screen import print_json
@@ -32,11 +32,11 @@ def log(
     logs, seconds = {}, {}
     for run in runs:
         record = load_record(run)
-        chosen = primary_model(record) if model is None else require_model(record, model)
+        model_name = primary_model(record) if model is None else require_model(record, model)
         name = f"{record.config.algorithm}, seed {record.config.seed}"
         if name in logs:
             name = f"{name} ({run})"
-        logs[name] = logged(record, chosen)
+        logs[name] = logged(record, model_name)
         seconds[name] = record.folder.flatness_seconds() if record.folder else 0.0
     document = {"runs": {name: {"run": str(run), "log": logs[name]} for name, run in zip(logs, runs, strict=True)}}
     files = write_results(out or runs[0] / "flatness" / "log", "log", document, log_picture(logs))
@@ -44,9 +44,12 @@ def log(
         print_json({"files": files, **document})
         return
     for name, quantities in logs.items():
+        # A quantity is a list of pairs (round, value); not every quantity was measured in every round.
         by_round = [dict(points) for points in quantities.values()]
         rounds = sorted(set().union(*by_round))
-        rows = [(number, *(three_digits(values.get(number)) for values in by_round)) for number in thinned(rounds)]
+        rows = []
+        for number in evenly_spaced(rounds):
+            rows.append((number, *(three_digits(values.get(number)) for values in by_round)))
         note = f"{len(rounds)} measurements took {seconds[name]:.1f} s"
         print_table(name, ("round", *quantities), rows, note, text_columns=0)
     print_files(files)

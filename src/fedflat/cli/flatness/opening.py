@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 
 
 def open_run(run: Path, silent: bool, progress: Callable[[str], None], **options: Any) -> PostHoc:
-    """Open a run for post-hoc measurements; download a missing dataset first."""
+    """Open a run for measurements after training; download its dataset first if it is missing.
+
+    Args:
+        run: folder of the run.
+        silent: show no progress of the download.
+        progress: receives descriptions of what is measured.
+        options: numbers of examples and clients to measure on, and their seed.
+    """
     from fedflat.experiment.analysis.post_hoc import post_hoc
     from fedflat.experiment.store.run_folder import load_record
 
@@ -73,8 +80,8 @@ def open_models(
     for text in references:
         if text in files:
             assert module is not None and config is not None
-            network = build_module(module)
-            models.append(open_external_model(Path(text), network, config, device=device, precision=precision))
+            torch_module = build_module(module)
+            models.append(open_external_model(Path(text), torch_module, config, device=device, precision=precision))
         else:
             models.append(open_model_or_client(text, device=device, precision=precision))
     labels = [model.label for model in models]
@@ -101,7 +108,11 @@ def _require_once(name: str, names: Sequence[str]) -> None:
 
 
 def short_names(models: Sequence[RunModel]) -> list[str]:
-    """Return the shortest distinct names: model names within one run, algorithms, algorithms with seeds, or labels."""
+    """Return distinct names that are as short as possible.
+
+    Models of a single run are named by model and round. Otherwise the name is the algorithm, with the model unless it
+    is the final primary one. If such names coincide, the seed is added, and if that is not enough, labels are used.
+    """
     runs = {model.label.partition(":")[0] for model in models}
     if len(runs) == 1 and len(models) > 1:
         names = [_model_and_round(model) for model in models]
@@ -114,7 +125,7 @@ def short_names(models: Sequence[RunModel]) -> list[str]:
 
 
 def describe_model(model: RunModel) -> str:
-    """Return which model it is, the seed of its run, and the rounds it was trained for."""
+    """Describe a model, e.g. ``wima model, seed 0, round 50``."""
     rounds = model.record.rounds if model.rounds is None else model.rounds
     return f"{model.name} model, seed {model.record.config.seed}, round {rounds}"
 
@@ -124,7 +135,10 @@ def _model_and_round(model: RunModel) -> str:
 
 
 def _algorithm_and_model(model: RunModel) -> str:
-    """Return the algorithm of a model, and its name unless it is the final primary model; of a file, only the name."""
+    """Return the algorithm of a model, followed by the model's name unless it is the final primary model of its run.
+
+    For a weights file, return the model's name.
+    """
     from fedflat.experiment.analysis.external_model import ExternalModel
     from fedflat.experiment.analysis.reopen import primary_model
 

@@ -32,7 +32,11 @@ def status_line(silent: bool) -> Iterator[Callable[[str], None]]:
 
 
 def write_results(folder: Path, name: str, document: dict[str, Any], figure: Figure | None = None) -> dict[str, Path]:
-    """Write ``name.json`` and ``name.png`` into ``folder`` (created if missing); return their paths by kind."""
+    """Write ``document`` to ``name.json`` and ``figure`` to ``name.png`` in ``folder``, which is created if missing.
+
+    Returns:
+        The paths, by the labels ``numbers`` and ``picture``.
+    """
     from fedflat.cli.shared.one_run import write_figure
     from fedflat.experiment.store.files import create_folder, write_atomically
 
@@ -54,7 +58,16 @@ def print_table(
     text_columns: int = 1,
     subtitle: str = "",
 ) -> None:
-    """Print a heading, a table whose columns after the first ``text_columns`` are numeric, and a note."""
+    """Print a table.
+
+    Args:
+        heading: printed in bold above the table.
+        columns: titles of the columns.
+        rows: one value per column and row.
+        note: printed below the table.
+        text_columns: number of columns at the left that contain text; the others are right-aligned.
+        subtitle: printed below the heading.
+    """
     console = screen()
     console.print(f"\n{heading}", style="bold", markup=False)
     if subtitle:
@@ -72,19 +85,19 @@ def print_files(files: Mapping[str, object]) -> None:
     console.print(key_values(files))
 
 
-def thinned(items: Sequence[T], limit: int = MAX_LISTED) -> list[T]:
-    """Return at most ``limit`` evenly spaced items, the last one included.
+def evenly_spaced(items: Sequence[T], limit: int = MAX_LISTED) -> list[T]:
+    """Return at most ``limit`` evenly spaced items; the last item is always included.
 
-    >>> thinned([1, 2, 3, 4, 5], 3)
+    >>> evenly_spaced([1, 2, 3, 4, 5], 3)
     [1, 3, 5]
     """
     step = max(1, math.ceil(len(items) / limit))
-    first = (len(items) - 1) % step
+    first = (len(items) - 1) % step  # such that the last item is a multiple of step away
     return list(items[first::step])
 
 
 def plus_minus(values: Sequence[float]) -> str:
-    """Return the mean, with the standard deviation if there are several values.
+    """Return the mean as text, with the standard deviation if there are several values.
 
     >>> plus_minus([1.25]), plus_minus([1.0, 2.0, 3.0])
     ('1.25', '2 ± 1')

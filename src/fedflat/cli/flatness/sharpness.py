@@ -83,8 +83,8 @@ def sharpness(
     document: dict[str, Any] = {"on": data, "seed": seed, "ascent_steps": steps, "eta": eta, "scope": scope}
     document["models"] = {}
     for name, model in opened.items():
-        values = [[subset.document() for subset in by_subset] for by_subset in results[name].values()]
-        document["models"][name] = {"model": model.label, "sharpness": values}
+        by_measure = [[subset.document() for subset in subset_list] for subset_list in results[name].values()]
+        document["models"][name] = {"model": model.label, "sharpness": by_measure}
     files = write_results(out or default_folder(opened, "sharpness"), "sharpness", document)
     if as_json:
         print_json({"files": files, **document})
@@ -94,7 +94,14 @@ def sharpness(
 
 
 def _print_results(results: Results, data: str, steps: int, seconds: float) -> None:
-    """Print one row per model and one column per measure and radius."""
+    """Print one row per model and one column per measure and radius.
+
+    Args:
+        results: by model, then by measure and radius, the sharpness on each subset of examples.
+        data: name of the data, e.g. ``train``.
+        steps: ascent steps of the worst-case measures.
+        seconds: duration of the measurement.
+    """
     measures = list(next(iter(results.values())))
     rows = []
     for name, by_measure in results.items():
@@ -113,7 +120,11 @@ def _print_results(results: Results, data: str, steps: int, seconds: float) -> N
 
 
 def _shown_rise(subsets: list[Sharpness]) -> str:
-    """Return the rise of the loss, with its interval on one subset or its standard deviation over several."""
+    """Return the rise of the loss as text.
+
+    On one subset of examples, it has the confidence interval over random directions, if the measure uses them; on
+    several subsets, it is their mean with the standard deviation.
+    """
     interval = subsets[0].interval
     if len(subsets) == 1 and interval is not None:
         return f"{interval.value:.4g} ± {interval.half_width:.2g}"

@@ -137,9 +137,13 @@ def _largest_relative_residual(spectrum: Spectrum) -> float:
 
 
 def _row(name: str, subsets: Sequence[Spectrum]) -> tuple[object, ...]:
-    """Return the table row of a model: means over subsets with standard deviations."""
+    """Return the table row of a model: means with standard deviations over its subsets of examples.
+
+    On a single subset, the trace has the confidence interval of its random estimate instead.
+    """
 
     def mean_of(values: Sequence[float | None]) -> str | None:
+        """Return mean and standard deviation as text, or None if a subset has no value."""
         numbers = [value for value in values if value is not None]
         return plus_minus(numbers) if len(numbers) == len(values) else None
 

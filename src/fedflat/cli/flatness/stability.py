@@ -8,11 +8,11 @@ from typing import Any
 import typer
 
 from fedflat.cli.flatness.output import (
+    evenly_spaced,
     mean,
     print_files,
     print_table,
     status_line,
-    thinned,
     three_digits,
     write_results,
 )
@@ -26,7 +26,7 @@ MEASUREMENTS = 20
 
 @with_settings("eval_every", "flatness", "save_every", "workers")
 def stability(
-    settings: dict[str, Any],
+    settings: dict[str, Any],  # values of the flags that with_settings adds, such as --rounds
     algorithm: str | None = typer.Argument(
         None,
         metavar="ALGORITHM",
@@ -92,7 +92,7 @@ def stability(
         print_json({"files": files, **document})
         return
     columns = ("round", "weight distance", "relative", "mean loss difference", "largest loss difference")
-    print_table(title, columns, [_row(measurement) for measurement in thinned(measurements)], text_columns=0)
+    print_table(title, columns, [_row(measurement) for measurement in evenly_spaced(measurements)], text_columns=0)
     swaps = ", ".join(
         f"example {swap.position} of client {swap.client} (first in round {swap.first_round})" for swap in pairs.swaps
     )
@@ -100,7 +100,7 @@ def stability(
 
 
 def _row(measurement: dict[str, Any]) -> tuple[object, ...]:
-    """Return the table row of a round: means over twins, and the distance relative to the weight norm."""
+    """Return the table row of a round: distances and loss differences between twin runs, as means over twins."""
     distance, norm = mean(measurement["distance"]), measurement["norm"]
     numbers = (
         distance,

@@ -1,6 +1,6 @@
 """The description of an algorithm, section by section.
 
-A section maps an algorithm and its base name to plain values: a list of rows becomes a table, a mapping becomes
+A section maps an algorithm to plain values: a list of rows becomes a table, a mapping becomes
 pairs, and both appear in the JSON output. Empty sections are omitted. To add one, extend ``SECTIONS``."""
 
 from __future__ import annotations
@@ -26,19 +26,18 @@ class CardSection(NamedTuple):
     key: str
     """Key in the JSON output."""
     title: str
-    content: Callable[[Algorithm, str], Content]
-    """Function of the algorithm and its base name."""
+    content: Callable[[Algorithm], Content]
 
 
-def named_base(described: Algorithm) -> str:
+def named_base(algorithm: Algorithm) -> str:
     """Return the named algorithm at the start of the canonical text, such as fedmoswa in fedmoswa+wima."""
-    return parse(canonical(described))[0].name
+    return parse(canonical(algorithm))[0].name
 
 
-def specs_of(described: Algorithm) -> list[tuple[str, Any]]:
-    """Return every slot with the part that fills it, averages last."""
-    slots = [(slot, getattr(described, slot)) for slot in SLOTS]
-    return [*slots, *(("average", average) for average in described.averages)]
+def specs_of(algorithm: Algorithm) -> list[tuple[str, Any]]:
+    """Return pairs of a slot and the part of the algorithm that fills it; averages come last, each as ``average``."""
+    slots = [(slot, getattr(algorithm, slot)) for slot in SLOTS]
+    return [*slots, *(("average", average) for average in algorithm.averages)]
 
 
 def spec_text(spec: object) -> str:
@@ -46,10 +45,10 @@ def spec_text(spec: object) -> str:
     return show(part_name(spec) or type(spec).__name__, changed(spec))
 
 
-def slot_texts(described: Algorithm) -> dict[str, str]:
-    """Return the text of every slot that differs from plain FedAvg."""
+def slot_texts(algorithm: Algorithm) -> dict[str, str]:
+    """Return, for every slot that differs from plain FedAvg, the text of its part, such as ``sam(rho=0.1)``."""
     plain = Algorithm()
-    return {slot: spec_text(spec) for slot, spec in specs_of(described) if spec != getattr(plain, slot, None)}
+    return {slot: spec_text(spec) for slot, spec in specs_of(algorithm) if spec != getattr(plain, slot, None)}
 
 
 def equations(spec: object) -> str:
@@ -57,18 +56,21 @@ def equations(spec: object) -> str:
     return str(describe(spec)).replace("`", "")
 
 
-def cost_of(described: Algorithm) -> dict[str, Any]:
-    """Return the values sent down and up, in units of P, and the backward passes."""
+def cost_of(algorithm: Algorithm) -> dict[str, Any]:
+    """Return the cost per client: values sent per round for P parameters, and backward passes per local step.
+
+    ``full_gradient`` is whether a client also computes a gradient on all its data once per round.
+    """
     return {
-        "down": in_units_of_p(described.floats_down),
-        "up": in_units_of_p(described.floats_up),
-        "passes": described.backward_passes,
-        "full_gradient": described.drift.full_gradient != "none",
+        "down": in_units_of_p(algorithm.floats_down),
+        "up": in_units_of_p(algorithm.floats_up),
+        "passes": algorithm.backward_passes,
+        "full_gradient": algorithm.drift.full_gradient != "none",
     }
 
 
 def in_units_of_p(count: Callable[[int], int]) -> str:
-    """Return a count that is linear in the number of parameters P, as text.
+    """Return a linear function of the number of parameters P as text.
 
     >>> in_units_of_p(lambda p: 2 * p + 1)
     '2P + 1'
@@ -79,32 +81,40 @@ def in_units_of_p(count: Callable[[int], int]) -> str:
     return f"{text} + {constant}" if constant else text
 
 
-def _slots(described: Algorithm, base: str) -> Content:
-    """Return the slots with their parts and equations; a slot as in plain FedAvg has no part."""
-    filled = slot_texts(described)
-    return [
-        {"slot": slot, "part": spec_text(spec) if slot == "average" else filled.get(slot), "equations": equations(spec)}
-        for slot, spec in specs_of(described)
-    ]
-
-
-def _parameters(described: Algorithm, base: str) -> Content:
-    """Return the parameters of all parts; the defaults are those of the named algorithm if it has the same part."""
+def _slots(algorithm: Algorithm) -> Content:
+    """Return one row per slot with its part and equations; the part is None if it is that of plain FedAvg."""
+    part_of_slot = slot_texts(algorithm)
     rows = []
-    for slot, spec in specs_of(described):
-        usual = getattr(NAMED[base], slot, None)
-        reference = usual if type(usual) is type(spec) else type(spec)()
-        rows += [row | {"slot": slot} for row in parameter_rows(spec, reference)]
+    for slot, spec in specs_of(algorithm):
+        # An algorithm can have several averages, each with a row of its own.
+        part = spec_text(spec) if slot == "average" else part_of_slot.get(slot)
+        rows.append({"slot": slot, "part": part, "equations": equations(spec)})
     return rows
 
 
-def parameter_rows(spec: object, reference: object) -> list[dict[str, Any]]:
-    """Return every parameter of a part: value, default (its value in ``reference``), valid range and meaning."""
+def _parameters(algorithm: Algorithm) -> Content:
+    """Return one row per parameter of every part; the defaults are those of the named algorithm if it has the part."""
+    named = NAMED[named_base(algorithm)]
+    rows = []
+    for slot, spec in specs_of(algorithm):
+        named_spec = getattr(named, slot, None)
+        with_defaults = named_spec if type(named_spec) is type(spec) else type(spec)()
+        rows += [row | {"slot": slot} for row in parameter_rows(spec, with_defaults)]
+    return rows
+
+
+def parameter_rows(spec: object, with_defaults: object) -> list[dict[str, Any]]:
+    """Return one row per parameter of a part: its value, default, valid range and meaning.
+
+    Args:
+        spec: the part, e.g. ``SAM(rho=0.1)``.
+        with_defaults: a part of the same type whose parameters have their default values.
+    """
     return [
         {
             "parameter": field.name,
             "value": write_value(getattr(spec, field.name)),
-            "default": write_value(getattr(reference, field.name)),
+            "default": write_value(getattr(with_defaults, field.name)),
             "range": range_of(spec, field),
             "meaning": field.metadata.get("help", ""),
         }
@@ -113,10 +123,10 @@ def parameter_rows(spec: object, reference: object) -> list[dict[str, Any]]:
 
 
 def range_of(spec: object, field: Parameter[Any]) -> str:
-    """Return the valid values of a parameter as text."""
-    words = choices(spec, field.name)
-    if words:
-        return " or ".join(map(write_value, words))
+    """Return the valid values of a parameter as text, e.g. ``grad or update`` or ``0 to 1``; empty if all are."""
+    valid_values = choices(spec, field.name)
+    if valid_values:
+        return " or ".join(map(write_value, valid_values))
     low, high, above = (field.metadata.get(key) for key in ("low", "high", "above"))
     if low is not None and high is not None:
         return f"{low} to {high}"
@@ -124,12 +134,15 @@ def range_of(spec: object, field: Parameter[Any]) -> str:
     return " and ".join(f"{word} {bound}" for word, bound in bounds.items() if bound is not None)
 
 
-def _state(described: Algorithm, base: str) -> Content:
-    """Return the state that server and clients hold, and what a client's message contains."""
+def _state(algorithm: Algorithm) -> Content:
+    """Return one row per vector or scalar that the server or every client holds, or that a client's message contains.
+
+    ``sent`` is ``down`` for server state that is sent to clients, and ``up`` for the contents of a message.
+    """
     holders = {
-        "server": described.server_fields(),
-        "every client": described.client_fields(),
-        "message": described.message_fields(),
+        "server": algorithm.server_fields(),
+        "every client": algorithm.client_fields(),
+        "message": algorithm.message_fields(),
     }
     rows = []
     for holder, fields_by_slot in holders.items():
@@ -148,36 +161,42 @@ FULL_GRADIENT = {
 }
 
 
-def _cost(described: Algorithm, base: str) -> Content:
-    """Return communication and computation per client."""
-    cost = cost_of(described)
+def _cost(algorithm: Algorithm) -> Content:
+    """Return communication and computation per client, by label."""
+    cost = cost_of(algorithm)
     return {
         "values down per client and round": cost["down"],
         "values up per client and round": cost["up"],
         "backward passes per local step": cost["passes"],
-        "full-batch gradient per round": FULL_GRADIENT[described.drift.full_gradient],
+        "full-batch gradient per round": FULL_GRADIENT[algorithm.drift.full_gradient],
     }
 
 
-def _released(described: Algorithm, base: str) -> Content:
-    """Return the parameters whose values in the published code differ from those in the paper."""
-    paper = {field.name: getattr(spec, field.name) for _, spec in specs_of(NAMED[base]) for field in parameters(spec)}
+def _released(algorithm: Algorithm) -> Content:
+    """Return one row per parameter whose value in the published code differs from that in the paper."""
+    base = named_base(algorithm)
+    paper_values = {}
+    for _, spec in specs_of(NAMED[base]):
+        for field in parameters(spec):
+            paper_values[field.name] = getattr(spec, field.name)
     return [
-        {"parameter": name, "paper": write_value(paper[name]), "released": write_value(value)}
+        {"parameter": name, "paper": write_value(paper_values[name]), "released": write_value(value)}
         for name, value in RELEASED.get(base, {}).items()
     ]
 
 
-def _origin(described: Algorithm, base: str) -> Content:
+def _origin(algorithm: Algorithm) -> Content:
     """Return title and paper of the named algorithm; empty for a user-defined one."""
+    base = named_base(algorithm)
     if base not in CARDS:
         return {}
     card = CARDS[base]
     return {"named algorithm": f"{base}: {card.title}", "paper": card.paper, "papers' values": card.values}
 
 
-def _differences(described: Algorithm, base: str) -> Content:
-    """Return the known differences between the published code and the published formula."""
+def _differences(algorithm: Algorithm) -> Content:
+    """Return one row per known difference between the published code and the published formula."""
+    base = named_base(algorithm)
     if base not in CARDS:
         return []
     differences = [DIFFERENCES[number] for number in CARDS[base].differences]

@@ -38,15 +38,15 @@ def _list(as_json: bool) -> None:
     from fedflat.algorithms.named import NAMED
 
     load_installed()
-    documents, parts = [_summarise(name) for name in NAMED], _parts()
+    summaries, parts = [_summarise(name) for name in NAMED], _parts()
     if as_json:
-        print_json({"algorithms": documents, "parts": parts})
+        print_json({"algorithms": summaries, "parts": parts})
         return
     columns = ("name", *SLOTS, "down", "up", "passes", "paper")
     rows = []
-    for document in documents:
-        passes = f"{document['passes']}{'*' if document['full_gradient'] else ' '}"
-        rows.append([passes if column == "passes" else document[column] for column in columns])
+    for summary in summaries:
+        passes = f"{summary['passes']}{'*' if summary['full_gradient'] else ' '}"
+        rows.append([passes if column == "passes" else summary[column] for column in columns])
     console = screen()
     console.print(table(columns, rows, numeric=("down", "up", "passes")))
     console.print(
@@ -61,7 +61,7 @@ def _list(as_json: bool) -> None:
 
 
 def _summarise(name: str) -> dict[str, Any]:
-    """Return the slots, cost and paper of a named algorithm."""
+    """Return the slots, cost and paper of a named algorithm; a slot as in plain FedAvg is None."""
     from fedflat.algorithms.algorithm import SLOTS
     from fedflat.algorithms.named import CARDS, NAMED
     from fedflat.cli.lookup.algorithm_card import cost_of, slot_texts
@@ -73,7 +73,7 @@ def _summarise(name: str) -> dict[str, Any]:
 
 
 def _parts() -> list[dict[str, Any]]:
-    """Return every part that can be added to an algorithm: its name, slot and first line of description."""
+    """Return the parts that can be added to an algorithm: name, slot and first line of the description of each."""
     from fedflat.algorithms.composition import parts
     from fedflat.cli.lookup.algorithm_card import equations
 
@@ -84,13 +84,13 @@ def _parts() -> list[dict[str, Any]]:
 
 
 def _describe(text: str, as_json: bool) -> None:
-    """Print the sections of an algorithm's description."""
+    """Print the description of an algorithm, section by section; ``text`` is, for example, ``fedavg+sam(rho=0.1)``."""
     from fedflat.algorithms import algorithm, canonical
     from fedflat.cli.lookup.algorithm_card import SECTIONS, named_base
 
     described = algorithm(text)
     name, base = canonical(described), named_base(described)
-    contents = {section.key: section.content(described, base) for section in SECTIONS}
+    contents = {section.key: section.content(described) for section in SECTIONS}
     if as_json:
         print_json({"name": name, "algorithm": base, **contents})
         return

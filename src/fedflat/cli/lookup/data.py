@@ -49,7 +49,7 @@ def list_all(folder: Path | None = DATA_DIR, as_json: bool = JSON) -> None:
     folder = data_dir(folder)
     datasets = []
     for name, source in DATASETS.items():
-        if not source.example:
+        if not source.example:  # only formats for user data have an example
             files = _describe_files(len(source.files), len(source.missing(folder)))
             datasets.append({"name": name, "title": source.title, "files": files})
     components = {
@@ -131,9 +131,9 @@ def describe(
     partition_description: dict[str, Any] | None = None
     if partition is not None:
         train, classes = dataset.train, dataset.num_classes
-        number = None if fixes_clients(partition) else clients
+        client_count = None if fixes_clients(partition) else clients  # some partitions determine the clients
         partitioned = make_partition(
-            partition, train.targets, classes, number, seed, groups=train.groups, coarse=train.coarse
+            partition, train.targets, classes, client_count, seed, groups=train.groups, coarse=train.coarse
         )
         partition_description = partitioned.describe(train.targets, classes)
     if as_json:
@@ -147,7 +147,7 @@ def describe(
 
 
 def _print_dataset(description: dict[str, Any]) -> None:
-    """Print size, shape, classes (or labels, or columns of numbers) and origin of a dataset."""
+    """Print the size, input shape, targets, number of natural clients and content hash of a dataset."""
     kind = description["kind"]
     texts = {
         "dataset": description["name"],
@@ -162,16 +162,17 @@ def _print_dataset(description: dict[str, Any]) -> None:
 
 
 def _target_texts(description: dict[str, Any]) -> dict[str, str]:
-    """Describe the targets of a dataset, by label."""
+    """Return texts by label on the targets: number and names of classes, examples per class; or numbers per example."""
     if description["targets"] == "numbers":
         columns = description["target_shape"][0] if description["target_shape"] else 1
         return {"targets": f"numbers (regression), {columns} per example"}
-    classes, noun = description["classes"], "class" if description["targets"] == "classes" else "label"
+    classes = description["classes"]
+    singular, plural = ("class", "classes") if description["targets"] == "classes" else ("label", "labels")
+    names = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
     train, test = description["train_class_counts"], description["test_class_counts"]
     return {
-        f"{noun}{'es' if noun == 'class' else 's'}": f"{len(classes)}: {', '.join(classes[:10])}"
-        + (", ..." if len(classes) > 10 else ""),
-        f"{_class_unit(description['kind'])} per {noun}": f"training: {min(train)} to {max(train)}, "
+        plural: f"{len(classes)}: {names}",
+        f"{_class_unit(description['kind'])} per {singular}": f"training: {min(train)} to {max(train)}, "
         f"test: {min(test)} to {max(test)}",
     }
 
@@ -185,9 +186,9 @@ def _print_histogram(histogram: list[list[int]], classes: list[str], kind: str) 
     """Print the class counts of the first clients, unless there are too many classes for the screen.
 
     Args:
-        histogram: counts by client and class.
+        histogram: for every client, its number of examples (or pixels) of each class.
         classes: names of the classes.
-        kind: kind of the dataset.
+        kind: kind of the dataset, e.g. ``image`` or ``segmentation``.
     """
     if len(classes) > HISTOGRAM_CLASSES:
         return
@@ -203,13 +204,14 @@ def _print_histogram(histogram: list[list[int]], classes: list[str], kind: str) 
 
 
 def _describe_files(files: int, missing: int) -> str:
+    """Describe how many of a dataset's files are in the folder."""
     if not files:
         return "built in"
     return "here" if not missing else f"{files - missing} of {files} here"
 
 
 def _summaries(specs: Mapping[str, type[Any]]) -> list[dict[str, str]]:
-    """Return the name, the text with all parameters, and the summary of every component."""
+    """Return the name, the text with default parameters, such as ``dirichlet(alpha=0.5)``, and the summary of each."""
     from fedflat.cli.lookup.models import defaults, summary
     from fedflat.text import show
 

@@ -64,7 +64,7 @@ def doctor(
 
 
 def in_markdown(report: dict[str, Any]) -> str:
-    """Return the report as Markdown."""
+    """Return the report of ``fedflat doctor`` as Markdown, for an issue."""
     lines = ["### fedflat doctor", ""]
     lines += [f"- {name}: {value}" for name, value in report["environment"].items()]
     lines += ["", f"Datasets in {report['data']['folder']}:", ""]
@@ -82,7 +82,7 @@ def in_markdown(report: dict[str, Any]) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Return versions and hardware as texts by name."""
+    """Return versions and hardware as texts by label."""
     import torch
 
     from fedflat.bench.machine import hardware, versions
@@ -103,12 +103,12 @@ def _environment() -> dict[str, str]:
 
 
 def _datasets(folder: Path | None) -> dict[str, Any]:
-    """Return the dataset folder and the state of every dataset; those without any file share one entry."""
+    """Return the dataset folder, and the state of every dataset; all that are not downloaded share one entry."""
     from fedflat.data import DATASETS, data_dir
 
-    folder, states, absent = data_dir(folder), {}, []
+    folder, states, not_downloaded = data_dir(folder), {}, []
     for name, source in DATASETS.items():
-        if source.example:
+        if source.example:  # a format for user data
             continue
         missing = len(source.missing(folder))
         if not source.files:
@@ -118,9 +118,9 @@ def _datasets(folder: Path | None) -> dict[str, Any]:
         elif missing < len(source.files):
             states[name] = f"{missing} of {len(source.files)} files missing (fedflat data get {name})"
         else:
-            absent.append(name)
-    if absent:
-        states["not downloaded"] = f"{', '.join(absent)} (fedflat data get NAME)"
+            not_downloaded.append(name)
+    if not_downloaded:
+        states["not downloaded"] = f"{', '.join(not_downloaded)} (fedflat data get NAME)"
     return {"folder": str(folder), "sets": states}
 
 
@@ -128,6 +128,7 @@ def _extras() -> dict[str, dict[str, str | None]]:
     """Return the installed version of every optional package, by extra; None if it is not installed."""
 
     def installed_version(package: str) -> str | None:
+        """Return the version of a package, or None if it is not installed."""
         try:
             return metadata.version(package)
         except metadata.PackageNotFoundError:
@@ -153,14 +154,14 @@ def _self_test() -> Iterator[dict[str, Any]]:
 
 
 def _trained_weights(algorithm: str, **settings: Any) -> Tensor:
-    """Return the final server weights of a small run, on the CPU."""
+    """Train a small run with the given settings; return the final server weights, moved to the CPU."""
     import fedflat
 
     return fedflat.run(algorithm, **{**SMALL, **settings}).record.models["server"].weights.cpu()
 
 
 def _check_engines(folder: Path) -> str:
-    """Compare the loop and the lane engine."""
+    """Check that the loop and the lane engine train the same weights; return the problem, or an empty text."""
     import torch
 
     loop, lanes = (_trained_weights("fedmoswa", engine__name=name) for name in ("loop", "lanes"))
@@ -168,13 +169,13 @@ def _check_engines(folder: Path) -> str:
 
 
 def _check_resume(folder: Path) -> str:
-    """Compare a run that was interrupted and resumed with an uninterrupted one."""
+    """Check that a paused and resumed run ends with the weights of an uninterrupted one; return the problem, if any."""
     import torch
 
     import fedflat
 
     uninterrupted = _trained_weights("scaffold")
-    fedflat.run("scaffold", out=folder / "run", stop__seconds=1e-9, **SMALL)
+    fedflat.run("scaffold", out=folder / "run", stop__seconds=1e-9, **SMALL)  # pauses after the first evaluation
     resumed = fedflat.resume(folder / "run")
     while resumed.status == "paused":  # the time limit pauses it again after each evaluation
         resumed = fedflat.resume(folder / "run")
@@ -183,7 +184,7 @@ def _check_resume(folder: Path) -> str:
 
 
 def _check_figures(folder: Path) -> str:
-    """Draw a learning curve."""
+    """Check that a learning curve can be drawn; return the problem, or an empty text."""
     import fedflat
 
     fedflat.run("fedavg", **SMALL).plot().savefig(folder / "curve.png")
@@ -191,7 +192,7 @@ def _check_figures(folder: Path) -> str:
 
 
 def _check_gpu(folder: Path) -> str:
-    """Compare training on the GPU with training on the CPU."""
+    """Check that training on the GPU ends near the weights of the CPU; return the problem, or an empty text."""
     import torch
 
     on_cpu, on_gpu = (_trained_weights("fedsam", device=device) for device in ("cpu", "cuda"))

@@ -42,7 +42,7 @@ def models(
 
 
 def _list(as_json: bool) -> None:
-    """Print all models with their parameters and size for CIFAR-10."""
+    """Print all models with their options, and their numbers of parameters for CIFAR-10."""
     from fedflat.models import MODELS
     from fedflat.text import show
 
@@ -65,7 +65,7 @@ def _list(as_json: bool) -> None:
 
 
 def _describe(text: str, as_json: bool) -> None:
-    """Print one model: its options, and its numbers of parameters for several datasets."""
+    """Print a model's options, and its numbers of parameters for the shapes of several datasets."""
     from fedflat.cli.lookup.algorithm_card import parameter_rows
     from fedflat.models import canonical_model, model_spec
 
@@ -101,14 +101,14 @@ def count_for(text: str, dataset: str) -> int | None:
 
 
 def summary(spec: type[Any]) -> str:
-    """Return the first paragraph of the docstring of a model or another part, on one line."""
+    """Return the first paragraph of the docstring of a component, such as a model, on one line."""
     from fedflat.cli.lookup.algorithm_card import equations
 
     return " ".join(equations(spec).split("\n\n")[0].split())
 
 
 def defaults(spec: type[Any]) -> dict[str, Any]:
-    """Return the parameters of a model or another part with their defaults."""
+    """Return the parameters of a component, such as a model, with their default values."""
     from fedflat.text import parameters
 
     return {field.name: field.default for field in parameters(spec)}

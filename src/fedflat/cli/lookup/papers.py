@@ -60,7 +60,7 @@ def papers(
 
 
 def _print_papers(papers: list[Paper]) -> None:
-    """Print one row per paper."""
+    """Print one row per paper; its figures are summarised, e.g. as ``figures 2, 3``."""
     rows = []
     for paper in papers:
         figures = [name.removeprefix("figure") for name in paper.tables if name.startswith("figure")]
@@ -80,14 +80,14 @@ def _print_paper(paper: Paper) -> None:
         _print_protocol(name, protocol)
     rows = []
     for item in paper.tables.values():
-        cannot_run = sum(bool(cell.needs) for cell in item.cells.values())
-        rows.append([item.full_name, item.file.caption, len(item.cells), cannot_run or None])
+        not_runnable = sum(bool(cell.needs) for cell in item.cells.values())
+        rows.append([item.full_name, item.file.caption, len(item.cells), not_runnable or None])
     console.print(table(("name", "what it shows", "cells", "not yet"), rows, numeric=("cells", "not yet")))
     console.print("\nnot yet: cells with unmet requirements (fedflat papers NAME --list-cells)", style="dim")
 
 
 def _print_protocol(name: str, protocol: Protocol) -> None:
-    """Print the settings that a paper states for its experiments, and assumed ones."""
+    """Print the settings that a paper states for its experiments, and those that fedflat assumes."""
     console = screen()
     console.print(f"Protocol {name}", style="bold")
     console.print(f"{protocol.says}.", highlight=False)
@@ -141,7 +141,7 @@ def _without_repetition(columns: list[tuple[str, ...]]) -> list[tuple[str, ...]]
     headers = []
     previous: tuple[str, ...] = ()
     for labels in columns:
-        shared = 0  # number of labels at the start that equal those of the previous column
+        shared = 0  # number of labels, from the top, that equal those of the previous column
         while labels != previous and shared < len(previous) and labels[shared] == previous[shared]:
             shared += 1
         headers.append(("",) * shared + labels[shared:])

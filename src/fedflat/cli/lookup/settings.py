@@ -44,7 +44,7 @@ def settings(as_json: bool = JSON) -> None:
 
 
 def kind_of(annotation: Any) -> str:
-    """Return the type of a setting as text.
+    """Return the type annotation of a setting as text for users.
 
     >>> kind_of(int | None), kind_of(typing.Literal["a", "b"])
     ('integer or none', 'a or b')
@@ -62,7 +62,7 @@ def flat_settings(config: Config) -> dict[str, Any]:
 
 
 def different_from_defaults(config: Config) -> list[tuple[str, str, str]]:
-    """Return the non-default settings: name, value, default."""
+    """Return name, value and default of every setting that differs from its default."""
     differences = []
     for name, value in flat_settings(config).items():
         default = field_of(name).default

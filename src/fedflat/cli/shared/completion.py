@@ -35,7 +35,7 @@ NAMES = {
     "augmentation": "crop-flip cutout mixup random-resized-crop scale-crop flip",
 }
 """Names of all built-in components by kind, separated by spaces."""
-DEEPEST = 2
+MAX_LEVELS = 2
 """Levels of folders below the typed one in which runs are looked for."""
 
 
@@ -78,14 +78,16 @@ def complete_assignment(incomplete: str) -> list[str]:
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Complete a run folder, or a folder that contains runs; without either, the shell completes files."""
+    """Complete a run folder, or a folder that contains runs; if there are none, the shell completes files."""
     typed = Path(incomplete)
-    parent, beginning = (typed, "") if not incomplete or incomplete.endswith("/") else (typed.parent, typed.name)
+    is_folder = not incomplete or incomplete.endswith("/")
+    parent, prefix = (typed, "") if is_folder else (typed.parent, typed.name)
     folders: list[Path] = []
     if parent.is_dir():
         for child in sorted(parent.iterdir()):
-            if child.is_dir() and child.name.startswith(beginning) and (beginning or not child.name.startswith(".")):
-                folders += _folders_of_runs(child, DEEPEST)
+            is_hidden = child.name.startswith(".") and not prefix  # unless the user typed the dot
+            if child.is_dir() and child.name.startswith(prefix) and not is_hidden:
+                folders += _folders_of_runs(child, MAX_LEVELS)
     return [str(folder) for folder in folders]
 
 
@@ -99,14 +101,17 @@ SETTING_COMPLETERS = {
 
 
 def completer_for(setting: str, field: FieldInfo) -> object:
-    """Return the completion function of a setting's flag: components, or the values of a ``Literal``; else None."""
+    """Return the function that completes the value of a setting's flag.
+
+    It completes the values of a ``Literal``, or the names of components; for other settings, return None.
+    """
     if get_origin(field.annotation) is Literal:
         return lambda incomplete: _starting_with(incomplete, get_args(field.annotation))
     return SETTING_COMPLETERS.get(setting)
 
 
 def _folders_of_runs(folder: Path, levels: int) -> list[Path]:
-    """Return a folder and those below it, down to ``levels`` levels, that are runs or contain runs."""
+    """Return a folder and its subfolders down to ``levels`` levels, without those that neither are nor contain runs."""
     if (folder / "config.yaml").exists():
         return [folder]
     below: list[Path] = []
@@ -125,7 +130,8 @@ def _complete_sum(incomplete: str, first: str, added: str) -> list[str]:
         added: kind of the other parts.
     """
     before, plus, last = incomplete.rpartition("+")
-    return [f"{before}{plus}{name}" for name in _starting_with(last, NAMES[added if plus else first].split())]
+    names = NAMES[added if plus else first].split()
+    return [f"{before}{plus}{name}" for name in _starting_with(last, names)]
 
 
 def _starting_with(beginning: str, names: Iterable[str]) -> list[str]:

@@ -25,11 +25,11 @@ def fetch_if_missing(config: Config, silent: bool) -> None:
 
 
 class Downloads:
-    """A bar per file on a terminal, a line per file when piped."""
+    """Shows the progress of downloads: a bar per file on a terminal, a line per file when piped."""
 
     def __init__(self, silent: bool = False) -> None:
         self.silent = silent
-        self._tasks: dict[str, TaskID | None] = {}
+        self._tasks: dict[str, TaskID | None] = {}  # progress bar by file; None when piped
         self._bars: Any = None
 
     def __enter__(self) -> Downloads:
@@ -44,17 +44,17 @@ class Downloads:
         """The callback that receives a file's name, the bytes downloaded so far and its size; None if silent."""
         if self.silent:
             return None
-        return self._update_bar if sys.stderr.isatty() else self._print_first
+        return self._update_bar if sys.stderr.isatty() else self._print_start
 
-    def _print_first(self, file: str, done: int, total: int | None) -> None:
-        """Print one line when a file's download starts."""
+    def _print_start(self, file: str, done: int, total: int | None) -> None:
+        """Print one line at the first call for a file, when its download starts; ignore later calls."""
         if file not in self._tasks:
             self._tasks[file] = None
             size = f" ({shown_bytes(total)})" if total else ""
             print(f"downloading {file}{size}", file=sys.stderr, flush=True)
 
     def _update_bar(self, file: str, done: int, total: int | None) -> None:
-        """Advance the bar of a file; the first call starts the display."""
+        """Update the bar of a file to ``done`` of ``total`` bytes; the first call starts the display."""
         if self._bars is None:
             from rich import progress
 

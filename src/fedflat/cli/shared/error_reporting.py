@@ -26,24 +26,27 @@ class Interrupted(Exception):
 
 @contextmanager
 def errors_as_messages() -> Iterator[None]:
-    """Print user errors as one line on stderr and exit with code 2; print warnings of fedflat as one line each."""
+    """Turn expected errors into one line on stderr and an exit code; print warnings of fedflat as one line each.
+
+    Expected errors are those of the user (``UserError``), Ctrl-C, and files or disks that cannot be used.
+    """
     try:
         with _one_line_warnings():
             yield
     except UserError as error:
-        raise _print_and_exit(str(error), WRONG_REQUEST) from None
+        raise _print_error(str(error), WRONG_REQUEST) from None
     except Interrupted as interruption:
-        raise _print_and_exit(f"interrupted; {interruption}", INTERRUPTED) from None
+        raise _print_error(f"interrupted; {interruption}", INTERRUPTED) from None
     except KeyboardInterrupt:
-        raise _print_and_exit("interrupted", INTERRUPTED) from None
-    except BrokenPipeError:
+        raise _print_error("interrupted", INTERRUPTED) from None
+    except BrokenPipeError:  # an OSError that main() handles
         raise
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         if error.filename is not None:
-            raise _print_and_exit(f"cannot use {error.filename}: {reason}", WRONG_REQUEST) from None
+            raise _print_error(f"cannot use {error.filename}: {reason}", WRONG_REQUEST) from None
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _print_and_exit(f"cannot write output: {reason}", WRONG_REQUEST) from None
+            raise _print_error(f"cannot write output: {reason}", WRONG_REQUEST) from None
         raise
 
 
@@ -53,7 +56,7 @@ def _one_line_warnings() -> Iterator[None]:
     original = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], filename: str, *details: Any) -> None:
-        """Replace ``warnings.showwarning``; the details are line number, file and source line."""
+        """Replace ``warnings.showwarning``; ``details`` are line number, output file and source line."""
         if issubclass(category, UserWarning) and Path(filename).is_relative_to(PACKAGE):
             print(f"fedflat: {message}", file=sys.stderr)
         else:
@@ -66,7 +69,7 @@ def _one_line_warnings() -> Iterator[None]:
         warnings.showwarning = original
 
 
-def _print_and_exit(message: str, code: int) -> typer.Exit:
-    """Print a message to stderr on one line; return the exception that ends the command."""
+def _print_error(message: str, code: int) -> typer.Exit:
+    """Print a message to stderr on one line; return the exception to raise, which exits with ``code``."""
     print(f"fedflat: {' '.join(message.split())}", file=sys.stderr)
     return typer.Exit(code)

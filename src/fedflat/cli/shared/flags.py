@@ -78,13 +78,13 @@ def with_settings(*excluded: str, show_defaults: bool = True) -> Callable[[Calla
     The command receives the values of the flags that were given as the dictionary ``settings``.
 
     Args:
-        excluded: settings for which the command has no flag.
+        excluded: names of the flags to leave out, e.g. ``seed``.
         show_defaults: show default values in the help.
     """
     setting_of_flag = {flag: setting for flag, setting in FLAGS.items() if flag not in excluded}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        """Return a function with the command's parameters and one parameter per setting."""
+        """Return a function with the command's parameters except ``settings``, and one parameter per setting."""
         parameters = [
             parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
             for parameter in inspect.signature(command, eval_str=True).parameters.values()
@@ -93,6 +93,7 @@ def with_settings(*excluded: str, show_defaults: bool = True) -> Callable[[Calla
         parameters += [_parameter(flag, setting, show_defaults) for flag, setting in setting_of_flag.items()]
 
         def with_flags(**arguments: Any) -> None:
+            """Call the command with the flags that were given, which are not None, as ``settings``."""
             values = {flag: arguments.pop(flag) for flag in setting_of_flag}
             command(settings={flag: value for flag, value in values.items() if value is not None}, **arguments)
 
@@ -122,11 +123,14 @@ def _parameter(flag: str, setting: str, show_default: bool) -> inspect.Parameter
 
 
 def _type_of_flag(annotation: Any) -> Any:
-    """Return the type of a flag from the type of its setting; the config itself validates literals and groups."""
+    """Return the type of a flag, given the type of its setting.
+
+    Literals and groups of settings are read as text, because the config validates them.
+    """
     is_group = isinstance(annotation, type) and issubclass(annotation, SettingsGroup)
     if is_group or get_origin(annotation) is Literal:
         return str
-    for member in get_args(annotation):  # a union such as int | None
+    for member in get_args(annotation):  # of a union such as int | None, return int
         if member is not type(None):
             return _type_of_flag(member)
     return annotation

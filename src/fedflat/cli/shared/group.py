@@ -16,8 +16,8 @@ class CommandGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the name, the command and the remaining arguments; an unknown command raises a ``UsageError``."""
         try:
-            return Group.resolve_command(self, ctx, args)
+            return Group.resolve_command(self, ctx, args)  # skips Typer's override, which adds a suggestion
         except UsageError:
-            if args[0].startswith("-"):
+            if args[0].startswith("-"):  # an unknown option, not a command
                 raise
             raise UsageError(str(one_of("command", args[0], self.commands)), ctx) from None

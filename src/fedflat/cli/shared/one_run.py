@@ -38,13 +38,12 @@ STATUS_STYLE = {
 
 
 def run_document(record: Record) -> dict[str, Any]:
-    """Return a run as JSON-compatible values."""
+    """Return the results, cost and config of a run as JSON-compatible values."""
     from fedflat.reporting.result import Result
     from fedflat.reporting.tables.summary import summarise
 
     metric = Result(record).metric
-    judged_by = (metric, record.lower_is_better)
-    summaries = {name: summarise(record.history, name, *judged_by) for name in record.evaluated}
+    summaries = {name: summarise(record.history, name, metric, record.lower_is_better) for name in record.evaluated}
     last = record.history[-1] if record.history else {}
     flatness_seconds = None
     if record.config.flatness.every is not None and record.folder is not None:
@@ -97,7 +96,12 @@ def print_run(record: Record, settings: bool = False) -> None:
 
 
 def _print_models(models: dict[str, dict[str, Any] | None], metric: str) -> None:
-    """Print one row per evaluated model; n is the number of evaluations behind its mean."""
+    """Print one row per evaluated model; n is the number of evaluations that its mean covers.
+
+    Args:
+        models: the summary of each model; None if it has not been evaluated yet.
+        metric: name of the metric, which determines the format.
+    """
     counts = {summary["mean_count"] for summary in models.values() if summary}
     mean_column = "mean of last 10 %\nof evaluations"
     if len(counts) == 1:
@@ -116,18 +120,19 @@ def _print_models(models: dict[str, dict[str, Any] | None], metric: str) -> None
 
 
 def _describe_status(record: Record, rounds: int | None) -> Text:
-    """Return the coloured status with its reason or rounds, and how to continue an unfinished run."""
+    """Return the coloured status, its reason or the finished rounds, and how to continue an unfinished run."""
     from rich.text import Text
 
     details = f": {record.reason}" if record.reason else f" after {rounds} of {record.config.training.rounds} rounds"
     if record.status in ("running", "paused") and record.folder is not None:
+        # The status of a killed run stays "running".
         interrupted = ", or interrupted" if record.status == "running" else ""
         details += f"{interrupted} (continue with {record.folder.resume_command})"
     return Text.assemble((record.status, STATUS_STYLE.get(record.status, "")), details)
 
 
 def _describe_time(seconds: float, flatness_seconds: float | None) -> str:
-    """Return the wall-clock time, and the part of it spent on flatness measurements."""
+    """Return the wall-clock time as text, and how much of it flatness measurements took; None if there were none."""
     if flatness_seconds is None:
         return shown_seconds(seconds)
     percent = 100 * flatness_seconds / max(seconds, flatness_seconds, 1e-9)
@@ -135,15 +140,16 @@ def _describe_time(seconds: float, flatness_seconds: float | None) -> str:
 
 
 def print_partition(partition: dict[str, Any]) -> None:
-    """Print a partition's statistics."""
+    """Print the statistics of a partition, as stored with a run."""
     from fedflat.data import full_partition
 
     print_section(f"Partition: {full_partition(partition['partitioner'])}", key_values(_partition_texts(partition)))
 
 
 def _partition_texts(partition: dict[str, Any]) -> dict[str, object]:
-    """Return a partition's statistics as texts by name."""
+    """Return the statistics of a partition as texts by label."""
     clients, sizes = partition["clients"], partition["sizes"]
+    # Statistics of very large federations are computed from the first clients.
     described = partition.get("described_clients", clients)
     subset = f" (statistics of the first {shown_count(described)})" if described < clients else ""
     texts: dict[str, object] = {

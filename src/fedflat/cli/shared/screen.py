@@ -25,7 +25,7 @@ PIPED_WIDTH = 200
 
 
 def screen(stderr: bool = False) -> Console:
-    """Return a rich console on the current stdout or stderr."""
+    """Return a rich console on the current stdout or stderr; piped output has a fixed width unless COLUMNS is set."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -63,17 +63,17 @@ def table(
         whole: titles of the columns whose cells stay on one line.
         optional: titles of the columns that are left out if the table does not fit otherwise.
     """
-    grid = columns_of(columns, ([cell(value) for value in row] for row in rows))
-    grid[0].style = "cyan"
+    table_columns = columns_of(columns, ([cell(value) for value in row] for row in rows))
+    table_columns[0].style = "cyan"
     numeric, whole, optional = set(numeric), set(whole), set(optional)
-    for column in grid:
+    for column in table_columns:
         column.is_numeric, column.is_whole = column.title in numeric, column.title in whole
         column.is_optional = column.title in optional
-    return ScreenTable(grid)
+    return ScreenTable(table_columns)
 
 
 def key_values(pairs: Mapping[str, object]) -> ScreenTable:
-    """Return a table without titles that has one name and its value per line."""
+    """Return a table of two columns without titles: a name and its value per line."""
     from rich.text import Text
 
     names, values = columns_of(("", ""), ((Text(name), cell(value)) for name, value in pairs.items()))
@@ -91,7 +91,7 @@ def cell(value: object) -> Text:
 
 
 def shown_hash(digest: str | None) -> str | None:
-    """Return the beginning of a hash, which suffices to compare two by eye; JSON output has the whole.
+    """Return the beginning of a hash, which is enough to compare two by eye; None stays None.
 
     >>> shown_hash("0123456789abcdef0123456789abcdef")
     '0123456789abcdef...'

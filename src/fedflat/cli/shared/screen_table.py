@@ -47,7 +47,7 @@ class TableColumn:
 
     @property
     def smallest_width(self) -> int:
-        """Width at which every word still fits on a line."""
+        """Smallest width at which no word, and no cell that must stay on one line, is broken."""
         lines = [line for text in self._texts() for line in text.split("\n")]
         words = [word.strip() for line in lines for word in pieces(line)]
         if self.is_numeric or self.is_whole:
@@ -64,7 +64,7 @@ class TableColumn:
 
 @dataclass
 class ScreenTable:
-    """A table that wraps between words; if that is not enough, columns continue in a second table below the first.
+    """A table whose cells wrap between words; if it is still too wide, its columns continue in a further table below.
 
     Attributes:
         columns: the columns; the first one is repeated when the table continues.
@@ -75,6 +75,7 @@ class ScreenTable:
     has_titles: bool = True
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table, or several with a blank line between them, as rich asks for when it prints this object."""
         for number, columns in enumerate(self._groups(options.max_width)):
             if number:
                 yield ""
@@ -86,7 +87,7 @@ class ScreenTable:
         for column in [column for column in columns if column.is_optional]:
             if smallest_table_width(columns) > width:
                 columns.remove(column)
-        groups = [columns[:1]]
+        groups = [columns[:1]]  # every group starts with the first column
         for column in columns[1:]:
             if len(groups[-1]) > 1 and smallest_table_width([*groups[-1], column]) > width and self.has_titles:
                 groups.append(columns[:1])
@@ -94,7 +95,7 @@ class ScreenTable:
         return groups
 
     def _table(self, columns: Sequence[TableColumn], widths: Sequence[int]) -> Table:
-        """Return one group of columns as a table of these widths."""
+        """Return a rich table of these columns, whose cells are wrapped to these widths."""
         from rich import box
         from rich.table import Table
         from rich.text import Text
@@ -121,29 +122,33 @@ def smallest_table_width(columns: Sequence[TableColumn]) -> int:
 
 
 def column_widths(columns: Sequence[TableColumn], width: int) -> list[int]:
-    """Return the widths of columns side by side within ``width``, such that the table needs few lines."""
+    """Return the widths of columns such that the table is at most ``width`` wide and needs few lines.
+
+    Every column starts at the width at which no cell wraps. While the table is too wide, the column whose narrowing by
+    one character adds the fewest lines is narrowed.
+    """
     available = width - GAP * (len(columns) - 1)
     widths = [max(1, min(column.natural_width, available)) for column in columns]
     smallest = [column.smallest_width for column in columns]
-    heights = [column.heights(width) for column, width in zip(columns, widths, strict=True)]
+    heights = [column.heights(width) for column, width in zip(columns, widths, strict=True)]  # lines of every cell
     while sum(widths) > available and max(widths) > 1:
-        # Narrow the column that adds the fewest lines. A single word that is wider than the screen has to be broken.
         reducible = [index for index in range(len(widths)) if widths[index] > smallest[index]]
-        best: tuple[tuple[int, int], int, list[int]] | None = None
+        best_cost: tuple[int, int] | None = None
+        # If no column can be narrowed without breaking a word, the widest one is.
         for index in reducible or [widths.index(max(widths))]:
             narrower = columns[index].heights(widths[index] - 1)
-            table_height = sum(map(max, zip(*heights[:index], narrower, *heights[index + 1 :], strict=True)))
-            cost = (table_height, -widths[index])
-            if best is None or cost < best[0]:
-                best = (cost, index, narrower)
-        assert best is not None
-        _, index, heights[index] = best
-        widths[index] -= 1
+            cells_by_row = zip(*heights[:index], narrower, *heights[index + 1 :], strict=True)
+            table_height = sum(max(cells) for cells in cells_by_row)
+            cost = (table_height, -widths[index])  # among equal heights, prefer the widest column
+            if best_cost is None or cost < best_cost:
+                best_cost, best_index, best_heights = cost, index, narrower
+        heights[best_index] = best_heights
+        widths[best_index] -= 1
     return widths
 
 
 def pieces(line: str) -> list[str]:
-    """Split a line at the places where it may be wrapped, each piece with the spaces before it.
+    """Split a line at the places where it may be wrapped: before spaces, and inside long words after punctuation.
 
     >>> pieces("1.2 MB"), pieces("resnet18(norm=batch,groups=2,stem=cifar)")
     (['1.2', ' MB'], ['resnet18(', 'norm=batch,', 'groups=2,', 'stem=cifar)'])
@@ -163,12 +168,13 @@ def line_breaks(line: str, width: int) -> list[int]:
     """
     if len(line) <= width:
         return []
-    breaks, start, position = [], 0, 0
+    breaks = []
+    start = position = 0  # of the current output line, and of the current piece
     for piece in pieces(line):
         end = position + len(piece)
         if end - start > width and position > start:
             breaks.append(position)
-            start = end - len(piece.lstrip())
+            start = end - len(piece.lstrip())  # spaces at the beginning of a line are dropped
         position = end
     return breaks
 
@@ -180,12 +186,15 @@ def wrapped(text: Text, width: int) -> Text:
     lines: list[Text] = []
     for line in text.split("\n", allow_blank=True):
         first, *others = line.divide(line_breaks(line.plain, width))
-        lines += [first, *(part[len(part) - len(part.plain.lstrip()) :] for part in others)]
+        lines.append(first)
+        for part in others:
+            spaces = len(part) - len(part.plain.lstrip())
+            lines.append(part[spaces:])
     return Text("\n").join(lines)
 
 
 def columns_of(titles: Iterable[str], rows: Iterable[Iterable[Text]]) -> list[TableColumn]:
-    """Return columns from their titles and the rows of a table."""
+    """Return the columns of a table, given their titles and the rows."""
     columns = [TableColumn(title, []) for title in titles]
     for row in rows:
         for column, cell in zip(columns, row, strict=True):

@@ -24,7 +24,7 @@ SEED_STATISTICS = ("last", "mean_last", "best")
 
 
 def comparison_document(comparison: Comparison, targets: Sequence[float] = ()) -> dict[str, Any]:
-    """Return a comparison as JSON-compatible values."""
+    """Return a comparison as JSON-compatible values; ``targets`` adds the rounds to each value of the metric."""
     rows = []
     for row, settings in zip(comparison.table(targets), differing_settings(comparison), strict=True):
         rounds_to = []
@@ -32,7 +32,7 @@ def comparison_document(comparison: Comparison, targets: Sequence[float] = ()) -
             median, reached, total = row.pop(f"rounds to {target:g}")
             rounds_to.append({"target": target, "median": median, "reached": reached, "runs": total})
         for name in SEED_STATISTICS:
-            if name in row:
+            if name in row:  # missing if every run of the row diverged
                 row[name] = asdict(row[name])
         rows.append({**row, "rounds_to": rounds_to, "settings": settings})
     runs = [
@@ -50,7 +50,7 @@ def comparison_document(comparison: Comparison, targets: Sequence[float] = ()) -
 
 
 def print_comparison(comparison: Comparison, targets: Sequence[float] = ()) -> None:
-    """Print the table of a comparison, diverged and unfinished runs, and the best row."""
+    """Print the table of a comparison, its diverged and unfinished runs, and which row is best."""
     console, metric = screen(), comparison.metric
     rows = comparison.table(targets)
     counts = evaluation_counts(rows)
@@ -74,7 +74,16 @@ def print_comparison(comparison: Comparison, targets: Sequence[float] = ()) -> N
 
 
 def _comparison_table(comparison: Comparison, rows: list[dict[str, Any]], targets: Sequence[float]) -> Any:
-    """Return the table of a comparison, given its rows."""
+    """Return the table of a comparison with one row per algorithm; the best mean is highlighted.
+
+    Means over different numbers of evaluations are not comparable: then no row is best, and each mean states its
+    number n.
+
+    Args:
+        comparison: the runs.
+        rows: the values of each row, from ``comparison.table``.
+        targets: values of the metric, each with a column of the rounds to reach it.
+    """
     settings, metric = differing_settings(comparison), comparison.metric
     has_settings, same_counts = any(settings), len(evaluation_counts(rows)) == 1
     means = [row["mean_last"].mean for row in rows if "mean_last" in row]
@@ -104,33 +113,34 @@ def _comparison_table(comparison: Comparison, rows: list[dict[str, Any]], target
 
 
 def verdict(comparison: Comparison) -> str:
-    """Return a sentence: the row with the best mean of the last evaluations, and if its lead exceeds seed variation.
+    """Return a sentence on which row has the best mean of the last evaluations, and its lead over another row.
 
-    The best row is compared with the first one, or with the second best if it is itself the first.
+    The best row is compared with the first one, or with the second best if it is itself the first. Rows are not
+    ranked if they are not comparable.
     """
     rows, metric, lower_is_better = comparison.table(), comparison.metric, comparison.lower_is_better
-    alive = [row for row in rows if "mean_last" in row]
-    alive.sort(key=lambda row: row["mean_last"].mean if lower_is_better else -row["mean_last"].mean)
+    ranked = [row for row in rows if "mean_last" in row]  # without rows whose runs all diverged
+    ranked.sort(key=lambda row: row["mean_last"].mean if lower_is_better else -row["mean_last"].mean)
     if not rows:
         return "No run has been evaluated yet."
-    if not alive:
+    if not ranked:
         return "Every run diverged; there is no best algorithm."
     if any(differing_settings(comparison)):
         return "These runs differ in more than algorithm and seed, so they are not ranked."
     if len(evaluation_counts(rows)) > 1:
-        counts = ", ".join(f"{row['label']} {shown_range(row['mean_counts'])}" for row in alive)
+        counts = ", ".join(f"{row['label']} {shown_range(row['mean_counts'])}" for row in ranked)
         return f"The means cover different numbers of evaluations ({counts}), so rows are not ranked."
-    best, first = alive[0], rows[0]
+    best, first = ranked[0], rows[0]
     statistics = best["mean_last"]
     value = f"{shown_metric(statistics.mean, metric)}{_deviation(statistics, metric)}{' %' if is_share(metric) else ''}"
     if best["diverged"]:
         value += f", {statistics.count} of {best['seeds']} seeds without divergence"
     best_row = f"{best['label']} is best by the {MEAN_LABEL} ({value})"
-    if len(alive) == 1:
+    if len(ranked) == 1:
         return f"{best_row}; {'nothing to compare with' if len(rows) == 1 else 'all others diverged'}."
     if "mean_last" not in first:
         return f"{best_row}; {first['label']} diverged."
-    return f"{best_row}: {_lead(best, alive[1] if best is first else first, metric, lower_is_better)}."
+    return f"{best_row}: {_lead(best, ranked[1] if best is first else first, metric, lower_is_better)}."
 
 
 def evaluation_counts(rows: Sequence[dict[str, Any]]) -> set[int]:
@@ -139,27 +149,29 @@ def evaluation_counts(rows: Sequence[dict[str, Any]]) -> set[int]:
 
 
 def _lead(best: dict[str, Any], baseline: dict[str, Any], metric: str, lower_is_better: bool) -> str:
-    """Describe by how much the best row leads, and whether that exceeds the sum of both standard deviations."""
-    first, second = best["mean_last"], baseline["mean_last"]
-    lead = abs(first.mean - second.mean)
+    """Describe the lead of the best row over ``baseline``, and whether it exceeds the sum of both standard deviations.
+
+    For example: ``+3.52 points over fedavg; within seed variation (2.10 + 1.80)``.
+    """
+    ours, theirs = best["mean_last"], baseline["mean_last"]
+    lead = abs(ours.mean - theirs.mean)
     sign, relation = ("−", "relative to") if lower_is_better else ("+", "over")
     unit = "points " if is_share(metric) else ""
     points = f"{sign}{shown_metric(lead, metric)} {unit}{relation} {baseline['label']}"
-    if first.count < 2 or second.count < 2:
+    if ours.count < 2 or theirs.count < 2:
         return f"{points} (one seed shows no variation; use --seeds 3)"
-    deviations = f"{shown_metric(first.std, metric)} + {shown_metric(second.std, metric)}"
-    return f"{points}; {'exceeds' if lead > first.std + second.std else 'within'} seed variation ({deviations})"
+    deviations = f"{shown_metric(ours.std, metric)} + {shown_metric(theirs.std, metric)}"
+    return f"{points}; {'exceeds' if lead > ours.std + theirs.std else 'within'} seed variation ({deviations})"
 
 
 def differing_settings(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return, for every row, the settings in which the rows differ, except algorithm and seed."""
+    """Return, for every row, its values of the settings in which rows differ, except algorithm and seed."""
     settings = [flat_settings(row.records[0].config) for row in comparison.rows()]
-    names = settings[0] if settings else {}
-    differing = [
-        name
-        for name in names
-        if name not in ("algorithm", "seed") and len({str(values[name]) for values in settings}) > 1
-    ]
+    differing = []
+    for name in settings[0] if settings else ():
+        distinct_values = {str(values[name]) for values in settings}
+        if name not in ("algorithm", "seed") and len(distinct_values) > 1:
+            differing.append(name)
     return [{name: values[name] for name in differing} for values in settings]
 
 
@@ -174,7 +186,14 @@ def _deviation(statistics: SeedStatistics, metric: str) -> str:
 def _statistics_cell(
     statistics: SeedStatistics | None, metric: str, is_best: bool = False, count: str = ""
 ) -> Text | None:
-    """Return mean and standard deviation as a table cell; the best mean is green."""
+    """Return mean and standard deviation over seeds as a table cell, or None if every run diverged.
+
+    Args:
+        statistics: the mean and its standard deviation.
+        metric: name of the metric, which determines the format.
+        is_best: highlight the mean.
+        count: text after the value, such as `` (n=5)``.
+    """
     from rich.text import Text
 
     if statistics is None:
