@@ -10,6 +10,8 @@ from string import Template
 
 import typer
 
+from fedflat.cli.shared.flags import JSON
+from fedflat.cli.shared.screen import print_json
 from fedflat.errors import UserError, one_of
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
@@ -23,6 +25,7 @@ def new(
     ),
     name: str = typer.Argument(metavar="NAME", help="name to register, e.g. my-algorithm"),
     out: Path = typer.Option(Path(), "--out", metavar="FOLDER", help="folder for the two files"),
+    as_json: bool = JSON,
 ) -> None:
     """Write a template for your own algorithm, dataset or model, with a test; files are never overwritten.
 
@@ -43,9 +46,14 @@ def new(
     for path, template in files.items():
         text = Template((TEMPLATES / template).read_text(encoding="utf-8"))
         path.write_text(text.substitute(name=name, module=module, title=title), encoding="utf-8")
-        print(path)
     arguments = Template(RUN_ARGUMENTS[kind]).substitute(name=name)
-    print(f"Next: fedflat run {arguments} --plugin {out / f'{module}.py'} --rounds 5")
+    next_command = f"fedflat run {arguments} --plugin {out / f'{module}.py'} --rounds 5"
+    if as_json:
+        print_json({"files": list(files), "next": next_command})
+        return
+    for path in files:
+        print(path)
+    print(f"Next: {next_command}")
 
 
 def _require_free(kind: str, name: str) -> None:
