@@ -49,6 +49,7 @@ def check_stopping_rules(
         )
     if stop.patience is not None:
         values = [record["validation"][model][metric] for record in history if model in record["validation"]]
+        # A metric that was not finite is None.
         scores = [-math.inf if value is None else sign * value for value in values]
         evaluations_since_best = len(scores) - 1 - scores.index(max(scores)) if scores else 0
         if scores and evaluations_since_best >= stop.patience:

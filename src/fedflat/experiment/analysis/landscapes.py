@@ -50,14 +50,14 @@ def landscapes(
     names: Sequence[str] = (),
     progress: Progress = silent,
 ) -> dict[str, Landscape]:
-    """Compute the landscape around each model; all share random directions and examples.
+    """Compute the loss landscape around each model; all models share random directions and examples.
 
     Args:
         models: models of runs on the same dataset.
         dimensions: 1 for a line, 2 for a plane.
         radius: half-width in filter norms; at 1, every filter has moved by its own norm.
         points: grid points per dimension.
-        examples: training and test examples to evaluate on; default: all.
+        examples: number of training and of test examples to evaluate on; default: all.
         seed: seed of directions and examples.
         one_dimensional: directions of biases and normalisation weights: ``zero``, or ``scaled`` like filters.
         names: name of each model; default: its reference, e.g. ``runs/fedavg:server``.

@@ -46,7 +46,7 @@ def parse_reference(text: str) -> Reference:
 
 
 def client_of(source: Reference) -> int | None:
-    """The client number of a reference to a client model, else None.
+    """The client's number, if a reference names a client's model; otherwise None.
 
     >>> client_of(Reference(Path("runs/a"), "client3", 50)), client_of(Reference(Path("runs/a"), "wima"))
     (3, None)

@@ -279,7 +279,7 @@ class Observer:
         return measurements
 
     def _measure_model(self, model: ModelState, scores: Mapping[str, Scores]) -> Measurements:
-        """The requested measurements of one model, given its metrics by held-out set."""
+        """The requested measurements of one model, given its metrics on each evaluation set, e.g. ``test``."""
         measurements: Measurements = {}
         if "lambda_max" in self.wanted:
             measurements["lambda_max"] = finite_or_none(self._sample.lambda_max(model))

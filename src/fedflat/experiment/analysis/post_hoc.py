@@ -159,7 +159,7 @@ class PostHoc:
         """
         moments = {0: moment_at_start(self.algorithm, self.initial, self.config)}
         missing = missing_state(self.algorithm, self.config)
-        saved = [rounds for rounds in self.model_rounds() if rounds]
+        saved = [rounds for rounds in self.model_rounds() if rounds]  # without the start
         if not missing:
             for rounds in saved:
                 moments[rounds] = moment_at_model(rounds, self.model(rounds), self.algorithm, self.config)

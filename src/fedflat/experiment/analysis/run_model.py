@@ -350,19 +350,21 @@ def local_models(server: RunModel, rounds: int | None, numbers: Sequence[int] | 
 
 
 def replay_after(server: RunModel, rounds: int | None = None) -> Replay:
-    """A replay of the round that follows ``rounds`` (default: the last checkpoint), in the run's precision.
+    """A replay of the round that follows ``rounds``, in the precision in which the run was trained.
 
-    The model may have been opened for measurements in another precision, and bf16 needs a GPU.
+    Args:
+        server: the server model of the run, which may have been opened in another precision.
+        rounds: round of a saved server model; default: the last checkpoint.
     """
     record = server.record
     engine = record.config.engine.model_copy(update={"device": server.problem.device.type})
-    if engine.precision == "bf16" and engine.device == "cpu":
+    if engine.precision == "bf16" and engine.device == "cpu":  # bf16 needs a GPU
         engine = engine.model_copy(update={"precision": "float32"})
     config = record.config.model_copy(update={"engine": engine})
     problem, partition = server.problem, server.partition
     needs_more_than_model = bool(missing_state(algorithm(config.algorithm), config))
     if needs_more_than_model or engine.precision != _precision(server):
-        # Initial client state derives from the untrained model, before any saved weights are loaded.
+        # The opened model has the wrong precision, or has lost the initial weights, which define initial client state.
         problem, partition = reopen(record, config=config, method="flatness", with_initial_weights=True)
     return Replay(config, problem, partition, moment_after(server, problem, rounds))
 

@@ -119,7 +119,7 @@ class Study:
         self._study.tell(number, score, by_name[state])
 
     def best(self) -> tuple[int, float] | None:
-        """Number and score of the best trial, the first of several; None if no trial has completed."""
+        """Number and score of the best trial (of equally good ones, the first); None if no trial has completed."""
         if not any(trial.state == self._optuna.trial.TrialState.COMPLETE for trial in self._study.trials):
             return None
         return int(self._study.best_trial.number), float(self._study.best_value)

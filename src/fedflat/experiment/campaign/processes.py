@@ -216,10 +216,11 @@ class _Worker:
             return record
         if isinstance(message, UserError):
             return message
-        raise message  # an unexpected exception of the child
+        # Any other message is an unexpected exception of the child.
+        raise message
 
     def _apply_update(self, task: RunTask, update: RunUpdate, callbacks: tuple[RemoteCallback, ...]) -> None:
-        """Notify callbacks of a run's progress."""
+        """Notify callbacks of a run's progress; the first update of a run says that it has ``started``."""
         if update.started is not None:
             self.run = DistantRun(task.config, **update.started)
         if self.run is None:

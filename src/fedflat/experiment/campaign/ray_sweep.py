@@ -105,7 +105,8 @@ class ClusterSchedule:
         self.waiting = deque(range(len(tasks)))
         self.running: dict[Any, int] = {}  # task index by Ray's object reference
         self.losses: Counter[int] = Counter()  # lost nodes or processes by task index
-        self._gpu_shares: dict[str, float] = {}  # by engine.device
+        # Fraction of a GPU that a run needs, by the setting engine.device.
+        self._gpu_shares: dict[str, float] = {}
 
     def submit(self) -> None:
         """Submit waiting runs until ``jobs`` are running; default: one per core of the cluster, and one in reserve."""
@@ -123,7 +124,7 @@ class ClusterSchedule:
         return self.ray.remote(**options)(run_on_node).remote(fedflat_version(), packed)
 
     def _resources(self, config: Config) -> RunResources:
-        """One core per worker process, plus a GPU share if the device setting resolves to CUDA (checked once each)."""
+        """What a run needs: one core per worker process, and a share of a GPU if its device setting selects CUDA."""
         device = config.engine.device
         if device not in self._gpu_shares:
             self._gpu_shares[device] = self._gpu_share() if choose_device(self.ray, device) == "cuda" else 0.0

@@ -183,11 +183,11 @@ def _folder_name(varied: Values, base: Values) -> str:
     """
     short_names = {full: short for short, full in SHORT_NAMES.items()}
     filled = fill_placeholders({**base, **varied})
-    # Leave out placeholders of the combination's own texts, which already contain their values.
-    inserted = all_placeholders(varied.values())
+    placeholders_in_texts = all_placeholders(varied.values())
     texts = {}
     for setting, value in varied.items():
-        if setting in filled or setting not in inserted:
+        # Leave out a placeholder if another text of the combination already shows its value.
+        if setting in filled or setting not in placeholders_in_texts:
             texts[setting] = folder_name(str(filled.get(setting, value)))
     parts = [texts.pop("algorithm")] if "algorithm" in texts else []
     last_words = Counter(setting.rpartition(".")[2] for setting in texts)

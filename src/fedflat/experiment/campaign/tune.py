@@ -116,7 +116,7 @@ class Trial(NamedTuple):
 
 
 def plan_search(file: SweepFile, out: Path) -> Search:
-    """Build the search that a file describes, without writing anything.
+    """Build the search that a sweep file describes, without writing anything.
 
     Raises:
         UserError: the file contradicts itself or cannot be searched.
@@ -233,9 +233,9 @@ def run_search_in_parallel(
     """
     requested = jobs or search.file.jobs or len(search.file.devices) or 1
     at_once = parallel_runs([search.example_config()] * _trials_left(search), (), requested, {})
-    if at_once > 1:
+    if at_once > 1:  # a process that dies leaves its trial to this one
         yield from _run_in_processes(search, at_once)
-    yield from run_search(search, on_wait=on_wait)  # all trials, or those that a killed process has left
+    yield from run_search(search, on_wait=on_wait)
 
 
 def _run_in_processes(search: Search, at_once: int) -> Iterator[Trial]:

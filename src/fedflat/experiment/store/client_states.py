@@ -130,6 +130,7 @@ class FileRowStore(RowStore):
             self._stamps[key] = [UNWRITTEN, UNWRITTEN]
         stamps = self._stamps[key]
         committed_stamps = _as_of(self._committed, stamps)
+        # The last checkpoint needs the newest copy that it committed, if there is one.
         copy = 1 - _newest_copy(committed_stamps) if any(committed_stamps) else 0
         data = row.detach().cpu().numpy().astype(self._dtype, copy=False).tobytes()
         with explain_os_error(self._folder):
@@ -292,6 +293,7 @@ class ClientStateStore:
         row = self._rows[number].to(self._device)
         pieces = dict(zip(self._widths, torch.split(row, list(self._widths.values())), strict=True))
         statistics = pieces.pop(STATISTICS, None)
+        # A field that is not a vector is a scalar, in a piece of one number.
         state = {name: piece if self._fields[name].vector else piece[0] for name, piece in pieces.items()}
         return nested_state(state), statistics
 
@@ -326,7 +328,10 @@ class ClientStateStore:
             state.fetch()
 
     def _write(self, client: Client, state: Mapping[str, State]) -> Callable[[], States]:
-        """Concatenate a client's state and statistics into its row; returns a function that reads the state again."""
+        """Concatenate a client's state and statistics into its row.
+
+        Returns a function that reads the state again, so that the caller need not keep it in memory.
+        """
         pieces = {name: value.reshape(-1) for name, value in flat_state(state).items()}
         if client.statistics is not None:
             pieces[STATISTICS] = client.statistics

@@ -101,6 +101,7 @@ class RunFolder:
                 write_atomically(self.path / PLUGINS, json.dumps(loaded_plugins()) + "\n")
             averages = [average_name(average) for average in algorithm(config.algorithm).averages]
             self.write_status("running", metric=metric, lower_is_better=lower_is_better, averages=averages)
+            # The config comes last, because a folder with a config counts as a run.
             write_atomically(self.path / "config.yaml", config.to_yaml())
         except BaseException:
             self.release_lock()
