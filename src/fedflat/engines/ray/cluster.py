@@ -60,7 +60,7 @@ def _set_defaults(variables: dict[str, str]) -> None:
 
 
 def parse_version(text: str) -> tuple[int, ...]:
-    """Major and minor version.
+    """Major and minor version as integers; later parts are ignored.
 
     >>> parse_version("2.40.1rc0"), parse_version("3.0.0.dev0")
     ((2, 40), (3, 0))
@@ -73,7 +73,8 @@ def connect(address: str | None, workers: int | None, purpose: str = "engine.nam
 
     Args:
         address: HOST:PORT of a cluster or ``auto``; None starts one on this machine for the lifetime of this process.
-        workers: workers that a new cluster must have cores for.
+        workers: number of workers that a new cluster must have room for; it gets at least one CPU for each, and never
+            fewer than this machine has cores. None: only the latter.
         purpose: the setting or command that needs Ray, for error messages.
     """
     if address is None:

@@ -1,11 +1,7 @@
 """The Ray engine: a cohort is spread over worker processes, each with one core or GPU and a loop or lanes engine.
 
-The driver holds the server's model. The data that all clients of a round read go into Ray's object store once. A worker
-trains the clients it is sent, keeps their state, and returns their rows. If the cohort has enough blocks of the
-aggregation to keep all workers busy, it returns sums over blocks instead. Sums are taken in cohort order over fixed
-blocks, so results do not depend on the number of workers, on which worker trained which client, or on lost workers.
-Workers with a GPU always return the sum over the clients they trained, because sending rows would take longer than
-training; such sums agree with the others only up to rounding.
+The driver, which runs the experiment, holds the server's model. The data that all clients of a round read go into Ray's
+object store once. A worker trains the clients it is sent, keeps their state, and returns their rows or sums of them.
 """
 
 from __future__ import annotations
@@ -33,13 +29,14 @@ from fedflat.engines.ray.results import (
     RoundContext,
     in_cohort_order,
     most_common_state,
+    outcome_from_rows,
     outcome_from_sums,
 )
 from fedflat.engines.ray.scheduling import ClientCosts, aggregation_blocks, assign_shares, split_share
 from fedflat.engines.ray.state_directory import StateDirectory
 from fedflat.engines.ray.worker import problem_facts
 from fedflat.engines.ray.worker_pool import WorkerHandle, WorkerPool, WorkItem, worker_pool
-from fedflat.engines.round.cohort import CohortWeights, GradientCost, reduce_rows
+from fedflat.engines.round.cohort import CohortWeights, GradientCost
 from fedflat.engines.round.cohort_buffers import Arrays, CohortBuffers, state_to_arrays, to_arrays
 from fedflat.engines.round.contract import (
     BLOCK,
@@ -57,7 +54,11 @@ BLOCKS_PER_WORKER = 4
 
 
 class RayEngine:
-    """Trains the clients of a cohort on the workers of a Ray cluster.
+    """Trains the clients of a cohort on the workers of a Ray cluster; the driver runs the experiment.
+
+    A client's row is what it sends in a round: its displacement (trained minus received weights), BatchNorm statistics
+    and what the algorithm adds. The driver adds rows in fixed blocks of clients, so that rounding never depends on the
+    workers. In large cohorts, workers train whole blocks and return their sums instead of rows.
 
     Args:
         problem: model, task and data, in the driver.
@@ -68,11 +69,12 @@ class RayEngine:
         shows_rows: whether every client's row must reach the driver, for in-run measurements.
 
     Attributes:
-        sums_shares: whether a worker sums over all clients it trained, not over whole blocks; equal up to rounding.
+        sums_shares: whether a worker returns one sum over all clients it trained instead of sums over blocks; true on
+            GPUs, where sending rows would take longer than training. Such sums differ from the others in rounding.
         costs: measured cost of clients.
         slowest: seconds that the slowest worker trained in the last round.
         buffers: rows of the last cohort, if they reached the driver.
-        states: where the clients' states are.
+        states: records which worker has which client's state, the vectors that it keeps between rounds.
     """
 
     def __init__(
@@ -97,16 +99,16 @@ class RayEngine:
         self.slowest = 0.0
         self.buffers: CohortBuffers | None = None
         self._source = ProblemSource(uuid.uuid4().hex, [self.ray.put(build(self.device))], problem_facts(problem))
-        self._training: tuple[Training, str] | None = None
+        self._training: tuple[Training, str] | None = None  # the training of the last round, and its unique key
         self._state_version = INITIAL_STATE_VERSION
         self.states = StateDirectory(lambda: self.pool)
-        pool = self.pool
+        pool = self.pool  # starts the workers
         pool.wait_for_all()
         pool.build_problem(self._source)
 
     @property
     def pool(self) -> WorkerPool:
-        """The workers."""
+        """The workers; started, or started again, if this process has no pool of this kind."""
         return worker_pool(self.ray, self.workers, self.device, self.gpus)
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
@@ -116,12 +118,14 @@ class RayEngine:
             initial_state = most_common_state(cohort)
             broadcast = self._build_broadcast(training, round, z, server, model, cohort, initial_state)
             context = RoundContext(training, cohort, broadcast, self.ray.put(broadcast), None, initial_state)
-            common, gradient_cost = self._common_gradient(context, z)
-            if common is not None:
-                context = context._replace(gradient_ref=self.ray.put(common.numpy()))
-            results = self._train_clients(context, model, z, common, gradient_cost)
-            has_rows = bool(results.items[0].result.rows)
-            return self._outcome_from_rows(results) if has_rows else outcome_from_sums(results)
+            common_gradient, gradient_cost = self._common_gradient(context, z)
+            if common_gradient is not None:
+                context = context._replace(gradient_ref=self.ray.put(common_gradient.numpy()))
+            results = self._train_clients(context, model, z, common_gradient, gradient_cost)
+            workers_returned_rows = bool(results.items[0].result.rows)
+            if workers_returned_rows:
+                return outcome_from_rows(results, self._buffers_for(results))
+            return outcome_from_sums(results)
 
     def _build_broadcast(
         self,
@@ -133,12 +137,13 @@ class RayEngine:
         cohort: list[Client],
         initial_state: Any,
     ) -> Broadcast:
-        """Build the message with everything that all clients of a round read, as arrays; a new training gets a new key.
+        """Build the message with everything that all clients of a round read, as arrays.
 
         ``z`` is the model that clients start from [parameters], and ``initial_state`` the state object of first-time
         participants, or None. The other arguments are those of ``train``.
         """
         if self._training is None or self._training[0] is not training:
+            # A new run with this engine: its states get a new key, and its rows may have other fields.
             self._training, self.buffers = (training, uuid.uuid4().hex), None
         _, training_key = self._training
         self._state_version += 1
@@ -157,10 +162,13 @@ class RayEngine:
         )
 
     def _common_gradient(self, context: RoundContext, z: Tensor) -> tuple[Tensor | None, GradientCost]:
-        """The mean gradient of the cohort's data at z [parameters], weighted by samples; None if the drift needs none.
+        """The mean gradient of the cohort's data at z, the model that clients start from.
 
-        Also returns its cost.
+        Returns:
+            The gradient [parameters], weighted by the clients' samples, or None if the drift correction does not need
+            it; and its cost.
         """
+        # "common": the drift needs this gradient; "own": one per client, which train_client computes; "none"
         if context.training.algorithm.drift.full_gradient != "common":
             return None, GradientCost()
         items = self._work_items("full_gradients", context, None)
@@ -178,18 +186,20 @@ class RayEngine:
         context: RoundContext,
         model: ModelState,
         z: Tensor,
-        common: Tensor | None,
+        common_gradient: Tensor | None,
         gradient_cost: GradientCost,
     ) -> CohortResults:
         """Train the cohort on the workers; its new states stay there until they are fetched.
 
-        The arguments become fields of the result; ``common`` is the cohort's gradient at z, if the drift needs it.
+        The arguments become fields of the result: ``common_gradient`` is the cohort's mean gradient at z, if the drift
+        correction needs it, and ``gradient_cost`` its backward passes and samples.
         """
         training, cohort = context.training, context.cohort
         weights = None
         if self._workers_return_sums(training, len(cohort)):
             weights = CohortWeights.of(training.aggregation, [len(client.indices) for client in cohort])
         items = self._work_items("train", context, weights)
+        # The driver fetches the last round's states while the workers train, or at the latest after that.
         self.pool.run(items, self._source, meanwhile=self.states.fetch_all)
         self.states.fetch_all()
         self._record_costs(context, items)
@@ -202,12 +212,12 @@ class RayEngine:
             states = in_cohort_order(
                 (rows, self._remote_states(worker, context, rows)) for worker, rows in rows_by_worker.items()
             )
-        return CohortResults(context, model, z, common, items, states, gradient_cost)
+        return CohortResults(context, model, z, common_gradient, items, states, gradient_cost)
 
     def _record_costs(self, context: RoundContext, items: list[WorkItem]) -> None:
         """Record how long clients took, and the time of the slowest worker."""
-        samples = _planned_samples(context)
-        seconds: Counter[WorkerHandle | None] = Counter()
+        samples = context.planned_samples()
+        seconds: Counter[WorkerHandle | None] = Counter()  # by worker
         for item in items:
             numbers = [context.cohort[row].number for row in item.rows]
             self.costs.record(numbers, [samples[row] for row in item.rows], item.result.seconds)
@@ -215,7 +225,9 @@ class RayEngine:
         self.slowest = max(seconds.values())
 
     def _work_items(self, call: str, context: RoundContext, weights: CohortWeights | None) -> list[WorkItem]:
-        """Divide the cohort into work items, each planned for a worker, by expected time and by where states are.
+        """Divide the cohort into work items, and plan each for a worker such that workers finish together.
+
+        The plan counts the expected training time of the clients, and the time to send states to workers without them.
 
         Args:
             call: the worker's method, ``train`` or ``full_gradients``.
@@ -225,7 +237,7 @@ class RayEngine:
         cohort = context.cohort
         costs = [
             self.costs.expected_seconds(client.number, samples)
-            for client, samples in zip(cohort, _planned_samples(context), strict=True)
+            for client, samples in zip(cohort, context.planned_samples(), strict=True)
         ]
         by_block = weights is not None and not self.sums_shares
         # The cohort in groups of rows that stay together: blocks, or single clients.
@@ -233,6 +245,7 @@ class RayEngine:
         group_costs = [sum(costs[row] for row in group) for group in groups]
         workers: list[WorkerHandle | None] = [*self.pool.started_workers] or [None] * self.workers
         state_bytes = 0 if call == "full_gradients" else self._state_bytes(context.training)
+        # transfers[group][worker]: seconds to send the states of the group's clients to the worker
         transfers = [
             [sum(self.states.transfer_seconds(cohort[row], worker, state_bytes) for row in group) for worker in workers]
             for group in groups
@@ -257,13 +270,13 @@ class RayEngine:
         """Split a worker's share of the groups into work items, each a list of groups.
 
         Args:
-            share: indices of the worker's groups of rows.
+            share: indices of the worker's groups; a group is a block of clients or a single client.
             group_costs: expected seconds of every group.
-            by_block: whether groups are blocks of the aggregation, whose sums must be returned separately.
+            by_block: whether groups are blocks, whose sums must be returned separately.
         """
         if by_block:
             return [[group] for group in share]
-        if self.sums_shares:  # a worker with a GPU trains the clients of an item side by side
+        if self.sums_shares:  # a worker with a GPU trains the clients of an item side by side, up to MOST_LANES
             count = ceil(len(share) / MOST_LANES)
             return [list(map(int, part)) for part in np.array_split(share, count)] if share else []
         if not self.costs.is_measured:  # without knowing its cost, every client may be worth a message
@@ -279,12 +292,13 @@ class RayEngine:
         home: WorkerHandle | None,
         state_bytes: int,
     ) -> Callable[[WorkerHandle, bool], tuple[Any, ...]]:
-        """The function that computes the arguments of a work item for the worker that runs it (``WorkItem.arguments``).
+        """A function that returns a work item's arguments for the worker that runs the item (``WorkItem.arguments``).
 
-        The home worker receives missing states directly from other workers, which are asked for them now.
+        The worker may not be the planned one. The planned one (``home``) receives states that it lacks directly from
+        other workers, which this method asks to send them.
 
-        ``rows`` are the item's rows of the cohort, ``home`` is the worker that it is planned for, and ``state_bytes``
-        the size of one client's state, 0 if it is not needed. The other arguments are those of ``_work_items``.
+        ``rows`` are the item's rows of the cohort, and ``state_bytes`` is the size of one client's state in bytes, 0 if
+        it is not needed. The other arguments are those of ``_work_items``.
         """
         clients = [context.cohort[row] for row in rows]
         client_weights = None if weights is None else weights.subset(rows)
@@ -295,7 +309,10 @@ class RayEngine:
             transferred, transfers = self.states.request_transfers(clients, home, broadcast, state_bytes)
 
         def arguments(worker: WorkerHandle, with_state: bool) -> tuple[Any, ...]:
-            """Arguments for ``worker``; another one than planned, or one that lacks states, is sent all states."""
+            """Arguments of ``Worker.full_gradients`` or ``Worker.train``, without states that ``worker`` has.
+
+            ``with_state`` sends all states. The False in the arguments of ``train``: do not return new states.
+            """
             uses_transfers = worker is home and not with_state
             dispatched = []
             for client in clients:
@@ -317,17 +334,24 @@ class RayEngine:
         return numbers * torch.finfo(self.problem.dtype).bits // 8
 
     def _remote_states(self, worker: WorkerHandle, context: RoundContext, rows: list[int]) -> list[RemoteState]:
-        """References to the new states of the clients in ``rows``, which stay with the worker that trained them."""
+        """References to the new states of the clients in these rows of the cohort, which stay with ``worker``."""
         clients = [context.cohort[row] for row in rows]
 
         def retrain() -> tuple[WorkerHandle, Arrays]:
-            """Train the clients again from their previous states; returns the worker and the new states as rows."""
+            """Train the clients again from their previous states, because ``worker`` was lost.
+
+            Returns the new worker and the new states as arrays with one row per client.
+            """
 
             def arguments(worker: WorkerHandle, with_state: bool) -> tuple[Any, ...]:
-                """Arguments of ``Worker.train``: always with the states, and returning the new ones."""
+                """Arguments of ``Worker.train``, which always include the clients' previous states."""
                 broadcast = context.broadcast
-                dispatched = [self.states.dispatch(client, worker, broadcast, None, True) for client in clients]
-                return context.broadcast_ref, context.gradient_ref, dispatched, None, True
+                dispatched = [
+                    self.states.dispatch(client, worker, broadcast, initial_state=None, with_state=True)
+                    for client in clients
+                ]
+                weights, return_state = None, True
+                return context.broadcast_ref, context.gradient_ref, dispatched, weights, return_state
 
             item = WorkItem("train", arguments)
             self.pool.run_now(item, self._source)
@@ -337,37 +361,17 @@ class RayEngine:
         return self.states.record_trained(worker, context.broadcast, clients, retrain)
 
     def _workers_return_sums(self, training: Training, count: int) -> bool:
-        """Whether workers return sums over a cohort of ``count`` clients; if not, they return every client's row."""
+        """Whether workers return sums over clients instead of every client's row, for a cohort of ``count`` clients."""
         has_enough_blocks = self.sums_shares or count >= BLOCK * BLOCKS_PER_WORKER * self.workers
         return has_enough_blocks and not self.shows_rows and not training.aggregation.needs_rows
 
-    def _outcome_from_rows(self, results: CohortResults) -> Outcome:
-        """The outcome of a round in which workers returned every client's row: copies the rows and averages them."""
-        training, cohort = results.context.training, results.context.cohort
-        if self.buffers is None or self.buffers.rows < len(cohort):
+    def _buffers_for(self, results: CohortResults) -> CohortBuffers:
+        """Buffers for the rows of a cohort: those of earlier rounds if they are large enough."""
+        cohort_size = len(results.context.cohort)
+        if self.buffers is None or self.buffers.rows < cohort_size:
             sizes = self.problem.layout.size, self.problem.buffers.size
-            self.buffers = CohortBuffers.new(training.algorithm, *sizes, len(cohort), results.z)
-        buffers = self.buffers
-        for item in results.items:
-            # Through numpy, which copies from the object store only once.
-            rows = item.result.rows
-            buffers.displacement.numpy()[item.rows] = rows["displacement"]
-            buffers.buffers.numpy()[item.rows] = rows["buffers"]
-            for name, sent in buffers.sent.items():
-                sent.numpy()[item.rows] = rows[f"sent/{name}"]
-        if results.common_gradient is not None:
-            buffers.common_gradient.copy_(results.common_gradient)
-        return reduce_rows(
-            training,
-            results.context.broadcast.round,
-            results.model,
-            results.z,
-            buffers,
-            cohort,
-            results.reports,
-            results.gradient_cost,
-            results.states,
-        )
+            self.buffers = CohortBuffers.new(results.context.training.algorithm, *sizes, cohort_size, results.z)
+        return self.buffers
 
     def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
         """Does nothing: workers draw their batches themselves."""
@@ -375,9 +379,9 @@ class RayEngine:
     def evaluate(
         self, models: dict[str, ModelState], examples: dict[str, Examples]
     ) -> dict[str, dict[str, dict[str, float]]]:
-        """Metrics of every model on every set of examples; sets other than the problem's own are evaluated here."""
+        """Evaluate every model on every set of examples; arguments and result as in ``Engine.evaluate``."""
         problem = self.problem
-        if examples is not problem.held_out:
+        if examples is not problem.held_out:  # workers only have the problem's own sets, so evaluate in this process
             return LoopEngine(problem, 1).evaluate(models, examples)
         plan = evaluation_plan(problem, len(models), examples)
         batches = [(batch.model, batch.examples, batch.positions.numpy()) for batch in plan]
@@ -393,8 +397,3 @@ class RayEngine:
         for i, answer in enumerate(answers):
             sums[i::calls] = [{name: np.array(value) for name, value in batch_sums.items()} for batch_sums in answer]
         return evaluation_result(problem.task, plan, sums, list(models), examples)
-
-
-def _planned_samples(context: RoundContext) -> list[int]:
-    """Examples that each client of the cohort sees if it completes all its steps."""
-    return [context.training.plan.samples(len(client.indices)) for client in context.cohort]

@@ -12,7 +12,8 @@ from torch import Tensor
 from fedflat.algorithms.slot import State
 from fedflat.engines.ray.messages import Broadcast
 from fedflat.engines.ray.worker_pool import WorkItem
-from fedflat.engines.round.cohort import ClientReport, GradientCost, build_outcome
+from fedflat.engines.round.cohort import ClientReport, GradientCost, build_outcome, reduce_rows
+from fedflat.engines.round.cohort_buffers import CohortBuffers
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training, sum_of_blocks
 
 
@@ -34,6 +35,10 @@ class RoundContext(NamedTuple):
     broadcast_ref: Any
     gradient_ref: Any
     initial_state: object
+
+    def planned_samples(self) -> list[int]:
+        """Examples that each client of the cohort sees if it completes all its steps."""
+        return [self.training.plan.samples(len(client.indices)) for client in self.cohort]
 
 
 class CohortResults(NamedTuple):
@@ -63,12 +68,39 @@ class CohortResults(NamedTuple):
         return in_cohort_order((item.rows, item.result.reports) for item in self.items)
 
 
+def outcome_from_rows(results: CohortResults, buffers: CohortBuffers) -> Outcome:
+    """The outcome of a round in which workers returned every client's row: copies rows to ``buffers`` and averages."""
+    for item in results.items:
+        # Through numpy, which copies from the object store only once.
+        rows = item.result.rows
+        buffers.displacement.numpy()[item.rows] = rows["displacement"]
+        buffers.buffers.numpy()[item.rows] = rows["buffers"]
+        for name, sent in buffers.sent.items():
+            sent.numpy()[item.rows] = rows[f"sent/{name}"]
+    if results.common_gradient is not None:
+        buffers.common_gradient.copy_(results.common_gradient)
+    return reduce_rows(
+        results.context.training,
+        results.context.broadcast.round,
+        results.model,
+        results.z,
+        buffers,
+        results.context.cohort,
+        results.reports,
+        results.gradient_cost,
+        results.states,
+    )
+
+
 def outcome_from_sums(results: CohortResults) -> Outcome:
-    """The outcome of a round in which workers returned sums over blocks of clients, added here in cohort order."""
+    """The outcome of a round in which workers returned sums over blocks of clients.
+
+    The blocks' sums are added in the order of the cohort, so that rounding does not depend on which worker was first.
+    """
     training, cohort = results.context.training, results.context.cohort
     blocks = [item.result.sums for item in sorted(results.items, key=lambda item: item.rows[0])]
     sums = {name: sum_of_blocks([torch.tensor(block[name]) for block in blocks]) for name in blocks[0]}
-    statistics: list[Tensor | None] = [None] * len(cohort)
+    statistics: list[Tensor | None] = [None] * len(cohort)  # each client's own BatchNorm statistics
     if training.own_statistics:
         arrays = in_cohort_order((item.rows, item.result.statistics) for item in results.items)
         statistics = [torch.tensor(array) for array in arrays]
@@ -85,7 +117,7 @@ def outcome_from_sums(results: CohortResults) -> Outcome:
         clients,
         results.reports,
         results.common_gradient,
-        None,
+        None,  # no rows of single clients
         results.gradient_cost,
     )
 

@@ -27,10 +27,13 @@ class ClientCosts:
     def record(self, clients: Sequence[int], samples: Sequence[int], seconds: float) -> None:
         """Record how long some clients took.
 
+        Each client's ratio (its cost per sample over the mean cost) is a moving average, too. The clients that were
+        recorded longest ago are forgotten.
+
         Args:
-            clients: their numbers.
-            samples: examples that each of them saw.
-            seconds: time of all of them together.
+            clients: the clients' numbers.
+            samples: number of examples that each client saw.
+            seconds: time of all these clients together; they share its cost per sample.
         """
         per_sample = seconds / max(1, sum(samples))
         if self.is_measured:  # an exponential moving average, which follows slow changes
@@ -47,10 +50,10 @@ class ClientCosts:
     def expected_seconds(self, client: int, samples: int) -> float:
         """Expected seconds for ``client`` to see ``samples`` examples.
 
-        Before anything was measured it is the number of samples, which suffices to compare clients.
+        Before anything was measured, the result is the number of samples, which suffices to compare clients.
         """
         ratio = self._ratios.get(client, 1.0)
-        if 1 / NOISE_FACTOR <= ratio <= NOISE_FACTOR:
+        if 1 / NOISE_FACTOR <= ratio <= NOISE_FACTOR:  # too close to the mean cost to be more than noise
             ratio = 1.0
         return (self._seconds_per_sample or 1.0) * ratio * max(1, samples)
 
@@ -61,10 +64,10 @@ class ClientCosts:
 
 
 def assign_shares(costs: Sequence[float], transfers: Sequence[Sequence[float]]) -> list[list[int]]:
-    """Divide positions (clients or blocks of clients) among workers so that the round ends early.
+    """Divide positions (clients or blocks of clients) among workers so that the slowest worker ends early.
 
-    Positions start at the worker that has their state; the others go to the least loaded worker. Then the most loaded
-    worker passes positions to the least loaded one as long as both finish earlier than the first did.
+    First, each position goes to the worker that has its state, or to the least loaded worker if none has. Then the
+    most loaded worker passes positions to the least loaded one as long as this shortens the longer of the two loads.
 
     Args:
         costs: seconds of work at each position.
@@ -83,7 +86,7 @@ def assign_shares(costs: Sequence[float], transfers: Sequence[Sequence[float]]) 
     workers = range(len(transfers[0]))
     loads = [0.0 for _ in workers]  # seconds of each worker's share
     shares: list[list[int]] = [[] for _ in workers]
-    has_home = [min(seconds) < max(seconds) for seconds in transfers]  # some worker has the position's state
+    has_home = [min(seconds) < max(seconds) for seconds in transfers]  # the worker that has the state needs less
     for position in sorted(range(len(costs)), key=lambda p: (not has_home[p], -costs[p])):
         preference = transfers[position] if has_home[position] else loads
         worker = min(workers, key=lambda worker: preference[worker])
@@ -118,8 +121,8 @@ def split_share(
     Args:
         share: the worker's positions (clients or blocks of clients).
         costs: seconds of work at every position.
-        ratio: ratio of the share's seconds to those of its smallest piece.
-        min_seconds: seconds of the shortest piece.
+        ratio: ratio of the share's seconds to the target for its smallest piece.
+        min_seconds: shortest target for a piece in seconds; the last piece may be shorter.
 
     >>> split_share(range(5), [1.0] * 5), split_share(range(5), [1.0] * 5, ratio=1)
     ([[0, 1, 2], [3], [4]], [[0, 1, 2, 3, 4]])
@@ -127,7 +130,7 @@ def split_share(
     remaining = sum(costs[position] for position in share)  # seconds not yet in a piece
     smallest = max(remaining / ratio, min_seconds)
     pieces: list[list[int]] = []
-    load = target = 0.0
+    load = target = 0.0  # seconds of the last piece so far, and how many it should get
     for position in share:
         if not pieces or load >= target:
             pieces.append([])

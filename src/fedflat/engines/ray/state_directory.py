@@ -57,19 +57,18 @@ class PendingStates:
 
 
 class StateDirectory:
-    """Records which worker has which client's state.
+    """Records which worker, called the client's home, has the latest state of which client.
 
     Args:
-        pool: returns the workers.
+        pool: returns the current workers, which may change.
     """
 
     def __init__(self, pool: Callable[[], WorkerPool]) -> None:
-        """Start without any state; ``pool`` returns the current workers, which may change."""
+        """Start without any state."""
         self._pool = pool
-        self._homes: OrderedDict[int, tuple[WorkerHandle, int]] = (
-            OrderedDict()
-        )  # by client: worker and version of the state
-        self._pending: list[PendingStates] = []
+        # By number of the client: the worker that has its state, and the version of that state.
+        self._homes: OrderedDict[int, tuple[WorkerHandle, int]] = OrderedDict()
+        self._pending: list[PendingStates] = []  # states not yet copied to the driver
         self._seconds_per_byte = INITIAL_SECONDS_PER_BYTE
         self.traffic = Traffic()
 
@@ -86,10 +85,11 @@ class StateDirectory:
             clients: the clients that ``worker`` will train.
             worker: the worker that needs the states; None if none has started.
             broadcast: the round's broadcast, which names the training.
-            state_bytes: size of one state.
+            state_bytes: size of one state in bytes, for the statistics.
 
         Returns:
-            The numbers of the clients whose states were requested, and references to their ``StateTransfer``.
+            The numbers of the clients whose states were requested, and for each worker that sends states Ray's
+            reference to its ``StateTransfer``.
         """
         requests: dict[WorkerHandle, list[tuple[int, int]]] = {}
         transferred: set[int] = set()
@@ -117,7 +117,10 @@ class StateDirectory:
         with_state: bool,
         is_transferred: bool = False,
     ) -> DispatchedClient:
-        """The message that assigns a client to a worker, with its state unless the worker has it or receives it.
+        """The message that assigns a client to a worker.
+
+        It contains the client's state unless the worker has it, finds it in the broadcast or receives it from another
+        worker.
 
         Args:
             client: the client.
@@ -153,10 +156,11 @@ class StateDirectory:
             worker: the worker.
             broadcast: what every client of the round read.
             clients: the clients with their previous states.
-            retrain: trains the clients again if the worker is lost; returns the new worker and the states as rows.
+            retrain: trains the clients again if the worker is lost; returns the new worker and the states as arrays
+                with one row per client.
 
         Returns:
-            The new states, in the order of the clients.
+            The new states, in the order of the clients; reading one fetches it from the worker.
         """
         numbers = [client.number for client in clients]
         ref = worker.actor.copy_states.remote(broadcast.training_key, numbers, broadcast.state_version)
@@ -191,7 +195,10 @@ class StateDirectory:
             state.deliver(state_from_arrays({name: rows[row] for name, rows in arrays.items()}))
 
     def _set_home(self, worker: WorkerHandle, numbers: Sequence[int], state_version: int) -> None:
-        """Record that a worker has this version of some clients' states; forget those that participated longest ago."""
+        """Record that a worker has this version of some clients' states; ``numbers`` are the clients' numbers.
+
+        Beyond ``MAX_REMEMBERED_CLIENTS``, the clients that participated longest ago are forgotten.
+        """
         for number in numbers:
             self._homes[number] = worker, state_version
             self._homes.move_to_end(number)
@@ -199,7 +206,7 @@ class StateDirectory:
             self._homes.popitem(last=False)
 
     def _has_state(self, worker: WorkerHandle | None, client: Client) -> bool:
-        """Whether a worker has a client's current state."""
+        """Whether a worker has the version of the state that the client trains from next."""
         home = self._homes.get(client.number)
         return (
             isinstance(client.state, RemoteState) and home is not None and home == (worker, client.state.state_version)

@@ -52,13 +52,14 @@ class StateCache:
     """
 
     def __init__(self, max_cached_bytes: int = CACHE_BYTES) -> None:
-        """Start with no states; ``_bytes`` is the total size of those kept."""
-        self._max_cached_bytes, self._bytes = max_cached_bytes, 0
-        # By key of the training and number of the client: version of its state, and the state.
+        """Start with no states."""
+        self._max_cached_bytes = max_cached_bytes
+        self._cached_bytes = 0
+        # By key of the training and number of the client: version of its state, and the state. Oldest first.
         self._entries: OrderedDict[tuple[str, int], tuple[int, Arrays]] = OrderedDict()
 
     def put(self, training_key: str, client: int, state_version: int, state: Arrays) -> None:
-        """Add a client's state, in place of its earlier one, and evict the oldest states of all clients.
+        """Add a client's state, in place of its earlier one, and evict the oldest states if the cache is too large.
 
         Args:
             training_key: key of the training, ``Broadcast.training_key``.
@@ -68,8 +69,8 @@ class StateCache:
         """
         self._drop((training_key, client))
         self._entries[training_key, client] = state_version, state
-        self._bytes += bytes_of(state)
-        while self._bytes > self._max_cached_bytes:
+        self._cached_bytes += bytes_of(state)
+        while self._cached_bytes > self._max_cached_bytes:
             oldest = next(iter(self._entries))
             oldest_version, _ = self._entries[oldest]
             if oldest_version == state_version:  # only states of this round are left
@@ -87,11 +88,11 @@ class StateCache:
         """Remove the entry with this key (training and client), if it exists."""
         if key in self._entries:
             _, state = self._entries.pop(key)
-            self._bytes -= bytes_of(state)
+            self._cached_bytes -= bytes_of(state)
 
 
 class Worker:
-    """A Ray actor. Its state is also available elsewhere or can be recomputed, so any other worker can replace it."""
+    """A Ray actor that trains clients. All it stores exists elsewhere or can be recomputed, so it can be replaced."""
 
     def __init__(self) -> None:
         """Start without a problem; ``build_problem`` follows. One thread, because every core has its own worker."""
@@ -100,7 +101,7 @@ class Worker:
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # such arrays are only read
         self._setup: WorkerSetup | None = None
         self._build_error: Exception | None = None
-        self._training: tuple[str, Training] | None = None  # with its key
+        self._training: tuple[str, Training] | None = None  # key of the last training, and the training
         self._cache = StateCache()
 
     def identify(self) -> WorkerInfo:
@@ -137,15 +138,16 @@ class Worker:
         return_state: bool,
         *transfers: StateTransfer,
     ) -> TrainedClients:
-        """Train some clients and keep their new states.
+        """Train some clients and keep their new states. A client's row is what it sends to the server.
 
         Args:
             broadcast: what every client of the round reads.
-            common_gradient: the cohort's gradient at z [parameters], if the drift needs it.
+            common_gradient: the cohort's mean gradient at z, the model that clients start from [parameters]; None if
+                the drift correction does not need it.
             clients: the clients to train.
             weights: if given, return weighted sums of the clients' rows instead of the rows.
             return_state: whether to return the new states as well.
-            transfers: states that other workers sent.
+            transfers: states of these clients that other workers sent.
         """
         start = time.perf_counter()
         for transfer in transfers:
@@ -156,7 +158,7 @@ class Worker:
         training = self._current_training(setup, broadcast)
         count = len(clients)
         with one_thread():
-            buffers, cohort = self._filled_buffers(setup, broadcast, clients)
+            buffers, cohort = self._prepare_buffers(setup, broadcast, clients)
             if common_gradient is not None:
                 buffers.common_gradient.copy_(_read_only_tensor(common_gradient))
             integer_buffers = to_tensors(broadcast.integer_buffers, setup.problem.device)
@@ -167,7 +169,8 @@ class Worker:
                 rows = _sent_rows(buffers, count)
             else:
                 weighted = weighted_rows(training, buffers, weights, reports, broadcast.count)
-                sums = to_arrays({name: block_sum(*part) for name, part in weighted.items()})
+                sums = to_arrays({name: block_sum(values, factors) for name, (values, factors) in weighted.items()})
+            # BatchNorm statistics, if every client keeps its own
             statistics = _array(buffers.buffers[:count]) if training.own_statistics else None
             states = {
                 name: field_rows[:count].detach().to("cpu", copy=True).numpy()
@@ -203,7 +206,7 @@ class Worker:
         """
         setup = self._built_setup()
         with one_thread():
-            buffers, cohort = self._filled_buffers(setup, broadcast, clients)
+            buffers, cohort = self._prepare_buffers(setup, broadcast, clients)
             training = self._current_training(setup, broadcast)
             cost = setup.engine.compute_full_gradients(training, broadcast.round, buffers, cohort)
             return _array(buffers.gradient[: len(clients)]), cost
@@ -211,11 +214,13 @@ class Worker:
     def evaluate(
         self, models: list[tuple[np.ndarray, np.ndarray, Arrays]], tasks: list[tuple[int, str, np.ndarray]]
     ) -> list[Arrays]:
-        """The task's metrics, summed over the examples of each of some batches.
+        """Sums of the task's metrics over the examples of each batch, by metric.
 
         Args:
-            models: for each model its weights [parameters], buffers [buffers] and integer buffers by name.
-            tasks: for each batch the index of the model, the name of the held-out set, and the positions [batch].
+            models: for each model its weights [parameters], floating-point buffers [buffers] and integer buffers by
+                name.
+            tasks: for each batch the index of its model, the name of the evaluation set, and the positions of its
+                examples in that set [batch].
         """
         problem = self._built_setup().problem
         device = problem.device
@@ -250,10 +255,10 @@ class Worker:
             setup.engine.buffers = None
         return self._training[1]
 
-    def _filled_buffers(
+    def _prepare_buffers(
         self, setup: WorkerSetup, broadcast: Broadcast, clients: list[DispatchedClient]
     ) -> tuple[CohortBuffers, list[Client]]:
-        """Cohort buffers that hold everything the clients read, and the clients in the order of their rows."""
+        """Allocate cohort buffers and copy in all that the clients read; also returns the clients, in order of rows."""
         cohort = []
         for client in clients:
             state = state_from_arrays(self._state_of(client, broadcast), copy=False)
@@ -290,7 +295,7 @@ def version_mismatch(node: str, theirs: str, ours: str) -> str:
 
 
 def problem_facts(problem: Problem) -> dict[str, Any]:
-    """Properties that two processes must agree on to train the same experiment."""
+    """Properties of model and data that two processes must agree on to train the same experiment."""
     return {
         "training examples": len(problem.data.train),
         "held-out examples": {name: len(examples) for name, examples in problem.held_out.items()},
@@ -311,9 +316,10 @@ def check_facts(actual: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 def _rows_to_allocate(engine: LoopEngine | LaneEngine, clients: int, cohort: int) -> int:
-    """Rows of ``CohortBuffers`` to allocate for ``clients`` clients of a cohort of ``cohort`` clients.
+    """Number of rows of ``CohortBuffers`` to allocate for the ``clients`` of a worker, out of ``cohort`` clients.
 
-    For lanes, the next power of two: more rows mean new captures, and the number of clients varies between rounds.
+    The lanes engine captures its CUDA graphs again whenever it needs more rows. The number of clients varies between
+    rounds, so it gets the next power of two.
     """
     if isinstance(engine, LoopEngine):
         return clients
@@ -322,7 +328,7 @@ def _rows_to_allocate(engine: LoopEngine | LaneEngine, clients: int, cohort: int
 
 
 def _sent_rows(buffers: CohortBuffers, count: int) -> Arrays:
-    """What the first ``count`` clients send, one row per client, by name."""
+    """What the first ``count`` clients in ``buffers`` send, by name: arrays with one row per client."""
     sent = {f"sent/{name}": rows for name, rows in buffers.sent.items()}
     all_rows = {"displacement": buffers.displacement, "buffers": buffers.buffers, **sent}
     return to_arrays({name: rows[:count] for name, rows in all_rows.items()})

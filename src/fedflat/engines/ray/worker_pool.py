@@ -121,10 +121,10 @@ class WorkerPool:
         """
         self._start_missing_workers()
         while any(worker.info is None for worker in self.workers):
-            before = len(self.process_ids), self._failed_starts
+            progress = len(self.process_ids), self._failed_starts
             self._wait([], EXTRA_TIMEOUT if self.process_ids else START_TIMEOUT)
-            if self.process_ids and (len(self.process_ids), self._failed_starts) == before:
-                return
+            if self.process_ids and (len(self.process_ids), self._failed_starts) == progress:
+                return  # neither a start nor a failed start: there is no room for more workers
 
     def build_problem(self, source: ProblemSource) -> None:
         """Make every started worker build the problem of ``source``, and wait for it; remove workers lost meanwhile."""
@@ -141,7 +141,7 @@ class WorkerPool:
         Args:
             call: name of the method.
             tasks: its arguments for each call.
-            source: the problem that workers need for it.
+            source: the problem that workers build first, unless they have; None if the method needs none.
         """
         items = [WorkItem(call, lambda worker, with_state, task=task: task) for task in tasks]  # type: ignore[misc]
         self.run(items, source)
@@ -157,7 +157,7 @@ class WorkerPool:
 
         Args:
             items: the items; their results are stored in them.
-            source: the problem that workers need for it.
+            source: the problem that workers build first, unless they have; None if the items need none.
             meanwhile: called once while the workers are busy.
         """
         waiting = list(items)
@@ -185,7 +185,7 @@ class WorkerPool:
         Args:
             item: the item.
             ref: Ray's reference to its result.
-            losses: how often the worker of each item was lost; raises ``UserError`` if it was too often.
+            losses: how often the worker of each item was lost; updated. More than ``MOST_LOSSES`` raise ``UserError``.
         """
         worker = item.worker
         assert worker is not None
@@ -248,7 +248,7 @@ class WorkerPool:
         Args:
             waiting: items to assign; assigned ones are removed.
             running: the running items by Ray reference; assigned ones are added.
-            source: the problem that workers need.
+            source: the problem that workers build first, unless they have; None if the items need none.
         """
         for queue_length in (1, 2):
             for worker in self.started_workers:
@@ -293,7 +293,7 @@ class WorkerPool:
         return seconds_running + sum(item.seconds for item in waiting if item.home is worker)
 
     def _start(self, item: WorkItem, worker: WorkerHandle, source: ProblemSource | None) -> Any:
-        """Start an item on a worker, which builds the problem first if necessary; returns Ray's reference."""
+        """Start an item on a worker, which builds the problem first if it has not; returns Ray's reference."""
         arguments = item.arguments(worker, item.with_state)
         if source is not None and worker.problem != source.key:
             self._request_problem(worker, source)
