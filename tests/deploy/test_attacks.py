@@ -82,7 +82,7 @@ REFUSED: dict[str, tuple[Attack, str]] = {
     "squares that overflow": (array("drift.dm", lambda vector: vector * 1e25), "norm of drift.dm"),
     "a lied sample count": (number("examples", 1e9), "1e[+]09 examples"),
     "lied steps": (number("steps", 1000), "1000 steps"),
-    "lied rates": (number("rates", 1e-9), "learning rates.*1e-09"),
+    "lied rates": (number("lr_sum", 1e-9), "learning rates.*1e-09"),
     "a loss that is no number": (number("loss", math.nan), "its loss is nan"),
 }
 

@@ -21,7 +21,7 @@ EXPECTED = ExpectedUpdates(
     },
     examples={client: 100 + client for client in range(CLIENTS)},
     steps=dict.fromkeys(range(CLIENTS), 10),
-    rates=dict.fromkeys(range(CLIENTS), 1.0),
+    lr_sums=dict.fromkeys(range(CLIENTS), 1.0),
     bound=30.0,
 )
 
@@ -31,7 +31,14 @@ def honest(client: int) -> Update:
     arrays = {name: rng.normal(size=SIZE).astype(REAL) for name in ("displacement", "drift.c")} | {
         "integers/n": np.array(10)
     }
-    numbers = {"rates": 1.0, "loss": 12.0, "steps": 10, "backward_passes": 10, "samples": 100, "examples": 100 + client}
+    numbers = {
+        "lr_sum": 1.0,
+        "loss": 12.0,
+        "steps": 10,
+        "backward_passes": 10,
+        "samples": 100,
+        "examples": 100 + client,
+    }
     return Update(client, arrays, numbers)
 
 
@@ -69,9 +76,9 @@ BAD: dict[str, tuple[Callable[[Update], Update], str]] = {
     "so large that squares overflow": (array("drift.c", lambda vector: vector * 1e30), "norm of drift.c"),
     "more examples than it has": (number("examples", 1e9), "1e[+]09 examples.* 102"),
     "more steps than planned": (number("steps", 1000), "1000 steps.* 10"),
-    "tiny rates": (number("rates", 1e-12), "learning rates.*1e-12.* 1"),
+    "tiny rates": (number("lr_sum", 1e-12), "learning rates.*1e-12.* 1"),
     "a loss that is not a number": (number("loss", math.nan), "its loss is nan"),
-    "without numbers": (lambda u: u._replace(numbers={}), "rates"),
+    "without numbers": (lambda u: u._replace(numbers={}), "lr_sum"),
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedflat.deploy.server.ledger import Ledger
-from fedflat.deploy.site.client_memory import FRESH, ClientMemory
+from fedflat.deploy.site.client_memory import INITIAL_STATE_VERSION, ClientMemory
 from fedflat.errors import UserError
 
 
@@ -18,11 +18,11 @@ def vectors(value: float) -> dict[str, torch.Tensor]:
 
 def test_two_states_are_kept(tmp_path: Path) -> None:
     memory = ClientMemory(tmp_path, "experiment", 2)
-    assert memory.read(FRESH) == {}
-    before = FRESH
-    for stamp in (1, 4, 5):
-        memory.write(vectors(stamp), stamp, before)
-        before = stamp
+    assert memory.read(INITIAL_STATE_VERSION) == {}
+    before = INITIAL_STATE_VERSION
+    for version in (1, 4, 5):
+        memory.write(vectors(version), version, before)
+        before = version
     assert torch.equal(memory.read(5)["drift.c"], torch.full((3,), 5.0))
     assert float(memory.read(4)["drift.alpha"]) == 4
     with pytest.raises(UserError, match="no state after round 1"):
@@ -32,14 +32,14 @@ def test_two_states_are_kept(tmp_path: Path) -> None:
 
 def test_the_state_of_a_lost_update_is_overwritten(tmp_path: Path) -> None:
     memory = ClientMemory(tmp_path, "experiment", 0)
-    memory.write(vectors(1), 1, FRESH)
+    memory.write(vectors(1), 1, INITIAL_STATE_VERSION)
     memory.write(vectors(2), 2, 1)  # never accepted
     memory.write(vectors(3), 3, 1)
     assert sorted(int(path.stem) for path in memory.folder.iterdir()) == [1, 3]
 
 
 def test_experiments_and_clients_are_separate(tmp_path: Path) -> None:
-    ClientMemory(tmp_path, "a", 1).write(vectors(1), 1, FRESH)
+    ClientMemory(tmp_path, "a", 1).write(vectors(1), 1, INITIAL_STATE_VERSION)
     for other in (ClientMemory(tmp_path, "a", 2), ClientMemory(tmp_path, "b", 1)):
         with pytest.raises(UserError):
             other.read(1)
@@ -53,7 +53,7 @@ def test_a_server_cannot_choose_a_folder_elsewhere(name: str, tmp_path: Path) ->
 
 def test_a_damaged_file_is_reported(tmp_path: Path) -> None:
     memory = ClientMemory(tmp_path, "a", 0)
-    memory.write(vectors(1), 1, FRESH)
+    memory.write(vectors(1), 1, INITIAL_STATE_VERSION)
     (memory.folder / "1.safetensors").write_bytes(b"half")
     with pytest.raises(UserError, match="is damaged"):
         memory.read(1)
@@ -65,8 +65,8 @@ def test_the_ledger_knows_when_a_client_was_last_accepted(tmp_path: Path) -> Non
     ledger.record(1, [0], {}, {1: "late"})
     again = Ledger(ledger.path)
     assert again.lines == ledger.lines
-    assert [again.last_stamp(client, 2) for client in (0, 1, 2)] == [2, 1, FRESH]
-    assert again.last_stamp(0, 1) == 1  # the second round is trained again
+    assert [again.last_state_version(client, 2) for client in (0, 1, 2)] == [2, 1, INITIAL_STATE_VERSION]
+    assert again.last_state_version(0, 1) == 1  # the second round is trained again
 
 
 def test_rounds_trained_again_replace_their_lines(tmp_path: Path) -> None:

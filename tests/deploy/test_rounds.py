@@ -228,7 +228,7 @@ def test_invalid_settings(tmp_path: Path) -> None:
     "records",
     [
         RecordDict(),
-        RecordDict({"arrays": ArrayRecord(), "numbers": MetricRecord({"rates": [1.0, 2.0], "examples": 3})}),
+        RecordDict({"arrays": ArrayRecord(), "numbers": MetricRecord({"lr_sum": [1.0, 2.0], "examples": 3})}),
         RecordDict(
             {"arrays": ArrayRecord({"displacement": Array("float32", (9,), "numpy.ndarray", b"no array at all")})}
         ),

@@ -13,8 +13,8 @@ from fedflat.experiment.config import Config, EngineSettings, config
 from fedflat.setting_names import nest
 
 PREFIX = "deploy."
-AT_SITES = {"device", "precision"}
-"""Settings of the engine that apply to sites."""
+SITE_ENGINE_SETTINGS = {"device", "precision"}
+"""Settings of the engine that apply to sites; the others only to simulations."""
 
 
 class Deployment(BaseModel):
@@ -40,16 +40,17 @@ class Deployment(BaseModel):
 
 
 def experiment_of(run_config: Mapping[str, Any]) -> Config:
-    """Return the experiment in a run config, i.e. its keys without the prefix ``deploy.``.
+    """Return the experiment in a Flower run config, i.e. all keys that do not start with ``deploy.``.
 
-    There is a checkpoint after every round, because nodes keep only two states.
+    The server saves a checkpoint after every round. A site keeps its client's state of the last two rounds only, so
+    the server could not resume from an older checkpoint.
     """
     nested = nest({key: value for key, value in run_config.items() if not key.startswith(PREFIX)})
     engine = nested.setdefault("engine", {})
-    for_simulations = sorted((engine.keys() & EngineSettings.model_fields) - AT_SITES)
-    if for_simulations:
+    simulation_settings = sorted((engine.keys() & EngineSettings.model_fields) - SITE_ENGINE_SETTINGS)
+    if simulation_settings:
         raise UserError(
-            f"engine.{for_simulations[0]} is for simulations; remove it: a site trains one client, "
+            f"engine.{simulation_settings[0]} is for simulations; remove it: a site trains one client, "
             "and every round is saved"
         )
     engine |= {"workers": 1, "checkpoint_every": 1}

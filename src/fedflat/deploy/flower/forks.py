@@ -33,9 +33,9 @@ class ForkExecutor(SubprocessExecutor):
     """Runs a task in a fork of this process instead of a new process."""
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
-        """Start a task with the command line that Flower would give to a new process."""
+        """Start a task (a ServerApp or ClientApp) with the command line that Flower would give to a new process."""
         task = TaskType(spec.task_type)
-        if task not in ENTRY_POINTS:
+        if task not in ENTRY_POINTS:  # another kind of task: start a new process, as Flower does
             return super().launch(spec)
         command = [
             TASK_TYPE_TO_COMMAND[task],
@@ -52,11 +52,13 @@ class ForkExecutor(SubprocessExecutor):
 
 
 def serve_addresses(addresses: Mapping[str, str | None]) -> None:
-    """Handle the tasks of several Runtime APIs, each in a fork of this process, until they end.
+    """Handle the tasks of several SuperNodes or SuperLinks, each in a fork of this process, until they end.
 
-    ``addresses`` maps HOST:PORT to the path of the authority's certificate, or None without TLS.
+    ``addresses`` maps the HOST:PORT of each one's Runtime API to the path of its authority's certificate, or to None
+    without TLS.
     """
     fork = fork_context("fedflat.deploy.flower.warm")
+    # Import everything before forking, so that no fork has to.
     for name in PRELOADED:
         importlib.import_module(name)
     for entry_point in ENTRY_POINTS.values():
@@ -75,6 +77,7 @@ def _serve_address(address: str, root_certificates: str | None, parent: int) -> 
     """Handle the tasks of one SuperNode or SuperLink for as long as the parent process lives."""
     if not _wait_until_open(address, parent):
         return
+    # Flower has no option for the executor, so replace the function that returns it.
     superexec.get_executor = lambda *args, **kwargs: ForkExecutor()
     superexec.run_superexec(address, root_certificates is None, root_certificates, parent_pid=parent)
 

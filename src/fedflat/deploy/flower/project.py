@@ -135,8 +135,8 @@ def write_project(folder: Path, algorithm: str, clients: int) -> list[Path]:
     """Write a Flower project into a new or empty folder.
 
     Args:
-        folder: its name becomes the name of the project.
-        algorithm: the algorithm to start with.
+        folder: the folder, whose name becomes the name of the project.
+        algorithm: the algorithm in the project's config.
         clients: number of sites.
 
     Returns:
@@ -148,6 +148,7 @@ def write_project(folder: Path, algorithm: str, clients: int) -> list[Path]:
     if not name or not name[0].isalpha():
         raise UserError(f"{folder.name!r} is not a valid project name; expected one that begins with a letter")
     package = name.replace("-", "_")
+    # Importable modules have an origin; a mere folder of this name has a spec, but no origin.
     if keyword.iskeyword(package) or getattr(find_spec(package), "origin", None):
         raise UserError(
             f"{folder.name!r} is not a valid project name: it would hide Python's own {package}; choose another"

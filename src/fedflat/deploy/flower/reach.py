@@ -32,7 +32,7 @@ class ReachableSuperLink(NamedTuple):
 def reach(
     address: str, root_certificates: Path | None = None, insecure: bool = False, timeout: float = 10.0
 ) -> ReachableSuperLink:
-    """Connect to a SuperLink; raises ``UserError`` if that fails.
+    """Connect to a SuperLink and request its health page; raises ``UserError`` if that fails.
 
     Args:
         address: HOST:PORT.

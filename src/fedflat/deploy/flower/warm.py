@@ -17,11 +17,11 @@ from fedflat.errors import UserError
 
 
 def main(arguments: list[str]) -> None:
-    """Serve the Runtime APIs at some addresses until the process ends."""
+    """Handle the tasks of the SuperNodes or SuperLinks at the given addresses until the process ends."""
     require_flower()
     options = _parser().parse_args(arguments)
-    without_tls: dict[str, str | None] = dict.fromkeys(options.addresses)
-    addresses = without_tls | dict(options.tls)
+    without_tls: dict[str, str | None] = dict.fromkeys(options.addresses)  # no certificate: None
+    addresses = without_tls | dict(options.tls)  # address to certificate of the authority
     if not addresses or not all(_is_address(address) for address in addresses):
         raise UserError(
             "expected addresses of Runtime APIs, for example: "

@@ -15,6 +15,10 @@ MODEL, DISPLACEMENT, GRADIENT, BUFFERS, INTEGERS = "model", "displacement", "gra
 """Names of arrays that do not belong to a slot; the last one is a prefix."""
 ARRAYS, NUMBERS, HEADER, REFUSAL = "arrays", "numbers", "header", "refusal"
 """Names of the records of a message."""
+STATE_VERSION = "state_version"
+"""Name in a header: version of the state that the client trains from, as in ``client_memory``."""
+LR_SUM = "lr_sum"
+"""Name of a number in an answer: the sum of the learning rates over the client's local steps."""
 
 
 def message_content(
@@ -25,8 +29,8 @@ def message_content(
     """Return the content of a message.
 
     Args:
-        tensors: sent as arrays, by flat name.
-        header: which task this is: experiment, round, client, ...
+        tensors: sent as arrays, by name: a constant such as ``MODEL``, or ``slot.field`` for the state of an algorithm.
+        header: what the message is about: experiment, round, client, ...
         numbers: metrics and counts of an answer.
     """
     records = RecordDict()
@@ -51,7 +55,7 @@ def tensors_of(record: ArrayRecord, device: torch.device | str = "cpu") -> dict[
 
 
 def numpy_of(record: ArrayRecord) -> dict[str, np.ndarray]:
-    """Return received arrays; an unreadable one becomes an empty uint8 array, which inspection refuses."""
+    """Return received arrays; an unreadable one becomes an empty uint8 array, which the receiver's checks refuse."""
     arrays = {}
     for name, array in record.items():
         try:
@@ -79,6 +83,6 @@ def client_header(client: int, examples: int) -> dict[str, int | float | str]:
 
 
 def broadcast_state(algorithm: Algorithm, server: States) -> dict[str, Tensor]:
-    """Return the part of the server's state that clients receive, under flat names."""
+    """Return the part of the server's state that clients receive, by flat name (``slot.field``)."""
     fields = flat_fields(algorithm.server_fields())
     return {name: value for name, value in flat_state(server).items() if fields[name].sent}

@@ -78,8 +78,12 @@ def serve(
         data: what the server evaluates on; by default the config's dataset.
         model: user-supplied model.
         task: user-supplied task.
+
+    Returns:
+        The record of the run.
     """
-    config, deployment = name_user_objects(experiment_of(run_config), data, model), deployment_of(run_config)
+    config = name_user_objects(experiment_of(run_config), data, model)
+    deployment = deployment_of(run_config)
     folder = RunFolder(deployment.out.expanduser().absolute())
 
     def build_engine(run: Run) -> SitesEngine:
@@ -113,7 +117,10 @@ def serve(
 
 
 def _is_resumable(folder: RunFolder, config: Config, deployment: Deployment) -> bool:
-    """Whether the folder has a run to resume; raises ``UserError`` if it is another experiment or finished."""
+    """Whether the folder has a run to resume; raises ``UserError`` if it is of another experiment or complete.
+
+    A run that has ended is complete once it has the sites' scores, unless ``deploy.score`` is off.
+    """
     if not folder.exists:
         return False
     if folder.config() != config:
@@ -129,7 +136,8 @@ def _is_resumable(folder: RunFolder, config: Config, deployment: Deployment) -> 
 
 
 def _check_minimum(run: Run, minimum: int) -> None:
-    """Raise ``UserError`` for a minimum that some round cannot reach."""
+    """Raise ``UserError`` if some round has fewer clients than ``minimum``, the updates that a round needs."""
+    # A run that starts from another run's model starts with round init_rounds.
     cohort_sizes = {
         round: len(run.cohort(round)) for round in range(run.config.init_rounds, run.config.training.rounds)
     }
@@ -142,7 +150,7 @@ def _check_minimum(run: Run, minimum: int) -> None:
 
 
 def _experiment_name(folder: Path) -> str:
-    """Return the name under which nodes save state: drawn once and stored with the run."""
+    """Return the random name under which nodes save their clients' state; drawn once and stored with the run."""
     path = folder / SITES
     if not path.exists():
         write_atomically(path, json.dumps({"experiment": secrets.token_hex(8)}) + "\n")
@@ -150,7 +158,15 @@ def _experiment_name(folder: Path) -> str:
 
 
 def _score_sites(sites: SitesEngine, record: Record, name: str, clients: int) -> None:
-    """Ask every site for the final model's metrics on its held-out data, and store them with the run."""
+    """Ask every site for a final model's metrics on its held-out data, and store them with the run.
+
+    Args:
+        sites: the engine, which knows the nodes.
+        record: the finished run.
+        name: the model to score, ``server`` or an average such as ``wima``.
+        clients: number of clients in the federation.
+    """
+    # An average that has not started yet has no model.
     model = record.models.get(name, record.models["server"])
     tensors = {MODEL: model.weights}
     if len(model.buffers):
@@ -181,6 +197,7 @@ class _ProgressLog(Callback):
 
     def evaluated(self, run: RunView) -> None:
         metric = run.metric
+        # run.primary is the reported model; an average that has not started yet has no metrics.
         scores = run.history[-1]["test"].get(run.primary) or run.history[-1]["test"]["server"]
         shown = f"{with_unit(metric)} {shown_metric(scores[metric], metric)}"
         log.info("fedflat: round %d of %d, test %s", run.server.rounds, run.config.training.rounds, shown)

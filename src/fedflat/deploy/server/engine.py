@@ -20,7 +20,9 @@ from fedflat.deploy.flower.wire import (
     DISPLACEMENT,
     GRADIENT,
     INTEGERS,
+    LR_SUM,
     MODEL,
+    STATE_VERSION,
     broadcast_state,
     client_header,
     message_content,
@@ -54,7 +56,11 @@ class SitesEngine:
         self._evaluator = LoopEngine(problem, workers=1)
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
-        """Train a cohort for one round, without clients that are not connected, are late, or send unusable updates."""
+        """Train a cohort for one round, without clients that are not connected, are late, or send unusable updates.
+
+        Tries again if too few updates are accepted, up to ``deploy.tries`` times, and then raises ``UserError``.
+        Arguments as in ``Engine.train``.
+        """
         deployment = self.deployment
         for attempt in range(deployment.tries):
             connected = self._connected_clients(cohort)
@@ -75,11 +81,14 @@ class SitesEngine:
         raise too_few_clients(len(current.accepted), deployment.minimum, f"round {round} has too few updates")
 
     def _connected_clients(self, cohort: list[Client]) -> list[Client]:
-        """Wait for the cohort's nodes; return the connected clients, with the examples that they joined with."""
+        """Wait until enough of the cohort's nodes are connected, or the time is up, and return their clients.
+
+        The indices of a client are those of the site's own data, of which the server knows only the number.
+        """
         numbers = {client.number for client in cohort}
-        enough = min(self.deployment.minimum, len(cohort))
+        needed = min(self.deployment.minimum, len(cohort))
         self.nodes.wait_for(
-            lambda: len(numbers & self.nodes.present.keys()) >= enough, self.deployment.wait, self.deployment.timeout
+            lambda: len(numbers & self.nodes.present.keys()) >= needed, self.deployment.wait, self.deployment.timeout
         )
         present = self.nodes.present
         return [
@@ -99,13 +108,13 @@ class SitesEngine:
 
 
 class _RoundAttempt:
-    """One attempt at a round.
+    """One attempt at a round. Clients are given by number.
 
     Attributes:
         accepted: clients whose updates were accepted.
-        refused: why other updates were not, by client.
-        missing: why other clients sent none, by client.
-        z: the broadcast model.
+        refused: for each client whose update was refused, the reason.
+        missing: for each client without an update, the reason.
+        z: the broadcast model, from which clients start [parameters].
     """
 
     def __init__(
@@ -127,26 +136,32 @@ class _RoundAttempt:
         self._gradient_cost = GradientCost()  # of the common gradient, if the drift needs it
 
     def train(self) -> Outcome | None:
-        """Train the cohort; returns None if too few updates are usable."""
+        """Train the cohort and average its updates; returns None if too few updates are usable.
+
+        Some drift corrections need the cohort's mean gradient ("common") before training; sites then answer twice.
+        """
         common_gradient = None
         broadcast = self._broadcast()
         if self.training.algorithm.drift.full_gradient == "common":
             common_gradient = self._common_gradient(broadcast)
             if common_gradient is None:
                 return None
-            broadcast = {GRADIENT: common_gradient}  # sites have kept the rest
+            broadcast = {GRADIENT: common_gradient}  # sites still have the rest from the first message
         updates = self._accept(self._ask("train", broadcast), self._expected_updates())
         return None if updates is None else self._reduce(updates, common_gradient)
 
     def _accept(self, updates: list[Update], expected: ExpectedUpdates) -> list[Update] | None:
-        """Inspect updates and return the accepted ones; None if they are too few."""
+        """Inspect updates and return the accepted ones; None if they are fewer than ``deploy.minimum``."""
         accepted, refused = inspect_updates(updates, expected)
         self.refused |= refused
         self.accepted = [update.client for update in accepted]
         return accepted if len(accepted) >= self.engine.deployment.minimum else None
 
     def _broadcast(self) -> dict[str, Tensor]:
-        """Return what clients receive: the tensors on the algorithm's card, and shared BatchNorm statistics."""
+        """Return what clients receive: the model, the server's state, and BatchNorm buffers unless each keeps its own.
+
+        Floating-point buffers are one vector. Integer buffers are sent one by one, with the prefix ``INTEGERS``.
+        """
         broadcast = {MODEL: self.z, **broadcast_state(self.training.algorithm, self.server)}
         if not self.training.own_statistics:
             if len(self.model.buffers):
@@ -155,14 +170,17 @@ class _RoundAttempt:
         return broadcast
 
     def _ask(self, kind: str, tensors: Mapping[str, Tensor]) -> list[Update]:
-        """Send tensors to the clients and return the updates of those that answer, in cohort order."""
+        """Send tensors to the clients and return the updates of those that answer, in cohort order.
+
+        Clients that have failed in an earlier phase of this attempt are not asked. ``kind`` is Flower's message type.
+        """
         engine, round = self.engine, self.round
         eligible = [client.number for client in self.cohort if client.number not in self.missing | self.refused]
         contents = {}
         for client in eligible:
             header = client_header(client, self._examples[client])
             header |= {"experiment": engine.experiment, "round": round}
-            header["before"] = engine.ledger.last_stamp(client, round)
+            header[STATE_VERSION] = engine.ledger.last_state_version(client, round)  # which state to train from
             if engine.deployment.clipping_norm is not None:
                 header[CLIPPING_NORM] = engine.deployment.clipping_norm
             contents[client] = message_content(tensors, header)
@@ -182,32 +200,32 @@ class _RoundAttempt:
             client: len(training.plan.batches(training.seed, self.round, client, count))
             for client, count in self._examples.items()
         }
-        sums_of_rates = {count: self._sum_of_rates(count) for count in set(steps.values())}
+        lr_sums = {count: self._lr_sum(count) for count in set(steps.values())}  # by number of steps
         return ExpectedUpdates(
             arrays=expected_arrays(self.engine.problem, training),
             examples=self._examples,
             steps=steps,
-            rates={client: sums_of_rates[count] for client, count in steps.items()},
+            lr_sums={client: lr_sums[count] for client, count in steps.items()},
             bound=deployment.bound,
             clipping_norm=deployment.clipping_norm,
         )
 
-    def _sum_of_rates(self, steps: int) -> float:
-        """Return the sum of the learning rates over a client's steps."""
+    def _lr_sum(self, steps: int) -> float:
+        """Return the sum of the learning rates over the local steps of a client that makes ``steps`` of them."""
         training = self.training
         total, round = torch.tensor(float(steps)), torch.tensor(float(self.round))
-        rates = [
+        lrs = [
             training.algorithm.lr_schedule(training.schedule, round, torch.tensor(float(step)), total)
             for step in range(steps)
         ]
-        return float(sum(float(lr) for lr in rates))
+        return float(sum(float(lr) for lr in lrs))
 
     def _common_gradient(self, broadcast: Mapping[str, Tensor]) -> Tensor | None:
         """Return the mean of the clients' full gradients at z [parameters], weighted by examples.
 
-        None if too few gradients are usable.
+        Gradients are inspected as if they were updates without training. None if too few are usable.
         """
-        no_training = {"rates": 0.0, "loss": 0.0, "steps": 0}  # a gradient does not report these
+        no_training = {LR_SUM: 0.0, "loss": 0.0, "steps": 0}  # clients do not report these with a gradient
         updates = [
             update._replace(numbers={**update.numbers, **no_training})
             for update in self._ask("train.gradient", broadcast)
@@ -216,7 +234,7 @@ class _RoundAttempt:
             arrays={GRADIENT: ArraySpec(tuple(self.z.shape), self.z.cpu().numpy().dtype)},
             examples=self._examples,
             steps=dict.fromkeys(self._examples, 0),
-            rates=dict.fromkeys(self._examples, 0.0),
+            lr_sums=dict.fromkeys(self._examples, 0.0),
             bound=self.engine.deployment.bound,
         )
         accepted = self._accept(updates, expected)
@@ -242,7 +260,7 @@ class _RoundAttempt:
             for name, rows in buffers.sent.items():
                 rows[row].copy_(tensors[name])
         noise = draw_noise(self.engine.deployment, size)
-        if noise is not None:
+        if noise is not None:  # the mean of the rows gets a share of the noise of one row
             buffers.displacement[0] += torch.from_numpy(noise).to(self.z)
         reports = [_report(update, self.z.device) for update in updates]
         by_number = {client.number: client for client in self.cohort}
@@ -250,7 +268,7 @@ class _RoundAttempt:
         outcome = reduce_rows(
             self.training, self.round, self.model, self.z, buffers, cohort, reports, self._gradient_cost
         )
-        outcome.clients.clear()
+        outcome.clients.clear()  # the server stores no client's state
         return outcome
 
 
@@ -270,7 +288,7 @@ def expected_arrays(problem: Problem, training: Training) -> dict[str, ArraySpec
 
 
 def _report(update: Update, device: torch.device) -> ClientReport:
-    """Convert a received update to the report of a simulated client."""
+    """Convert a received update to the report of a simulated client, with its integer buffers on ``device``."""
     numbers = update.numbers
     integer_buffers = {
         name.removeprefix(INTEGERS): torch.from_numpy(array).to(device)
@@ -278,7 +296,7 @@ def _report(update: Update, device: torch.device) -> ClientReport:
         if name.startswith(INTEGERS)
     }
     return ClientReport(
-        numbers["rates"],
+        numbers[LR_SUM],
         numbers["loss"],
         int(numbers["steps"]),
         int(numbers["backward_passes"]),

@@ -7,26 +7,32 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fedflat.deploy.site.client_memory import FRESH
+from fedflat.deploy.site.client_memory import INITIAL_STATE_VERSION
 from fedflat.experiment.store.files import create_folder, explain_os_error, write_atomically
 
 
 class Ledger:
-    """One JSON line per round: accepted clients, refused ones with the reason, and those that did not answer."""
+    """A file with one JSON line per round: accepted clients, and refused or missing ones with the reason."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lines: list[dict[str, Any]] = _complete_lines(path)
 
-    def last_stamp(self, client: int, round: int) -> int:
-        """Return the stamp of a client's last accepted update before a round: the rounds completed with it."""
+    def last_state_version(self, client: int, round: int) -> int:
+        """Return the version of the state that a client had after its last accepted update before ``round``.
+
+        The version is the number of rounds that the run had completed with that update.
+        """
         for line in reversed(self.lines):
             if line["round"] < round and client in line["accepted"]:
                 return int(line["round"]) + 1
-        return FRESH
+        return INITIAL_STATE_VERSION
 
     def record(self, round: int, accepted: list[int], refused: dict[int, str], missing: dict[int, str]) -> None:
-        """Write a round to disk; after a restart, earlier entries for it and later rounds are dropped."""
+        """Write a round to disk, in place of entries for this and later rounds, which a restarted run trains again.
+
+        ``refused`` and ``missing`` give the reason for each such client.
+        """
         line = {
             "round": round,
             "accepted": accepted,
@@ -36,7 +42,7 @@ class Ledger:
         earlier = [line for line in self.lines if line["round"] < round]
         create_folder(self.path.parent)
         is_intact = self.path.exists() and self.path.stat().st_size == len(_to_text(self.lines))
-        if len(earlier) < len(self.lines) or not is_intact:
+        if len(earlier) < len(self.lines) or not is_intact:  # lines to drop, or a line cut off by a kill
             write_atomically(self.path, _to_text([*earlier, line]))
         else:
             with explain_os_error(self.path), self.path.open("a") as file:

@@ -56,7 +56,10 @@ class Nodes:
         self.refused: dict[int, str] = {}
 
     def wait_for(self, enough: Callable[[], bool], wait: float, timeout: float) -> None:
-        """Greet new nodes until there are enough or ``wait`` seconds have passed; each has ``timeout`` to answer."""
+        """Greet new nodes until ``enough()`` is true or ``wait`` seconds have passed.
+
+        Each greeting may take ``timeout`` seconds, at most ``GREETING_TIMEOUT``.
+        """
         deadline = time.monotonic() + wait
         while True:
             self._greet(timeout)
@@ -65,10 +68,11 @@ class Nodes:
             time.sleep(POLL)
 
     def _greet(self, timeout: float) -> None:
-        """Forget nodes that have left, greet new ones and admit those that answer."""
+        """Forget nodes that have left, greet new ones and admit those that answer within ``timeout`` seconds."""
         connected = set(self._grid.get_node_ids())
         remaining = {client: joined for client, joined in self.present.items() if joined.node in connected}
-        if len(remaining) < len(self.present):  # a displaced node may take the place of one that left
+        # Displaced nodes lost their client to another node. If a node has left, greet them: they may take it back.
+        if len(remaining) < len(self.present):
             self._settled -= self._displaced
             self._displaced.clear()
         self.present = remaining
@@ -91,7 +95,7 @@ class Nodes:
                 log.warning("node %d is refused: %s", node, refusal)
 
     def _join(self, node: int, records: RecordDict) -> str | None:
-        """Let a node that answered a greeting join; returns why it is refused, or None."""
+        """Let a node join that answered a greeting with ``records``; returns why it is refused, None if it joined."""
         reason = refusal_reason(records)
         if reason is not None:
             return reason
@@ -124,8 +128,8 @@ class Nodes:
 
         Args:
             kind: Flower's message type.
-            contents: the message for each client.
-            group: Flower's group id; the round, for training.
+            contents: the message for each client, by number of the client.
+            group: Flower's group id of the messages; the round, for training.
             timeout: seconds to wait for answers.
         """
         node_of = {client: self.present[client].node for client in contents if client in self.present}

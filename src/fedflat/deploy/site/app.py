@@ -12,7 +12,16 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedflat.data import Dataset
-from fedflat.deploy.flower.wire import ARRAYS, GRADIENT, HEADER, client_header, message_content, refusal, tensors_of
+from fedflat.deploy.flower.wire import (
+    ARRAYS,
+    GRADIENT,
+    HEADER,
+    STATE_VERSION,
+    client_header,
+    message_content,
+    refusal,
+    tensors_of,
+)
 from fedflat.deploy.settings import experiment_of
 from fedflat.deploy.site.client_memory import require_writable
 from fedflat.deploy.site.site import Site
@@ -42,6 +51,7 @@ def client_app(
     app = ClientApp()
 
     def build_site(context: Context) -> Site:
+        """Build the site for one message: Flower handles every message in a new process."""
         client = _client_number(context)
         return Site(
             experiment_of(context.run_config),
@@ -81,7 +91,7 @@ def state_folder(context: Context) -> Path:
 
 
 def _client_number(context: Context) -> int:
-    """Return the number that a SuperNode was started with."""
+    """Return the client's number, with which the SuperNode was started."""
     number = context.node_config.get("partition-id")
     if not isinstance(number, int):
         raise UserError(
@@ -128,7 +138,10 @@ def _require_same_client(site: Site, header: Mapping[str, Any]) -> None:
 
 
 def _compute_gradient(site: Site, message: Message, context: Context) -> RecordDict:
-    """Do the first phase of a round: keep the received arrays for the second one, and send the full gradient."""
+    """Do the first of two phases of a round: send the gradient of all of the site's data at the received model.
+
+    The received arrays are kept in Flower's context for the second phase, ``_train``.
+    """
     header, arrays = _header(message), message.content.array_records[ARRAYS]
     _require_same_client(site, header)
     context.state[RECEIVED] = arrays
@@ -138,7 +151,11 @@ def _compute_gradient(site: Site, message: Message, context: Context) -> RecordD
 
 
 def _train(site: Site, message: Message, context: Context) -> RecordDict:
-    """Train a round and send the update; a received gradient completes the arrays of the round's first phase."""
+    """Train a round and send the update.
+
+    If the message has a gradient (the cohort's), this is the second phase of the round, and the other arrays are those
+    that the first phase, ``_compute_gradient``, has kept.
+    """
     header, device = _header(message), site.problem.device
     _require_same_client(site, header)
     received = tensors_of(message.content.array_records[ARRAYS], device)
@@ -148,7 +165,7 @@ def _train(site: Site, message: Message, context: Context) -> RecordDict:
                 "this node was restarted during the round and lost what it received; it waits for the next round"
             )
         received |= tensors_of(context.state.array_records[RECEIVED], device)
-    sent, numbers = site.train(str(header["experiment"]), int(header["round"]), int(header["before"]), received)
+    sent, numbers = site.train(str(header["experiment"]), int(header["round"]), int(header[STATE_VERSION]), received)
     return message_content(sent, numbers=numbers)
 
 

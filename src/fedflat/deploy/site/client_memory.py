@@ -1,8 +1,9 @@
 """The state that a node keeps of its client between rounds, as files in a folder of the node.
 
-With each task the server sends the stamp of the client's last accepted update, and the client continues from the state
-with that stamp. An update that was lost or refused is thus forgotten on both sides. Two states are kept, so that a
-killed node, or a server that returns to its last checkpoint, finds the one it needs.
+The version of a state is the number of rounds that the run had completed when the client's update was accepted. With
+each task the server sends the version after the client's last accepted update, and the client trains from that state.
+An update that was lost or refused is thus forgotten on both sides. Two versions are kept, so that a killed node, or a
+server that returns to its last checkpoint, finds the one it needs.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from torch import Tensor
 from fedflat.errors import UserError
 from fedflat.experiment.store.files import create_folder, write_atomically
 
-FRESH = 0
-"""Stamp of a client that has had no update accepted."""
+INITIAL_STATE_VERSION = 0
+"""Version of the state of a client that has had no update accepted; it is not saved."""
 
 
 def require_writable(folder: Path) -> None:
@@ -35,7 +36,9 @@ def require_writable(folder: Path) -> None:
 
 
 class ClientMemory:
-    """The saved state of one client in one experiment.
+    """The saved states of one client in one experiment, one file per version.
+
+    A version is the number of rounds that the run had completed with the client's update.
 
     Args:
         folder: the node's folder for state.
@@ -50,28 +53,32 @@ class ClientMemory:
             )
         self.folder = folder / experiment / f"client-{client}"
 
-    def read(self, stamp: int) -> dict[str, Tensor]:
-        """Return the state with a stamp, by flat name; empty for ``FRESH``."""
-        if stamp == FRESH:
+    def read(self, state_version: int) -> dict[str, Tensor]:
+        """Return a version of the state as tensors by flat name (``slot.field``); empty before the first update."""
+        if state_version == INITIAL_STATE_VERSION:
             return {}
-        path = self._file(stamp)
+        path = self._file(state_version)
         try:
             return load_file(path)
         except FileNotFoundError:
             raise UserError(
-                f"this node has no state after round {stamp} in {self.folder}; restore it or restart the experiment"
+                f"this node has no state after round {state_version} in {self.folder}; "
+                "restore it or restart the experiment"
             ) from None
         except (OSError, SafetensorError):
             raise UserError(f"{path} is damaged; restore it from a copy or restart the experiment") from None
 
-    def write(self, state: dict[str, Tensor], stamp: int, previous: int) -> None:
-        """Save a state under a new stamp; of the older ones, keep only the one with the ``previous`` stamp."""
+    def write(self, state: dict[str, Tensor], state_version: int, previous: int) -> None:
+        """Save a new version of the state, and delete all others except ``previous``, from which the client trained.
+
+        The server asks for the previous version again if it does not accept the update.
+        """
         create_folder(self.folder)
         tensors = {name: value.detach().cpu().contiguous() for name, value in state.items()}
-        write_atomically(self._file(stamp), save(tensors))
+        write_atomically(self._file(state_version), save(tensors))
         for path in self.folder.glob("*.safetensors"):
-            if path not in (self._file(stamp), self._file(previous)):
+            if path not in (self._file(state_version), self._file(previous)):
                 path.unlink(missing_ok=True)
 
-    def _file(self, stamp: int) -> Path:
-        return self.folder / f"{stamp}.safetensors"
+    def _file(self, state_version: int) -> Path:
+        return self.folder / f"{state_version}.safetensors"

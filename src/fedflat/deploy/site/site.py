@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedflat.algorithms import algorithm as build_algorithm
 from fedflat.algorithms.algorithm import flat_state
 from fedflat.data import Dataset
-from fedflat.deploy.flower.wire import BUFFERS, DISPLACEMENT, GRADIENT, INTEGERS, MODEL
+from fedflat.deploy.flower.wire import BUFFERS, DISPLACEMENT, GRADIENT, INTEGERS, LR_SUM, MODEL
 from fedflat.deploy.site.client_memory import ClientMemory
 from fedflat.deploy.trust.identity import Identity, identity_of
 from fedflat.engines.cpu.engine import LoopEngine, one_thread
@@ -29,7 +29,9 @@ STATISTICS = "statistics"
 
 
 class Site:
-    """One client of a federation.
+    """One client of a federation, with its data and its saved state.
+
+    The code that trains a simulated cohort also trains a site: its tensors are row 0 of a cohort of one client.
 
     Args:
         config: the experiment.
@@ -53,6 +55,7 @@ class Site:
         has_own_data = data is not None
         problem_config = _as_only_client(config) if has_own_data else config
         self.problem, partition = build_problem(problem_config, data, model, task)
+        # With data of its own, the site's partition has one client, and only the config knows the number of sites.
         clients = (config.data.clients or 1) if has_own_data else len(partition.clients)
         if not 0 <= client < clients:
             raise UserError(
@@ -70,50 +73,61 @@ class Site:
         return identity_of(self.problem, self.training)
 
     def full_gradient(self, round: int, received: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
-        """Return the gradient of all its data at the received model [parameters], and the numbers to send with it."""
+        """Return the gradient of all of the site's data at the received model, and the numbers to send with it.
+
+        ``received`` are the server's tensors by name. The gradient has shape [parameters].
+        """
         with one_thread():
-            cohort = self._cohort_of_one(received, {})
+            cohort = self._cohort_of_one(received, {})  # the gradient does not depend on the client's state
             gradient, cost = seeded_full_gradient(
-                self.problem, self.training, cohort, round, self.client, self.indices, 0
+                self.problem, self.training, cohort, round, self.client, self.indices, row=0
             )
         return gradient, {**cost._asdict(), "examples": len(self.indices)}
 
     def train(
-        self, experiment: str, round: int, before: int, received: Mapping[str, Tensor]
+        self, experiment: str, round: int, state_version: int, received: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Train one round.
+        """Train one round and save the client's new state, if the algorithm keeps one.
 
         Args:
             experiment: the server's name of the experiment.
             round: number of the round, from 0.
-            before: stamp of the client's last accepted update.
-            received: the tensors that the server sent, by flat name.
+            state_version: which saved state to train from, the one after the client's last accepted update.
+            received: the tensors that the server sent: model, buffers, and the server's state as ``slot.field``.
 
         Returns:
-            The tensors and the numbers to send.
+            The tensors to send (displacement, buffers, and the algorithm's messages) and the numbers to send.
         """
         memory = ClientMemory(self.folder, experiment, self.client)
-        cohort = self._cohort_of_one(received, memory.read(before) if self.has_state else {})
+        cohort = self._cohort_of_one(received, memory.read(state_version) if self.has_state else {})
+        # Integer buffers, such as BatchNorm's counter of batches: the server's unless sites keep their own statistics.
         _, _, initial_integer_buffers = self.problem.initial()
         integer_buffers = {
             name: received.get(INTEGERS + name, value) for name, value in initial_integer_buffers.items()
         }
         with one_thread():
             report = train_client(
-                self.problem, self.training, cohort, round, 0, self.client, self.indices, integer_buffers
+                self.problem,
+                self.training,
+                cohort,
+                round,
+                row=0,
+                client=self.client,
+                indices=self.indices,
+                integer_buffers=integer_buffers,
             )
         if self.has_state:
             state = {name: rows[0] for name, rows in cohort.client.items()}
             if self.training.own_statistics:
                 state[STATISTICS] = cohort.buffers[0]
-            memory.write(state, round + 1, before)
+            memory.write(state, round + 1, state_version)
         sent = {DISPLACEMENT: cohort.displacement[0], **{name: rows[0] for name, rows in cohort.sent.items()}}
         if not self.training.own_statistics:
-            if cohort.buffers.shape[1]:
+            if cohort.buffers.shape[1]:  # the model has buffers
                 sent[BUFFERS] = cohort.buffers[0]
             sent |= {INTEGERS + name: value for name, value in report.integer_buffers.items()}
         numbers = {
-            "rates": float(report.lr_sum),
+            LR_SUM: float(report.lr_sum),
             "loss": float(report.loss),
             "steps": report.steps,
             "backward_passes": report.backward_passes,
@@ -131,7 +145,10 @@ class Site:
         return {**metrics, "examples": len(examples)}
 
     def _cohort_of_one(self, received: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> CohortBuffers:
-        """Return cohort buffers with one row, filled with the received tensors and the saved state."""
+        """Return buffers for a cohort of this client only, with the received tensors and the client's saved state.
+
+        ``saved`` is empty if the client has no state yet; it then starts with that of a new client.
+        """
         weights, buffers, _ = self.problem.initial()
         algorithm = self.training.algorithm
         cohort = CohortBuffers.new(algorithm, len(weights), len(buffers), 1, weights)

@@ -33,9 +33,9 @@ def write_certificates(folder: Path, hosts: Sequence[str], sites: int, days: flo
 
     Args:
         folder: where to write.
-        hosts: names and addresses of the server.
+        hosts: names and addresses of the server, for which its certificate is valid.
         sites: number of sites.
-        days: validity.
+        days: validity of the certificates in days.
 
     Returns:
         The files written.
@@ -90,7 +90,7 @@ def _authority_certificate(key: ec.EllipticCurvePrivateKey, days: float) -> tupl
         .issuer_name(subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(min(now, until) - CLOCK_SKEW)
+        .not_valid_before(min(now, until) - CLOCK_SKEW)  # with negative days, for tests, ``until`` is earlier
         .not_valid_after(until)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(signs_certificates=True), critical=True)
@@ -106,7 +106,15 @@ def _server_certificate(
     authority: x509.Certificate,
     until: datetime,
 ) -> x509.Certificate:
-    """Return the server's certificate for these host names, signed by the authority."""
+    """Return the server's certificate, signed by the authority.
+
+    Args:
+        key: the server's private key.
+        names: host names and addresses that the certificate is valid for.
+        authority_key: the authority's private key.
+        authority: the authority's certificate.
+        until: when the certificate expires.
+    """
     builder = (
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedflat federation server")]))
@@ -148,5 +156,5 @@ def _write(path: Path, data: bytes) -> None:
     """Write a file atomically; a private key is readable by its owner only, from the start."""
     if path.suffix == ".key":
         with explain_os_error(path):
-            path.with_name(path.name + ".part").touch(mode=0o600)
+            path.with_name(path.name + ".part").touch(mode=0o600)  # the file that write_atomically fills and renames
     write_atomically(path, data)

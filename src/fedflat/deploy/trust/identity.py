@@ -47,7 +47,7 @@ class Identity:
 
 
 def identity_of(problem: Problem, training: Training) -> Identity:
-    """Return the identity of a problem and its training."""
+    """Return the identity of a problem (model, task and data) and of how clients train on it."""
     version = importlib.import_module("fedflat").__version__  # above all layers, so not imported statically
     return Identity(
         fedflat=version,
@@ -59,16 +59,21 @@ def identity_of(problem: Problem, training: Training) -> Identity:
 
 
 def model_hash(problem: Problem, training: Training) -> str:
-    """Return a hash of all trained names and shapes, and of the initial weights if clients' state starts from them."""
+    """Return a hash of everything about the model that server and sites must agree on.
+
+    It covers names and shapes of trained parameters and buffers, the dtype and the frozen weights. Initial weights are
+    included only if the algorithm's client state starts from them; otherwise clients receive all from the server.
+    """
     digest = hashlib.sha256()
     for layout in (problem.layout, problem.buffers):
         names_and_shapes = [(name, tuple(shape)) for name, shape in zip(layout.names, layout.shapes, strict=True)]
         digest.update(repr(names_and_shapes).encode())
     digest.update(str(problem.dtype).encode())
     digest.update(problem.frozen.fingerprint().encode())
-    starts = [field.start for fields in training.algorithm.client_fields().values() for field in fields]
-    if "model" in starts:
-        digest.update(problem.initial()[0].cpu().numpy().tobytes())
+    initial_values = [field.start for fields in training.algorithm.client_fields().values() for field in fields]
+    if "model" in initial_values:
+        weights, _, _ = problem.initial()
+        digest.update(weights.cpu().numpy().tobytes())
     return digest.hexdigest()[:12]
 
 

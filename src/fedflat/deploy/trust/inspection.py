@@ -16,7 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-NUMBERS = ("rates", "loss", "steps", "backward_passes", "samples", "examples")
+from fedflat.deploy.flower.wire import LR_SUM
+
+NUMBERS = (LR_SUM, "loss", "steps", "backward_passes", "samples", "examples")
 """Scalars that a client reports in addition to its arrays."""
 ROUNDING = 1e-3
 """Relative difference allowed for a number that was computed elsewhere."""
@@ -47,7 +49,7 @@ class ExpectedUpdates:
         arrays: the arrays that every client sends, by name.
         examples: examples of each client when it joined.
         steps: local steps of each client.
-        rates: sum of each client's learning rates over its steps.
+        lr_sums: sum of each client's learning rates over its steps.
         bound: largest norm, as a multiple of the cohort's median norm.
         clipping_norm: norm to which sites must clip their displacement, if any.
     """
@@ -55,13 +57,17 @@ class ExpectedUpdates:
     arrays: Mapping[str, ArraySpec]
     examples: Mapping[int, int]
     steps: Mapping[int, int]
-    rates: Mapping[int, float]
+    lr_sums: Mapping[int, float]
     bound: float = 30.0
     clipping_norm: float | None = None
 
 
 def inspect_updates(updates: Sequence[Update], expected: ExpectedUpdates) -> tuple[list[Update], dict[int, str]]:
-    """Return the accepted updates in the same order, and why the others are refused, by client."""
+    """Inspect the updates of a cohort.
+
+    Returns:
+        The accepted updates in the same order, and for every other client why its update is refused.
+    """
     reasons = {update.client: find_flaw(update, expected) for update in updates}
     refused = {client: reason for client, reason in reasons.items() if reason}
     flawless = [update for update in updates if update.client not in refused]
@@ -70,7 +76,7 @@ def inspect_updates(updates: Sequence[Update], expected: ExpectedUpdates) -> tup
 
 
 def find_flaw(update: Update, expected: ExpectedUpdates) -> str:
-    """Say what is wrong with an update by itself; empty if nothing is."""
+    """Say what is wrong with an update, without comparing it with others; empty if nothing is."""
     missing, extra = expected.arrays.keys() - update.arrays.keys(), update.arrays.keys() - expected.arrays.keys()
     if missing or extra:
         parts = []
@@ -103,20 +109,24 @@ def _find_wrong_number(update: Update, expected: ExpectedUpdates) -> str:
     for name in NUMBERS:
         if not math.isfinite(numbers[name]):
             return f"its {name} is {numbers[name]}"
-    examples, steps, rates = expected.examples[client], expected.steps[client], expected.rates[client]
+    examples, steps, lr_sum = expected.examples[client], expected.steps[client], expected.lr_sums[client]
     if numbers["examples"] != examples:
         return f"it claims {numbers['examples']:g} examples, but joined with {examples}"
     if numbers["steps"] != steps:
         return f"it claims {numbers['steps']:g} steps, but {examples} examples make {steps}"
-    if not math.isclose(numbers["rates"], rates, rel_tol=ROUNDING):
-        return f"its learning rates sum to {numbers['rates']:g}, not {rates:g}"
+    if not math.isclose(numbers[LR_SUM], lr_sum, rel_tol=ROUNDING):
+        return f"its learning rates sum to {numbers[LR_SUM]:g}, not {lr_sum:g}"
     if numbers["backward_passes"] < 0 or numbers["samples"] < 0:
         return "it claims a negative number of backward passes or samples"
     return ""
 
 
 def find_outliers(updates: Sequence[Update], bound: float) -> dict[int, str]:
-    """Return why updates are implausible, by client: an array's norm is over ``bound`` times the cohort's median."""
+    """Find updates of which an array has a norm over ``bound`` times the cohort's median norm of that array.
+
+    Returns:
+        For each client with such an update, what is implausible about it.
+    """
     if len(updates) < ENOUGH_TO_COMPARE:
         return {}
     refused: dict[int, str] = {}
@@ -124,6 +134,7 @@ def find_outliers(updates: Sequence[Update], bound: float) -> dict[int, str]:
         norms = {update.client: _norm(update.arrays[name]) for update in updates}
         typical = median(norms.values())
         for client, norm in norms.items():
+            # A median of zero gives no scale, e.g. for arrays that are zero in the first round.
             if typical > 0 and norm > bound * typical:
                 reason = (
                     f"the norm of {name} is {norm:.3g}, more than {bound:g} times the cohort's median {typical:.3g}"

@@ -31,14 +31,18 @@ UNUSABLE = {
 
 
 def apply_mods(mods: Sequence[Mod], message: Message, context: Context, work: Callable[[], Message]) -> Message:
-    """Return the answer to a message, with mods applied to its displacement; ``work`` computes the answer."""
+    """Return the answer to a message, after Flower's mods have clipped its displacement or added noise to it.
+
+    A mod treats the difference between the arrays of answer and message as the update. The mods therefore see a message
+    with a displacement of zero. The innermost call restores the received arrays and computes the answer with ``work``.
+    """
     if not mods:
         return work()
     received = message.content.array_records[ARRAYS]
     answers: list[Message] = []
 
     def answer_message(message: Message, context: Context) -> Message:
-        message.content[ARRAYS] = received  # mods saw only a displacement of zero
+        message.content[ARRAYS] = received
         answer = work()
         answers.append(answer)
         if NUMBERS in answer.content:
@@ -57,7 +61,7 @@ def apply_mods(mods: Sequence[Mod], message: Message, context: Context, work: Ca
 
 
 def check_mods(mods: Sequence[Mod], problem: Problem, training: Training) -> None:
-    """Raise ``UserError`` for mods that cannot be used, or not with this algorithm."""
+    """Raise ``UserError`` for mods that cannot be used at all, or not with this model and algorithm."""
     for mod in mods:
         name = getattr(mod, "__name__", type(mod).__name__)
         reason = UNUSABLE.get(name) or privacy_gap(problem, training)
@@ -84,6 +88,7 @@ def check_noise(deployment: Deployment, problem: Problem, training: Training) ->
 def privacy_gap(problem: Problem, training: Training) -> str:
     """Say why noise on displacements would not cover everything that a site reveals; empty if it does."""
     algorithm = training.algorithm
+    # What clients send in addition to their displacement
     sent = [field.name for fields in algorithm.message_fields().values() for field in fields]
     has_buffers = len(problem.initial()[1]) > 0
     if algorithm.drift.full_gradient == "common":
@@ -98,10 +103,10 @@ def privacy_gap(problem: Problem, training: Training) -> str:
 
 
 def draw_noise(deployment: Deployment, size: int) -> np.ndarray | None:
-    """Draw noise [size] for the server to add to one of n rows; None if none is configured.
+    """Draw the noise that the server adds to one of the n displacements of a round [size]; None if not configured.
 
-    The mean of the rows then has noise of standard deviation multiplier * norm / n. It is drawn from the operating
-    system's entropy, not from the run's seed, which every site knows.
+    The mean of the displacements then has noise of standard deviation noise_multiplier * clipping_norm / n. The noise
+    is seeded with the operating system's entropy, not with the run's seed, which every site knows.
     """
     if not deployment.noise_multiplier or deployment.clipping_norm is None:
         return None
