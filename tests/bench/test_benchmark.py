@@ -11,12 +11,20 @@ from multiprocessing import Pipe
 import pytest
 from typer.testing import CliRunner
 
-from fedflat.bench.benchmark import ContenderResult, Request, _in_turns, _one_by_one, benchmark, row, samples_per_round
+from fedflat.bench.benchmark import (
+    ContenderResult,
+    _measure_in_turns,
+    _measure_one_by_one,
+    benchmark,
+    row,
+    samples_per_round,
+)
+from fedflat.bench.contender_process import Contender, ContenderProcess, Failed, RoundTimes, _run_contender
 from fedflat.bench.contenders import Fedflat, Plain, SpeedBound
 from fedflat.bench.machine import Load, hardware, host_memory
 from fedflat.bench.others import OTHERS
+from fedflat.bench.request import Request
 from fedflat.bench.setting import BenchmarkSetting
-from fedflat.bench.stage import Contender, Failed, Performer, RoundTimes, _perform
 from fedflat.cli.application import app
 from fedflat.cli.experiments.bench import print_benchmark, split_counts, split_names
 from fedflat.errors import UserError
@@ -159,7 +167,7 @@ def test_quotients_are_of_rounds_side_by_side(monkeypatch):
 
 
 class Instant:
-    """A performer without a process, whose rounds take one second or fail."""
+    """Replaces a contender's process; its rounds take one second or fail."""
 
     def __init__(self, contender):
         self.contender = contender
@@ -174,14 +182,14 @@ class Instant:
 
 
 def test_as_many_rounds_are_measured_as_are_asked_for(monkeypatch):
-    monkeypatch.setattr("fedflat.bench.benchmark.Performer", Instant)
+    monkeypatch.setattr("fedflat.bench.benchmark.ContenderProcess", Instant)
     monkeypatch.setattr(Load, "share_of_others", lambda self: 0.0)
-    found = _in_turns(Request(SMALL, clients=(4,), against=("none",), rounds=12), lambda line: None, [])
+    found = _measure_in_turns(Request(SMALL, clients=(4,), against=("none",), rounds=12), lambda line: None, [])
     assert [len(m.seconds) for m in found] == [12, 12]
 
 
 def test_where_nothing_is_measured_the_reason_is_ours_and_not_the_load(monkeypatch):
-    monkeypatch.setattr("fedflat.bench.benchmark.Performer", Instant)
+    monkeypatch.setattr("fedflat.bench.benchmark.ContenderProcess", Instant)
     monkeypatch.setattr(Load, "share_of_others", lambda self: 0.9)
     for against in ("none", "plain"):
         with pytest.raises(UserError, match=r"fedflat, fedsam, .*is broken"):
@@ -210,14 +218,14 @@ def test_samples_are_counted_without_second_passes():
 class Breaks(Contender):
     name = "breaks"
 
-    def perform(self, stage):
-        stage.round_done()
+    def run_rounds(self, timer):
+        timer.round_done()
         raise ValueError("out of\norder")
 
 
 def test_a_contender_that_breaks_is_told_of():
     ours, theirs = Pipe()
-    thread = threading.Thread(target=_perform, args=(theirs, Breaks(SMALL)))
+    thread = threading.Thread(target=_run_contender, args=(theirs, Breaks(SMALL)))
     thread.start()
     ours.send(1)
     assert isinstance(ours.recv(), RoundTimes)
@@ -276,8 +284,10 @@ def test_the_table_of_a_gpu_has_its_memory(capsys):
 
 def test_contenders_may_set_up_together() -> None:
     told: list[str] = []
-    request = Request(SMALL, ("fedavg", "fedsam"), clients=(4,), against=("none",), rounds=2, warm_up=0, together=3)
-    found = _one_by_one(request, told.append, [])
+    request = Request(
+        SMALL, ("fedavg", "fedsam"), clients=(4,), against=("none",), rounds=2, warm_up=0, concurrent_setups=3
+    )
+    found = _measure_one_by_one(request, told.append, [])
     assert [str(m.contender).split(",")[0] for m in found] == ["fedflat", "fedflat", "bound"]
     assert all(len(m.seconds) == 2 and min(m.seconds) > 0 for m in found)
     said = [line.rpartition(": ")[2] for line in told]
@@ -288,7 +298,7 @@ def test_contenders_may_set_up_together() -> None:
 def test_nobody_is_measured_while_another_sets_up(monkeypatch):
     events = []
 
-    class Watched(Performer):
+    class Watched(ContenderProcess):
         def wait_for_rounds(self):
             times = super().wait_for_rounds()
             events.append("done")
@@ -298,9 +308,9 @@ def test_nobody_is_measured_while_another_sets_up(monkeypatch):
             events.append("begins to be measured")
             return super().rounds(count)
 
-    monkeypatch.setattr("fedflat.bench.benchmark.Performer", Watched)
-    _one_by_one(
-        Request(SMALL, ("fedavg",), clients=(4,), against=("none",), rounds=1, warm_up=0, together=2),
+    monkeypatch.setattr("fedflat.bench.benchmark.ContenderProcess", Watched)
+    _measure_one_by_one(
+        Request(SMALL, ("fedavg",), clients=(4,), against=("none",), rounds=1, warm_up=0, concurrent_setups=2),
         lambda line: None,
         [],
     )

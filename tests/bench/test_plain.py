@@ -72,7 +72,7 @@ def test_the_plain_loop_is_in_the_usual_memory_format():
 def test_the_bound_trains():
     setting = replace(SETTING, model="mlp(hidden=8)", lr=1.0)
     bound = SpeedBound(setting, clients=8)
-    step = bound.step(setting.config(clients=8))
+    step = bound.build_step(setting.config(clients=8))
     weights = next(cell.cell_contents for cell in step.__closure__ if isinstance(cell.cell_contents, list))
     before = [w.detach().clone() for w in weights]
     step()

@@ -5,108 +5,30 @@ from __future__ import annotations
 import datetime
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from fedflat.algorithms import algorithm, canonical
+from fedflat.bench.contender_process import Contender, ContenderProcess, Failed, RoundTimes
 from fedflat.bench.contenders import Fedflat, Plain, SpeedBound
 from fedflat.bench.machine import Load, hardware, versions
-from fedflat.bench.others import OTHERS, Other
+from fedflat.bench.request import Request
 from fedflat.bench.setting import BenchmarkSetting, plan_of, sampler_of
-from fedflat.bench.stage import Contender, Failed, Performer, RoundTimes
-from fedflat.errors import UserError, one_of
-from fedflat.experiment.setup.problem import build_partition, build_problem
+from fedflat.errors import UserError
+from fedflat.experiment.setup.problem import build_partition
 from fedflat.processes import available_cores
-from fedflat.text import parse
 
 FORMAT = 1
 ROUNDS_PER_TURN = 5
 """Measured rounds per turn on a CPU, after one that does not count."""
 COUNTED_ROUNDS = 5
 """Rounds over which samples are counted."""
-PLAIN, NONE = "plain", "none"
 MAX_OTHER_LOAD = 0.1
 """Largest share of the cores that other processes may use during a turn that counts."""
 MIN_QUIET_TURNS = 3
 """Number of quiet turns from which the others are discarded."""
-PRECISIONS = ("float32", "tf32", "bf16")
-ENGINES = ("auto", "loop", "lanes", "ray")
-Tell = Callable[[str], None]
-"""Shows a line of text on progress."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to measure, and for how many rounds."""
-
-    setting: BenchmarkSetting
-    algorithms: Sequence[str] = ("fedavg",)
-    precisions: Sequence[str] = ("float32",)
-    engines: Sequence[str] = ("auto",)
-    clients: Sequence[int] = (100,)
-    against: Sequence[str] = (PLAIN, *OTHERS)
-    rounds: int = 10
-    warm_up: int = 2
-    together: int = 1
-    """Contenders that set up at the same time on a GPU."""
-
-    def check(self) -> None:
-        """Raise a ``UserError`` for a request that cannot be measured."""
-        setting = self.setting
-        _require_known("precision", self.precisions, PRECISIONS)
-        _require_known("engine", self.engines, ENGINES)
-        _require_known("contender", self.against, (PLAIN, *OTHERS, NONE))
-        lower = [precision for precision in self.precisions if precision != "float32"]
-        if lower and not setting.on_gpu:
-            raise UserError(f"--precision {lower[0]} needs a GPU; use float32 on the CPU")
-        if setting.device == "cuda" and not setting.on_gpu:
-            raise UserError("--device cuda needs a GPU, but torch finds none; use --device cpu")
-        if "mixup" in [call.name for call in parse(setting.augmentation)]:
-            raise UserError("the plain loop has no mixup; measure with --augmentation crop-flip or none")
-        data, on_cpu = setting.load_data(), replace(setting, device="cpu")
-        for clients in self.clients:
-            build_problem(on_cpu.config(clients=clients), data=data)
-
-    def contenders(self) -> list[Contender]:
-        """Everything to measure, in the order of the table."""
-        setting, clients = self.setting, self.clients[0]
-        default_engine = "lanes" if setting.on_gpu else "loop"
-        contenders: list[Contender] = []
-        for number, precision, engine, text in itertools.product(
-            self.clients, self.precisions, self.engines, self.algorithms
-        ):
-            resolved_engine = default_engine if engine == "auto" else engine
-            contenders.append(Fedflat(setting, canonical(algorithm(text)), precision, resolved_engine, number))
-        if PLAIN in self.against:
-            contenders += [Plain(setting, precision=precision, clients=clients) for precision in self.precisions]
-        contenders += [other(setting, clients=clients) for other in self._others() if other.installed()]
-        # On a CPU, compiling makes one large batch slower, and a bound should be the least possible time.
-        compilations = sorted({setting.on_gpu and setting.compiled(engine) for engine in self.engines})
-        for precision in self.precisions:
-            for compiled in compilations:
-                engine = "compiled" if compiled else "eager"
-                contenders.append(SpeedBound(setting, "", precision, engine, clients, compiled))
-        return contenders
-
-    def _others(self) -> list[type[Other]]:
-        """The requested simulators, installed or not."""
-        return [OTHERS[name] for name in self.against if name in OTHERS]
-
-    def notes(self) -> list[str]:
-        """Contenders that are not installed, and how to install them."""
-        return [
-            f"{other.name} is not installed and was not measured; install it with: {other.install}"
-            for other in self._others()
-            if not other.installed()
-        ]
-
-
-def _require_known(kind: str, names: Sequence[str], known: Sequence[str]) -> None:
-    """Raise a ``UserError`` for the first name that is not known."""
-    for name in names:
-        if name not in known:
-            raise one_of(kind, name, known)
+ShowProgress = Callable[[str], None]
+"""Shows the user a line of text on progress."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +38,7 @@ class ContenderResult:
     contender: Contender
     seconds: list[float]
     """Per round, after the warm-up."""
-    first: float
+    first_seconds: float
     """Seconds of the set-up and the first round together."""
     device_bytes: int | None
     """Peak GPU memory."""
@@ -129,13 +51,13 @@ class ContenderResult:
         return median(self.seconds)
 
 
-def benchmark(request: Request, command: str, tell: Tell) -> dict[str, Any]:
+def benchmark(request: Request, command: str, show_progress: ShowProgress) -> dict[str, Any]:
     """Measure all contenders.
 
     Args:
         request: what to measure.
         command: the command line, for the record.
-        tell: called with a line of text on progress.
+        show_progress: called with a line of text on progress.
 
     Returns:
         Hardware, versions, settings and one row per contender, as JSON-compatible values.
@@ -143,8 +65,12 @@ def benchmark(request: Request, command: str, tell: Tell) -> dict[str, Any]:
     request.check()
     notes = request.notes()
     for note in notes:
-        tell(note)
-    results = _one_by_one(request, tell, notes) if request.setting.on_gpu else _in_turns(request, tell, notes)
+        show_progress(note)
+    results = (
+        _measure_one_by_one(request, show_progress, notes)
+        if request.setting.on_gpu
+        else _measure_in_turns(request, show_progress, notes)
+    )
     if not any(isinstance(result.contender, Fedflat) for result in results):
         reason = next(note for note in notes if note.startswith(Fedflat.name))
         raise UserError(f"nothing could be measured: {reason}")
@@ -167,19 +93,22 @@ def benchmark(request: Request, command: str, tell: Tell) -> dict[str, Any]:
 
 
 def samples_per_round(setting: BenchmarkSetting, clients: int) -> float:
-    """Mean number of training samples per round; SAM's second pass does not count."""
+    """Mean number of training samples per round, over all clients of a cohort; SAM's second pass does not count."""
     config = setting.config(clients=clients)
-    clients_examples = build_partition(config, setting.load_data()).clients
+    clients_examples = build_partition(config, setting.load_data()).clients  # each client's example indices
     plan, sampler = plan_of(config), sampler_of(config, len(clients_examples))
     samples = 0
     for round in range(COUNTED_ROUNDS):
         for client in sampler(config.seed, round):
-            samples += sum(map(len, plan.batches(config.seed, round, client, len(clients_examples[client]))))
+            batches = plan.batches(config.seed, round, client, len(clients_examples[client]))
+            samples += sum(len(batch) for batch in batches)
     return samples / COUNTED_ROUNDS
 
 
 def row(result: ContenderResult, results: Sequence[ContenderResult], samples: float) -> dict[str, Any]:
-    """One row of the table; ratios are medians over rounds measured side by side.
+    """One row of the table: a contender, compared with the bound and the plain loop of the same precision.
+
+    Ratios are medians over pairs of rounds with the same number.
 
     Args:
         result: the contender of the row.
@@ -187,6 +116,7 @@ def row(result: ContenderResult, results: Sequence[ContenderResult], samples: fl
         samples: training samples per round of this contender.
     """
     contender, setting = result.contender, result.contender.setting
+    # Other simulators have only float32; if that was not requested, compare them with all.
     comparable = [other for other in results if other.contender.precision == contender.precision] or list(results)
     plain = next((other for other in comparable if isinstance(other.contender, Plain)), None)
     bound = _bound_for(contender, comparable)
@@ -197,7 +127,7 @@ def row(result: ContenderResult, results: Sequence[ContenderResult], samples: fl
     # On a CPU the bound uses one core, but stands for a perfect use of all of them.
     cores = 1 if setting.on_gpu else available_cores()
     seconds = result.median / (cores if is_bound else 1)
-    share = None
+    share = None  # of the bound's speed in samples per second
     if bound is not None and result is not bound:
         share = ratio(bound, result) / cores * samples / samples_of_bound
     return {
@@ -212,14 +142,18 @@ def row(result: ContenderResult, results: Sequence[ContenderResult], samples: fl
         "samples_per_second": samples / seconds,
         "share_of_bound": share,
         "times_plain": None if plain is None or result is plain or is_bound else ratio(plain, result),
-        "set_up_seconds": max(0.0, result.first - result.median),
+        "set_up_seconds": max(0.0, result.first_seconds - result.median),
         "peak_device_bytes": result.device_bytes,
         "peak_host_bytes": result.host_bytes,
     }
 
 
 def _bound_for(contender: Contender, results: Sequence[ContenderResult]) -> ContenderResult | None:
-    """The first bound that is compiled if the contender is, or else the first bound; None without any."""
+    """The bound to compare a contender with; None if ``results`` contain no bound.
+
+    This is a compiled bound for compiled contenders and an eager bound for the others, if there is one; otherwise the
+    first bound.
+    """
     setting = contender.setting
     is_compiled = isinstance(contender, Fedflat) and setting.on_gpu and setting.compiled(contender.engine)
     bounds = [result for result in results if isinstance(result.contender, SpeedBound)]
@@ -230,132 +164,158 @@ def _bound_for(contender: Contender, results: Sequence[ContenderResult]) -> Cont
 
 
 def ratio(numerator: ContenderResult, denominator: ContenderResult) -> float:
-    """The seconds of one contender divided by those of another: the median over rounds measured side by side."""
+    """The median over rounds of the seconds of one contender divided by those of another in the same round."""
     return median(a / b for a, b in zip(numerator.seconds, denominator.seconds, strict=True))
 
 
-def _one_by_one(request: Request, tell: Tell, notes: list[str]) -> list[ContenderResult]:
-    """Measure each contender alone; ``request.together`` of them set up at the same time."""
+def _measure_one_by_one(request: Request, show_progress: ShowProgress, notes: list[str]) -> list[ContenderResult]:
+    """Measure each contender while no other runs, as GPU memory or time would have to be shared.
+
+    Setting up takes long, so groups of ``request.concurrent_setups`` contenders set up at the same time. Failures are
+    added to ``notes``.
+    """
     results = []
     contenders = request.contenders()
-    for start in range(0, len(contenders), request.together):
-        performers = [Performer(contender) for contender in contenders[start : start + request.together]]
+    for start in range(0, len(contenders), request.concurrent_setups):
+        processes = [ContenderProcess(contender) for contender in contenders[start : start + request.concurrent_setups]]
         try:
-            for performer in performers:
-                tell(f"{performer.contender}: setting up")
-                performer.start_rounds(1)
-            first_rounds = [performer.wait_for_rounds() for performer in performers]  # all before any is measured
-            for performer, first in zip(performers, first_rounds, strict=True):
-                result = _measure_alone(performer, first, request, notes, tell)
+            for process in processes:
+                show_progress(f"{process.contender}: setting up")
+                process.start_rounds(1)
+            first_rounds = [process.wait_for_rounds() for process in processes]  # all before any is measured
+            for process, first in zip(processes, first_rounds, strict=True):
+                result = _measure_alone(process, first, request, notes, show_progress)
                 if result is not None:
                     results.append(result)
         finally:
-            for performer in performers:
-                performer.end()
+            for process in processes:
+                process.end()
     return results
 
 
 def _measure_alone(
-    performer: Performer, first: RoundTimes | Failed, request: Request, notes: list[str], tell: Tell
+    process: ContenderProcess,
+    first: RoundTimes | Failed,
+    request: Request,
+    notes: list[str],
+    show_progress: ShowProgress,
 ) -> ContenderResult | None:
-    """Measure a contender that has done its first round; None if it fails."""
-    first_seconds = _warm_up(performer, first, request, notes, tell)
+    """Measure a contender that has done its first round with the times ``first``.
+
+    None if that round or a later one failed; the reason is added to ``notes``.
+    """
+    first_seconds = _warm_up(process, first, request, notes, show_progress)
     if first_seconds is None:
         return None
-    tell(f"{performer.contender}: measuring {request.rounds} rounds")
-    times = performer.rounds(request.rounds)
+    show_progress(f"{process.contender}: measuring {request.rounds} rounds")
+    times = process.rounds(request.rounds)
     if isinstance(times, Failed):
-        _note_failure(performer.contender, times, notes, tell)
+        _note_failure(process.contender, times, notes, show_progress)
         return None
-    result = ContenderResult(
-        performer.contender, times.seconds, first_seconds, times.device_bytes, performer.host_bytes()
-    )
-    tell(f"{performer.contender}: {result.median:.4g} s per round")
+    result = ContenderResult(process.contender, times.seconds, first_seconds, times.device_bytes, process.host_bytes())
+    show_progress(f"{process.contender}: {result.median:.4g} s per round")
     return result
 
 
-def _in_turns(request: Request, tell: Tell, notes: list[str]) -> list[ContenderResult]:
-    """Measure all contenders in turns, so that other load affects all alike; the others are paused meanwhile."""
-    performers = [Performer(contender) for contender in request.contenders()]
+def _measure_in_turns(request: Request, show_progress: ShowProgress, notes: list[str]) -> list[ContenderResult]:
+    """Measure all contenders in turns of a few rounds, so that load by other processes affects all alike.
+
+    A contender is paused while another has its turn. Turns with much load by other processes do not count. Failures
+    and such load are added to ``notes``.
+    """
+    processes = [ContenderProcess(contender) for contender in request.contenders()]
     try:
-        first_seconds: dict[Performer, float] = {}
-        for performer in performers:
-            tell(f"{performer.contender}: setting up")
-            seconds = _warm_up(performer, performer.rounds(1), request, notes, tell)
+        first_seconds: dict[ContenderProcess, float] = {}
+        for process in processes:
+            show_progress(f"{process.contender}: setting up")
+            seconds = _warm_up(process, process.rounds(1), request, notes, show_progress)
             if seconds is not None:
-                first_seconds[performer] = seconds
-            performer.pause()
-        seconds_by_turn, loads = _take_turns(list(first_seconds), request.rounds, notes, tell)
+                first_seconds[process] = seconds
+            process.pause()
+        set_up = list(first_seconds)  # the processes whose set-up did not fail
+        seconds_by_turn, loads = _take_turns(set_up, request.rounds, notes, show_progress)
         counted = quiet_turns(loads)
-        _note_load(loads, counted, notes, tell)
-        for performer in performers:
-            performer.resume()
+        _note_load(loads, counted, notes, show_progress)
+        for process in processes:
+            process.resume()  # so that they can end
         results = []
-        for performer, turns in seconds_by_turn.items():
+        for process, turns in seconds_by_turn.items():
             seconds_per_round = list(itertools.chain.from_iterable(turns[turn] for turn in counted))
-            first, memory = first_seconds[performer], performer.host_bytes()
-            results.append(ContenderResult(performer.contender, seconds_per_round, first, None, memory))
+            first, memory = first_seconds[process], process.host_bytes()
+            results.append(ContenderResult(process.contender, seconds_per_round, first, None, memory))
         return results
     finally:
-        for performer in performers:
-            performer.end()
+        for process in processes:
+            process.end()
 
 
 def _take_turns(
-    performers: Sequence[Performer], rounds: int, notes: list[str], tell: Tell
-) -> tuple[dict[Performer, list[list[float]]], list[float]]:
-    """Let paused contenders do ``rounds`` rounds each, a few at a time.
+    processes: Sequence[ContenderProcess], rounds: int, notes: list[str], show_progress: ShowProgress
+) -> tuple[dict[ContenderProcess, list[list[float]]], list[float]]:
+    """Let paused contenders do ``rounds`` rounds each, ``ROUNDS_PER_TURN`` at a time.
 
     Returns:
-        The seconds of every round by contender and turn, without contenders that failed; and the load by other
-        processes in every turn, as a share of all cores.
+        For each contender that did not fail a list of turns, each a list of the rounds' seconds; and for each turn the
+        load by other processes, as a share of all cores.
     """
-    seconds: dict[Performer, list[list[float]]] = {performer: [] for performer in performers}
+    seconds: dict[ContenderProcess, list[list[float]]] = {process: [] for process in processes}
     loads: list[float] = []
     starts = range(0, rounds, ROUNDS_PER_TURN)
     for turn, start in enumerate(starts, 1):
         if not seconds:
             break
-        tell(f"measuring turn {turn} of {len(starts)}")
+        show_progress(f"measuring turn {turn} of {len(starts)}")
         load = Load()
-        for performer in list(seconds):
-            times = _take_turn(performer, min(ROUNDS_PER_TURN, rounds - start))
+        for process in list(seconds):
+            times = _take_turn(process, min(ROUNDS_PER_TURN, rounds - start))
             if isinstance(times, Failed):
-                _note_failure(performer.contender, times, notes, tell)
-                del seconds[performer]
+                _note_failure(process.contender, times, notes, show_progress)
+                del seconds[process]
             else:
-                seconds[performer].append(times.seconds)
+                seconds[process].append(times.seconds)
         loads.append(load.share_of_others())
     return seconds, loads
 
 
-def _take_turn(performer: Performer, rounds: int) -> RoundTimes | Failed:
-    """Some rounds of one contender; a first one, which warms the caches, does not count."""
-    performer.resume()
-    times = performer.rounds(1)
+def _take_turn(process: ContenderProcess, rounds: int) -> RoundTimes | Failed:
+    """Resume a contender, let it do ``rounds`` rounds and pause it; returns the times of these rounds.
+
+    Before these it does one round that does not count, because the caches are cold after a pause.
+    """
+    process.resume()
+    times = process.rounds(1)
     if not isinstance(times, Failed):
-        times = performer.rounds(rounds)
-    performer.pause()
+        times = process.rounds(rounds)
+    process.pause()
     return times
 
 
 def _warm_up(
-    performer: Performer, first: RoundTimes | Failed, request: Request, notes: list[str], tell: Tell
+    process: ContenderProcess,
+    first: RoundTimes | Failed,
+    request: Request,
+    notes: list[str],
+    show_progress: ShowProgress,
 ) -> float | None:
-    """Let a contender warm up after its first round; returns the seconds of that round, or None if it failed."""
+    """Let a contender do ``request.warm_up`` rounds after its first round, whose times are ``first``.
+
+    Returns the seconds of the first round, or None if any of these rounds failed; the reason is added to ``notes``.
+    """
     if isinstance(first, Failed):
-        _note_failure(performer.contender, first, notes, tell)
+        _note_failure(process.contender, first, notes, show_progress)
         return None
     if request.warm_up:
-        warm_up = performer.rounds(request.warm_up)
+        warm_up = process.rounds(request.warm_up)
         if isinstance(warm_up, Failed):
-            _note_failure(performer.contender, warm_up, notes, tell)
+            _note_failure(process.contender, warm_up, notes, show_progress)
             return None
     return first.seconds[0]
 
 
 def quiet_turns(loads: Sequence[float]) -> list[int]:
-    """The turns without much load by other processes, if there are enough of them; otherwise all turns.
+    """The indices of turns without much load by other processes, if there are enough of them; otherwise of all turns.
+
+    ``loads`` are shares of all cores, one per turn.
 
     >>> quiet_turns([0.0, 0.9, 0.02, 0.5, 0.1]), quiet_turns([0.5, 0.0])
     ([0, 2, 4], [0, 1])
@@ -364,8 +324,11 @@ def quiet_turns(loads: Sequence[float]) -> list[int]:
     return quiet if len(quiet) >= MIN_QUIET_TURNS else list(range(len(loads)))
 
 
-def _note_load(loads: Sequence[float], counted: Sequence[int], notes: list[str], tell: Tell) -> None:
-    """Add a note if other processes disturbed the measurement; ``counted`` are the turns that count."""
+def _note_load(loads: Sequence[float], counted: Sequence[int], notes: list[str], show_progress: ShowProgress) -> None:
+    """Add a note if other processes disturbed the measurement, and show it.
+
+    ``loads`` are the shares of all cores that they used in each turn, and ``counted`` the indices of turns that count.
+    """
     if len(counted) < len(loads):
         notes.append(
             f"{len(counted)} of {len(loads)} turns count: during the others, "
@@ -375,9 +338,9 @@ def _note_load(loads: Sequence[float], counted: Sequence[int], notes: list[str],
         notes.append(f"other processes used {median(loads):.0%} of the cores; measure again on an idle machine")
     else:
         return
-    tell(notes[-1])
+    show_progress(notes[-1])
 
 
-def _note_failure(contender: Contender, failure: Failed, notes: list[str], tell: Tell) -> None:
+def _note_failure(contender: Contender, failure: Failed, notes: list[str], show_progress: ShowProgress) -> None:
     notes.append(f"{contender} was not measured: {failure.reason}")
-    tell(notes[-1])
+    show_progress(notes[-1])

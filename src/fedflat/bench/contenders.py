@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
+from fedflat.bench.contender_process import Contender, RoundTimer
 from fedflat.bench.plain import PlainLoop
-from fedflat.bench.stage import Contender, Stage
 from fedflat.engines.gpu.layers import with_gpu_layers
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RunView
@@ -31,59 +31,68 @@ class Fedflat(Contender):
 
     name = "fedflat"
 
-    def perform(self, stage: Stage) -> None:
+    def run_rounds(self, timer: RoundTimer) -> None:
+        """Train until the timer's callback stops the run with ``NoMoreRounds``; any other end is an error."""
         config = self.setting.config(self.algorithm, self.precision, self.engine, self.clients)
-        record = Run(config, data=self.setting.load_data(), callbacks=(StageCallback(stage),)).execute()
+        record = Run(config, data=self.setting.load_data(), callbacks=(TimerCallback(timer),)).execute()
         raise UserError(f"{self.algorithm} stopped: {record.reason}; measure with a lower --lr")
 
 
-class StageCallback(Callback):
-    """Reports every completed round to the stage."""
+class TimerCallback(Callback):
+    """Reports every completed round to the timer."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
+    def __init__(self, timer: RoundTimer) -> None:
+        self.timer = timer
 
     def round_done(self, run: RunView) -> None:
-        self.stage.round_done()
+        self.timer.round_done()
 
 
 @dataclass(frozen=True)
 class Plain(Contender):
-    """A straightforward loop in PyTorch."""
+    """A straightforward loop over the clients in PyTorch, without fedflat's engines."""
 
     name = "plain loop"
 
-    def perform(self, stage: Stage) -> None:
+    def run_rounds(self, timer: RoundTimer) -> None:
+        """Train rounds until ``timer.round_done`` raises ``NoMoreRounds``."""
         config = self.setting.config(self.algorithm, self.precision, "loop", self.clients)
         loop = PlainLoop(config, self.setting.load_data())
         for number in itertools.count():
             loop.round(number)
-            stage.round_done()
+            timer.round_done()
 
 
 @dataclass(frozen=True)
 class SpeedBound(Contender):
-    """One model on the concatenated batches of a cohort: only forward, backward and SGD, for a client's local steps."""
+    """The least time that a round could take: one model trains on the concatenated batches of a cohort.
+
+    A round is only forward, backward and SGD, repeated for a client's number of local steps.
+    """
 
     name = "bound"
     compiled: bool = False
 
-    def perform(self, stage: Stage) -> None:
-        step = self.step(self.setting.config(precision=self.precision, clients=self.clients))
+    def run_rounds(self, timer: RoundTimer) -> None:
+        """Repeat rounds of ``local_steps`` steps until ``timer.round_done`` raises ``NoMoreRounds``."""
+        step = self.build_step(self.setting.config(precision=self.precision, clients=self.clients))
         while True:
             for _ in range(self.setting.local_steps):
                 step()
-            stage.round_done()
+            timer.round_done()
 
-    def step(self, config: Config) -> Callable[[], None]:
-        """Build a function that does one training step on a constant batch; on a GPU it replays a CUDA graph."""
+    def build_step(self, config: Config) -> Callable[[], None]:
+        """Build a function that does one training step on a constant batch; on a GPU it replays a CUDA graph.
+
+        The batch is as large as all batches of a cohort's local step together, with repeated examples if necessary.
+        """
         problem, _ = build_problem(config, data=self.setting.load_data())
         on_gpu = problem.device.type == "cuda"
         model = problem.model.train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if self.compiled and on_gpu:
             model = with_gpu_layers(model)  # as the lanes engine does, so that the bound is no slower
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        weights = [parameter.detach().clone().requires_grad_() for parameter in trained.values()]
+        weights = [parameter.detach().clone().requires_grad_() for parameter in trained.values()]  # in the same order
         size = self.setting.clients_per_round * self.setting.batch_size
         batch = problem.data.train.take(torch.arange(size, device=problem.device) % len(problem.data.train))
         inputs = problem.normalised(batch.inputs).to(problem.dtype)
@@ -106,6 +115,7 @@ class SpeedBound(Contender):
 
 def capture(step: Callable[[], None]) -> Any:
     """Capture a step as a CUDA graph; returns a function that replays it."""
+    # A capture needs warm-up steps on another stream (see the notes on CUDA graphs in PyTorch's documentation).
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -50,14 +50,14 @@ def host_memory(root: int) -> int | None:
     private, shared = 0, 0
     for pid in with_descendants(root):
         status = _memory_status(pid)
-        if "VmHWM" in status:
+        if "VmHWM" in status:  # peak resident memory, including mapped files and shared memory
             private += status["VmHWM"] - status.get("RssFile", 0) - status.get("RssShmem", 0)
             shared = max(shared, status.get("RssShmem", 0))
     return private + shared or None
 
 
 class Load:
-    """Load on the machine by other processes, from construction on."""
+    """Measures the load on the machine by other processes, from the construction of this object on."""
 
     def __init__(self) -> None:
         self._before = self._ticks()
@@ -67,6 +67,7 @@ class Load:
         before, now = self._before, self._ticks()
         if before is None or now is None or now[0] <= before[0]:
             return 0.0
+        # Clock ticks of all cores since then: in total, not idle, and used by this process and its descendants
         total, busy, used_here = (after - earlier for after, earlier in zip(now, before, strict=True))
         return max(0.0, (busy - used_here) / total)
 

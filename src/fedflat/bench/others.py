@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
+from fedflat.bench.contender_process import Contender, NoMoreRounds, RoundTimer
 from fedflat.bench.plain import PlainLoop
 from fedflat.bench.setting import ROUNDS
-from fedflat.bench.stage import Contender, Enough, Stage
 from fedflat.processes import available_cores
 
 
@@ -34,7 +34,10 @@ class Other(Contender):
 
 @lru_cache(maxsize=1)
 def plain_loop(contender: Other) -> PlainLoop:
-    """Build the data, partition and training function; cached, so that a worker process does so only once."""
+    """Build the plain loop, whose data, partition and training function the other simulators use.
+
+    Cached, so that a worker process builds it only once.
+    """
     torch.set_num_threads(1)
     setting = contender.setting
     config = setting.config(contender.algorithm, contender.precision, "loop", contender.clients)
@@ -49,7 +52,7 @@ class Flower(Other):
     packages = ("flwr", "ray")
     install = "pip install 'flwr[simulation]'"
 
-    def perform(self, stage: Stage) -> None:
+    def run_rounds(self, timer: RoundTimer) -> None:
         os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
         os.environ |= {"RAY_worker_niceness": "0"}  # the same priority as our processes
         from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -71,8 +74,8 @@ class Flower(Other):
             sent = {"arrays": ArrayRecord(state), "metrics": MetricRecord({"num-examples": samples})}
             return Message(RecordDict(sent), reply_to=message)
 
-        class StagedFedAvg(FedAvg):  # type: ignore[misc, unused-ignore]
-            """FedAvg that reports every completed round to the stage."""
+        class TimedFedAvg(FedAvg):  # type: ignore[misc, unused-ignore]
+            """FedAvg that reports every completed round to the timer."""
 
             def aggregate_train(self, server_round: int, replies: Any) -> Any:
                 received = list(replies)
@@ -82,12 +85,12 @@ class Flower(Other):
                 if len(received) != setting.clients_per_round:
                     raise RuntimeError(f"{len(received)} of {setting.clients_per_round} clients answered")
                 combined = super().aggregate_train(server_round, received)
-                stage.round_done()
+                timer.round_done()
                 return combined
 
         @server.main()  # type: ignore[untyped-decorator, unused-ignore]
         def main(grid: Grid, context: Context) -> None:
-            strategy = StagedFedAvg(
+            strategy = TimedFedAvg(
                 fraction_train=setting.clients_per_round / self.clients,
                 fraction_evaluate=0.0,
                 min_train_nodes=setting.clients_per_round,
@@ -95,7 +98,7 @@ class Flower(Other):
             )
             try:
                 strategy.start(grid=grid, initial_arrays=ArrayRecord(plain_loop(self).state), num_rounds=ROUNDS)
-            except Enough:  # from stage.round_done: all rounds are timed
+            except NoMoreRounds:  # from timer.round_done: all rounds are timed
                 return
             except Exception as error:  # Flower would only log it
                 failures.append(str(error))
@@ -108,7 +111,7 @@ class Flower(Other):
         run_simulation(server_app=server, client_app=client, num_supernodes=self.clients, backend_config=backend)
         if failures:
             raise RuntimeError(failures[0])
-        raise Enough
+        raise NoMoreRounds
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ class Pfl(Other):
     packages = ("pfl",)
     install = "pip install 'pfl[pytorch]'"
 
-    def perform(self, stage: Stage) -> None:
+    def run_rounds(self, timer: RoundTimer) -> None:
         multiprocessing.current_process().name = "MainProcess"  # pfl takes any other process for a data loader
         os.environ["PFL_PYTORCH_DEVICE"] = "cuda" if self.setting.on_gpu else "cpu"
         from pfl.aggregate.simulate import SimulatedBackend
@@ -153,13 +156,13 @@ class Pfl(Other):
                 """The loss alone."""
                 return {"loss": Weighted(float(self.loss(inputs, targets).detach()) * len(inputs), len(inputs))}
 
-        class StageTrainingCallback(TrainingProcessCallback):  # type: ignore[misc, unused-ignore]
-            """Reports every completed round to the stage."""
+        class PflTimerCallback(TrainingProcessCallback):  # type: ignore[misc, unused-ignore]
+            """Reports every completed round to the timer."""
 
             def after_central_iteration(self, metrics: Any, model: Any, *, central_iteration: int) -> tuple[bool, Any]:
                 nonlocal rounds_done
                 rounds_done += 1
-                stage.round_done()
+                timer.round_done()
                 return False, Metrics()
 
         def next_user() -> int:
@@ -181,7 +184,7 @@ class Pfl(Other):
             model,
             NNTrainHyperParams(local_batch_size=setting.batch_size, local_num_epochs=1, local_learning_rate=setting.lr),
             NNEvalHyperParams(local_batch_size=None),
-            [StageTrainingCallback()],
+            [PflTimerCallback()],
             send_metrics_to_platform=False,
         )
 

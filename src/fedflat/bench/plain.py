@@ -35,7 +35,7 @@ class PlainLoop:
         self._plan, self._sampler = plan_of(config), sampler_of(config, len(self.partition.clients))
 
     def round(self, number: int) -> None:
-        """Train a cohort and average its models by sample counts."""
+        """Train the cohort of round ``number`` and average its models, weighted by numbers of examples."""
         trained = [self.train(self.state, client, number) for client in self.cohort(number)]
         total = sum(samples for _, samples in trained)
         mean = {name: torch.zeros_like(tensor) for name, tensor in self.state.items()}
@@ -43,7 +43,7 @@ class PlainLoop:
             for name, tensor in state.items():
                 if tensor.is_floating_point():
                     mean[name] += tensor * (samples / total)
-                else:
+                else:  # integer buffers, such as BatchNorm's counter of batches: those of the last client
                     mean[name] = tensor
         self.state = mean
 
@@ -81,8 +81,9 @@ class PlainLoop:
             number: the round's number.
         """
         problem, seed = self.problem, self.config.seed
-        batches = self._plan.batches(seed, number, client, len(indices))
+        batches = self._plan.batches(seed, number, client, len(indices))  # as positions in ``indices``
         rng = generator(seed, "augment", number, client)
+        # All of the client's random numbers at once, as in fedflat's engines: by name, one row per batch.
         draws = problem.augmentation.draw(rng, len(batches), self._plan.batch_size, problem.data.input_shape)
         for step, positions in enumerate(batches):
             rows = torch.from_numpy(indices[positions]).to(problem.device)

@@ -30,14 +30,15 @@ class RandomImages:
     classes: int = param(10, "number of classes", low=1)
 
     def dataset(self) -> Dataset:
-        """The images, identical on every call."""
+        """The dataset: training and test set of uniformly random pixels and labels, identical on every call."""
         rng = np.random.default_rng(0)
         splits = []
         for count in (self.size, TEST_EXAMPLES):
             pixels = rng.integers(0, 256, (count, self.channels, self.side, self.side), dtype=np.uint8)
             splits.append(Examples(torch.from_numpy(pixels), torch.from_numpy(rng.integers(0, self.classes, count))))
         names = tuple(str(label) for label in range(self.classes))
-        return Dataset(RANDOM, splits[0], splits[1], names, (0.5,) * self.channels, (0.29,) * self.channels)
+        mean, std = (0.5,) * self.channels, (0.29,) * self.channels  # of uniformly distributed pixels in [0, 1]
+        return Dataset(RANDOM, splits[0], splits[1], names, mean, std)
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,10 @@ class BenchmarkSetting:
     def config(
         self, algorithm: str = "fedavg", precision: str = "float32", engine: str = "auto", clients: int = 100
     ) -> Config:
-        """The config of the run that fedflat is measured with."""
+        """The config of a run with this setting; other contenders take the same data, cohorts and batches from it.
+
+        Evaluation happens only after the last round, which is never reached.
+        """
         return config(
             {
                 "algorithm": algorithm,
@@ -91,7 +95,7 @@ class BenchmarkSetting:
         )
 
     def load_data(self) -> Dataset:
-        """The dataset, with a small test set."""
+        """The dataset with a small test set, because evaluation is not measured; ``random(...)`` is generated."""
         if self.dataset.partition("(")[0].strip().lower() == RANDOM:
             return make(RandomImages, parse_one(self.dataset), "data").dataset()
         data = load(self.dataset, self.data_dir)

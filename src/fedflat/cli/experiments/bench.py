@@ -85,7 +85,8 @@ def bench(
 
     Example: fedflat bench --model lenet5 --local-steps 10 --algorithm fedavg,fedsam --out bench.json
     """
-    from fedflat.bench.benchmark import Request, benchmark
+    from fedflat.bench.benchmark import benchmark
+    from fedflat.bench.request import Request
     from fedflat.bench.setting import BenchmarkSetting
     from fedflat.experiment.store.files import create_folder, write_atomically
 
@@ -112,7 +113,7 @@ def bench(
         against=split_names(against),
         rounds=rounds,
         warm_up=warm_up,
-        together=together,
+        concurrent_setups=together,
     )
 
     def print_progress(line: str) -> None:

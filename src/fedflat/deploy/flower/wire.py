@@ -17,8 +17,6 @@ ARRAYS, NUMBERS, HEADER, REFUSAL = "arrays", "numbers", "header", "refusal"
 """Names of the records of a message."""
 STATE_VERSION = "state_version"
 """Name in a header: version of the state that the client trains from, as in ``client_memory``."""
-LR_SUM = "lr_sum"
-"""Name of a number in an answer: the sum of the learning rates over the client's local steps."""
 
 
 def message_content(

@@ -20,7 +20,6 @@ from fedflat.deploy.flower.wire import (
     DISPLACEMENT,
     GRADIENT,
     INTEGERS,
-    LR_SUM,
     MODEL,
     STATE_VERSION,
     broadcast_state,
@@ -32,7 +31,7 @@ from fedflat.deploy.flower.wire import (
 from fedflat.deploy.server.ledger import Ledger
 from fedflat.deploy.server.nodes import NOT_CONNECTED, Nodes, too_few_clients
 from fedflat.deploy.settings import Deployment
-from fedflat.deploy.trust.inspection import ArraySpec, ExpectedUpdates, Update, inspect_updates
+from fedflat.deploy.trust.inspection import LR_SUM, ArraySpec, ExpectedUpdates, Update, inspect_updates
 from fedflat.deploy.trust.privacy import CLIPPING_NORM, draw_noise
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.problem.problem import Problem

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from fedflat.algorithms import algorithm as build_algorithm
 from fedflat.algorithms.algorithm import flat_state
 from fedflat.data import Dataset
-from fedflat.deploy.flower.wire import BUFFERS, DISPLACEMENT, GRADIENT, INTEGERS, LR_SUM, MODEL
+from fedflat.deploy.flower.wire import BUFFERS, DISPLACEMENT, GRADIENT, INTEGERS, MODEL
 from fedflat.deploy.site.client_memory import ClientMemory
 from fedflat.deploy.trust.identity import Identity, identity_of
+from fedflat.deploy.trust.inspection import LR_SUM
 from fedflat.engines.cpu.engine import LoopEngine, one_thread
 from fedflat.engines.problem.task import Task
 from fedflat.engines.round.client import seeded_full_gradient, train_client

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedflat.deploy.flower.wire import LR_SUM
-
+LR_SUM = "lr_sum"
+"""Name of the sum of the learning rates over a client's local steps."""
 NUMBERS = (LR_SUM, "loss", "steps", "backward_passes", "samples", "examples")
 """Scalars that a client reports in addition to its arrays."""
 ROUNDING = 1e-3

@@ -38,15 +38,18 @@ class Contender(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def perform(self, stage: Stage) -> None:
-        """Set up, then do rounds forever and call ``stage.round_done()`` after each; the stage raises ``Enough``."""
+    def run_rounds(self, timer: RoundTimer) -> None:
+        """Set up, then train one round after another and call ``timer.round_done()`` after each.
+
+        The loop has no other exit: ``round_done`` raises ``NoMoreRounds`` once all requested rounds are timed.
+        """
 
     def __str__(self) -> str:
         clients = f"{self.clients:,} clients" if self.algorithm else ""
         return ", ".join(word for word in (self.name, self.algorithm, self.precision, self.engine, clients) if word)
 
 
-class Enough(Exception):
+class NoMoreRounds(Exception):
     """No more rounds are needed."""
 
 
@@ -64,8 +67,11 @@ class Failed(NamedTuple):
     reason: str
 
 
-class Stage:
-    """Times the rounds of a contender and blocks it between requests.
+class RoundTimer:
+    """Times the rounds of a contender, in the contender's process.
+
+    The measuring process requests a number of rounds through a pipe. When these are done, ``round_done`` sends their
+    times and blocks until the next request, or raises ``NoMoreRounds`` if there is none.
 
     On a GPU, rounds are timed with events: synchronising after each round would delay the preparation of the next.
     """
@@ -75,23 +81,26 @@ class Stage:
         self._wait_for_request()
 
     def _wait_for_request(self) -> None:
-        """Wait until a number of rounds is requested; raises ``Enough`` if there is no further request."""
+        """Wait until a number of rounds is requested; raises ``NoMoreRounds`` if it is 0 or the pipe was closed."""
         try:
             self._requested = int(self._pipe.recv())
         except EOFError:
             self._requested = 0
         if not self._requested:
-            raise Enough
+            raise NoMoreRounds
         self._start_time = time.perf_counter()
         self._end_times: list[float] = []
         self._start_event = _recorded_event() if _on_gpu() else None
         self._events: list[torch.cuda.Event] = []
 
     def round_done(self) -> None:
-        """Record the end of a round; the time of the first includes the set-up."""
+        """Record the end of a round; after the last requested one, send the times and wait for the next request.
+
+        The time of the contender's very first round includes its set-up.
+        """
         if _on_gpu():
             self._events.append(_recorded_event())
-            if len(self._events) == self._requested:
+            if len(self._events) == self._requested:  # events can be read once the GPU has reached them
                 torch.cuda.synchronize()
         self._end_times.append(time.perf_counter() - self._start_time)
         if len(self._end_times) == self._requested:
@@ -99,8 +108,8 @@ class Stage:
             self._wait_for_request()
 
     def _seconds(self) -> list[float]:
-        """The duration of every round of the current request."""
-        if self._start_event is None:
+        """Seconds of every round of the current request; CUDA events measure milliseconds."""
+        if self._start_event is None:  # without a GPU, or in the first request, before the GPU was used
             return [end - start for start, end in itertools.pairwise([0.0, *self._end_times])]
         events = [self._start_event, *self._events]
         return [start.elapsed_time(end) / 1000 for start, end in itertools.pairwise(events)]
@@ -118,16 +127,16 @@ def _recorded_event() -> torch.cuda.Event:
     return event
 
 
-class Performer:
+class ContenderProcess:
     """A contender in its own process, seen from the process that measures."""
 
     def __init__(self, contender: Contender) -> None:
         self.contender = contender
         # Not daemonic: contenders start workers of their own.
-        self._child = ChildProcess(_perform, contender, daemon=False)
+        self._child = ChildProcess(_run_contender, contender, daemon=False)
 
     def rounds(self, count: int) -> RoundTimes | Failed:
-        """Do ``count`` rounds and wait for the times."""
+        """Let the contender do ``count`` rounds, and wait for their times."""
         self.start_rounds(count)
         return self.wait_for_rounds()
 
@@ -161,12 +170,12 @@ class Performer:
         close_children([self._child], PATIENCE)
 
 
-def _perform(pipe: Connection, contender: Contender) -> None:
+def _run_contender(pipe: Connection, contender: Contender) -> None:
     """Main function of a contender's process: do rounds on request and send their times, or the reason of a failure."""
     try:
-        contender.perform(Stage(pipe))
+        contender.run_rounds(RoundTimer(pipe))
         failure = Failed("stopped too early")
-    except (Enough, KeyboardInterrupt):
+    except (NoMoreRounds, KeyboardInterrupt):
         return
     except UserError as error:
         failure = Failed(str(error))

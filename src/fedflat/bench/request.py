@@ -1,0 +1,101 @@
+"""What a benchmark measures: the contenders that the user requests."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fedflat.algorithms import algorithm, canonical
+from fedflat.bench.contender_process import Contender
+from fedflat.bench.contenders import Fedflat, Plain, SpeedBound
+from fedflat.bench.others import OTHERS, Other
+from fedflat.bench.setting import BenchmarkSetting
+from fedflat.errors import UserError, one_of
+from fedflat.experiment.setup.problem import build_problem
+from fedflat.text import parse
+
+PLAIN, NONE = "plain", "none"
+PRECISIONS = ("float32", "tf32", "bf16")
+ENGINES = ("auto", "loop", "lanes", "ray")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure, and for how many rounds: every combination of algorithm, precision, engine and client number.
+
+    ``against`` names the contenders that fedflat is compared with: the plain loop and other simulators, or ``none``.
+    """
+
+    setting: BenchmarkSetting
+    algorithms: Sequence[str] = ("fedavg",)
+    precisions: Sequence[str] = ("float32",)
+    engines: Sequence[str] = ("auto",)
+    clients: Sequence[int] = (100,)
+    against: Sequence[str] = (PLAIN, *OTHERS)
+    rounds: int = 10
+    warm_up: int = 2
+    concurrent_setups: int = 1
+    """Contenders that set up at the same time on a GPU."""
+
+    def check(self) -> None:
+        """Raise a ``UserError`` for a request that cannot be measured."""
+        setting = self.setting
+        _require_known("precision", self.precisions, PRECISIONS)
+        _require_known("engine", self.engines, ENGINES)
+        _require_known("contender", self.against, (PLAIN, *OTHERS, NONE))
+        gpu_precisions = [precision for precision in self.precisions if precision != "float32"]
+        if gpu_precisions and not setting.on_gpu:
+            raise UserError(f"--precision {gpu_precisions[0]} needs a GPU; use float32 on the CPU")
+        if setting.device == "cuda" and not setting.on_gpu:
+            raise UserError("--device cuda needs a GPU, but torch finds none; use --device cpu")
+        if "mixup" in [call.name for call in parse(setting.augmentation)]:
+            raise UserError("the plain loop has no mixup; measure with --augmentation crop-flip or none")
+        # Building the problem checks model, partition and augmentation; on the CPU, to leave the GPU to contenders.
+        data, on_cpu = setting.load_data(), replace(setting, device="cpu")
+        for clients in self.clients:
+            build_problem(on_cpu.config(clients=clients), data=data)
+
+    def contenders(self) -> list[Contender]:
+        """Everything to measure, in the order of the table.
+
+        Only fedflat is measured with every number of clients; the others with the first.
+        """
+        setting, clients = self.setting, self.clients[0]
+        default_engine = "lanes" if setting.on_gpu else "loop"
+        contenders: list[Contender] = []
+        for number, precision, engine, text in itertools.product(
+            self.clients, self.precisions, self.engines, self.algorithms
+        ):
+            resolved_engine = default_engine if engine == "auto" else engine
+            contenders.append(Fedflat(setting, canonical(algorithm(text)), precision, resolved_engine, number))
+        if PLAIN in self.against:
+            contenders += [Plain(setting, precision=precision, clients=clients) for precision in self.precisions]
+        contenders += [other(setting, clients=clients) for other in self._others() if other.installed()]
+        # One bound with compilation if some engine compiles, and one without if some does not. On a CPU always without:
+        # there, compiling makes one large batch slower, and a bound should be the least possible time.
+        compilations = sorted({setting.on_gpu and setting.compiled(engine) for engine in self.engines})
+        for precision in self.precisions:
+            for compiled in compilations:
+                engine = "compiled" if compiled else "eager"
+                contenders.append(SpeedBound(setting, "", precision, engine, clients, compiled))
+        return contenders
+
+    def _others(self) -> list[type[Other]]:
+        """The requested simulators, installed or not."""
+        return [OTHERS[name] for name in self.against if name in OTHERS]
+
+    def notes(self) -> list[str]:
+        """Contenders that are not installed, and how to install them."""
+        return [
+            f"{other.name} is not installed and was not measured; install it with: {other.install}"
+            for other in self._others()
+            if not other.installed()
+        ]
+
+
+def _require_known(kind: str, names: Sequence[str], known: Sequence[str]) -> None:
+    """Raise a ``UserError`` for the first name that is not known."""
+    for name in names:
+        if name not in known:
+            raise one_of(kind, name, known)
