@@ -79,11 +79,12 @@ class Rounds(Iterator[Round]):
     def __init__(self, run: Run) -> None:
         self.run = run
         self._closed = False
-        self._steps = run.steps()
+        self._steps = run.steps()  # a generator that trains a round at each step, and pauses the run if closed
         # Pause the run when nothing refers to it any more, and before the interpreter shuts down.
         weakref.finalize(self, self._steps.close)
 
     def __next__(self) -> Round:
+        """Train the next round; the generator ``_steps`` raises ``StopIteration`` after the last one."""
         if self._closed:
             self._require_finished()
         next(self._steps)
@@ -107,7 +108,7 @@ class Rounds(Iterator[Round]):
         return Result(self.run.record)
 
     def _require_finished(self) -> None:
-        """Raise if rounds are left: an empty loop would look as if the run had finished."""
+        """Raise ``UserError`` if rounds are left: an empty loop would look as if the run had finished."""
         record, folder = self.run.record, self.run.folder
         if record is not None and record.status in ENDED_STATUSES:
             return
@@ -392,7 +393,7 @@ def _prepare_run(
     callbacks: Callback | Sequence[Callback],
     settings: dict[str, Any],
 ) -> Run:
-    """The run that the arguments of ``run`` describe."""
+    """Build the run that the arguments of ``run`` describe, without starting it."""
     config, user_objects = prepare(algorithm, base, dataset, model, task, settings)
     folder = None if out is None else as_path("out", out)
     return Run(config, folder, callbacks=as_callbacks(callbacks), **user_objects)

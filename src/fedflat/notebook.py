@@ -14,7 +14,7 @@ def notebook_shell() -> Any | None:
         return None
     from IPython import get_ipython
 
-    shell = get_ipython()
+    shell = get_ipython()  # IPython in a terminal has a shell, too, but no kernel
     return shell if shell is not None and hasattr(shell, "kernel") else None
 
 

@@ -65,6 +65,7 @@ def load_recorded(run: Path, plugins: Mapping[str, str]) -> None:
     for path, digest in plugins.items():
         if digest in _hashes.values():
             continue
+        # A module of this name may have been imported by the user's script; the hash shows whether it is the plugin.
         if Path(path).stem not in sys.modules:
             if not Path(path).is_file():
                 raise MissingPlugin(run, Path(path))
@@ -119,7 +120,7 @@ def _sha256(path: Path) -> str:
 
 
 def _line(error: Exception, path: Path) -> str:
-    """The line of a plugin that raised an error, for messages; empty if it is unknown."""
+    """The line of the file at ``path`` that raised an error, as ", line N"; empty if it is unknown."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     if isinstance(error, SyntaxError):
         lines = [error.lineno]

@@ -127,8 +127,11 @@ def close_children(children: Iterable[ChildProcess], patience: float = PATIENCE)
             child.process.join()
 
 
-def can_travel(value: object) -> bool:
-    """Whether a value can be sent to a child: it is picklable and nothing in it is defined in the running script."""
+def is_sendable(value: object) -> bool:
+    """Whether a value can be sent to a child: it is picklable and nothing in it is defined in the running script.
+
+    A pickle names the module of every class and function; that of the running script is ``__main__``.
+    """
     buffer = io.BytesIO()
     try:
         _WithoutTensors(buffer).dump(value)
@@ -145,7 +148,7 @@ class _WithoutTensors(pickle.Pickler):
         return (int, ()) if isinstance(value, torch.Tensor) else NotImplemented
 
 
-def sendable(error: Exception) -> Exception:
+def sendable_error(error: Exception) -> Exception:
     """The error itself if it can be unpickled, otherwise a RuntimeError with its class and message."""
     try:
         pickle.loads(pickle.dumps(error))
@@ -190,7 +193,7 @@ _core_limit: int | None = None
 
 
 def use_cores(limit: int) -> None:
-    """Limit this process to ``limit`` cores, if several processes share the machine."""
+    """Limit what ``available_cores`` returns in this process, for processes that share the machine."""
     global _core_limit  # noqa: PLW0603
     _core_limit = limit
 
@@ -219,7 +222,7 @@ def cpu_quota(root: Path, own_cgroups: Path) -> float:
         if controllers and "cpu" not in controllers.split(","):
             continue
         group = root / controllers  # version 2 lists no controllers
-        for part in ("", *Path(path).parts[1:]):
+        for part in ("", *Path(path).parts[1:]):  # from the root group down to this process's
             group /= part
             if limit := _read(group / "cpu.max"):
                 quota, _, period = limit.partition(" ")

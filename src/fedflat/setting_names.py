@@ -143,18 +143,21 @@ def unknown_setting(name: str, known: Iterable[str], group: str = "", keyword: b
     >>> str(unknown_setting("rate", ["lr", "rounds"], "training"))
     "training has no setting 'rate'; did you mean lr? (list all: fedflat settings)"
     """
+    # A short name is unknown, too, if it is given within a group that has another name for the setting.
     suggestion = suggest_setting(name) or (name if name in SHORT_NAMES else None)
     if suggestion is None:
         return one_of("setting", name, known, "fedflat settings", group)
     if keyword:
         suggestion = suggestion.replace(".", "__")
-    else:
+    else:  # the full name, or within its group the part after the dot
         suggestion = SHORT_NAMES.get(suggestion, suggestion).removeprefix(f"{group}.")
     return one_of("setting", name, [suggestion], "fedflat settings", group)
 
 
 def unknown_parameter(name: str, value: str, known: Iterable[str], owner: str, see: str = "") -> UserError:
-    """The error for an unknown parameter of a component; a setting is shown as it has to be written.
+    """The error for an unknown parameter of a component, e.g. of an algorithm.
+
+    If ``name`` is a setting of the run instead, such as ``lr``, the message shows how to set it.
 
     Args:
         name: the unknown name.

@@ -71,7 +71,12 @@ def parse_one(text: str) -> Call:
 
 
 def _arguments(inside: str, text: str) -> dict[str, Value]:
-    """The values between the parentheses of a call, by parameter; ``text`` is quoted in messages."""
+    """The values between the parentheses of a call, by parameter; a single value may have no name.
+
+    Args:
+        inside: what is between the parentheses.
+        text: the complete text, which is quoted in error messages.
+    """
     pieces = [piece.strip() for piece in inside.split(",") if piece.strip()]
     if len(pieces) == 1 and "=" not in pieces[0]:
         return {POSITIONAL: read_value(pieces[0])}
@@ -135,7 +140,13 @@ def make(spec: type[Spec], call: Call, what: str) -> Spec:
 
 
 def revise(spec: Spec, values: Mapping[str, Value], what: str) -> Spec:
-    """Copy a spec with some parameters changed, checking names, types and ranges."""
+    """Copy a spec with some parameters changed, checking names, types and ranges.
+
+    Args:
+        spec: the spec to copy.
+        values: new values by parameter, or one under the key ``POSITIONAL``.
+        what: names the component in error messages, e.g. ``"model cnn"``.
+    """
     fields = {field.name: field for field in parameters(spec)}
     values = with_names(values, list(fields), what)
     for name in values:
@@ -146,7 +157,10 @@ def revise(spec: Spec, values: Mapping[str, Value], what: str) -> Spec:
 
 
 def with_names(values: Mapping[str, Value], names: Sequence[str], what: str) -> dict[str, Value]:
-    """Assign a positional value to the first of the parameter ``names``."""
+    """Replace the key ``POSITIONAL`` of a value without a name by the first of the parameter ``names``.
+
+    ``what`` names the component in error messages.
+    """
     if POSITIONAL in values and not names:
         raise UserError(f"{what} has no parameters, so it cannot take '{write_value(values[POSITIONAL])}'")
     return {names[0] if name == POSITIONAL else name: value for name, value in values.items()}
@@ -182,7 +196,7 @@ def folded(name: str) -> str:
 
 
 def respell(text: str, specs: Mapping[str, Any]) -> str:
-    """Spell names as registered, name positional values and make paths absolute; the values stay as they are.
+    """Spell names as registered, name positional values and make paths absolute; other values stay as written.
 
     Unknown names and malformed texts stay unchanged; they are reported where the component is made.
 
@@ -232,7 +246,14 @@ def _type_hints(spec: type) -> dict[str, Any]:
 
 
 def _checked(spec: object, field: dataclasses.Field[Any], value: Value, what: str) -> Value:
-    """Check a value against a parameter's type and range; returns it, with 1 and 1.0 converted to that type."""
+    """Check a value against a parameter's type and range; returns it, with 1 and 1.0 converted to that type.
+
+    Args:
+        spec: the spec that has the parameter.
+        field: the parameter.
+        value: the value to check.
+        what: names the component in error messages.
+    """
     annotation = _type_hints(type(spec))[field.name]  # type: ignore[arg-type]
     setting = f"{what}: {field.name}={write_value(value)}"
     allowed = choices(spec, field.name)
@@ -256,7 +277,10 @@ def _checked(spec: object, field: dataclasses.Field[Any], value: Value, what: st
 
 
 def _check_range(value: float, field: dataclasses.Field[Any], setting: str) -> None:
-    """Raise a ``UserError`` unless a number is finite and within the bounds that ``param`` declared."""
+    """Raise a ``UserError`` unless a number is finite and within the bounds that ``param`` declared.
+
+    ``setting`` is the beginning of the message: component, parameter and value.
+    """
     low, high, above = (field.metadata.get(key) for key in ("low", "high", "above"))
     violated = [
         not math.isfinite(value),

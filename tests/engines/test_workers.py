@@ -17,7 +17,7 @@ import fedflat
 from fedflat.bench.setting import RandomImages
 from fedflat.engines.cpu.worker_pool import process_pool
 from fedflat.errors import UserError
-from fedflat.processes import sendable
+from fedflat.processes import sendable_error
 
 SETTINGS = {"rounds": 3, "clients": 10, "clients_per_round": 5, "local_steps": 3, "model": "mlp(hidden=8)"}
 
@@ -80,10 +80,10 @@ def test_stale_answers_do_not_reach_the_next_caller() -> None:
 
 
 def test_any_error_can_be_sent() -> None:
-    replacement = sendable(Unpicklable(3, 7))
+    replacement = sendable_error(Unpicklable(3, 7))
     assert isinstance(replacement, RuntimeError) and str(replacement) == "Unpicklable: 3 is not 7"
     error = ValueError("picklable")
-    assert sendable(error) is error
+    assert sendable_error(error) is error
 
 
 def test_batch_norm_counters_need_no_file_per_client() -> None:

@@ -23,7 +23,7 @@ COHORTS = ([0, 2], [1, 3], [0, 1, 3], [2], [0, 1, 2, 3], [1, 2])
 ROUNDS_TO_APPROACH, ROUNDS_TO_CONVERGE = 40, 100
 """Rounds that suffice on quadratics."""
 Check = Callable[[Algorithm], str | None]
-"""Returns why the property does not hold, or None if it does."""
+"""Checks one property; returns how the algorithm violates it, or None if the property holds."""
 
 
 def check_algorithm(
@@ -37,12 +37,12 @@ def check_algorithm(
 
     Args:
         what: an algorithm or its text.
-        claims: further properties that the algorithm claims, from ``CLAIMS``.
+        claims: names of further properties to check, from ``CLAIMS``.
         limits: parameter values at which the algorithm equals ``becomes``, e.g. ``{"rho": 0.0}``.
         becomes: the algorithm, or its text, that it equals at ``limits``.
 
     Returns:
-        The names of the verified properties, i.e. those of ``ALWAYS``, the claims, and the limits.
+        The names of the verified properties: those of ``ALWAYS``, the claims, and the limits.
 
     Raises:
         Broken: a property does not hold.
@@ -60,15 +60,15 @@ def check_algorithm(
         shown = ", ".join(f"{key}={value:g}" for key, value in limits.items())
         at_limit = _with_parameters(tested, limits)
         checks[f"at {shown} it is {canonical(target)}"] = lambda _: _difference(at_limit, target, Quadratics(), COHORTS)
-    for identity, check in checks.items():
+    for property_name, check in checks.items():
         reason = check(tested)
         if reason:
-            raise Broken(name, identity, reason)
+            raise Broken(name, property_name, reason)
     return list(checks)
 
 
 def _name(tested: Algorithm) -> str:
-    """A name for messages: the parts that differ from FedAvg."""
+    """A name for messages: the names of the slots' components that differ from FedAvg's, joined by ``+``."""
     specs = [getattr(tested, slot) for slot in SLOTS]
     defaults = [getattr(Algorithm(), slot) for slot in SLOTS]
     changed = [spec for spec, default in zip(specs, defaults, strict=True) if spec != default]
@@ -86,12 +86,12 @@ def _full_participation(quadratics: Quadratics, rounds: int) -> list[list[int]]:
 
 
 def _difference(a: Algorithm, b: Algorithm, quadratics: Quadratics, cohorts: Sequence[Sequence[int]]) -> str | None:
-    """How the models of two algorithms differ, or None if they agree."""
-    return _models_differ(run_rounds(a, quadratics, cohorts), run_rounds(b, quadratics, cohorts))
+    """How the models of two algorithms differ after some round, or None if they agree."""
+    return _model_difference(run_rounds(a, quadratics, cohorts), run_rounds(b, quadratics, cohorts))
 
 
-def _models_differ(a: Trajectory, b: Trajectory) -> str | None:
-    """How the server models of two trajectories differ, or None if they agree."""
+def _model_difference(a: Trajectory, b: Trajectory) -> str | None:
+    """How the server models of two runs differ after some round, or None if they agree."""
     for round, (x, y) in enumerate(zip(a.x, b.x, strict=True)):
         if _distance(x, y) > CLOSE:
             return f"after round {round} the models differ by {_distance(x, y):.3g}"
@@ -99,11 +99,11 @@ def _models_differ(a: Trajectory, b: Trajectory) -> str | None:
 
 
 def _state_is_declared(tested: Algorithm) -> str | None:
-    """Check that client state and messages have the declared names and shapes."""
+    """Check that client state and messages have the declared names and shapes; returns the violation, or None."""
     quadratics = Quadratics()
     try:
         outcome = run_rounds(tested, quadratics, [[0, 1]]).outcomes[0]
-    except KeyError as undeclared:
+    except KeyError as undeclared:  # engines allocate memory for declared fields only
         return f"{undeclared} is kept or sent but not declared by on_client() or sends()"
     for declared, states in (
         (tested.client_fields(), outcome.clients[0].state),
@@ -120,7 +120,7 @@ def _state_is_declared(tested: Algorithm) -> str | None:
 
 
 def _is_deterministic(tested: Algorithm) -> str | None:
-    """Check that two runs with the same seed end with the same model."""
+    """Check that two runs with the same seed end with the same model; returns the violation, or None."""
     first = run_rounds(tested, Quadratics(), COHORTS).x[-1]
     second = run_rounds(tested, Quadratics(), COHORTS).x[-1]
     if torch.equal(first, second):
@@ -129,21 +129,21 @@ def _is_deterministic(tested: Algorithm) -> str | None:
 
 
 def _stays_finite(tested: Algorithm) -> str | None:
-    """Check that no server model overflows."""
+    """Check that server models stay finite at a small learning rate; returns the violation, or None."""
     for round, x in enumerate(run_rounds(tested, Quadratics(), COHORTS * 5, lr=0.01).x):
         if not bool(x.isfinite().all()):
-            return f"they are not after round {round}, at lr=0.01"
+            return f"the model is not finite after round {round}, at lr=0.01"
     return None
 
 
 def _engines_agree(tested: Algorithm) -> str | None:
-    """Check that the CPU's and the GPU's engine compute the same models."""
-    loop = run_rounds(tested, Quadratics(), COHORTS)
-    return _models_differ(loop, run_rounds(tested, Quadratics(), COHORTS, engine=LaneEngine))
+    """Check that the CPU's and the GPU's engine compute the same models; returns the violation, or None."""
+    loop = run_rounds(tested, Quadratics(), COHORTS)  # with the CPU's engine
+    return _model_difference(loop, run_rounds(tested, Quadratics(), COHORTS, engine=LaneEngine))
 
 
 def _order_is_irrelevant(tested: Algorithm) -> str | None:
-    """Check that reversing every cohort does not change the model."""
+    """Check that reversing every cohort does not change the model; returns the violation, or None."""
     forward = run_rounds(tested, Quadratics(), COHORTS).x[-1]
     backward = run_rounds(tested, Quadratics(), [cohort[::-1] for cohort in COHORTS]).x[-1]
     if _distance(forward, backward) <= CLOSE:
@@ -152,7 +152,10 @@ def _order_is_irrelevant(tested: Algorithm) -> str | None:
 
 
 def _states_are_independent(tested: Algorithm) -> str | None:
-    """Check that a client's state depends neither on rounds without it nor on the other participants."""
+    """Check that a client's state depends neither on rounds without it nor on the other participants.
+
+    Returns the violation, or None.
+    """
     trajectory = run_rounds(tested, Quadratics(), COHORTS)
     for round, cohort in enumerate(COHORTS):
         for number, state in trajectory.states[round].items():
@@ -160,7 +163,7 @@ def _states_are_independent(tested: Algorithm) -> str | None:
             unchanged = all(torch.equal(value, after[key]) for key, value in flat_state(state).items())
             if number not in cohort and not unchanged:
                 return f"the state of client {number} changed in round {round}, in which it did not participate"
-    if tested.drift.full_gradient == "common":  # which the whole cohort computes
+    if tested.drift.full_gradient == "common":  # states may depend on this gradient, which the whole cohort computes
         return None
     alone = flat_state(run_rounds(tested, Quadratics(), [[0]]).states[1][0])
     together = flat_state(run_rounds(tested, Quadratics(), [[0, 1, 2]]).states[1][0])
@@ -171,7 +174,7 @@ def _states_are_independent(tested: Algorithm) -> str | None:
 
 
 def _descends(tested: Algorithm) -> str | None:
-    """Check that the loss of a single client decreases."""
+    """Check that the loss of a federation of one client decreases; returns the violation, or None."""
     quadratics = Quadratics(clients=1)
     losses = [quadratics.value(x) for x in run_rounds(tested, quadratics, [[0]] * 40, steps=2, lr=0.02).x]
     if losses[-1] < losses[0]:
@@ -183,7 +186,7 @@ def _descends(tested: Algorithm) -> str | None:
 
 
 def _approaches_optimum(tested: Algorithm) -> str | None:
-    """Check that the model comes closer to the minimiser of the clients' mean loss."""
+    """Check that the model comes closer to the minimiser of the clients' mean loss; returns the violation, or None."""
     quadratics = Quadratics()
     models = run_rounds(tested, quadratics, _full_participation(quadratics, ROUNDS_TO_APPROACH), lr=0.1).x
     before = _distance(models[0], quadratics.optimum())
@@ -197,10 +200,13 @@ def _approaches_optimum(tested: Algorithm) -> str | None:
 
 
 def _perturbations_ascend(tested: Algorithm) -> str | None:
-    """SAM's offset must increase the loss: f(y + e) >= f(y) in the first local step."""
+    """Check that SAM's perturbation of the weights y by e increases the loss; returns the violation, or None.
+
+    The first gradient of a local step is taken at y, the last one at y + e, so that f(y + e) >= f(y) must hold.
+    """
     quadratics = Quadratics(clients=1)
     problem = quadratics.problem()
-    points: list[Tensor] = []
+    points: list[Tensor] = []  # where gradients are computed
     loss_and_gradient = problem.loss_and_gradient
 
     def record_point(vector: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
@@ -220,14 +226,17 @@ def _perturbations_ascend(tested: Algorithm) -> str | None:
 
 
 def _equals_fedavg(tested: Algorithm) -> str | None:
-    """Check that an algorithm equals FedAvg if all clients have the same loss."""
+    """Check that an algorithm equals FedAvg if all clients have the same loss; returns the violation, or None."""
     quadratics = Quadratics(alike=True)
     difference = _difference(tested, Algorithm(), quadratics, _full_participation(quadratics, 10))
     return None if difference is None else f"{difference}, although there is no drift to correct"
 
 
 def _finds_optimum(tested: Algorithm) -> str | None:
-    """Check that an algorithm ends much closer to the joint optimum than FedAvg, which drifts."""
+    """Check that an algorithm ends 20 times closer to the joint optimum than FedAvg, which drifts away from it.
+
+    Returns the violation, or None.
+    """
     quadratics = Quadratics()
     cohorts = _full_participation(quadratics, ROUNDS_TO_CONVERGE)
     final_model = run_rounds(tested, quadratics, cohorts, steps=3, lr=0.1).x[-1]

@@ -27,7 +27,8 @@ def check_dataset(data: Dataset | Callable[[], Dataset], *, linear: bool = True)
 
     Args:
         data: the dataset, or a function that loads it; with a function, loading is checked to be deterministic.
-        linear: require a linear model to fit the true labels better than shuffled ones; only with one class each.
+        linear: also require that a linear model fits the true labels better than shuffled ones; only checked if every
+            example has one class.
 
     Returns:
         The names of the verified properties.
@@ -43,21 +44,25 @@ def check_dataset(data: Dataset | Callable[[], Dataset], *, linear: bool = True)
     """
     dataset = data if isinstance(data, Dataset) else data()
     verified: list[str] = []
-    for identity, reason in _checks(dataset, data, linear):
+    for property_name, reason in _checks(dataset, data, linear):
         if reason:
-            raise Broken(dataset.name, identity, reason)
-        verified.append(identity)
+            raise Broken(dataset.name, property_name, reason)
+        verified.append(property_name)
     return verified
 
 
 def _checks(data: Dataset, source: Dataset | Callable[[], Dataset], linear: bool) -> Iterator[tuple[str, str]]:
-    """Yield every property, with the reason why it does not hold; empty if it does."""
+    """Yield every property with the reason why ``data`` violates it, which is empty if the property holds.
+
+    ``source`` is the function that loaded the data, if there is one, and otherwise the dataset. ``linear`` is that of
+    ``check_dataset``.
+    """
     shared = _hashes(data.train) & _hashes(data.test)
     yield "no training example is in the test set", f"{len(shared)} of {len(data.test)} inputs are" if shared else ""
-    trained, tested = (_classes(split.targets, data) for split in (data.train, data.test))
-    absent = [data.classes[label] for label in range(data.num_classes) if label not in trained]
+    train_classes, test_classes = (_classes(split.targets, data) for split in (data.train, data.test))
+    absent = [data.classes[label] for label in range(data.num_classes) if label not in train_classes]
     yield "every class has training examples", f"none for {', '.join(absent[:5])}" if absent else ""
-    unseen = sorted(tested - trained)
+    unseen = sorted(test_classes - train_classes)
     reason = f"class {data.classes[unseen[0]]} occurs only in the test set" if unseen else ""
     yield "test classes occur in the training set", reason
     if data.train.inputs.dtype == torch.uint8:
@@ -65,8 +70,8 @@ def _checks(data: Dataset, source: Dataset | Callable[[], Dataset], linear: bool
     if data.train.groups is not None:
         yield "every natural client has examples", _empty_group(data.train.groups)
     yield "it can be partitioned", _unassigned(data)
-    if linear and data.kind in ("image", "vector") and data.target_type == "classes" and len(trained) > 1:
-        yield "labels are predictable from inputs", _shuffled_labels(data)
+    if linear and data.kind in ("image", "vector") and data.target_type == "classes" and len(train_classes) > 1:
+        yield "labels are predictable from inputs", _unpredictable_labels(data)
     if not isinstance(source, Dataset):
         reason = "" if source().content == data.content else "two loads have different contents"
         yield "loading is deterministic", reason
@@ -78,16 +83,19 @@ def _hashes(examples: Examples) -> set[bytes]:
 
 
 def _classes(targets: Tensor, data: Dataset) -> set[int]:
-    """The classes or labels that occur; ``IGNORED`` marks unlabelled pixels unless it is itself a class."""
+    """The classes that occur in ``targets``; empty for regression.
+
+    ``IGNORED`` marks unlabelled pixels unless the dataset has so many classes that it is one of them.
+    """
     if data.target_type == "numbers":
         return set()
     if data.target_type == "labels":
-        return set(targets.any(0).nonzero().flatten().tolist())
+        return set(targets.any(0).nonzero().flatten().tolist())  # one column of targets per label
     return {int(label) for label in np.unique(targets) if int(label) != IGNORED or data.num_classes > IGNORED}
 
 
 def _wrong_statistics(data: Dataset) -> str:
-    """Which of mean and std differs from that of the training pixels; empty if neither does."""
+    """How the dataset's mean or std differs from that of the training pixels; empty if neither does."""
     mean, std = channel_statistics(data.train.inputs)
     for name, declared, actual in (("mean", data.mean, mean), ("std", data.std, std)):
         if not np.allclose(declared, actual, rtol=0, atol=TOLERANCE):
@@ -98,28 +106,34 @@ def _wrong_statistics(data: Dataset) -> str:
 
 
 def _empty_group(groups: Tensor) -> str:
-    """Which natural client has no examples; empty if all have some."""
+    """Which natural client has no examples, as a message; empty if all have some.
+
+    ``groups`` is the number of the natural client of every example.
+    """
     sizes = np.bincount(groups.numpy()) if int(groups.min()) >= 0 else np.zeros(1)
     empty = np.flatnonzero(sizes == 0)
     return f"client {empty[0]} has none; number clients 0, 1, ... without gaps" if len(empty) else ""
 
 
 def _unassigned(data: Dataset) -> str:
-    """Which partition does not assign every training example; empty if all do."""
+    """Which partition does not assign every training example, as a message; empty if all partitions do."""
     train = data.train
     partitions: dict[str, int | None] = {"iid": min(10, len(train))}
     if train.groups is not None:
         partitions["natural"] = None
     for text, clients in partitions.items():
-        partition = make_partition(text, train.targets, data.num_classes, clients, 0, groups=train.groups)
+        partition = make_partition(text, train.targets, data.num_classes, clients, seed=0, groups=train.groups)
         assigned = sum(map(len, partition.clients))
         if assigned != len(train):
             return f"the partition {text} assigns {assigned} of {len(train)} examples"
     return ""
 
 
-def _shuffled_labels(data: Dataset) -> str:
-    """Empty if a linear model fits the true labels better than shuffled ones."""
+def _unpredictable_labels(data: Dataset) -> str:
+    """A message with the losses if a linear model fits shuffled labels as well as the true ones; otherwise empty.
+
+    The model is fitted to at most ``MAX_EXAMPLES`` evenly spaced examples and ``MAX_FEATURES`` of their features.
+    """
     sample = np.unique(np.linspace(0, len(data.train) - 1, MAX_EXAMPLES).astype(np.int64))
     mean, std = torch.tensor(data.mean), torch.tensor(data.std)
     inputs = normalise(data.train.inputs[torch.from_numpy(sample)], mean, std, torch.float32).flatten(1)

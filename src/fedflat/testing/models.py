@@ -45,10 +45,10 @@ def check_model(model: nn.Module, input_shape: tuple[int, ...], classes: int, *,
     name, verified = type(model).__name__, []
     try:
         with torch.random.fork_rng(devices=[]):  # the check seeds torch's generator, which belongs to the caller
-            for identity, reason in _checks(copy.deepcopy(model).float(), input_shape, classes, batch):
+            for property_name, reason in _checks(copy.deepcopy(model).float(), input_shape, classes, batch):
                 if reason:
-                    raise Broken(name, identity, reason)
-                verified.append(identity)
+                    raise Broken(name, property_name, reason)
+                verified.append(property_name)
     except FAILURES as error:
         raise UserError(
             f"{name} does not accept inputs of shape {tuple(input_shape)}: {str(error).splitlines()[0]}"
@@ -57,7 +57,11 @@ def check_model(model: nn.Module, input_shape: tuple[int, ...], classes: int, *,
 
 
 def _checks(model: nn.Module, input_shape: tuple[int, ...], classes: int, batch: int) -> Iterator[tuple[str, str]]:
-    """Yield every property, with the reason why it does not hold; empty if it does."""
+    """Yield every property with the reason why the model violates it, which is empty if the property holds.
+
+    Arguments as in ``check_model``. Engines train a flat vector of all weights, so a part of the properties is checked
+    with weights that were flattened and restored.
+    """
     torch.default_generator.manual_seed(0)
     inputs, targets = torch.randn(batch, *input_shape), torch.arange(batch) % classes
     model.eval()
@@ -106,7 +110,7 @@ def _batch_dependence(model: nn.Module, inputs: Tensor, output: Tensor) -> str:
 def _gradient(
     model: nn.Module, layout: Layout, weights: Tensor, buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor
 ) -> Tensor:
-    """The gradient of the cross-entropy at flat weights, shape (P,)."""
+    """The gradient of the cross-entropy at the flat vector ``weights`` of P parameters, shape (P,)."""
 
     def loss(point: Tensor) -> Tensor:
         copies = {key: value.clone() for key, value in buffers.items()}  # training mode changes BatchNorm's buffers

@@ -38,10 +38,11 @@ def check_partition(
     'the number of clients is as requested'
     """
     verified: list[str] = []
-    for identity, holds, reason in _checks(partition, np.arange(examples, dtype=np.int64) % classes, clients, covers):
+    labels = np.arange(examples, dtype=np.int64) % classes
+    for property_name, holds, reason in _checks(partition, labels, clients, covers):
         if not holds:
-            raise Broken(getattr(partition, "__name__", "the partition"), identity, reason)
-        verified.append(identity)
+            raise Broken(getattr(partition, "__name__", "the partition"), property_name, reason)
+        verified.append(property_name)
     return verified
 
 
@@ -49,7 +50,7 @@ def _checks(
     partition: PartitionFunction, labels: npt.NDArray[np.int64], clients: int, covers: bool
 ) -> Iterator[tuple[str, bool, str]]:
     """Yield every property, whether it holds, and the reason to report if it does not."""
-    original, examples = labels.copy(), len(labels)
+    original_labels, examples = labels.copy(), len(labels)
     indices = list(partition(labels, clients, 0))
     repeated = list(partition(labels, clients, 0))
     other_seed = list(partition(labels, clients, 1))
@@ -67,4 +68,4 @@ def _checks(
     yield "the same seed gives the same partition", is_same, "two calls with seed 0 differ"
     is_other = not all(map(np.array_equal, map(np.sort, indices), map(np.sort, other_seed)))
     yield "another seed gives another partition", is_other, "seeds 0 and 1 give the same one"
-    yield "labels are not modified", np.array_equal(labels, original), "they were changed in place"
+    yield "labels are not modified", np.array_equal(labels, original_labels), "they were changed in place"

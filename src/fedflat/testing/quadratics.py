@@ -76,13 +76,13 @@ class Quadratics:
     def __post_init__(self) -> None:
         rng = np.random.default_rng(self.seed)
         roots = rng.normal(size=(self.clients, self.size, self.size)) / np.sqrt(self.size)
-        matrices = roots @ roots.transpose(0, 2, 1) + 0.3 * np.eye(self.size)
+        matrices = roots @ roots.transpose(0, 2, 1) + 0.3 * np.eye(self.size)  # positive definite
         centres = rng.normal(size=(self.clients, self.size))
         if self.alike:
             matrices = np.repeat(matrices[:1], self.clients, 0)
             centres = np.repeat(centres[:1], self.clients, 0)
         self.matrices, self.centres = torch.from_numpy(matrices), torch.from_numpy(centres)
-        self.start = torch.from_numpy(rng.normal(size=self.size)) + 2.0
+        self.start = torch.from_numpy(rng.normal(size=self.size)) + 2.0  # away from the centres
 
     def optimum(self) -> Tensor:
         """The minimiser of the clients' mean, shape (P,)."""
@@ -96,7 +96,7 @@ class Quadratics:
         return float(0.5 * torch.einsum("np,npq,nq->n", offsets, self.matrices, offsets).mean())
 
     def problem(self) -> Problem:
-        """The problem for engines, with one example per client."""
+        """The problem for engines: example i of the dataset holds A_i and b_i, and belongs to client i."""
         inputs = torch.cat([self.matrices.flatten(1), self.centres], 1)
         examples = Examples(inputs, torch.zeros(self.clients, dtype=torch.int64))
         data = Dataset("quadratics", examples, examples, ("value",), kind="vector")
@@ -132,19 +132,21 @@ def run_rounds(
         cohorts: numbers of the participating clients in each round.
         steps: local steps K.
         lr: learning rate.
-        engine: creates the engine for a problem.
+        engine: creates the engine for a problem; by default the CPU's, in this process.
+
+    Returns:
+        The server models, client states and outcomes of all rounds.
     """
     problem = quadratics.problem()
     runner = engine(problem)
-    seed = 0
     training = Training(
         algorithm,
         Descent(),
-        Schedule(lr, 1.0, len(cohorts)),
-        Plan(1, steps=steps),
-        seed,
-        quadratics.clients,
-        Aggregation("uniform"),
+        Schedule(lr, decay=1.0, rounds=len(cohorts)),
+        Plan(1, steps=steps),  # batches of one example
+        seed=0,
+        clients=quadratics.clients,
+        aggregation=Aggregation("uniform"),
     )
     weights, buffers, integer_buffers = problem.initial()
     model, server = ModelState(weights, buffers, integer_buffers), algorithm.new_server(weights)

@@ -82,12 +82,21 @@ def cohort_means(
     tensor([ 1., -1.])
     """
     moved = _tensor(displacement)
-    gradient = None if common_gradient is None else _tensor(common_gradient)
-    return CohortMeans(_tensor(z), _tensor(z), moved, moved, -moved / lr_sum, _state(mean), share, round, gradient)
+    return CohortMeans(
+        x=_tensor(z),
+        z=_tensor(z),
+        displacement=moved,
+        uniform=moved,
+        direction=-moved / lr_sum,
+        mean=_state(mean),
+        share=share,
+        round=round,
+        common_gradient=None if common_gradient is None else _tensor(common_gradient),
+    )
 
 
 def run_info(rounds: int, size: int = 2, cycle: int = 1) -> RunInfo:
-    """What an average may know about a run, for calling averages by hand.
+    """What an average may know about a run, for calling averages by hand; no layer counts as the classifier.
 
     Args:
         rounds: number of rounds of the run.

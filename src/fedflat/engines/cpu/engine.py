@@ -19,7 +19,7 @@ from fedflat.engines.round.client import seeded_full_gradient, train_client
 from fedflat.engines.round.cohort import ClientReport, CohortEngine, GradientCost
 from fedflat.engines.round.cohort_buffers import Arrays, CohortBuffers, to_arrays, to_tensors
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
-from fedflat.processes import available_cores, can_travel
+from fedflat.processes import available_cores, is_sendable
 
 
 class LoopEngine(CohortEngine):
@@ -35,7 +35,7 @@ class LoopEngine(CohortEngine):
         """Prepare to train on ``workers`` processes (default: one per core), which start with the first round."""
         super().__init__(problem)
         self.workers = max(1, available_cores() if workers is None else workers)
-        if self.workers > 1 and (problem.device.type != "cpu" or not can_travel(problem)):
+        if self.workers > 1 and (problem.device.type != "cpu" or not is_sendable(problem)):
             self.workers = 1
         self._allocated_for: Training | None = None
         self._shared: dict[str, Any] = {"problem": problem}
@@ -51,7 +51,7 @@ class LoopEngine(CohortEngine):
         with one_thread(), explain_full_shared_memory():
             if training is not self._checked_training:
                 self._checked_training = training
-                if self.workers > 1 and not can_travel(training):
+                if self.workers > 1 and not is_sendable(training):
                     self.workers = 1
             return super().train(training, round, model, server, cohort)
 

@@ -18,7 +18,7 @@ from fedflat.processes import (
     ChildProcess,
     close_children,
     receive_from_parent,
-    sendable,
+    sendable_error,
     wait_for_any,
 )
 
@@ -152,6 +152,6 @@ def _serve(pipe: Connection) -> None:
             try:
                 pipe.send((False, function(shared, *task)))
             except Exception as error:  # raised again by the parent
-                pipe.send((True, sendable(error)))
+                pipe.send((True, sendable_error(error)))
         except (EOFError, KeyboardInterrupt, ConnectionError, FileNotFoundError):  # the parent is gone
             return

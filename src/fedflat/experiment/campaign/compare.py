@@ -21,7 +21,7 @@ from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.provenance import fingerprints, require_same_inputs
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
 from fedflat.models import parameter_count
-from fedflat.processes import available_cores, can_travel
+from fedflat.processes import available_cores, is_sendable
 
 SMALL_MODEL = 250_000
 """Largest number of parameters for which parallel runs beat sequential ones that use all cores."""
@@ -191,7 +191,7 @@ def _obstacle_to_processes(
             return f"{type(callback).__name__} is not a RemoteCallback and needs the run in this process"
     if workers is not None and workers > 1:
         return f"engine.workers={workers} already gives each run several processes"
-    if not can_travel(user_objects):
+    if not is_sendable(user_objects):
         return "the running script defines the data, model or task, which other processes cannot import"
     local_names = unsendable_names(configs)
     if local_names:

@@ -31,7 +31,7 @@ from fedflat.processes import (
     ChildProcess,
     close_children,
     receive_from_parent,
-    sendable,
+    sendable_error,
     use_cores,
     wait_for_any,
 )
@@ -285,7 +285,7 @@ def _run_next_task(pipe: Connection) -> Record | Exception:
     except ConnectionError:  # the parent is gone
         raise
     except Exception as error:  # the parent returns a UserError and raises anything else
-        return sendable(error)
+        return sendable_error(error)
 
 
 @contextmanager

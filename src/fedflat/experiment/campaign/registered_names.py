@@ -13,7 +13,7 @@ from fedflat.data import DATASETS
 from fedflat.data.sources.user_function import FunctionSource
 from fedflat.experiment.config import Config
 from fedflat.models import MODELS
-from fedflat.processes import can_travel
+from fedflat.processes import is_sendable
 
 PickledNames = list[bytes]
 """(name, component) pairs, pickled one by one so that one failed import does not affect the others."""
@@ -21,7 +21,7 @@ PickledNames = list[bytes]
 
 def pickled_names() -> PickledNames:
     """The registered names whose components can be sent to another process."""
-    return [pickle.dumps(pair) for pair in _registered().items() if can_travel(pair)]
+    return [pickle.dumps(pair) for pair in _registered().items() if is_sendable(pair)]
 
 
 def register_names(names: PickledNames) -> None:
@@ -34,7 +34,7 @@ def register_names(names: PickledNames) -> None:
 
 def unsendable_names(configs: Iterable[Config]) -> list[str]:
     """Names used in ``configs`` whose components the running script defines, which no other process can import."""
-    local = {name for name, component in _registered().items() if not can_travel(component)}
+    local = {name for name, component in _registered().items() if not is_sendable(component)}
     texts = " ".join(f"{config.algorithm} {config.model} {config.data.dataset}" for config in configs)
     return sorted(local.intersection(re.findall(r"[\w-]+", texts)))
 

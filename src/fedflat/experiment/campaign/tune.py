@@ -45,7 +45,7 @@ from fedflat.experiment.config import Config, changes_results
 from fedflat.experiment.setup.problem import task_of
 from fedflat.experiment.store.files import LockedError, create_folder, is_free, locked, write_atomically
 from fedflat.experiment.store.run_folder import Record, load_record
-from fedflat.processes import ChildDied, close_children, sendable, wait_for_any
+from fedflat.processes import ChildDied, close_children, sendable_error, wait_for_any
 from fedflat.setting_names import flat, full_name
 
 BEST = "best.json"
@@ -266,7 +266,7 @@ def _serve_search(pipe: Connection, search: Search) -> None:
     except (ConnectionError, KeyboardInterrupt):
         return
     except Exception as error:  # raised again in the parent
-        pipe.send(sendable(error))
+        pipe.send(sendable_error(error))
 
 
 def check_folder(search: Search) -> None:
