@@ -73,7 +73,7 @@ class RunMonitor(fedflat.Callback):
         for name, mean in means.items():
             weights, buffers = torch.split(mean.to(model.weights.dtype), [len(model.weights), len(model.buffers)])
             state = model._replace(weights=weights, buffers=buffers)
-            scores = run.engine.evaluate({name: state}, run.problem.held_out)
+            scores = run.engine.evaluate({name: state}, run.problem.evaluation_sets)
             self.averages[name] = scores[name]["test"][run.metric]
 
     @property

@@ -109,7 +109,7 @@ def predictions(result: fedflat.Result, name: str) -> np.ndarray:
     The forward pass takes a batch spread over the test set, since SiLoBN normalises by the statistics of the batch.
     """
     problem, _ = build_problem(result.config)
-    model, test = result.record.models[name], problem.held_out["test"]
+    model, test = result.record.models[name], problem.evaluation_sets["test"]
     rows = spread_over(len(test), result.config.evaluation.batch_size)
     buffers = {**problem.buffers.views(model.buffers), **model.integer_buffers}
     logits = problem.predict(model.weights, buffers, test.inputs[rows.to(test.inputs.device)])

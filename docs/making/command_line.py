@@ -26,7 +26,7 @@ def commands() -> str:
     lines = [
         "# Commands and flags",
         "",
-        "Every command with its arguments and flags, as `--help` shows them. See [Command line](../cli.md) for an",
+        "This page lists every command with its arguments and flags, as `--help` shows them. See [Command line](../cli.md) for an",
         "introduction. This page is generated from the code.",
         "",
     ]
@@ -91,9 +91,10 @@ def settings() -> str:
     lines = [
         "# Settings",
         "",
-        "All settings of an experiment. Use these names in a YAML file (`--config`), after `--set NAME=VALUE`, and in",
-        "Python, where `training.lr_decay` is written `training__lr_decay`. Common settings have a flag, whose name also",
-        "works in Python. `fedflat settings` lists them, too. This page is generated from the code.",
+        "This page lists all settings of an experiment. Use their names in a YAML file (`--config`), with `--set NAME=VALUE`,",
+        "and in Python, where `training.lr_decay` is written `training__lr_decay`. Common settings also have a flag; its",
+        "name works in Python, too (`--lr-decay` and `lr_decay`). `fedflat settings` prints the same list. This page is",
+        "generated from the code.",
         "",
     ]
     for section, rows in sections.items():

@@ -29,13 +29,13 @@ class Page(NamedTuple):
 PAGES = {
     "python": Page(
         "fedflat",
-        "The names in `import fedflat`. [Settings](settings.md) have short names (`rounds=50`) and full ones "
-        "(`training__lr_decay=0.998`).",
+        "This page lists the names that `import fedflat` provides. [Settings](settings.md) have full names "
+        "(`training__lr_decay=0.998`), and the common ones also short names (`rounds=50`).",
         ("fedflat",),
     ),
     "results": Page(
         "Results",
-        "What `run`, `compare`, `sweep`, `resume` and `load` return.",
+        "This page describes the objects that `run`, `compare`, `sweep`, `resume` and `load` return.",
         (
             "fedflat.reporting.result:Result",
             "fedflat.reporting.result:Comparison",
@@ -49,7 +49,7 @@ PAGES = {
     ),
     "algorithms": Page(
         "Algorithms and slots",
-        "The classes that an algorithm consists of, and what a slot may define "
+        "This page describes the classes that an algorithm consists of, and the methods that a slot may define "
         "([how to write your own](../own-algorithm.md)).",
         (
             "fedflat.algorithms.slot:Drift",
@@ -69,18 +69,20 @@ PAGES = {
     ),
     "averaging": Page(
         "Averages",
-        "Averages of the server model over rounds. They are evaluated and never fed back into training.",
+        "Averages of the server model over rounds are evaluated, but never fed back into training.",
         ("fedflat.averaging",),
     ),
     "data": Page(
-        "Data and partitions", "Datasets, your own arrays, partitions among clients, augmentation.", ("fedflat.data",)
+        "Data and partitions",
+        "This page describes datasets, your own arrays, partitions and augmentations.",
+        ("fedflat.data",),
     ),
     "models": Page(
         "Models", "Networks by name, and partial training.", ("fedflat.models", "fedflat.models.layout:Layout")
     ),
     "tasks": Page(
         "Tasks and callbacks",
-        "Loss and metrics ([how to write your own](../how-to/bring-your-own.md)), and callbacks that observe a run.",
+        "A task defines loss and metrics ([how to write your own](../how-to/bring-your-own.md)); callbacks observe a run.",
         (
             "fedflat.engines.problem.task:Task",
             "fedflat.engines.problem.task:PooledTask",
@@ -95,12 +97,12 @@ PAGES = {
     ),
     "flatness": Page(
         "Flatness",
-        "Curvature, sharpness and loss landscapes of any `torch.nn.Module`, loss and data.",
+        "These functions measure curvature, sharpness and loss landscapes of any `torch.nn.Module`, loss and data.",
         ("fedflat.flatness",),
     ),
     "landscapes": Page(
         "Landscapes of runs",
-        "Loss landscapes around the models of runs, on planes and along paths, and their figures.",
+        "These functions compute and draw loss landscapes of the models of runs: around a model, on a plane, and on a path.",
         (
             "fedflat.experiment.analysis.run_model:open_model",
             "fedflat.experiment.analysis.landscapes:landscapes",
@@ -118,18 +120,18 @@ PAGES = {
     ),
     "papers": Page(
         "Papers",
-        "Protocols, tables and figures of four papers as data, cell by cell ([overview](../papers.md)).",
+        "These classes hold the protocols, tables and figures of four papers, cell by cell ([overview](../papers.md)).",
         ("fedflat.papers",),
     ),
     "deploy": Page(
         "Deployment",
-        "The parts of a Flower project, and what a site provides ([real sites](../deploy.md)). Requires the extra "
-        "`flower`.",
+        "These functions make up a Flower project ([real sites](../deploy.md)); the classes describe what a site provides. "
+        "The package requires the extra `flower`.",
         ("fedflat.deploy",),
     ),
     "testing": Page(
         "Testing",
-        "Checks for user-defined algorithms, models, datasets and partitions, and inputs for calling slots by hand.",
+        "These functions check user-defined algorithms, models, datasets and partitions, and make inputs for calling slots.",
         ("fedflat.testing",),
     ),
 }

@@ -73,7 +73,9 @@ def test_evaluation_agrees_with_the_loop(ray: Any) -> None:
     problem = build_problem(config)[0]
     model = ModelState(*problem.initial())
     models = {"one": model, "other": model._replace(weights=model.weights * 2)}
-    assert engine.evaluate(models, engine.problem.held_out) == LoopEngine(problem, 1).evaluate(models, problem.held_out)
+    assert engine.evaluate(models, engine.problem.evaluation_sets) == LoopEngine(problem, 1).evaluate(
+        models, problem.evaluation_sets
+    )
 
 
 def test_a_run_with_user_supplied_data_and_model(ray: Any, tmp_path: Path) -> None:

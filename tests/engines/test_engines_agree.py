@@ -18,7 +18,7 @@ from fedflat.algorithms.named import NAMED, RELEASED
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.gpu.lane import Lane
-from fedflat.engines.gpu.step import StepResult, agree, compiled
+from fedflat.engines.gpu.step import StepResult, agree, compiled_step
 from fedflat.engines.problem.problem import Problem
 
 from ..quadratics import problem_of, walk
@@ -96,7 +96,7 @@ def test_the_step_compiles_to_one_graph(text: str) -> None:
     setting = bed(rounds=2, size=3)
     loop = walk(text, setting, engine=LoopEngine(problem_of(setting), workers=1))
     traced = walk(
-        text, setting, engine=LaneEngine(problem_of(setting), step=partial(compiled, backend="eager", strict=True))
+        text, setting, engine=LaneEngine(problem_of(setting), step=partial(compiled_step, backend="eager", strict=True))
     )
     assert np.abs(np.array(loop.x) - np.array(traced.x)).max() < 1e-12
 
@@ -108,7 +108,9 @@ def test_a_step_that_does_not_compile_runs_eagerly() -> None:
     setting = bed(rounds=2, size=3)
     loop = walk("fedsam", setting, engine=LoopEngine(problem_of(setting), workers=1))
     with pytest.warns(UserWarning, match="could not be compiled"):
-        lanes = walk("fedsam", setting, engine=LaneEngine(problem_of(setting), step=partial(compiled, backend=broken)))  # type: ignore[arg-type]
+        lanes = walk(
+            "fedsam", setting, engine=LaneEngine(problem_of(setting), step=partial(compiled_step, backend=broken))
+        )  # type: ignore[arg-type]
     assert np.abs(np.array(loop.x) - np.array(lanes.x)).max() < 1e-12
 
 
@@ -120,7 +122,7 @@ def test_a_wrong_compiled_step_is_detected() -> None:
 
     setting = bed(rounds=2, size=3)
     loop = walk("scaffold", setting, engine=LoopEngine(problem_of(setting), workers=1))
-    engine = LaneEngine(problem_of(setting), step=partial(compiled, backend=wrong))  # type: ignore[arg-type]
+    engine = LaneEngine(problem_of(setting), step=partial(compiled_step, backend=wrong))  # type: ignore[arg-type]
     with pytest.warns(UserWarning, match="without compilation") as caught:
         lanes = walk("scaffold", setting, engine=engine)
     assert len(caught) == 1
@@ -139,7 +141,7 @@ def test_a_correct_compiled_step_is_used() -> None:
 
     setting = bed(rounds=2, size=3)
     loop = walk("scaffold", setting, engine=LoopEngine(problem_of(setting), workers=1))
-    engine = LaneEngine(problem_of(setting), step=partial(compiled, backend=careful))  # type: ignore[arg-type]
+    engine = LaneEngine(problem_of(setting), step=partial(compiled_step, backend=careful))  # type: ignore[arg-type]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         lanes = walk("scaffold", setting, engine=engine)
@@ -159,7 +161,7 @@ def test_a_random_step_is_not_a_compiler_error(random: bool, monkeypatch: pytest
     monkeypatch.setattr(Problem, "loss_and_gradient", shaken)  # of eager steps
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        walk("fedavg", setting, engine=LaneEngine(problem, step=partial(compiled, backend="eager")))
+        walk("fedavg", setting, engine=LaneEngine(problem, step=partial(compiled_step, backend="eager")))
     assert any("without compilation" in str(w.message) for w in caught) is not random
 
 
@@ -181,5 +183,7 @@ def test_a_step_too_large_to_be_compared_is_trusted(monkeypatch: pytest.MonkeyPa
         raise torch.OutOfMemoryError("full")
 
     monkeypatch.setattr(Problem, "loss_and_gradient", full)  # of eager steps
-    lanes = walk("fedavg", setting, engine=LaneEngine(problem_of(setting), step=partial(compiled, backend="eager")))
+    lanes = walk(
+        "fedavg", setting, engine=LaneEngine(problem_of(setting), step=partial(compiled_step, backend="eager"))
+    )
     assert np.abs(np.array(loop.x) - np.array(lanes.x)).max() < 1e-12

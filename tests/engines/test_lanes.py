@@ -21,7 +21,7 @@ from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu import layers as gpu_layers
 from fedflat.engines.gpu.engine import BATCHES_AT_ONCE, LaneEngine
 from fedflat.engines.gpu.lane import SELDOM, DoesNotFit, Lane, memory_needed
-from fedflat.engines.gpu.step import Advance, compiled, in_place
+from fedflat.engines.gpu.step import LocalStep, compiled_step, eager_step
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Engine, Training
 from fedflat.errors import UserError
@@ -106,13 +106,13 @@ def test_a_cohort_of_one_trains_as_in_the_loop() -> None:
     assert torch.allclose(loop.execute().models["server"].weights, lanes.execute().models["server"].weights, atol=1e-6)
 
 
-TRACED = partial(compiled, backend="eager", strict=True)
+TRACED = partial(compiled_step, backend="eager", strict=True)
 """The compiled step, traced but run eagerly."""
 
 
 @pytest.mark.parametrize(("lanes", "compile"), [(1, "off"), (2, "off"), (5, "off"), (2, "on")])
 def test_batch_norm_counters_agree_with_the_loop(lanes: int, compile: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedflat.experiment.setup.engine.compiled", TRACED)
+    monkeypatch.setattr("fedflat.experiment.setup.engine.compiled_step", TRACED)
     torch.manual_seed(0)
     norm = nn.BatchNorm1d(
         4, momentum=None if compile == "off" else 0.1
@@ -148,8 +148,8 @@ class LookBack(Perturbation):
         return at.local["last"] - at.y, {"last": at.y}
 
 
-@pytest.mark.parametrize("step", [in_place, TRACED], ids=["as it is", "compiled"])
-def test_a_step_may_keep_the_previous_iterate(step: Callable[[Problem, Training], Advance]) -> None:
+@pytest.mark.parametrize("step", [eager_step, TRACED], ids=["as it is", "compiled"])
+def test_a_step_may_keep_the_previous_iterate(step: Callable[[Problem, Training], LocalStep]) -> None:
     setting = bed(rounds=2, size=3)
     looking_back = Algorithm(perturbation=LookBack())
     loop = walk(looking_back, setting, engine=LoopEngine(problem_of(setting), workers=1))
@@ -206,7 +206,7 @@ def test_several_batches_at_once_only_on_a_gpu(device: str, expected: int) -> No
 def test_evaluations_take_several_batches_at_once_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     run = trained()
     engine, problem = run.engine, replace(run.problem, evaluation_batch=7)
-    engine.problem, models, sets = problem, run.models(), problem.held_out  # type: ignore[attr-defined]
+    engine.problem, models, sets = problem, run.models(), problem.evaluation_sets  # type: ignore[attr-defined]
     expected = engine.evaluate(models, sets)
     real, sizes, room = Problem.metric_sums, [], 1000
 
@@ -271,7 +271,7 @@ def test_out_of_memory_is_not_a_compiler_error(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch, "compile", lambda step, **options: full)
     setting = bed(rounds=1, size=2)
     with pytest.raises(torch.OutOfMemoryError):
-        walk("fedavg", setting, engine=LaneEngine(problem_of(setting), step=compiled))
+        walk("fedavg", setting, engine=LaneEngine(problem_of(setting), step=compiled_step))
 
 
 def test_dropout_is_reproducible_and_one_lane_agrees_with_the_loop() -> None:
@@ -302,9 +302,9 @@ def test_dropout_is_reproducible_and_one_lane_agrees_with_the_loop() -> None:
 def test_a_larger_cohort_reuses_the_step() -> None:
     made: list[Training] = []
 
-    def counted(problem: Problem, training: Training) -> Advance:
+    def counted(problem: Problem, training: Training) -> LocalStep:
         made.append(training)
-        return in_place(problem, training)
+        return eager_step(problem, training)
 
     setting = bed(rounds=3).but(cohorts=[[0], [0, 1, 2], [1, 2]])
     grown = walk("scaffold", setting, engine=LaneEngine(problem_of(setting), step=counted))
@@ -328,7 +328,7 @@ def test_compiled_steps_use_gpu_layers(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
             layer, "forward", lambda self, input, real=real: used.append(type(self).__name__) or real(self, input)
         )
-    monkeypatch.setattr("fedflat.experiment.setup.engine.compiled", TRACED)
+    monkeypatch.setattr("fedflat.experiment.setup.engine.compiled_step", TRACED)
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 4, 5, padding=2), nn.GroupNorm(2, 4), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(64, 10)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from fedflat.bench.setting import RandomImages
 from fedflat.data import Dataset, Examples
 from fedflat.engines.gpu.engine import LaneEngine
-from fedflat.engines.gpu.step import Advance, compiled, in_place
+from fedflat.engines.gpu.step import LocalStep, compiled_step, eager_step
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Training
 from fedflat.experiment.config import Config, config
@@ -31,10 +31,10 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch see
 
 
 @pytest.mark.parametrize(
-    "step", [pytest.param(in_place, id="eager"), pytest.param(partial(compiled, strict=True), id="compiled")]
+    "step", [pytest.param(eager_step, id="eager"), pytest.param(partial(compiled_step, strict=True), id="compiled")]
 )
 @pytest.mark.parametrize("name", GOLDEN)
-def test_golden(name: str, step: Callable[[Problem, Training], Advance]) -> None:
+def test_golden(name: str, step: Callable[[Problem, Training], LocalStep]) -> None:
     """Golden iterates in double precision, by steps that are captured and replayed."""
     method, parameters, expected = GOLDEN[name]
     engine = LaneEngine(problem_of(golden(), device="cuda"), step=step)

@@ -17,7 +17,7 @@ import fedflat
 from fedflat.data import IGNORED, Dataset, Examples, from_arrays
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
-from fedflat.engines.gpu.step import compiled
+from fedflat.engines.gpu.step import compiled_step
 from fedflat.engines.problem.segmentation import Segmentation
 from fedflat.engines.problem.task import Classification, PooledTask, Task
 from fedflat.engines.problem.totals import Totals
@@ -207,7 +207,7 @@ def run_of(algorithm: str, engine: Any, model: str | nn.Module = "bisenetv2(widt
 LOOP = partial(LoopEngine, workers=1)
 OTHERS = {
     "lanes": partial(LaneEngine, lanes=2),
-    "compiled": partial(LaneEngine, step=partial(compiled, backend="eager", strict=True)),
+    "compiled": partial(LaneEngine, step=partial(compiled_step, backend="eager", strict=True)),
 }
 
 

@@ -16,7 +16,7 @@ import fedflat
 from fedflat.data import Dataset, Examples, load
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
-from fedflat.engines.gpu.step import compiled
+from fedflat.engines.gpu.step import compiled_step
 from fedflat.engines.problem.segmentation import Segmentation
 from fedflat.engines.problem.task import Classification, NextCharacter, Task, task_for
 from fedflat.experiment.config import config
@@ -83,7 +83,7 @@ def test_text_is_learnt_character_by_character():
 
 
 @pytest.mark.parametrize(
-    "other", [LaneEngine, partial(LaneEngine, step=partial(compiled, backend="eager"))], ids=["lanes", "compiled"]
+    "other", [LaneEngine, partial(LaneEngine, step=partial(compiled_step, backend="eager"))], ids=["lanes", "compiled"]
 )
 def test_engines_agree_on_text(other):
     """Tokens are neither normalised nor augmented, whichever engine draws the batches."""

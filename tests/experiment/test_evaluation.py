@@ -322,7 +322,7 @@ def test_every_part_has_a_method():
 
 def test_a_run_may_be_evaluated_on_a_sample_of_the_test_set():
     made = config({"evaluation": {"examples": 50}, "engine": {"device": "cpu"}})
-    one, other = (build_problem(made.model_copy(update={"seed": seed}))[0].held_out["test"] for seed in (0, 1))
+    one, other = (build_problem(made.model_copy(update={"seed": seed}))[0].evaluation_sets["test"] for seed in (0, 1))
     assert len(one) == 50 and torch.equal(one.inputs, other.inputs), "the same sample for every seed"
     result = fedflat.run("fedavg", evaluation__examples=50, **(STILL | {"partition": "iid"}))
     assert result.evaluate(on="test")["test"]["examples"] > 300, "the evaluation afterwards is on the whole"
@@ -330,7 +330,7 @@ def test_a_run_may_be_evaluated_on_a_sample_of_the_test_set():
         len(
             build_problem(
                 made.model_copy(update={"evaluation": made.evaluation.model_copy(update={"examples": 10**6})})
-            )[0].held_out["test"]
+            )[0].evaluation_sets["test"]
         )
         > 300
     )

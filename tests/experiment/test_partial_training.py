@@ -175,7 +175,9 @@ def weights_by(engine: Any, algorithm: str, arithmetic: torch.dtype | None = Non
     run = run_of(algorithm, rounds=2, **settings)
     if arithmetic is not None:
         p = run.problem
-        run.problem = Problem(p.model, p.task, p.data, p.augmentation, arithmetic=arithmetic, held_out=p.held_out)
+        run.problem = Problem(
+            p.model, p.task, p.data, p.augmentation, arithmetic=arithmetic, evaluation_sets=p.evaluation_sets
+        )
     run.engine = engine(run.problem)
     before = state(run)
     run.execute()

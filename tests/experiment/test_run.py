@@ -245,8 +245,8 @@ def test_a_saved_model_is_the_evaluated_one(tmp_path: Path) -> None:
     assert loaded.history == result.history
     for name in ("server", "ema(decay=0.5)"):
         run = Run(loaded.config)
-        outputs = loaded.model(name)(run.problem.normalised(run.problem.held_out["test"].inputs))
-        accuracy = (outputs.argmax(1) == run.problem.held_out["test"].targets).float().mean().item()
+        outputs = loaded.model(name)(run.problem.normalised(run.problem.evaluation_sets["test"].inputs))
+        accuracy = (outputs.argmax(1) == run.problem.evaluation_sets["test"].targets).float().mean().item()
         assert accuracy == pytest.approx(result.history[-1]["test"][name]["accuracy"])
 
 

@@ -29,7 +29,7 @@ def look() -> FixedSample:
     test = np.concatenate([rows[:1, : SIZE**2], np.zeros((1, SIZE))], 1)
     train, held = (Examples(torch.tensor(some), torch.zeros(len(some), dtype=torch.int64)) for some in (rows, test))
     data = Dataset("quadratics", train, held, ("value",), kind="vector")
-    problem = Problem(Bowl(X), Value(), data, Augmentation(), torch.float64, held_out={"test": held})
+    problem = Problem(Bowl(X), Value(), data, Augmentation(), torch.float64, evaluation_sets={"test": held})
     partition = Partition(
         tuple(np.arange(i * EACH, (i + 1) * EACH) for i in range(CLIENTS)), np.zeros(0, np.int64), "by hand", 0
     )

@@ -26,6 +26,9 @@ from fedflat.models.layout import Layout
 class Descent:
     """Local SGD: y <- y - lr (clip(d) + weight_decay y), with optional heavy-ball momentum reset every round.
 
+    y is the client's model and d the direction of a step after the drift correction. With ``clip_mode=grad``, the
+    gradient is clipped before the drift correction, and d is not.
+
     >>> import torch
     >>> y, d, lr = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), torch.tensor(0.1)
     >>> Descent(clip=1.0).move(y, d, lr, None)[0]  # d has norm 5 and is scaled to norm 1
@@ -44,16 +47,16 @@ class Descent:
         return _clipped(g, self.clip) if self.clip is not None and self.clip_mode == "grad" else g
 
     def move(self, y: Tensor, d: Tensor, lr: Tensor, velocity: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Take one step.
+        """Take one step; with ``clip_mode=grad`` the caller has clipped the gradient already (``clip_gradient``).
 
         Args:
-            y: iterate, shape (P,).
-            d: corrected direction, shape (P,).
+            y: the client's model, shape (P,).
+            d: direction after the drift correction, shape (P,).
             lr: learning rate, shape ().
             velocity: momentum buffer of shape (P,), or None without momentum.
 
         Returns:
-            The next iterate and momentum buffer.
+            The next model and momentum buffer.
         """
         if self.clip is not None and self.clip_mode == "total":
             d = _clipped(d, self.clip)
@@ -64,9 +67,9 @@ class Descent:
         return y - lr * d, velocity
 
 
-def _clipped(v: Tensor, norm: float) -> Tensor:
-    """``v`` scaled to l2 norm ``norm`` if it is longer."""
-    scale: Tensor = norm / (v.norm() + 1e-12)
+def _clipped(v: Tensor, max_norm: float) -> Tensor:
+    """The vector ``v``, scaled down to the l2 norm ``max_norm`` if its norm is larger."""
+    scale: Tensor = max_norm / (v.norm() + 1e-12)  # finite for v = 0
     return v * scale.clamp(max=1)
 
 
@@ -95,7 +98,11 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A federated algorithm: one value for each slot, and any number of averages.
+    """A federated algorithm: one component in each of four slots, and any number of averages of server models.
+
+    The slots are the drift correction, the perturbation, the learning-rate schedule and the server optimiser. A
+    component may keep state on the server and on every client, and may add messages to what clients send. Vectors have
+    shape (P,), P being the number of trained parameters.
 
     >>> from fedflat.algorithms.drift import Scaffold
     >>> from fedflat.algorithms.perturbation import Sam
@@ -115,7 +122,7 @@ class Algorithm:
     """Averages of server models, evaluated along with the server model."""
 
     def conflict(self) -> str | None:
-        """A sentence that says why the slots' values cannot be combined, or None if they can."""
+        """Return why the components in the slots cannot be combined, as a sentence, or None if they can."""
         slots: dict[str, Slot] = {name: getattr(self, name) for name in SLOTS}
         for slot in slots.values():
             reason = slot.conflict(slots)
@@ -124,19 +131,19 @@ class Algorithm:
         return None
 
     def slots(self) -> Iterator[tuple[str, Slot]]:
-        """The slots that may keep state, by name."""
+        """Name and component of each slot that may keep state, i.e. all but the learning-rate schedule."""
         yield from (("drift", self.drift), ("perturbation", self.perturbation), ("server", self.server))
 
     def server_fields(self) -> dict[str, Fields]:
-        """Server state by slot."""
+        """Declarations of the server state, by slot."""
         return {name: slot.on_server() for name, slot in self.slots()}
 
     def client_fields(self) -> dict[str, Fields]:
-        """Client state by slot."""
+        """Declarations of the client state, by slot."""
         return {name: slot.on_client() for name, slot in self.slots()}
 
     def message_fields(self) -> dict[str, Fields]:
-        """Messages that clients send in addition to the displacement, by slot."""
+        """Declarations of the messages that clients send in addition to the displacement, by slot."""
         return {name: slot.sends() for name, slot in self.slots()}
 
     def new_server(self, x: Tensor) -> States:
@@ -147,46 +154,53 @@ class Algorithm:
         """The state of a client that has not participated yet, for the initial model ``x`` of shape (P,)."""
         return {name: new_state(fields, x) for name, fields in self.client_fields().items()}
 
-    def momentum(self, server: States) -> tuple[Tensor, int] | None:
-        """The algorithm's momentum vector, for measurements; None if no slot keeps one.
+    def momentum(self, server: States) -> tuple[Tensor, Literal[1, -1]] | None:
+        """The server's momentum vector, for measurements; None if no slot keeps one.
 
         Args:
             server: server state by slot.
 
         Returns:
-            The vector of shape (P,), and the factor, 1 or -1, that turns it into a descent direction: -1 for a momentum
-            of gradients, 1 for a momentum of displacements.
+            The momentum of shape (P,), and the sign that makes it a descent direction: -1 for a momentum of gradients,
+            which point uphill, and 1 for a momentum of displacements.
         """
         for slot, fields in self.server_fields().items():
             for declared in fields:
-                if declared.momentum:
+                if declared.momentum is not None:
                     return server[slot][declared.name], -1 if declared.momentum == "ascent" else 1
         return None
 
     def floats_down(self, size: int) -> int:
-        """Numbers that the server sends to each client per round: the model of ``size`` parameters and slot state."""
-        sent = sum(field.scalars(size) for field in flat_fields(self.server_fields()).values() if field.sent)
-        return size + sent + self._gradient_floats(size)
+        """How many floats the server sends to each client per round, for a model of ``size`` parameters.
+
+        It sends the model, the server state that is declared as sent, and the common gradient if the drift needs it.
+        """
+        state = sum(field.scalars(size) for field in flat_fields(self.server_fields()).values() if field.sent)
+        return size + state + self._common_gradient_floats(size)
 
     def floats_up(self, size: int) -> int:
-        """Numbers that each client sends per round: a displacement of ``size`` parameters and the slots' messages."""
-        sent = sum(field.scalars(size) for field in flat_fields(self.message_fields()).values())
-        return size + sent + self._gradient_floats(size)
+        """How many floats each client sends to the server per round, for a model of ``size`` parameters.
 
-    def _gradient_floats(self, size: int) -> int:
-        """Numbers sent in each direction for the cohort's common gradient."""
+        It sends its displacement, the slots' messages, and its full-batch gradient if the drift needs their mean.
+        """
+        messages = sum(field.scalars(size) for field in flat_fields(self.message_fields()).values())
+        return size + messages + self._common_gradient_floats(size)
+
+    def _common_gradient_floats(self, size: int) -> int:
+        """Floats sent in each direction to compute and distribute the cohort's common gradient."""
         return size if self.drift.full_gradient == "common" else 0
 
     @property
     def backward_passes(self) -> int:
-        """Backward passes per local step, without the full-batch gradient that some drifts need once per round.
+        """Number of backward passes per local step.
 
-        One pass at the perturbed point, those that compute the perturbation, and the drift's own for each gradient that
-        it corrects.
+        A step needs one pass at the perturbed point and those that compute the perturbation. If the drift needs extra
+        passes to correct a gradient, it takes them for each gradient that it corrects. The full-batch gradient that
+        some drifts need once per round is not counted.
         """
         ascent_passes = self.perturbation.ascent_passes
-        drift_corrections = 1 + (ascent_passes if self.perturbation.uses_drift else 0)
-        return 1 + ascent_passes + self.drift.extra_passes * drift_corrections
+        corrected_gradients = 1 + ascent_passes if self.perturbation.uses_drift else 1
+        return 1 + ascent_passes + self.drift.extra_passes * corrected_gradients
 
     def broadcast(self, x: Tensor, server: States) -> Tensor:
         """The model z from which clients start, shape (P,), given the server model ``x`` and its state by slot."""
@@ -205,7 +219,7 @@ class Algorithm:
         own_gradient: Tensor | None = None,
         common_gradient: Tensor | None = None,
     ) -> LocalState:
-        """The state of a client before its first local step.
+        """The state of a client before its first local step: its model is z, and the slots' ``begin`` has been called.
 
         Args:
             z: broadcast model, shape (P,).
@@ -213,14 +227,14 @@ class Algorithm:
             client: the client's state by slot.
             layout: names and shapes of the parameters in z.
             schedule: learning-rate settings of the run.
-            round: t, counted from 0, shape ().
+            round: number of the round, counted from 0, shape ().
             steps: number of local steps K, shape ().
             descent: settings of local SGD.
-            own_gradient: the client's full-batch gradient at z, shape (P,), if the drift requests it.
-            common_gradient: the cohort's mean of these gradients, shape (P,), if the drift requests it.
+            own_gradient: the client's full-batch gradient at z, shape (P,); None unless the drift requests it.
+            common_gradient: the cohort's mean of these gradients, shape (P,); None unless the drift requests it.
         """
         zero = torch.zeros((), dtype=z.dtype, device=z.device)
-        drift = LocalContext(
+        drift_ctx = LocalContext(
             y=z.clone(),
             z=z,
             server=server["drift"],
@@ -237,24 +251,26 @@ class Algorithm:
             own_gradient=own_gradient,
             common_gradient=common_gradient,
         )
-        drift = drift._replace(local=self.drift.begin(drift))
-        perturbation = drift._replace(
-            server=server["perturbation"], client=client["perturbation"], local={}, drift=drift.local
+        drift_ctx = drift_ctx._replace(local=self.drift.begin(drift_ctx))
+        # The perturbation has its own state, and may read what the drift computed for this round.
+        perturbation_ctx = drift_ctx._replace(
+            server=server["perturbation"], client=client["perturbation"], local={}, drift=drift_ctx.local
         )
-        perturbation = perturbation._replace(local=self.perturbation.begin(perturbation))
+        perturbation_ctx = perturbation_ctx._replace(local=self.perturbation.begin(perturbation_ctx))
         velocity = torch.zeros_like(z) if descent.momentum else None
-        return LocalState(drift, perturbation, velocity)
+        return LocalState(drift_ctx, perturbation_ctx, velocity)
 
     def step(self, local: LocalState, gradient: Gradient, schedule: Schedule, descent: Descent) -> LocalState:
         """Take one local step: perturb, take the gradient, correct it, descend.
 
             e_k = offset(y_k)
-            g = g(y_k + e_k)
+            g = blend(g(y_k + e_k))
             d_k = direction(clip(g))
             y_{k+1} = y_k - eta_k (clip(d_k) + weight_decay y_k)
 
         Here y_k is the client's model after k steps, e_k the perturbation, g(.) the batch gradient at a point, d_k the
-        direction after the drift correction and eta_k the learning rate.
+        direction after the drift correction and eta_k the learning rate. ``blend`` may mix in the gradient at y_k.
+        ``Descent.clip_mode`` decides which of the two vectors is clipped.
 
         Args:
             local: the client's state before the step.
@@ -262,37 +278,37 @@ class Algorithm:
             schedule: learning-rate settings of the run.
             descent: settings of local SGD.
         """
-        drift, perturbation, velocity = local
-        offset, changed = self.perturbation.offset(perturbation, self._ascent_gradient(drift, gradient))
-        perturbation = perturbation._replace(offset=offset, local=perturbation.local | changed)
-        g = self.perturbation.blend(gradient(perturbation.perturbed(perturbation.y)), perturbation)
-        d = self.drift.direction(descent.clip_gradient(g), drift._replace(offset=offset), gradient)
-        lr = self.lr_schedule(schedule, drift.round, drift.step, drift.steps)
-        y, velocity = descent.move(drift.y, d, lr, velocity)
-        step, lr_sum = drift.step + 1, drift.lr_sum + lr
+        drift_ctx, perturbation_ctx, velocity = local  # ctx: the context that a slot sees
+        offset, changed = self.perturbation.offset(perturbation_ctx, self._ascent_gradient(drift_ctx, gradient))
+        perturbation_ctx = perturbation_ctx._replace(offset=offset, local=perturbation_ctx.local | changed)
+        g = self.perturbation.blend(gradient(perturbation_ctx.perturbed(perturbation_ctx.y)), perturbation_ctx)
+        d = self.drift.direction(descent.clip_gradient(g), drift_ctx._replace(offset=offset), gradient)
+        lr = self.lr_schedule(schedule, drift_ctx.round, drift_ctx.step, drift_ctx.steps)
+        y, velocity = descent.move(drift_ctx.y, d, lr, velocity)
+        step, lr_sum = drift_ctx.step + 1, drift_ctx.lr_sum + lr
         return LocalState(
-            drift._replace(y=y, step=step, lr_sum=lr_sum),
-            perturbation._replace(y=y, step=step, lr_sum=lr_sum, offset=None),
+            drift_ctx._replace(y=y, step=step, lr_sum=lr_sum),
+            perturbation_ctx._replace(y=y, step=step, lr_sum=lr_sum, offset=None),
             velocity,
         )
 
-    def _ascent_gradient(self, drift: LocalContext, gradient: Gradient) -> Gradient:
-        """The gradient function from which the perturbation computes its offset, drift-corrected if it asks for that.
+    def _ascent_gradient(self, drift_ctx: LocalContext, gradient: Gradient) -> Gradient:
+        """The gradient function that the perturbation uses to compute its offset, drift-corrected if it asks for that.
 
         Args:
-            drift: the drift's context before the step.
+            drift_ctx: the drift's context before the step.
             gradient: gradient of the current batch at any point.
         """
         if not self.perturbation.uses_drift:
             return gradient
 
         def corrected(point: Tensor) -> Tensor:
-            return self.drift.direction(gradient(point), drift._replace(y=point), gradient)
+            return self.drift.direction(gradient(point), drift_ctx._replace(y=point), gradient)
 
         return corrected
 
     def finish(self, local: LocalState) -> tuple[States, Message]:
-        """The client's new state by slot and its message, after the last local step.
+        """The client's new state by slot, and its message to the server, after the last local step.
 
         The server optimiser keeps no client state and receives no message of its own, hence its empty entries.
         """
@@ -307,14 +323,18 @@ class Algorithm:
         return client, Message(self.drift.displacement(local.drift), local.drift.lr_sum, sent)
 
     def aggregate(self, cohort: CohortMeans, means: States, server: States) -> tuple[Tensor, States]:
-        """The new server model of shape (P,) and the new server state by slot.
+        """Compute the new server model from what the cohort sent.
 
-        The drift turns the averages into a target model; the server optimiser moves the server model x towards it.
+        The drift turns the averages into a target model. The server optimiser moves the server model x towards it. The
+        perturbation's server state may depend on the result.
 
         Args:
             cohort: averaged displacements of the cohort, and the server model x at the start of the round.
             means: averaged messages by slot.
-            server: server state by slot.
+            server: server state by slot, before the round.
+
+        Returns:
+            The new server model of shape (P,) and the new server state by slot.
         """
         target, new_drift = self.drift.aggregate(cohort._replace(mean=means["drift"]), server["drift"])
         x, new_optimiser = self.server.step(cohort.x, target - cohort.x, server["server"])
@@ -338,7 +358,7 @@ def flat_state(states: Mapping[str, State]) -> State:
 
 
 def nested_state(flat: State) -> States:
-    """Inverse of ``flat_state``; every slot is present, even if empty."""
+    """State by slot and field, ``states[slot][field]``, from state by full name, ``slot.field``; slots may be empty."""
     states: States = {"drift": {}, "perturbation": {}, "server": {}}
     for full_name, value in flat.items():
         slot, name = full_name.split(".", 1)

@@ -49,17 +49,17 @@ def parts() -> dict[str, tuple[str, type[Any]]]:
     return {name: (slot, part) for slot, registry in PART_REGISTRIES.items() for name, part in registry.items()}
 
 
-def part_name(spec: object) -> str | None:
-    """The registered name of ``spec``, a slot's value or an average; None if its class is not registered."""
+def part_name(part: object) -> str | None:
+    """The registered name of an algorithm's part, e.g. ``sam`` for ``Sam(rho=0.1)``; None if its class has none."""
     for registry in PART_REGISTRIES.values():
-        name = registry.name_of(type(spec))
+        name = registry.name_of(type(part))
         if name is not None:
             return name
     return None
 
 
 def register(name: str, component: Algorithm | type[Any] | Callable[[], Dataset]) -> None:
-    """Register an algorithm, a part, a model or a dataset, so that texts, commands and configs can use its name.
+    """Register an algorithm, a part of algorithms, a model or a dataset, so that commands and configs can use its name.
 
     Args:
         name: letters, digits and hyphens.
@@ -72,8 +72,8 @@ def register(name: str, component: Algorithm | type[Any] | Callable[[], Dataset]
         UserError: the name is malformed or taken, or the component is of no known kind.
     """
     registry = _registry_for(name, component)
-    # An algorithm and a part must not have the same name, which would make texts ambiguous. Part registries reject each
-    # other's names themselves, and models appear in other texts.
+    # An algorithm and a part must not share a name: both occur in one text, such as ``scaffold+sam``. Part registries
+    # reject each other's names themselves, and models and datasets have texts of their own.
     registries_to_check: list[Registry[Any]] = []
     if registry is NAMED:
         registries_to_check = list(PART_REGISTRIES.values())
@@ -82,7 +82,7 @@ def register(name: str, component: Algorithm | type[Any] | Callable[[], Dataset]
     elif registry is not MODELS:
         registries_to_check = [NAMED]
     for taken in registries_to_check:
-        if isinstance(name, str) and taken.spelling(name):
+        if isinstance(name, str) and taken.spelling(name):  # other types are rejected below
             raise UserError(f"'{name}' already names a built-in or registered {taken.kind}; choose another name")
     registry.register(name, cast("Any", component))
 
@@ -92,7 +92,8 @@ def _registry_for(name: str, component: object) -> Registry[Any]:
 
     Args:
         name: the requested name, for the error message.
-        component: an algorithm, or a class derived from a slot's base class or from ``ModelSpec``.
+        component: an algorithm, a class derived from a part's base class or from ``ModelSpec``, or a function that
+            returns a dataset.
     """
     if isinstance(component, Algorithm):
         return NAMED
@@ -169,29 +170,31 @@ def algorithm(text: str) -> Algorithm:
     # Load installed packages only if the text has names that are not known without them.
     if any(NAMED.spelling(call.name) is None and _slot_of(call.name) is None for call in calls):
         load_installed()
-    built = _named(calls[0])
+    result = _named(calls[0])
     set_slots: set[str] = set()
     for part in calls[1:]:
-        built = _with_part(built, part, text, set_slots)
-    reason = built.conflict()
+        result = _with_part(result, part, text, set_slots)
+    reason = result.conflict()
     if reason is not None:
         raise UserError(f"'{text}' is not a valid combination: {reason}")
-    return built
+    return result
 
 
 def canonical(algorithm: Algorithm) -> str:
-    """The shortest text that ``algorithm`` parses into the same algorithm.
+    """The shortest text that ``fedflat.algorithm`` parses into the same algorithm.
+
+    Raises ``UserError`` if one of its parts is not registered.
 
     >>> from fedflat.algorithms.drift import Scaffold
     >>> from fedflat.algorithms.perturbation import Sam
     >>> canonical(Algorithm(Scaffold(), Sam(rho=0.2)))
     'fedgamma(rho=0.2)'
     """
-    # Try every named algorithm, in both variants, as the start of the text.
+    # Try every named algorithm as the start of the text, in the paper's variant and in that of the published code.
     texts = [_text_based_on(name, algorithm, released) for name in NAMED for released in (False, True)]
     if not any(texts):
-        specs = [*(getattr(algorithm, slot) for slot in SLOTS), *algorithm.averages]
-        unnamed = [type(spec).__name__ for spec in specs if not _is_default(spec) and part_name(spec) is None]
+        all_parts = [*(getattr(algorithm, slot) for slot in SLOTS), *algorithm.averages]
+        unnamed = [type(part).__name__ for part in all_parts if not _is_default(part) and part_name(part) is None]
         raise UserError(
             f"this algorithm has no name because {', '.join(unnamed)} is not registered; "
             "register it with fedflat.register('my-algorithm', algorithm)"
@@ -199,9 +202,9 @@ def canonical(algorithm: Algorithm) -> str:
     return min(filter(None, texts), key=len)
 
 
-def _is_default(spec: object) -> bool:
-    """Whether a slot's value is FedAvg's, i.e. adds nothing; ``Algorithm()`` is FedAvg."""
-    return spec in [getattr(Algorithm(), slot) for slot in SLOTS]
+def _is_default(part: object) -> bool:
+    """Whether a part is FedAvg's, i.e. changes nothing; ``Algorithm()`` is FedAvg."""
+    return part in [getattr(Algorithm(), slot) for slot in SLOTS]
 
 
 def _slot_of(name: str) -> str | None:
@@ -210,10 +213,10 @@ def _slot_of(name: str) -> str | None:
 
 
 def _named(call: Call) -> Algorithm:
-    """The named algorithm of a text's first call, such as ``fedsam(rho=0.1)``, with its parameters set.
+    """The algorithm that a call such as ``fedsam(rho=0.1)`` names, with its parameters set.
 
-    A parameter is set in every slot that has one of this name. ``variant=released`` first sets the parameters with
-    which the published code differs from the paper.
+    A parameter is set in every part of the algorithm that has one of this name. ``variant=released`` also sets the
+    parameters in which the published code differs from the paper, unless the call sets them itself.
     """
     name = NAMED.spelling(call.name)
     if name is None:
@@ -221,13 +224,13 @@ def _named(call: Call) -> Algorithm:
             raise UserError(f"'{call.name}' is a part, not an algorithm; add it to one, as in fedavg+{call.name}")
         _reject_setting(call.name)
         raise NAMED.unknown(call.name)
-    built = NAMED[name]
-    specs = {slot: getattr(built, slot) for slot in SLOTS}
-    parameters_by_slot = {slot: [field.name for field in parameters(spec)] for slot, spec in specs.items()}
-    # A positional value sets the first parameter of the slots in which the algorithm differs from FedAvg.
+    result = NAMED[name]
+    part_by_slot = {slot: getattr(result, slot) for slot in SLOTS}
+    parameters_by_slot = {slot: [field.name for field in parameters(part)] for slot, part in part_by_slot.items()}
+    # A value without a name sets the first parameter of the parts that distinguish the algorithm from FedAvg.
     positional: list[str] = []
-    for slot, spec in specs.items():
-        if not _is_default(spec):
+    for slot, part in part_by_slot.items():
+        if not _is_default(part):
             positional += parameters_by_slot[slot]
     values = with_names(call.values, positional, name)
     variant = values.pop("variant", "paper")
@@ -241,20 +244,20 @@ def _named(call: Call) -> Algorithm:
         if parameter not in known:
             value = write_value(values[parameter])
             raise unknown_parameter(parameter, value, [*known, "variant"], name, f"fedflat algorithms {name}")
-    for slot, spec in specs.items():
+    for slot, part in part_by_slot.items():
         slot_values = {key: value for key, value in values.items() if key in parameters_by_slot[slot]}
-        built = replace(built, **{slot: revise(spec, slot_values, name)})
-    return built
+        result = replace(result, **{slot: revise(part, slot_values, name)})
+    return result
 
 
-def _with_part(built: Algorithm, call: Call, text: str, set_slots: set[str]) -> Algorithm:
-    """The algorithm with one more part, such as ``asam(rho=0.5)``.
+def _with_part(base: Algorithm, call: Call, text: str, set_slots: set[str]) -> Algorithm:
+    """Add one part, such as ``asam(rho=0.5)``, to an algorithm; raises ``UserError`` if that slot is already set.
 
     Args:
-        built: the algorithm so far.
+        base: the algorithm so far.
         call: name and parameters of the part.
         text: the whole text, for error messages.
-        set_slots: the slots that earlier parts of the text have set; this part's slot is added.
+        set_slots: the slots that earlier parts of the text have set, even to the default; this part's slot is added.
     """
     slot = _slot_of(call.name)
     if slot is None:
@@ -264,18 +267,18 @@ def _with_part(built: Algorithm, call: Call, text: str, set_slots: set[str]) -> 
             )
         _reject_setting(call.name)
         raise one_of("part", call.name, parts(), "fedflat algorithms")
-    spec = make(PART_REGISTRIES[slot].find(call.name), call, "part")
-    if isinstance(spec, Average):
-        if spec in built.averages:
+    part = make(PART_REGISTRIES[slot].find(call.name), call, "part")
+    if isinstance(part, Average):
+        if part in base.averages:
             raise UserError(f"'{text}' adds {call.name} twice with the same parameters; remove one of them")
-        return replace(built, averages=(*built.averages, spec))
-    present = getattr(built, slot)
+        return replace(base, averages=(*base.averages, part))
+    present = getattr(base, slot)
     if slot in set_slots or present != getattr(Algorithm(), slot):
         raise UserError(
             f"'{text}' sets the {SLOT_NAMES[slot]} twice: it is already {_part_text(present)}; remove {call.name}"
         )
     set_slots.add(slot)
-    return replace(built, **{slot: spec})
+    return replace(base, **{slot: part})
 
 
 def _reject_setting(name: str) -> None:
@@ -286,8 +289,8 @@ def _reject_setting(name: str) -> None:
         )
 
 
-def _part_text(spec: Any) -> str:
-    return show(part_name(spec) or type(spec).__name__, changed(spec))
+def _part_text(part: Any) -> str:
+    return show(part_name(part) or type(part).__name__, changed(part))
 
 
 def _text_based_on(name: str, target: Algorithm, released: bool) -> str | None:
@@ -299,22 +302,23 @@ def _text_based_on(name: str, target: Algorithm, released: bool) -> str | None:
         released: whether to start from ``variant=released``.
 
     Returns:
-        The text; None if the named algorithm has parts that ``target`` lacks, or has no released variant.
+        The text; None if the named algorithm has parts that ``target`` lacks, has no released variant, or if a part to
+        add is not registered.
     """
     if released and name not in RELEASED:
         return None
     values: dict[str, Value] = {"variant": "released"} if released else {}
     base = _named(Call(name, dict(values)))
-    added: list[Any] = []
+    parts_to_add: list[Any] = []
     for slot in SLOTS:
         wanted, present = getattr(target, slot), getattr(base, slot)
         if type(wanted) is type(present):
             values |= changed(wanted, present)  # the parameters that differ
         elif present == getattr(Algorithm(), slot):
-            added.append(wanted)
-        else:
+            parts_to_add.append(wanted)
+        else:  # a text cannot replace the part that a named algorithm has in a slot
             return None
-    added += target.averages
-    if any(part_name(spec) is None for spec in added):
+    parts_to_add += target.averages
+    if any(part_name(part) is None for part in parts_to_add):
         return None
-    return "+".join([show(name, values), *map(_part_text, added)])
+    return "+".join([show(name, values), *map(_part_text, parts_to_add)])

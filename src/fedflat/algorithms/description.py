@@ -26,7 +26,7 @@ class Description(NamedTuple):
 
 
 def describe(spec: object) -> Description:
-    """Split the docstring of ``spec``, a slot's value or its class; missing pieces are empty.
+    """Split the docstring of an algorithm's part, given as its class or an instance; missing pieces are empty.
 
     The first paragraph is the title, with the source in parentheses at its end. Indented paragraphs are equations,
     doctests are dropped, and everything else is remarks.

@@ -20,7 +20,7 @@ class Schedule(NamedTuple):
     lr: float
     """Base learning rate eta."""
     decay: float = 1.0
-    """Factor per round."""
+    """Factor by which the learning rate is multiplied after every round."""
     rounds: int = 1
     """Number of rounds T."""
 
@@ -40,9 +40,9 @@ class LrSchedule(Slot):
 
         Args:
             schedule: base learning rate, decay per round and number of rounds.
-            round: t, counted from 0, shape ().
-            step: k, counted from 0, shape ().
-            steps: K, shape ().
+            round: number of the round t, counted from 0, shape ().
+            step: number of the local step k, counted from 0, shape ().
+            steps: number of local steps K of the client, shape ().
         """
         return schedule.lr * schedule.decay**round
 
@@ -96,9 +96,9 @@ class Cyclic(LrSchedule):
     start: float = param(0.75, "fraction of the rounds after which cycles begin", low=0, high=1)
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
-        """The learning rate of round t: that of its position in the cycle, or eta before the cycles begin.
+        """The learning rate of round t, decay^t times that of its position in the cycle, or eta before cycles begin.
 
-        Both are multiplied by decay^t. Cycles of one round, which would always be at the lowest rate, are ignored.
+        Cycles of one round, which would always have the lowest learning rate, are ignored.
         """
         position = (round % self.length + 1) / self.length  # q, 1 at the end of a cycle
         cyclic_lr = (1 - position) * schedule.lr + position * self.low
@@ -128,7 +128,10 @@ class Poly(LrSchedule):
     span: Literal["run", "round"] = param("run", "decay over the whole run, or anew in every round")
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
-        """eta decay^t (1 - progress)^power, where progress is the finished fraction of the run or of the round."""
+        """The learning rate eta decay^t (1 - progress)^power of a step.
+
+        progress is the finished fraction of the run or, with ``span=round``, of the round's local steps.
+        """
         progress = step / steps
         if self.span == "run":
             progress = (round + progress) / schedule.rounds

@@ -31,12 +31,12 @@ class Sgd(Slot):
     server_lr: float = param(1.0, "server learning rate (alpha in FedSWA)", above=0)
 
     def step(self, x: Tensor, q: Tensor, state: State) -> tuple[Tensor, State]:
-        """Return the new server model and the changed state; q = target - x points from the model to its target.
+        """Take one server step.
 
         Args:
             x: server model, shape (P,).
-            q: pseudo-displacement, shape (P,): target - x, with the target model from the drift correction (by default
-                the clients' mean). Adding q to x moves to the target, so q plays the role of a negative gradient.
+            q: target - x, shape (P,), with the target model from the drift correction (by default the clients' mean);
+                plays the role of a negative gradient.
             state: this slot's server state, e.g. its momentum.
 
         Returns:
@@ -45,7 +45,7 @@ class Sgd(Slot):
         return x + self.server_lr * q, {}
 
     def divergence_hint(self) -> str | None:
-        """Why a large ``server_lr`` may make a run diverge; None up to 2."""
+        """Why a ``server_lr`` above 2 may make a run diverge; None for smaller values."""
         if self.server_lr <= 2:
             return None
         return f"server_lr={self.server_lr:g} extrapolates far beyond the clients' mean; lower it"
@@ -74,7 +74,7 @@ class Momentum(Sgd):
         return x + self.server_lr * m, {"m": m}
 
     def divergence_hint(self) -> str | None:
-        """How much momentum amplifies a constant displacement: 1 / (1 - beta) in the limit."""
+        """Why momentum may make a run diverge: in the limit, it amplifies a constant displacement by 1 / (1 - beta)."""
         gain = f"{1 / (1 - self.beta):.0f}-fold" if self.beta < 1 else "without bound"
         return f"server momentum beta={self.beta} amplifies displacements {gain}; lower beta or server_lr"
 
@@ -83,8 +83,11 @@ class Momentum(Sgd):
 class Adaptive(Sgd, ABC):
     """Adaptive server optimisers of FedOpt (Reddi et al. 2021, Algorithm 2).
 
-    m <- beta1 m + (1 - beta1) q
-    x <- x + server_lr m / (sqrt(v) + tau)
+        m <- beta1 m + (1 - beta1) q
+        x <- x + server_lr m / (sqrt(v) + tau)
+
+    q points from the server model x to the target of the drift correction. m is the first moment of q; v is the second
+    one, which each subclass updates in its own way.
     """
 
     server_lr: float = param(0.1, "server learning rate", above=0)
@@ -97,7 +100,7 @@ class Adaptive(Sgd, ABC):
     )
 
     def on_server(self) -> Fields:
-        """The moments m and v, and the number of rounds t for bias correction."""
+        """The moments m and v, and the number of rounds t for bias correction; clients receive none of them."""
         start = self.tau**2 if self.v_init is None else self.v_init
         return (
             vector("m", sent=False, momentum="descent"),
@@ -114,10 +117,10 @@ class Adaptive(Sgd, ABC):
         return v
 
     def step(self, x: Tensor, q: Tensor, state: State) -> tuple[Tensor, State]:
-        """Update the moments m of q and v of q^2 (or m^2), then x <- x + server_lr m / (sqrt(v) + tau).
+        """Update the moments m and v, then move the server model: x <- x + server_lr m / (sqrt(v) + tau).
 
-        q is the displacement towards the aggregated model; t counts rounds. ``bias_correction`` corrects both moments
-        for their initial values in this step, but stores them uncorrected, as in Adam.
+        v averages the squares of q, or of m with ``second_moment_of=momentum``; t counts rounds. ``bias_correction``
+        uses moments corrected for their initial values, but stores them uncorrected, as Adam does.
         """
         m = self.beta1 * state["m"] + (1 - self.beta1) * q
         squared = q**2 if self.second_moment_of == "displacement" else m**2

@@ -60,7 +60,15 @@ def vector(
     by_samples: bool = False,
     momentum: Literal["ascent", "descent"] | None = None,
 ) -> Field:
-    """Declare a state vector of shape (P,); the arguments are those of ``Field``."""
+    """Declare a vector of shape (P,) that a slot keeps or sends.
+
+    Args:
+        name: key of the vector in the state.
+        start: initial value of every entry; ``"model"`` starts as a copy of the initial model.
+        sent: for server state, whether clients receive it.
+        by_samples: for messages, whether to average by sample counts instead of uniformly.
+        momentum: for server state, marks a momentum, in units of gradients (ascent) or displacements (descent).
+    """
     return Field(name, True, start, sent, by_samples, momentum)
 
 
@@ -139,7 +147,7 @@ class CohortMeans(NamedTuple):
     z: Tensor
     """Broadcast model."""
     displacement: Tensor
-    """Mean displacement D_i, by the aggregation weights."""
+    """Mean of the displacements D_i, weighted by the aggregation weights."""
     uniform: Tensor
     """Uniform mean of the displacements, for duals and control variates."""
     direction: Tensor
@@ -165,7 +173,11 @@ def unit(v: Tensor) -> Tensor:
 
 
 class Slot:
-    """Base of drifts, perturbations, learning-rate schedules and server optimisers; stateless unless overridden."""
+    """Base class of an algorithm's components, which fill its slots.
+
+    These are drift corrections, perturbations, learning-rate schedules and server optimisers. By default a component
+    keeps no state and sends no messages.
+    """
 
     def on_server(self) -> Fields:
         """State that the server keeps for this slot."""
@@ -180,10 +192,10 @@ class Slot:
         return ()
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Return an explanation why this slot cannot be combined with the others, or None if it can.
+        """Return why this component cannot be combined with the algorithm's other ones, or None if it can.
 
         Args:
-            slots: the algorithm's slots by name: drift, perturbation, lr_schedule, server.
+            slots: all components of the algorithm by slot: drift, perturbation, lr_schedule, server.
         """
         return None
 
@@ -206,6 +218,9 @@ class Drift(Slot):
         d_k = g
         target = z + mean_S D_i
 
+    d_k is the direction of local step k and g the gradient of its batch. The target is what the server moves towards: z
+    is the broadcast model, D_i = y_K - z the displacement of client i, and mean_S the mean over the cohort S.
+
     >>> from torch import tensor
     >>> from fedflat.testing import cohort_means
     >>> means = cohort_means(z=[1.0, 2.0], displacement=[0.1, -0.1])
@@ -215,9 +230,9 @@ class Drift(Slot):
 
     @property
     def full_gradient(self) -> FullGradient:
-        """Which full-batch gradient at z the drift needs before local training.
+        """Which full-batch gradient at the broadcast model z a client needs before local training.
 
-        ``own``: the client's; ``common``: the mean over the cohort; ``none``: no such gradient.
+        ``own``: that of its own data; ``common``: the mean of these gradients over the cohort; ``none``: neither.
         """
         return "none"
 
@@ -243,8 +258,8 @@ class Drift(Slot):
         """The direction d_k of a local step, shape (P,).
 
         Args:
-            g: gradient at the perturbed point, shape (P,).
-            ctx: the client's context; ``ctx.y`` is the unperturbed iterate.
+            g: gradient of the current batch at the perturbed model, shape (P,).
+            ctx: the client's context; ``ctx.y`` is its model, without the perturbation.
             gradient: gradient of the current batch at any point, one backward pass per call.
         """
         return g
@@ -277,7 +292,7 @@ PERTURB_FROM = "data: ascend along the data gradient; total: along the drift-cor
 
 @dataclass(frozen=True)
 class Perturbation(Slot):
-    """No perturbation: the gradient is evaluated at the client's current weights y_k.
+    """No perturbation: gradients are evaluated at the client's model y_k itself, not at y_k + e.
 
     e = 0
     """
@@ -293,7 +308,7 @@ class Perturbation(Slot):
         return False
 
     def divergence_hint(self) -> str | None:
-        """Why a very large radius ``rho`` may make a run diverge; None for perturbations without a radius."""
+        """Why a radius ``rho`` above 10 may make a run diverge; None if it is smaller or there is no radius."""
         rho = getattr(self, "rho", 0)
         return f"rho={rho:g} evaluates gradients far from the model; lower it" if rho > LARGE_RHO else None
 
@@ -302,7 +317,7 @@ class Perturbation(Slot):
         return {}
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
-        """The offset e_k at which the gradient of a local step is evaluated, and changed local state.
+        """The offset e_k from the client's model y_k at which the gradient of a local step is evaluated.
 
         Args:
             ctx: the client's context.

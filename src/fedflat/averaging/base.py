@@ -37,7 +37,7 @@ class AverageState(ABC):
     """The state of an average during a run."""
 
     def before_round(self, round: int, x: Tensor) -> None:  # noqa: B027 - most averages need only ``update``
-        """See the server model ``x`` of shape (P,) with which ``round`` (counted from 0) starts."""
+        """Receive the server model ``x`` of shape (P,) with which ``round`` (counted from 0) starts."""
 
     @abstractmethod
     def update(self, round: int, x: Tensor) -> None:
@@ -45,9 +45,9 @@ class AverageState(ABC):
 
     @abstractmethod
     def model(self, x: Tensor) -> Tensor | None:
-        """The averaged model of shape (P,), in the dtype of the server model ``x``; None before averaging has begun.
+        """The averaged model of shape (P,); None before averaging has begun.
 
-        ``x`` also supplies the entries that the average leaves out.
+        ``x`` is the current server model. It gives the dtype, and the entries that the average leaves out.
         """
 
     @abstractmethod
@@ -73,7 +73,9 @@ class Average(ABC):
 
 
 def rounds_before(fraction: float, rounds: int) -> int:
-    """``fraction * rounds`` rounded down, ignoring floating-point error.
+    """The number of rounds in the first ``fraction`` of a run, rounded down.
+
+    Floating-point errors are ignored: 0.58 * 100, which is computed as 57.99..., counts as 58.
 
     >>> rounds_before(0.58, 100), rounds_before(0.75, 10)
     (58, 7)

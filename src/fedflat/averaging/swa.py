@@ -47,7 +47,7 @@ class Swa(Average):
         return self._state(info)
 
     def warning(self, info: RunInfo) -> str | None:
-        """A warning if the run is too short to capture a single model, otherwise None."""
+        """Why the run captures no model and what to change; None if it captures at least one."""
         state = self._state(info)
         if any(state.captures(round) for round in range(state.start, info.rounds)):
             return None
@@ -57,7 +57,8 @@ class Swa(Average):
         )
 
     def _state(self, info: RunInfo) -> SwaState:
-        """The initial state; a run that continues another one cannot average that run's rounds."""
+        """The initial state; averaging begins after the fraction ``self.start`` of the rounds."""
+        # A run that continues another one cannot average the rounds of that run.
         start = max(rounds_before(self.start, info.rounds), info.first)
         return SwaState(self, start, self.every or info.cycle)
 
@@ -67,25 +68,26 @@ class SwaState(AverageState):
 
     Args:
         spec: the average's parameters.
-        start: round before which averaging begins.
+        start: averaging begins with the server model at the start of this round (counted from 0).
         cycle: rounds between captures (c).
     """
 
     def __init__(self, spec: Swa, start: int, cycle: int) -> None:
-        """Start without a mean; averaging begins before round ``start`` and captures every ``cycle`` rounds."""
+        """Start without a mean, which ``before_round`` sets in round ``start``; capture every ``cycle`` rounds."""
         self.spec, self.start, self.cycle = spec, start, cycle
         self.mean: Tensor | None = None
         self.captured = 0
 
     def before_round(self, round: int, x: Tensor) -> None:
-        """Start the mean at the server model ``x`` when averaging begins."""
+        """Set the mean to the server model ``x`` if averaging begins with this round (counted from 0)."""
         if round == self.start:
             self.mean = x.double()
 
     def update(self, round: int, x: Tensor) -> None:
         """Capture the server model x that ``round`` produced: w <- (n w + x) / (n + 1), with w the mean of n models.
 
-        Before averaging has begun (w is None), and in rounds that are not captured, nothing changes.
+        Nothing changes before averaging has begun (w is None) and in rounds that are not captured. With
+        ``weighting=literal``, n is the number of cycles since round 0, as printed in the paper.
         """
         if self.mean is None or not self.captures(round):
             return
@@ -96,8 +98,9 @@ class SwaState(AverageState):
     def captures(self, round: int) -> bool:
         """Whether the model that ``round`` (counted from 0) produces enters the mean.
 
-        ``cycle_end`` captures in the last round of each cycle, where the learning rate is lowest. ``released`` captures
-        every ``cycle`` rounds from ``start``; ``start`` itself counts only for the weighting that the paper prints.
+        ``capture_phase=cycle_end`` captures in the last round of each cycle, where the learning rate is lowest. With
+        ``released``, captures are ``cycle`` rounds apart, counted from ``start``; round ``start`` itself is captured
+        only with the paper's ``weighting=literal``.
         """
         if self.spec.capture_phase == "cycle_end":
             return round >= self.start and (round + 1) % self.cycle == 0

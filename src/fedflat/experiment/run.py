@@ -277,12 +277,12 @@ class Run:
     def _evaluate(self) -> None:
         """Evaluate all models on all held-out sets, and append the metrics and costs to the history."""
         models = self.models()
-        scores = self.engine.evaluate(models, self.problem.held_out)
+        scores = self.engine.evaluate(models, self.problem.evaluation_sets)
         cost = self.server.cost
         bytes_per_float = torch.finfo(self.problem.dtype).bits // 8
         record: dict[str, Any] = {"round": self.rounds, "train_loss": finite_or_none(self.loss)}
-        for held_out in self.problem.held_out:
-            record[held_out] = {name: self._metrics(sets[held_out]) for name, sets in scores.items()}
+        for set_name in self.problem.evaluation_sets:
+            record[set_name] = {name: self._metrics(sets[set_name]) for name, sets in scores.items()}
         record |= {"backward_passes": cost.backward_passes, "samples": cost.samples}
         record |= {"bytes_down": cost.floats_down * bytes_per_float, "bytes_up": cost.floats_up * bytes_per_float}
         timing: dict[str, Any] = {"round": self.rounds}

@@ -21,7 +21,8 @@ class Acg(Drift):
         m <- lam m + mean_S D_i
         x <- x + m
 
-    m is the server's momentum. Clients start from z, the server model x moved ahead by lam m.
+    m is the server's momentum. Clients start from z, the server model x moved ahead by lam m. D_i = y_K - z is the
+    displacement of client i, and mean_S the mean over the cohort.
 
     >>> from torch import tensor
     >>> from fedflat.testing import cohort_means
@@ -50,7 +51,7 @@ class Acg(Drift):
         return means.z + means.displacement, {"m": self.lam * server["m"] + means.displacement}
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Why the server optimiser among ``slots`` cannot be used, or None if it is plain SGD with ``server_lr`` 1."""
+        """Why FedACG and the server optimiser in ``slots`` cannot be combined; None for SGD with ``server_lr`` 1."""
         if slots["server"] == Sgd():
             return None
         return "FedACG has its own server momentum and allows only the server optimiser sgd(server_lr=1)"

@@ -19,8 +19,9 @@ class AdaBest(Drift):
         a = mean_S y_K
         target = a + beta (a - a_previous)
 
-    h_i is the estimate of client i's bias, a the mean of the cohort's models in this round, and a_previous that of the
-    previous round. Rounds are counted from t = 1; last_i is the round in which client i last participated, initially 0.
+    h_i is the estimate of client i's bias, a the mean of the clients' final models y_K over the cohort S, and
+    a_previous that of the previous round. z is the broadcast model. Rounds are counted from t = 1; last_i is the round
+    in which client i last participated, initially 0.
 
     >>> from fedflat.testing import cohort_means, local_context
     >>> ctx = local_context(y=[1.0, 3.0], z=[1.0, 1.0], client={"h": [0.4, 0.4], "last": 0.0}, round=1)
@@ -46,7 +47,7 @@ class AdaBest(Drift):
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
         """Update the client's bias estimate, h_i <- h_i / (t - last_i) - mu D_i, and last_i <- t; sends no message.
 
-        D_i = y - z is the displacement and last_i the client's previous round; t counts from 1.
+        D_i = y_K - z is the displacement and last_i the last round in which the client participated; t counts from 1.
         """
         t = ctx.round + 1
         h = ctx.client["h"] / (t - ctx.client["last"]) - self.mu * ctx.displacement

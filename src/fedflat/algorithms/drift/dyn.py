@@ -19,9 +19,10 @@ class Dyn(Drift):
         a_i <- a_i + D_i
         target = mean_S y_K + mean_all a_i
 
-    a_i is the dual variable of client i: the sum of its displacements D_i over all rounds so far (the paper's dual is
-    -alpha a_i). mean_S is the mean over the round's cohort, mean_all that over all N clients. The FedSpeed paper uses
-    the duals of the cohort only, target = mean_S (y_K + a_i), which ``dual_scope=active`` selects.
+    a_i is the dual variable of client i: the sum of its displacements D_i = y_K - z over all rounds so far (the paper's
+    dual is -alpha a_i). z is the broadcast model and y_K the client's model after K local steps. mean_S is the mean
+    over the round's cohort, mean_all that over all N clients. The FedSpeed paper uses the duals of the cohort only,
+    target = mean_S (y_K + a_i), which ``dual_scope=active`` selects.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -37,7 +38,10 @@ class Dyn(Drift):
     all_mean: bool = param(False, "also evaluate the mean of all clients' latest models; clients keep one more vector")
 
     def on_server(self) -> Fields:
-        """The mean dual ``a``, and the models to evaluate: ``active``, and ``everyone`` if ``all_mean``."""
+        """``a`` is the mean of all clients' duals, ``active`` the mean of the cohort's models.
+
+        With ``all_mean``, ``everyone`` is the mean of all clients' latest models.
+        """
         fields = (vector("a", sent=False), vector("active", start="model", sent=False))
         return (*fields, vector("everyone", start="model", sent=False)) if self.all_mean else fields
 
@@ -76,14 +80,16 @@ class Dyn(Drift):
         target = means.z + means.displacement
         state = {"active": target}
         if self.all_mean:
+            # Only the cohort's models change, so the mean over all clients changes by |S| / N times the mean change.
             state["everyone"] = server["everyone"] + means.share * means.mean["change"]
         if self.dual_scope == "active":
             return target, state
+        # Only the duals of the cohort S change, each by D_i: their mean over all N clients by |S| / N mean_S D_i.
         a = server["a"] + means.share * means.uniform
         return target + a, state | {"a": a}
 
     def robust_aggregation_conflict(self) -> str | None:
-        """Why a robust aggregation must not replace the mean; None if the server keeps no mean of client state."""
+        """Why robust aggregation must not replace the mean; None if the server keeps no mean over all clients."""
         if self.dual_scope == "active" and not self.all_mean:
             return None
         return "the server's dual must equal the mean of the clients' duals"
@@ -98,7 +104,7 @@ class Dyn(Drift):
     def evaluated(self, server: State) -> State:
         """Further models to evaluate, by name: means of the cohort's and of all clients' models, without the dual."""
         models = {}
-        if self.dual_scope == "all":
+        if self.dual_scope == "all":  # otherwise the target is the cohort's mean itself
             models["active mean"] = server["active"]
         if self.all_mean:
             models["all mean"] = server["everyone"]

@@ -18,7 +18,9 @@ class FrozenMomentum(Drift):
         d_k = q_k + beta m
         m <- G + beta m
 
-    With ``form=ema``, q_k and G are multiplied by 1 - beta.
+    d_k is the direction of local step k and q_k its gradient, which a subclass may correct. m is the server's momentum,
+    and G the cohort's mean full-batch gradient at the broadcast model. With ``form=ema``, q_k and G are multiplied by
+    1 - beta.
     """
 
     beta: float = param(0.0, "momentum coefficient; 0 is plain SGD", low=0, high=1)
@@ -35,17 +37,20 @@ class FrozenMomentum(Drift):
         return (vector("m", momentum="ascent"),) if self.beta else ()
 
     def _with_momentum(self, gradient: Tensor, ctx: LocalContext) -> Tensor:
-        """The direction d_k = q_k + beta m of a step: the gradient q_k, shape (P,), plus the server's momentum."""
+        """The direction d_k = q_k + beta m of a step, where ``gradient`` is q_k of shape (P,).
+
+        Without momentum (beta = 0), the server sends no m.
+        """
         d = self._gradient_weight * gradient
         return d + self.beta * ctx.server["m"] if self.beta else d
 
-    def _target(self, means: CohortMeans, server: State, gradient: Tensor | None) -> tuple[Tensor, State]:
-        """The target model, and the server momentum m updated with the cohort's full-batch gradient G.
+    def _target_and_momentum(self, means: CohortMeans, server: State, gradient: Tensor | None) -> tuple[Tensor, State]:
+        """The target model, i.e. the mean of the cohort's models, and the new server momentum m <- G + beta m.
 
         Args:
             means: averages over the cohort.
             server: the drift's server state.
-            gradient: G, shape (P,); None is allowed only without momentum (beta = 0).
+            gradient: G, the cohort's mean full-batch gradient, shape (P,); None only without momentum (beta = 0).
         """
         target = means.z + means.displacement
         if not self.beta:
@@ -86,12 +91,15 @@ class Mime(FrozenMomentum):
         return "every client trains with the mean of the cohort's gradients"
 
     def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
-        """Momentum plus g(y_k) - g(z) + G; z is shifted by the same perturbation as y_k."""
+        """The direction g(y_k) - g(z) + G + beta m, where ``g`` is g(y_k) and ``gradient`` computes g(z).
+
+        A perturbation of y_k, which ``g`` includes, is applied to z as well.
+        """
         assert ctx.common_gradient is not None
         return self._with_momentum(g - gradient(ctx.perturbed(ctx.z)) + ctx.common_gradient, ctx)
 
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
-        return self._target(means, server, means.common_gradient)
+        return self._target_and_momentum(means, server, means.common_gradient)
 
 
 @dataclass(frozen=True)
@@ -126,4 +134,4 @@ class MimeLite(FrozenMomentum):
         return {}, {} if ctx.own_gradient is None else {"gradient": ctx.own_gradient}
 
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
-        return self._target(means, server, means.mean.get("gradient"))
+        return self._target_and_momentum(means, server, means.mean.get("gradient"))

@@ -19,8 +19,10 @@ class Mo(Drift):
         c_i+ = c_i - m + (z - y_K) / H
         m <- m + gamma mean_S (c_i+ - m)
 
-    c_i is the control variate of client i, c_i+ its new value after the round, and m the server's momentum. The
-    equations are the paper's option II; with ``option=I``, c_i+ is instead the client's full-batch gradient at z.
+    c_i is the control variate of client i, c_i+ its new value after the round, and m the server's momentum. z is the
+    broadcast model, y_K the client's model after its K local steps, H the sum of their learning rates, and mean_S the
+    mean over the cohort. The equations are the paper's option II; with ``option=I``, c_i+ is instead the client's
+    full-batch gradient at z.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -65,17 +67,21 @@ class Mo(Drift):
         return g + ctx.local["correction"]
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """Keep the new control variate c_i+ and send c_i+ - m.
+        """Keep the new control variate c_i+ as client state, and send c_i+ - m.
 
-        Option I: c_i+ is the client's full-batch gradient. Option II: c_i - m + (z - y_K) / H, without that gradient.
+        With option I, c_i+ is the client's full-batch gradient. With option II, that gradient is not computed (None),
+        and c_i+ is c_i - m + (z - y_K) / H.
         """
-        c = ctx.own_gradient
-        if c is None:
-            c = ctx.client["c"] - ctx.server["m"] + (ctx.z - ctx.y) / self._normaliser(ctx)
-        return {"c": c}, {"dm": c - ctx.server["m"]}
+        new_c = ctx.own_gradient
+        if new_c is None:
+            new_c = ctx.client["c"] - ctx.server["m"] + (ctx.z - ctx.y) / self._normaliser(ctx)
+        return {"c": new_c}, {"dm": new_c - ctx.server["m"]}
 
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
-        """Move the model by the mean displacement, and the server momentum m by gamma mean_S (c_i+ - m)."""
+        """Move the model by the mean displacement, and the server momentum m by gamma mean_S (c_i+ - m).
+
+        Round 0 may have its own gamma, as in the published code.
+        """
         gamma = self.gamma
         if means.round == 0 and self.gamma_first_round is not None:
             gamma = self.gamma_first_round

@@ -19,8 +19,10 @@ class Scaffold(Drift):
         c_i+ = c_i - c + (z - y_K) / H
         c <- c + (|S| / N) mean_S (c_i+ - c_i)
 
-    c_i is the control variate of client i, c_i+ its new value after the round, and c the server's control variate. The
-    equations are the paper's option II; with ``option=I``, c_i+ is instead the client's full-batch gradient at z.
+    c_i is the control variate of client i, c_i+ its new value after the round, and c the server's control variate. z is
+    the broadcast model, y_K the client's model after its K local steps, H the sum of their learning rates, and mean_S
+    the mean over the cohort; |S| of the N clients are in the cohort. The equations are the paper's option II; with
+    ``option=I``, c_i+ is instead the client's full-batch gradient at z.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -56,14 +58,15 @@ class Scaffold(Drift):
         return g + ctx.local["correction"]
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """Keep the new control variate c_i+ and send c_i+ - c_i.
+        """Keep the new control variate c_i+ as client state, and send c_i+ - c_i.
 
-        Option I: c_i+ is the client's full-batch gradient. Option II: c_i - c + (z - y_K) / H, without that gradient.
+        With option I, c_i+ is the client's full-batch gradient. With option II, that gradient is not computed (None),
+        and c_i+ is c_i - c + (z - y_K) / H.
         """
-        c = ctx.own_gradient
-        if c is None:
-            c = ctx.client["c"] - ctx.server["c"] + ctx.mean_direction
-        return {"c": c}, {"dc": c - ctx.client["c"]}
+        new_c = ctx.own_gradient
+        if new_c is None:
+            new_c = ctx.client["c"] - ctx.server["c"] + ctx.mean_direction
+        return {"c": new_c}, {"dc": new_c - ctx.client["c"]}
 
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
         return means.z + means.displacement, {"c": server["c"] + means.share * means.mean["dc"]}

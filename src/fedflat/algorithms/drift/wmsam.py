@@ -28,9 +28,11 @@ class Wmsam(Drift):
         Delta <- mean_S (z - y_K) / H
 
     Delta is the server's momentum. c is the server's control variate, c_i that of client i, and c_i+ the client's new
-    control variate after the round. sim_i measures how much a client's displacement D_i disagrees with the momentum;
-    the mean of sim_i over the cohort adapts alpha, the weight of the gradient. C1 to C3 are the three components of the
-    method in the authors' slides.
+    control variate after the round. z is the broadcast model, y_K the client's model after its K local steps, H the sum
+    of their learning rates, and mean_S the mean over the cohort; |S| of the N clients are in the cohort. sim_i measures
+    how much a client's displacement D_i = y_K - z disagrees with the momentum: Delta points uphill, so a cosine of -1
+    is full agreement. The mean of sim_i over the cohort adapts alpha, the weight of the gradient. C1 to C3 are the
+    three components of the method in the authors' slides.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -62,11 +64,11 @@ class Wmsam(Drift):
         return (vector("dc"), scalar("signal")) if self.personal else (scalar("signal"),)
 
     def begin(self, ctx: LocalContext) -> State:
-        """The part of the direction d_k that stays constant within the round, alpha r_i + (1 - alpha) Delta.
+        """Two vectors that stay constant within the round.
 
-        alpha is the adaptive weight of gradients, Delta the server's momentum and r_i = c - c_i the client's
-        correction. ``personal momentum`` is Delta_i = Delta + alpha / (1 - alpha) r_i, which the perturbation
-        ``guided`` follows.
+        ``constant`` is alpha r_i + (1 - alpha) Delta, which the direction d_k adds to alpha g. ``personal momentum`` is
+        Delta_i = Delta + alpha / (1 - alpha) r_i, which the perturbation ``guided`` follows. r_i = c - c_i is the
+        client's correction, or zero without ``personal``.
         """
         alpha, momentum = ctx.server["alpha"], ctx.server["momentum"]
         r = ctx.server["c"] - ctx.client["c"] if self.personal else torch.zeros_like(momentum)
@@ -76,34 +78,34 @@ class Wmsam(Drift):
         return ctx.server["alpha"] * g + ctx.local["constant"]
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """Keep the new control variate c_i+ = c_i - c + (z - y_K) / H, as in SCAFFOLD, and send c_i+ - c_i.
+        """Keep the new control variate c_i+ = c_i - c + (z - y_K) / H as client state, and send c_i+ - c_i and sim_i.
 
-        Also sends ``signal``, how far the client's displacement agrees with the server's momentum.
+        There are no control variates unless ``personal``. The message ``signal`` is sim_i.
         """
         signal = self._signal(ctx.displacement, ctx.server["momentum"])
         if not self.personal:
             return {}, {"signal": signal}
-        c = ctx.client["c"] - ctx.server["c"] + ctx.mean_direction
-        return {"c": c}, {"dc": c - ctx.client["c"], "signal": signal}
+        new_c = ctx.client["c"] - ctx.server["c"] + ctx.mean_direction
+        return {"c": new_c}, {"dc": new_c - ctx.client["c"], "signal": signal}
 
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
         """Update the weight alpha, momentum Delta and control variate c; the model moves by the mean displacement."""
         alpha = (1 - self.lam) * server["alpha"] + self.lam * means.mean["signal"].clamp(*SIGNAL_RANGE)
         state = {"momentum": means.direction, "alpha": alpha}
         if self.personal:
-            state["c"] = server["c"] + means.share * means.mean["dc"]
+            state["c"] = server["c"] + means.share * means.mean["dc"]  # the share is |S| / N
         return means.z + means.displacement, state
 
     def robust_aggregation_conflict(self) -> str | None:
-        """Why a robust aggregation must not replace the mean; None without control variates."""
+        """Why robust aggregation must not replace the mean; None without control variates (``personal=False``)."""
         if not self.personal:
             return None
         return "the server's control variate must equal the mean of the clients' control variates"
 
     def _signal(self, displacement: Tensor, momentum: Tensor) -> Tensor:
-        """The signal sim_i for the weight alpha, from the cosine of D_i (``displacement``) and Delta (``momentum``).
+        """sim_i, the signal that adapts alpha, from the cosine of D_i (``displacement``) and Delta (``momentum``).
 
-        It is 0 if either vector is 0, which leaves their cosine undefined.
+        It is 0 if either vector is 0, because their cosine is then undefined.
         """
         norms = displacement.norm() * momentum.norm()
         cosine = (displacement @ momentum) / norms.clamp(min=torch.finfo(norms.dtype).tiny)

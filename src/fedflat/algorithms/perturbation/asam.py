@@ -51,9 +51,9 @@ class Asam(Perturbation):
         return {"scaled": ctx.layout.indicator(lambda name: self.scope == "all" or "weight" in name, ctx.z)}
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
-        """The offset e = rho T unit(T g(y_k)) and no changed state; no offset if rho is 0.
+        """The offset e = rho T q / ||q|| with q = T g(y_k), or None if rho is 0; no local state changes.
 
-        T = |y_k| + eta scales each entry of the model y_k; it is 1 for parameters that are not scaled.
+        ``local["scaled"]`` marks the entries with T = |y_k| + eta; in all others T is 1.
         """
         if self.rho == 0:
             return None, {}

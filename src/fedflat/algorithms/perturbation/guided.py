@@ -21,9 +21,9 @@ class Guided(Perturbation):
         e_k = rho unit((z + k Delta_i) - y_k)
         g = g(y_k + e_k)
 
-    Delta_i = Delta + alpha / (1 - alpha) (c - c_i) is the personalised momentum of client i. The drift correction
-    ``wmsam`` provides the server's momentum Delta and the control variates c and c_i. The first local step (k = 0) has
-    no perturbation.
+    unit(v) is v / ||v||, z the broadcast model and y_k the client's model after k local steps. Delta_i = Delta + alpha
+    / (1 - alpha) (c - c_i) is the personalised momentum of client i. The drift correction ``wmsam`` provides the
+    server's momentum Delta and the control variates c and c_i. The first local step (k = 0) has no perturbation.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -39,9 +39,11 @@ class Guided(Perturbation):
     )
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
-        """The offset e_k = rho unit((z + k Delta_i) - y_k) and no changed state; no offset if rho is 0.
+        """The offset e_k = rho unit((z + k Delta_i) - y_k), or None if rho is 0; no local state changes.
 
-        z + k Delta_i is where k steps along the personalised momentum Delta_i would have led from the received model z.
+        z + k Delta_i is where k steps along the personalised momentum Delta_i would have led from z.
+        ``perturb_sign=-1`` and ``indexing=tensor`` reproduce the published code: the opposite offset, and one scalar
+        per parameter tensor instead of a unit vector.
         """
         if self.rho == 0:
             return None, {}
@@ -50,7 +52,7 @@ class Guided(Perturbation):
         return self.perturb_sign * self.rho * direction, {}
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Why the drift among ``slots`` offers no personalised momentum to follow, or None if it does."""
+        """Why the drift in ``slots`` offers no personalised momentum to follow; None if it does."""
         drift = slots["drift"]
         if not isinstance(drift, Wmsam):
             return "the guided perturbation follows FedWMSAM's personalised momentum and requires the drift wmsam"

@@ -54,10 +54,11 @@ class Lesam(Perturbation):
         return (vector("last"), scalar("seen")) if self.direction == "client" else ()
 
     def begin(self, ctx: LocalContext) -> State:
-        """The round's offset e = rho unit(w_old - z), where z is the received model and w_old the one received before.
+        """The offset e = rho (w_old - z) / ||w_old - z|| of this round, where z is the broadcast model.
 
-        In a client's first round ``seen`` is 0, and so is the offset. With ``direction=global``, z - w_old is the
-        server's last step.
+        With ``direction=client``, w_old is the model that the client received when it last participated; before that,
+        ``seen`` is 0, and so is the offset. With ``direction=global``, z - w_old is the server's last step.
+        ``indexing=tensor`` reproduces the published code: one scalar per parameter tensor instead of a unit vector.
         """
         if self.direction == "client":
             direction = ctx.client["seen"] * (ctx.client["last"] - ctx.z)
@@ -67,13 +68,16 @@ class Lesam(Perturbation):
         return {"offset": self.rho * direction}
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
-        """The offset that ``begin`` computed for the whole round."""
+        """The offset that ``begin`` computed for the whole round, or None if rho is 0; no local state changes."""
         if self.rho == 0:
             return None, {}
         return ctx.local["offset"], {}
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """Keep the received model z as w_old of the client's next round, and mark the client as seen."""
+        """Keep the broadcast model z, which is w_old when the client participates next, and mark the client as seen.
+
+        With ``direction=global`` clients keep nothing.
+        """
         if self.direction == "global":
             return {}, {}
         return {"last": ctx.z, "seen": ctx.lr_sum.new_ones(())}, {}

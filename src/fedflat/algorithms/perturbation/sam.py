@@ -46,9 +46,10 @@ class Sam(Perturbation):
         return {} if self.share == 1 else {"ascent": torch.zeros_like(ctx.z)}
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
-        """The offset e = rho unit(g(y_k)), None if rho is 0, and the local state that changes.
+        """The offset e = rho g(y_k) / ||g(y_k)||, or None if rho is 0, and the local state that changes.
 
-        g(y_k) is the gradient at the client's model; ``blend`` needs it again if ``share`` is below 1.
+        With ``normalise=False``, e is rho g(y_k). If ``share`` is below 1, g(y_k), the gradient at the client's model,
+        is kept for ``blend``.
         """
         if self.rho == 0:
             return None, {}
@@ -58,12 +59,12 @@ class Sam(Perturbation):
 
     def blend(self, g: Tensor, ctx: LocalContext) -> Tensor:
         """(1 - share) g(y_k) + share g(y_k + e), where ``g`` is g(y_k + e), the gradient at the perturbed point."""
-        if self.share == 1 or self.rho == 0:
+        if self.share == 1 or self.rho == 0:  # with rho = 0 both gradients are the same, and ``offset`` kept none
             return g
         return (1 - self.share) * ctx.local["ascent"] + self.share * g
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Why these parameters contradict each other, or None; every other slot is allowed."""
+        """Why ``share`` and ``perturb_from`` contradict each other; None if they do not. ``slots`` do not matter."""
         if self.share == 1 or self.perturb_from == "data":
             return None
         return "share below 1 blends data gradients and would add the drift correction twice; use perturb_from=data"

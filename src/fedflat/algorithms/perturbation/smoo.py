@@ -23,9 +23,10 @@ class Smoo(Perturbation):
         g = g(y_k + sh)
         s <- rho unit(mean_S (mu_i - sh))
 
-    sh is the perturbation of a client's step, s the global perturbation that the server estimates, and mu_i the dual
-    variable of client i, which changes at every step and is kept between rounds. To compute s, the server uses sh of
-    each client's last step; with ``s_source=dual`` it uses mu_i alone, as FL-Simulator does.
+    unit(v) is v / ||v||. sh is the perturbation of a client's step, s the global perturbation that the server
+    estimates, and mu_i the dual variable of client i, which changes at every step and is kept between rounds. To
+    compute s, the server uses sh of each client's last step; with ``s_source=dual`` it uses mu_i alone, as FL-Simulator
+    does.
 
     >>> from fedflat.testing import local_context
     >>> ctx = local_context(y=[2.0, 2.5], z=[0.0, 0.0], server={"s": [0.0, 0.0]}, local={"mu": [1.0, 1.0]})
@@ -54,9 +55,10 @@ class Smoo(Perturbation):
         return {"mu": ctx.client["mu"], "sh": torch.zeros_like(ctx.z)}
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
-        """The offset sh = rho unit(g(y_k) - mu_i - s), None if rho is 0; the dual mu_i becomes mu_i + sh - s.
+        """The offset sh = rho unit(g(y_k) - mu_i - s), or None if rho is 0, and the new dual mu_i + sh - s.
 
-        g(y_k) is the gradient at the client's model, and s the server's mean perturbation.
+        g(y_k) is the gradient at the client's model, s the server's estimate of the global perturbation, and unit(v) is
+        v / ||v||. ``finish`` needs the last sh.
         """
         if self.rho == 0:
             return None, {}
@@ -76,7 +78,7 @@ class Smoo(Perturbation):
         return {"s": self.rho * unit(means.mean["s"])}
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Why the drift among ``slots`` cannot be used, or None if it is ``dyn``."""
+        """Why this perturbation cannot be combined with the drift in ``slots``; None if that is ``dyn``."""
         if isinstance(slots["drift"], Dyn):
             return None
         return "FedSMOO's perturbation is part of FedDyn's dual problem and requires the drift dyn"

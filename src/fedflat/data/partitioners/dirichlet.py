@@ -53,9 +53,10 @@ class Dirichlet(ClassCountPartitioner):
 
 @dataclass(frozen=True)
 class DirichletReuse(ClassCountPartitioner):
-    """As ``dirichlet``, but an exhausted class is dealt again from its start: some examples go to two clients.
+    """Like ``dirichlet``, but the examples of an exhausted class are assigned again: some go to several clients.
 
-    Other examples go to no client, because all clients together still get as many examples as there are.
+    Some other examples go to no client, because the clients together still get as many examples as the training set
+    has.
 
     This is the partition in the released code of FedSWA, FL-Simulator, FedLESAM and FedWMSAM.
     """

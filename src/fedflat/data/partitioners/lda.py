@@ -17,9 +17,9 @@ class DirichletLda(ClassCountPartitioner):
 
     p holds the share of each class in the training set, and all clients get the same number of examples. Here alpha is
     the sum over all C classes, i.e. C times the alpha of ``dirichlet`` (Hsu et al. 2019). A client that draws an
-    exhausted class draws a new q over the remaining classes, so every example is used once. The FedSAM (2022) and
-    WiMA (2023) papers use partition files of Hsu et al. (2020), whose clients have on average 1.3 classes on CIFAR-10
-    (alpha 0.05) and 5 on CIFAR-100 (alpha 0.5); this partition has about as many.
+    exhausted class draws a new q over the remaining classes, so every example is used once. The FedSAM (2022) and WiMA
+    (2023) papers use partition files of Hsu et al. (2020), whose clients have on average 1.3 classes on CIFAR-10 (alpha
+    0.05) and 5 on CIFAR-100 (alpha 0.5); here, clients have about as many classes.
     """
 
     citation = "Hsu et al. 2019; the files of Hsu et al. 2020, used by FedSAM (2022) and WiMA (2023)"

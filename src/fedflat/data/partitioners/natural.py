@@ -15,7 +15,8 @@ from fedflat.text import param
 class Natural(Partitioner):
     """Every writer, role, city or domain of the dataset is a client.
 
-    With ``largest``, a writer, role, city or domain with more examples than that becomes several clients.
+    If a natural client (a writer, role, city or domain) has more than ``largest`` examples, it is divided into several
+    clients.
     """
 
     by_label = False

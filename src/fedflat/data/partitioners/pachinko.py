@@ -23,10 +23,10 @@ from fedflat.text import param
 class Pachinko(Partitioner):
     """Each client draws probabilities q ~ Dir(alpha) of coarse labels and r ~ Dir(beta) of each one's fine labels.
 
-    The client then draws its examples: a coarse label from q and one of its fine labels from r. All clients get the
-    same number of examples, and every example is used once. An exhausted fine label is removed from its r, an exhausted
-    coarse label from q, and the rest is renormalised (Li and McCallum 2006). Reddi et al. 2021 partition CIFAR-100 in
-    this way into 500 clients of 100 examples.
+    For each of its examples, the client draws a coarse label from q and then one of that label's fine labels from r.
+    All clients get the same number of examples, and every example is used once. An exhausted fine label is removed from
+    its r, an exhausted coarse label from q, and the rest is renormalised (Li and McCallum 2006). Reddi et al. 2021
+    partition CIFAR-100 in this way into 500 clients of 100 examples.
     """
 
     citation = "Li and McCallum 2006; Reddi et al. 2021"

@@ -21,10 +21,11 @@ Assignment = npt.NDArray[np.bool_]
 class Pathological(ClassCountPartitioner):
     """Every client has exactly ``classes`` classes, clients are equally large, and every example is used once.
 
-    The usual method, dealing shards of the examples sorted by class, guarantees this only if shards end at class
-    boundaries. Here classes are assigned to clients at random, large classes to more clients than small ones. The
-    number of examples that a client gets of each of its classes is then chosen by a maximum-flow computation that makes
-    the smallest of these numbers as large as possible; if all classes are equally large, all these numbers are equal.
+    The usual method sorts the examples by class and gives each client a few contiguous shards; a client then has the
+    intended number of classes only if shards end at class boundaries. Here classes are assigned to clients at random,
+    large classes to more clients than small ones. The number of examples that a client gets of each of its classes is
+    then chosen by a maximum-flow computation that makes the smallest of these numbers as large as possible; if all
+    classes are equally large, all these numbers are equal.
     """
 
     citation = "McMahan et al. 2017"

@@ -20,7 +20,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Iid(ClassCountPartitioner):
-    """Every client gets random examples; all clients get equally many, or lognormal numbers of them with ``sigma``."""
+    """Clients get equal numbers of random examples or, with ``sigma``, lognormally distributed numbers of them."""
 
     by_label = False
     sizes = "equal or lognormal"

@@ -20,7 +20,7 @@ class Virtual(Partitioner):
 
     If examples do not have one class each (regression, multi-label, masks), a client draws from all of them alike.
     Different clients may have the same examples. A client's examples are drawn when the client is first used, from the
-    seed and the client's number, so the cost depends on the clients used, not on how many there are.
+    seed and the client's number, so the cost depends on how many clients are used, not on how many there are.
     """
 
     by_label = False

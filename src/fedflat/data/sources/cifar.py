@@ -26,7 +26,7 @@ PIXELS = 3 * 32 * 32
 
 @dataclass(frozen=True)
 class Cifar(FileSource[dict[str, Any]]):
-    """Images of 3x32x32 pixels in pickled batches.
+    """The colour images of 32x32 pixels are read from the published pickle files.
 
     Attributes:
         labels: keys of the labels in a batch; the targets come last.

@@ -78,7 +78,7 @@ class Cityscapes(FolderSource):
 
 CITYSCAPES = Cityscapes(
     "cityscapes",
-    "street scenes of 21 cities, each pixel of one of 19 classes",
+    "street scenes of 21 cities, with one of 19 classes for each pixel",
     roots=("cityscapes", "Cityscapes"),
     instructions=(
         "download leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip at "

@@ -31,7 +31,7 @@ LABELS = "labels"
 
 @dataclass(frozen=True)
 class CorruptedCifar(FileSource[MappedTensor]):
-    """The test images of CIFAR-10 or CIFAR-100 under each corruption and severity (Hendrycks and Dietterich 2019).
+    """All 10,000 test images are available for each corruption and severity (Hendrycks and Dietterich 2019).
 
     Attributes:
         root: folder of the files.

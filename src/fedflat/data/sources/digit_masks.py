@@ -50,7 +50,7 @@ class WeatherOptions:
 
 @dataclass(frozen=True)
 class DigitMasks(DatasetSource):
-    """1,797 greyscale images of 32x32 pixels with masks; each image has one of five simulated weathers, in turn."""
+    """There are 1,797 greyscale images of 32x32 pixels with masks; the five weathers alternate from image to image."""
 
     options: WeatherOptions = field(default=WeatherOptions(), kw_only=True)
 
@@ -84,7 +84,7 @@ def _add_weather_and_masks(examples: Examples) -> Examples:
 
 DIGIT_MASKS = DigitMasks(
     "digit_masks",
-    "the digits of scikit-learn in five weathers, each pixel of one of 11 classes",
+    "the digits of scikit-learn in five simulated weathers, with one of 11 classes for each pixel",
     card=DatasetCard(
         examples="1,442 / 355",
         shape="1x32x32, masks",

@@ -17,7 +17,7 @@ from fedflat.data.sources.source import DatasetCard, DatasetSource
 
 @dataclass(frozen=True)
 class Digits(DatasetSource):
-    """1,797 greyscale images of 8x8 pixels with 17 levels; every fifth example of each class is a test example."""
+    """There are 1,797 images of 8x8 pixels with 17 grey levels; every fifth example of each class is a test example."""
 
     def read(self, data_dir: Path) -> Dataset:
         """Scale the grey levels from 0-16 to 0-255, and divide the examples into training and test set."""

@@ -174,6 +174,9 @@ OFFICE_HOME = DomainFolders(
 )
 
 USER_DOMAINS = DomainFolders(
-    "domains", "your images, <domain>/<class>/*.jpg", options=UserDomainOptions(), example="domains(path=pets,size=64)"
+    "domains",
+    "your images of several domains, as <domain>/<class>/*.jpg",
+    options=UserDomainOptions(),
+    example="domains(path=pets,size=64)",
 )
 SOURCES = (OFFICE_HOME, PACS, USER_DOMAINS)

@@ -19,7 +19,7 @@ SIDE = 28
 
 @dataclass(frozen=True)
 class Femnist(Leaf):
-    """Images are greyscale with 28x28 pixels, dark strokes on white, stored as bytes (LEAF divides them by 255)."""
+    """Images show dark strokes on white. LEAF stores pixels divided by 255, which fedflat converts back to bytes."""
 
     def convert(self, x: list[Any], y: list[Any]) -> ArraysByName:
         """Convert one writer's examples to arrays; raises a ``ValueError`` for invalid ones.

@@ -79,6 +79,6 @@ def _files_by_class(tree: Tree, folder: str) -> dict[str, list[str]]:
 
 
 IMAGES = ImageFolder(
-    "images", "your images, train/<class>/*.jpg and test/<class>/*.jpg", example="images(path=pets,size=64)"
+    "images", "your images, as train/<class>/*.jpg and test/<class>/*.jpg", example="images(path=pets,size=64)"
 )
 SOURCES = (IMAGES,)

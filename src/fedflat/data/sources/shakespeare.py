@@ -29,7 +29,7 @@ class ShakespeareOptions:
 
 @dataclass(frozen=True)
 class Shakespeare(Leaf):
-    """An example is a sequence of 80 characters from LEAF's alphabet; the targets are the characters that follow each.
+    """An example is a sequence of 80 characters from LEAF's alphabet; each character's target is the next one.
 
     A sequence and its next character are stored as one row of 81; inputs are its first 80 and targets its last 80
     characters, two views of the same file.

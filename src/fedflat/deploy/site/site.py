@@ -141,7 +141,7 @@ class Site:
         """Return the metrics of the received model on the data that this site holds out."""
         _, buffers, integer_buffers = self.problem.initial()
         state = ModelState(received[MODEL], received.get(BUFFERS, buffers), integer_buffers)
-        examples = self.problem.held_out["test"]
+        examples = self.problem.evaluation_sets["test"]
         metrics = LoopEngine(self.problem, workers=1).evaluate({"server": state}, {"test": examples})["server"]["test"]
         return {**metrics, "examples": len(examples)}
 

@@ -56,9 +56,9 @@ class LoopEngine(CohortEngine):
             return super().train(training, round, model, server, cohort)
 
     def allocate(self, training: Training, rows: int, like: Tensor) -> CohortBuffers:
-        """Memory for a cohort of ``rows`` clients, shared with the workers; kept as long as training and size allow.
+        """Memory for a cohort of ``rows`` clients, shared with the workers; ``like`` gives dtype and device.
 
-        ``like`` gives dtype and device.
+        It is reused until a larger cohort or another training needs new memory.
         """
         if self.buffers is None or self.buffers.rows < rows or self._allocated_for is not training:
             sizes = self.problem.layout.size, self.problem.buffers.size
@@ -114,7 +114,7 @@ class LoopEngine(CohortEngine):
     def _share(self, name: str, value: object) -> None:
         """Make a value available, under a name, to the functions that ``_map`` calls.
 
-        If the workers hold another engine's values, they get it in the next ``_map``.
+        Workers that hold another engine's values receive it with the next ``_map``.
         """
         self._shared[name] = value
         if self.workers > 1 and self._pool is not None and self._pool.owner is self._token:
@@ -146,8 +146,9 @@ def _train(
 ) -> tuple[ClientReport, Arrays]:
     """Train one client in a worker; returns its report, and its integer buffers separately.
 
-    Both are without tensors, because a tensor in a pipe would take its own piece of shared memory. ``shared`` holds the
-    problem and the memory of the cohort; the other arguments are those of ``train_client``.
+    Both contain arrays and numbers instead of tensors, because torch would allocate shared memory for every tensor that
+    is sent to another process. ``shared`` holds the problem and the memory of the cohort; the other arguments are those
+    of ``train_client``.
     """
     problem: Problem = shared["problem"]
     tensors = to_tensors(integer_buffers, problem.device)

@@ -92,7 +92,11 @@ _pool: ProcessPool | None = None
 
 
 def process_pool(workers: int) -> ProcessPool:
-    """The pool of ``workers`` processes, replaced, in seconds, only if its size or the plugins change or one died."""
+    """The pool of ``workers`` processes that all engines of this process share.
+
+    A new one, which takes seconds to start, replaces it if the number of workers or the loaded plugins have changed, or
+    if a worker has died.
+    """
     global _pool  # noqa: PLW0603
     is_usable = _pool is not None and _pool.is_alive and _pool.plugins == loaded_plugins()
     if _pool is None or len(_pool.children) != workers or not is_usable:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedflat.algorithms.algorithm import States
 from fedflat.engines.gpu.lane import ClientBatches, DoesNotFit, Lane
-from fedflat.engines.gpu.step import Advance, in_place
+from fedflat.engines.gpu.step import LocalStep, eager_step
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.totals import Totals
 from fedflat.engines.round.client import seeded_full_gradient
@@ -39,11 +39,11 @@ class LaneEngine(CohortEngine):
     Args:
         problem: model, task and data.
         lanes: most clients to train at once.
-        step: builds the local step, eager (``in_place``) or compiled (``step.compiled``).
+        step: builds the local step, eager (``eager_step``) or compiled (``compiled_step``).
     """
 
     def __init__(
-        self, problem: Problem, lanes: int = MOST_LANES, step: Callable[[Problem, Training], Advance] = in_place
+        self, problem: Problem, lanes: int = MOST_LANES, step: Callable[[Problem, Training], LocalStep] = eager_step
     ) -> None:
         """Prepare to train at most ``lanes`` clients at once with the local step that ``step`` builds."""
         super().__init__(problem)
@@ -67,11 +67,13 @@ class LaneEngine(CohortEngine):
         """
         if self.buffers is None or self.buffers.rows < rows or self.lanes[0].training is not training:
             problem = self.problem
-            is_same_training = bool(self.lanes) and self.lanes[0].training is training
-            advance = self.lanes[0].advance if is_same_training else self.step(problem, training)  # keep compiled steps
+            if self.lanes and self.lanes[0].training is training:
+                local_step = self.lanes[0].local_step  # may have been compiled
+            else:
+                local_step = self.step(problem, training)
             sizes = problem.layout.size, problem.buffers.size
             self.buffers = CohortBuffers.new(training.algorithm, *sizes, rows, like)
-            self.lanes = [Lane(problem, training, self.buffers, advance) for _ in range(min(rows, self.max_lanes))]
+            self.lanes = [Lane(problem, training, self.buffers, local_step) for _ in range(min(rows, self.max_lanes))]
         return self.buffers
 
     def compute_full_gradients(
@@ -103,7 +105,7 @@ class LaneEngine(CohortEngine):
         ``integer_buffers`` are those of the server's model, by name. As many clients train at once as fit on the GPU.
         """
         self._lanes_wait_for_main_stream()
-        numbered = list(enumerate(cohort))
+        numbered = list(enumerate(cohort))  # (row, client)
         reports: list[ClientReport] = []
         while len(reports) < len(cohort):
             reports += self._train_concurrently(training, round, numbered[len(reports) :], integer_buffers)
@@ -119,10 +121,10 @@ class LaneEngine(CohortEngine):
 
         Returns:
             The reports of the clients that were trained: fewer than there are lanes if not all of them fit, and none if
-            other lanes had taken the first client's memory.
+            the memory of other lanes left no room for the first client.
         """
         lanes: list[Lane] = []
-        for lane, (row, client) in zip(list(self.lanes), clients, strict=False):
+        for lane, (row, client) in zip(self.lanes, clients, strict=False):  # as many as there are lanes
             try:
                 with lane.on_stream():
                     lane.load(round, row, client, self._batches(training, round, client), integer_buffers)
@@ -130,7 +132,9 @@ class LaneEngine(CohortEngine):
                 self._reduce_lanes(lane, training, shortage)
                 break
             lanes.append(lane)
-        seed_torch(training.seed, "dropout", round, clients[0][1].number)  # after captures, which draw too
+        first_client = clients[0][1]
+        # Seed dropout only now, because capturing steps draws random numbers too.
+        seed_torch(training.seed, "dropout", round, first_client.number)
         for k in range(max((lane.step_count for lane in lanes), default=0)):
             for lane in lanes:
                 with lane.on_stream():
@@ -142,7 +146,7 @@ class LaneEngine(CohortEngine):
         return reports
 
     def _reduce_lanes(self, lane: Lane, training: Training, shortage: DoesNotFit) -> None:
-        """Keep only the lanes before ``lane``, which does not fit, or that one alone if it is the first.
+        """Give up ``lane``, which does not fit on the GPU, and all lanes after it; the first lane always stays.
 
         Args:
             lane: the lane that does not fit.
@@ -196,16 +200,16 @@ class LaneEngine(CohortEngine):
     def _metrics(self, model: ModelState, examples: Any) -> dict[str, float]:
         """A model's metrics on a set of examples; falls back to single batches if several together do not fit."""
         try:
-            return self._computed_metrics(model, examples)
+            return self._metrics_over_batches(model, examples)
         except torch.OutOfMemoryError:
             if self._batches_at_once == 1:
                 raise
         self._batches_at_once = 1
         torch.cuda.empty_cache()
-        return self._computed_metrics(model, examples)
+        return self._metrics_over_batches(model, examples)
 
-    def _computed_metrics(self, model: ModelState, examples: Any) -> dict[str, float]:
-        """A model's metrics on a set of examples, ``_batches_at_once`` evaluation batches per forward pass."""
+    def _metrics_over_batches(self, model: ModelState, examples: Any) -> dict[str, float]:
+        """A model's metrics on a set of examples, with ``_batches_at_once`` evaluation batches per forward pass."""
         problem, totals = self.problem, Totals(self.problem.task)
         buffers = {**problem.buffers.views(model.buffers), **model.integer_buffers}
         for positions in problem.evaluation_batches(len(examples), at_once=self._batches_at_once):

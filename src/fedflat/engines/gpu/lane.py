@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fedflat.algorithms.algorithm import LocalState, Message, States, nested_state
-from fedflat.engines.gpu.step import Advance, changing
+from fedflat.engines.gpu.step import LocalStep, changing_tensors
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.client import full_gradient
 from fedflat.engines.round.cohort import ClientReport, GradientCost
@@ -33,15 +33,24 @@ RESERVE = 2**27
 
 
 class ClientBatches:
-    """A client's batches and augmentation draws of one round, in tensors of fixed shape on the host.
+    """A client's batches of one round and the random numbers that augment them, in tensors of fixed shape on the host.
 
     Attributes:
         sizes: examples in each batch.
-        tensors: ``indices`` [steps, batch size], int64 and zero-padded, and the draws [steps, ...] by name.
+        tensors: ``indices`` [steps, batch size] into the training set, int64 and zero-padded, and by name the random
+            numbers [steps, ...].
     """
 
     def __init__(self, problem: Problem, training: Training, round: int, client: int, indices: np.ndarray) -> None:
-        """Draw the batches and augmentations of a round for the client with this number and these examples."""
+        """Draw the batches of a round.
+
+        Args:
+            problem: model, task and data.
+            training: how clients train.
+            round: number of the round, from 0.
+            client: the client's number in the federation.
+            indices: positions of its examples in the training set [examples].
+        """
         batches = training.plan.batches(training.seed, round, client, len(indices))
         self.sizes = [len(batch) for batch in batches]
         padded = np.zeros((len(batches), training.plan.batch_size), np.int64)
@@ -67,9 +76,9 @@ class DoesNotFit(Exception):
 
 
 def memory_needed(work: Callable[[], None]) -> int:
-    """Call ``work``, and return the bytes that it allocated on the GPU on top of what was in use; they are freed again.
+    """Call ``work``, and return its peak memory: the bytes that it allocated on the GPU on top of what was in use.
 
-    Raises ``DoesNotFit`` if there is not enough memory.
+    The memory is freed again. Raises ``DoesNotFit`` if there is not enough.
     """
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -86,7 +95,10 @@ def memory_needed(work: Callable[[], None]) -> int:
 
 @contextmanager
 def cudnn_benchmark(allowed: bool) -> Iterator[None]:
-    """Turn cuDNN's benchmarking of convolutions off unless allowed: it pays off only for shapes that are used often."""
+    """Turn cuDNN's benchmarking of convolutions off in this context unless ``allowed``.
+
+    It pays off only for shapes that are used often.
+    """
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = before and allowed
     try:
@@ -102,12 +114,12 @@ class Lane:
         problem: model, task and data.
         training: how clients train.
         cohort: the memory of the cohort.
-        advance: one local step (``step.in_place`` or ``step.compiled``).
+        local_step: one local step (``eager_step`` or ``compiled_step``).
     """
 
-    def __init__(self, problem: Problem, training: Training, cohort: CohortBuffers, advance: Advance) -> None:
-        """Allocate the tensors that captured steps read and write; ``advance`` takes one local step."""
-        self.problem, self.training, self.cohort, self.advance = problem, training, cohort, advance
+    def __init__(self, problem: Problem, training: Training, cohort: CohortBuffers, local_step: LocalStep) -> None:
+        """Allocate the tensors that captured steps read and write; ``local_step`` takes one local step."""
+        self.problem, self.training, self.cohort, self.local_step = problem, training, cohort, local_step
         z = cohort.z
         self.stream = torch.cuda.Stream() if z.is_cuda else None  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle() if z.is_cuda else None
@@ -135,10 +147,10 @@ class Lane:
     def load(
         self, round: int, row: int, client: Client, batches: ClientBatches, integer_buffers: dict[str, Tensor]
     ) -> None:
-        """Bring a client to its first step, without waiting for the device.
+        """Load a client into the lane and prepare its first step, without waiting for the device.
 
-        Captures begin and steps as CUDA graphs when they are first needed. A capture runs the work a few times, so the
-        client's state is loaded again afterwards.
+        ``Algorithm.begin`` and the local step are captured as CUDA graphs when they are first needed. A capture runs
+        the step a few times, so the client's state is loaded again afterwards.
 
         Args:
             round: number of the round, from 0.
@@ -165,7 +177,7 @@ class Lane:
         self._uses.update(batches.sizes)
         for size in sorted(self._sizes_to_capture() - set(self._graphs)):
             self._graphs[size] = self._captured(partial(self._step, size))
-            self._begin()  # warming up the step has moved the client
+            self._begin()  # warming up the step has changed the client's state
             self._load_buffers(row, integer_buffers)
 
     @property
@@ -174,7 +186,7 @@ class Lane:
         return len(self._sizes)
 
     def step(self, k: int) -> None:
-        """Queue the client's step k, if it has one: as a captured graph, or eagerly for a seldom-used batch size."""
+        """Queue the client's step k, if it has one: as a captured graph, or eagerly for a rare batch size."""
         if k >= len(self._sizes):
             return
         size = self._sizes[k]
@@ -190,7 +202,7 @@ class Lane:
 
     def unload(self) -> ClientReport:
         """After the last step, write the client's state, message and statistics to its row; returns its report."""
-        with suppress(DoesNotFit):  # then run it uncaptured, which takes less memory
+        with suppress(DoesNotFit):  # if the capture does not fit, ``finish`` runs uncaptured, which takes less memory
             self._finish = self._finish or self._captured(self._finish_client)
         (self._finish or self._finish_client)()
         assert self.finished is not None
@@ -231,7 +243,10 @@ class Lane:
             self.integer_buffers[name].copy_(value)
 
     def _begin_client(self) -> None:
-        """Set the static tensors of ``local`` to the client's state before its first step."""
+        """Call ``Algorithm.begin`` and copy its result to the static tensors in ``self.local``, which steps update.
+
+        Static tensors are those that captured graphs read and write.
+        """
         training, cohort = self.training, self.cohort
         common = cohort.common_gradient if training.algorithm.drift.full_gradient == "common" else None
         fresh = training.algorithm.begin(
@@ -261,10 +276,11 @@ class Lane:
         draws = {name: tensor.index_select(0, self.k)[0] for name, tensor in self.batches.items()}
         positions = draws.pop("indices")[:size]  # without the padding
         with cudnn_benchmark(size == self.training.plan.batch_size):
-            result = self.advance(self.local, positions, draws, self.statistics, self.integer_buffers)
-        pairs = [*zip(result.client, changing(self.local), strict=True), (result.statistics, self.statistics)]
+            result = self.local_step(self.local, positions, draws, self.statistics, self.integer_buffers)
+        pairs = [*zip(result.client, changing_tensors(self.local), strict=True), (result.statistics, self.statistics)]
         pairs += [(new, self.integer_buffers[name]) for name, new in result.integer_buffers.items()]
-        for new, old in without_overlap([(new, old) for new, old in pairs if new is not old]):
+        changed = [(new, old) for new, old in pairs if new is not old]  # the eager step changes some in place
+        for new, old in without_overlap(changed):
             old.copy_(new)
         self.loss.add_(result.loss)
         self.k.add_(1)
@@ -275,13 +291,16 @@ class Lane:
         self.finished = self.training.algorithm.finish(self.local)
 
     def _warm_up(self, work: Callable[[], None]) -> None:
-        """Call ``work``, which takes step k, as often as a CUDA graph capture requires, each time for step k = 0."""
+        """Call ``work`` a few times, as a CUDA graph capture requires; if it is a local step, always as step k = 0."""
         for _ in range(WARM_UPS):
             work()
             self.k.zero_()
 
     def _captured(self, work: Callable[[], None]) -> Callable[[], None]:
-        """A function that replays ``work`` as a CUDA graph; on a CPU, ``work`` itself."""
+        """Capture ``work`` as a CUDA graph and return a function that replays it; on a CPU, return ``work`` itself.
+
+        Raises ``DoesNotFit`` if the capture would need more memory than is free.
+        """
         self.problem.set_training_mode()
         if self.stream is None:
             return work
@@ -308,16 +327,20 @@ def without_overlap(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Te
 
 
 def _with_static_tensors(local: LocalState) -> LocalState:
-    """A copy of a client whose per-round tensors are clones that stay in place; all other tensors are shared.
+    """Copy a client's state so that captured graphs can update it in place.
 
-    A tensor that drift and perturbation share under one name, such as the iterate, is shared in the copy as well.
+    Tensors that change within a round or differ between rounds are cloned; all others are shared with the original. A
+    tensor that drift and perturbation share under one name, such as the client's model, is shared in the copy as well.
     """
     copies: dict[Any, Tensor] = {}
     per_round = ("y", "local", "drift", "step", "lr_sum", "first_lr", "final_lr")
 
     def clone(path: Any, leaf: Any) -> Any:
-        """Return the leaf, or its one clone if it is a tensor that changes within a round."""
-        # A path is (slot, field of LocalContext, name), or just ("velocity",).
+        """Clone a leaf of the state if it is a tensor in one of the ``per_round`` fields; otherwise return it.
+
+        Leaves of the same name that are one tensor get one clone. ``path`` is (slot, field of ``LocalContext``, name),
+        or just ("velocity",).
+        """
         if not isinstance(leaf, Tensor) or (len(path) > 1 and path[1].name not in per_round):
             return leaf
         # LocalContext.drift refers to the same tensors as LocalContext.local of the drift.

@@ -25,7 +25,7 @@ class StepResult(NamedTuple):
     """Result of a local step.
 
     Attributes:
-        client: new values of the tensors in ``changing``, in the same order.
+        client: new values of the tensors in ``changing_tensors``, in the same order.
         statistics: new BatchNorm statistics [buffers].
         integer_buffers: new integer buffers by name.
         loss: mean loss of the batch.
@@ -39,32 +39,40 @@ class StepResult(NamedTuple):
     passes: int
 
 
-Advance = Callable[[LocalState, Tensor, dict[str, Tensor], Tensor, dict[str, Tensor]], StepResult]
+LocalStep = Callable[[LocalState, Tensor, dict[str, Tensor], Tensor, dict[str, Tensor]], StepResult]
 """One local step: (client, positions [batch], augmentation draws, statistics [buffers], integer buffers) -> result."""
 
 
-def in_place(problem: Problem, training: Training) -> Advance:
-    """Build the eager local step for this problem and training; BatchNorm statistics and counters change in place."""
+def eager_step(problem: Problem, training: Training) -> LocalStep:
+    """Build an eager local step for a problem and training; it changes BatchNorm statistics and counters in place."""
 
-    def advance(
+    def local_step(
         local: LocalState,
         positions: Tensor,
         draws: dict[str, Tensor],
         statistics: Tensor,
         integer_buffers: dict[str, Tensor],
     ) -> StepResult:
-        """Take one local step on the examples at ``positions`` [batch]; arguments as in ``Advance``."""
+        """Take one local step; changes ``statistics`` and ``integer_buffers`` in place.
+
+        Args:
+            local: the client's state before the step.
+            positions: positions of the batch's examples in the training set [batch].
+            draws: random numbers of the augmentation, by name.
+            statistics: BatchNorm statistics [buffers].
+            integer_buffers: integer buffers, such as batch counters, by name.
+        """
         gradient = StepGradient(
             problem, problem.batch(positions, draws), {**problem.buffers.views(statistics), **integer_buffers}
         )
         new_local = training.algorithm.step(local, gradient, training.schedule, training.descent)
-        return StepResult(changing(new_local), statistics, integer_buffers, gradient.loss, gradient.passes)
+        return StepResult(changing_tensors(new_local), statistics, integer_buffers, gradient.loss, gradient.passes)
 
-    return advance
+    return local_step
 
 
-def compiled(problem: Problem, training: Training, backend: str = "inductor", strict: bool = False) -> Advance:
-    """The step as a pure function, compiled as one graph: fewer and larger kernels, after tens of seconds of compiling.
+def compiled_step(problem: Problem, training: Training, backend: str = "inductor", strict: bool = False) -> LocalStep:
+    """Build a local step that is compiled as one graph of fewer and larger kernels, which takes tens of seconds.
 
     torch's ``combo_kernels`` stay off: they gave wrong bf16 results on a GPU (docs/benchmarks.md).
 
@@ -72,62 +80,85 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor", st
         problem: model, task and data.
         training: how clients train.
         backend: backend of ``torch.compile``.
-        strict: whether errors of the compiler are raised. Otherwise, if compiling fails or the first result differs
-            from the eager one, the step continues in eager mode with a warning.
+        strict: whether errors of the compiler are raised. Otherwise the step falls back to eager mode, with a warning,
+            if compiling fails or the first result differs from the eager one.
     """
     problem.set_training_mode()
     model = with_gpu_layers(problem.model)
 
-    def advance(
+    def pure_step(
         local: LocalState,
         positions: Tensor,
         draws: dict[str, Tensor],
         statistics: Tensor,
         integer_buffers: dict[str, Tensor],
     ) -> StepResult:
-        """One local step without changes in place."""
+        """Take one local step without changing anything in place, as the compiler requires.
+
+        The arguments are those of ``LocalStep``.
+        """
         batch = problem.batch(positions, draws)
         passes: list[PassResult] = []
 
         def gradient(point: Tensor) -> Tensor:
+            """The gradient of the batch at ``point``; records the result of the pass."""
             passes.append(problem.functional_pass(point, statistics, integer_buffers, batch, model))
             return passes[-1].gradient
 
         new_local = training.algorithm.step(local, gradient, training.schedule, training.descent)
         first = passes[0]  # only the first pass updates statistics
-        return StepResult(changing(new_local), first.statistics, first.integer_buffers, first.loss, len(passes))
+        return StepResult(changing_tensors(new_local), first.statistics, first.integer_buffers, first.loss, len(passes))
 
     torch.compiler.reset()  # code of earlier runs counts against torch's recompilation limit
-    fast: Advance = torch.compile(advance, dynamic=False, fullgraph=True, backend=backend)
-    eager = in_place(problem, training)
-    is_usable: bool | None = None  # unknown before the first step
+    fast_step: LocalStep = torch.compile(pure_step, dynamic=False, fullgraph=True, backend=backend)
+    return fast_step if strict else StepWithFallback(fast_step, eager_step(problem, training), training.plan.batch_size)
 
-    def step_with_fallback(
+
+class StepWithFallback:
+    """A compiled local step that is replaced by the eager one if it fails or computes another result.
+
+    Args:
+        compiled: the compiled step.
+        eager: the eager step.
+        batch_size: size of a full batch; smaller batches always take the eager step, since each size would be compiled.
+    """
+
+    def __init__(self, compiled: LocalStep, eager: LocalStep, batch_size: int) -> None:
+        self._compiled, self._eager, self._batch_size = compiled, eager, batch_size
+        self._is_usable: bool | None = None  # unknown before the first compiled step
+
+    def __call__(
+        self,
         local: LocalState,
         positions: Tensor,
         draws: dict[str, Tensor],
         statistics: Tensor,
         integer_buffers: dict[str, Tensor],
     ) -> StepResult:
-        """The compiled step, or the eager one for smaller batches and once compilation has failed."""
-        nonlocal is_usable
-        arguments = (local, positions, draws, statistics, integer_buffers)
-        if is_usable is False or len(positions) < training.plan.batch_size:  # other sizes would be compiled anew
-            return eager(*arguments)
-        try:
-            result = fast(*arguments)
-        except torch.OutOfMemoryError:
-            raise  # tells the lane that it does not fit
-        except Exception as error:  # compilers fail in many ways; the eager step re-raises errors of the user's code
-            is_usable, reason = False, f"could not be compiled ({type(error).__name__})"
-        else:
-            is_usable = agrees_with_eager(result, *arguments) if is_usable is None else is_usable
-            reason = "computes another result when compiled"
-        if not is_usable:
-            warnings.warn(f"the local step {reason}; continuing without compilation", stacklevel=2)
-        return result if is_usable else eager(*arguments)
+        """Take one local step; the first compiled result is compared with the eager one.
 
-    def agrees_with_eager(
+        The arguments are those of ``LocalStep``.
+        """
+        arguments = (local, positions, draws, statistics, integer_buffers)
+        if self._is_usable is False or len(positions) < self._batch_size:
+            return self._eager(*arguments)
+        try:
+            result = self._compiled(*arguments)
+        except torch.OutOfMemoryError:
+            raise  # the lane handles it
+        except Exception as error:  # compilers fail in many ways; the eager step re-raises errors of the user's code
+            self._is_usable, reason = False, f"could not be compiled ({type(error).__name__})"
+        else:
+            if self._is_usable is None:
+                self._is_usable = self._agrees_with_eager(result, *arguments)
+            reason = "computes another result when compiled"
+        if self._is_usable:
+            return result
+        warnings.warn(f"the local step {reason}; continuing without compilation", stacklevel=2)
+        return self._eager(*arguments)
+
+    def _agrees_with_eager(
+        self,
         result: StepResult,
         local: LocalState,
         positions: Tensor,
@@ -135,24 +166,28 @@ def compiled(problem: Problem, training: Training, backend: str = "inductor", st
         statistics: Tensor,
         integer_buffers: dict[str, Tensor],
     ) -> bool:
-        """Whether a compiled result agrees with the eager step, or cannot be compared because the step is random."""
+        """Whether a compiled result agrees with the eager step; also true if they cannot be compared.
+
+        That is so if the step is random, e.g. because of dropout, or if the eager step needs too much memory. The
+        arguments after ``result`` are those of ``LocalStep``.
+        """
 
         def eager_result() -> StepResult:
-            new_integer_buffers = {name: value.clone() for name, value in integer_buffers.items()}
-            return eager(local, positions, draws, statistics.clone(), new_integer_buffers)
+            """The eager step on copies of the buffers, which it changes in place."""
+            copies = {name: value.clone() for name, value in integer_buffers.items()}
+            return self._eager(local, positions, draws, statistics.clone(), copies)
 
         try:
             expected = eager_result()
             if agree(result, expected, local, statistics):
                 return True
-            return not agree(eager_result(), expected, local, statistics, SAME)  # true for a random step
+            # Two eager steps differ only if the step is random.
+            return not agree(eager_result(), expected, local, statistics, SAME)
         except torch.OutOfMemoryError:
-            return True  # a compiled step takes less memory
+            return True  # the compiled step takes less memory
         finally:
             if positions.is_cuda:
                 torch.cuda.reset_peak_memory_stats()  # a lane measures a step's memory by the peak
-
-    return fast if strict else step_with_fallback
 
 
 def agree(
@@ -179,7 +214,7 @@ def agree(
     return bool(torch.isclose(result.loss, expected.loss, rtol=SAME, atol=SAME))
 
 
-def changing(local: LocalState) -> list[Tensor]:
+def changing_tensors(local: LocalState) -> list[Tensor]:
     """The tensors of a client that a step changes, in a fixed order that starts with the iterate.
 
     Drift and perturbation share the iterate and the counters, so these are taken from the drift only.

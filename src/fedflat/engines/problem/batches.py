@@ -53,11 +53,7 @@ class BatchLoader:
         dtype: torch.dtype,
         channels_last: bool,
     ) -> None:
-        """Choose how to store the examples.
-
-        ``mean`` and ``std`` are per channel, ``dtype`` is that of the model's inputs, and ``channels_last`` tells
-        whether the model takes images in that memory format.
-        """
+        """Choose how to store the examples; the arguments are those of the class."""
         self.examples, self._inputs = examples, examples.inputs
         self._augmentation, self._mean, self._std, self._dtype = augmentation, mean, std, dtype
         self._channels_last = channels_last and examples.inputs.ndim == 4
@@ -90,7 +86,7 @@ class BatchLoader:
         layout = torch.channels_last if self._stored_channels_last else torch.contiguous_format
         images = images.contiguous(memory_format=layout)
         self.examples = replace(self.examples, inputs=images)
-        if self._stored_channels_last:  # repeat mean and std for every pixel, in the same layout as an image
+        if self._stored_channels_last:  # repeat mean and std for every pixel, in the same layout as the images
             height, width = images.shape[2:]
             self._mean = self._mean.repeat(height, width, 1).permute(2, 0, 1)
             self._std = self._std.repeat(height, width, 1).permute(2, 0, 1)

@@ -38,7 +38,7 @@ class CompiledGradient:
     def __call__(self, vector: Tensor, batch: Batch) -> tuple[Tensor, Tensor] | None:
         """Loss and gradient [parameters] of a batch at the weights ``vector``; None if the caller must compute them.
 
-        That is so for other batch sizes, for mixup, and once compiling has failed.
+        The caller must do so for other batch sizes, for mixup, and once compiling has failed or given a wrong loss.
         """
         if not self._usable or len(batch.targets) != self._size or batch.mixed_targets is not None:
             return None
@@ -58,14 +58,14 @@ class CompiledGradient:
         return loss.detach(), gradient
 
     def _fall_back(self, reason: str) -> None:
-        """Warn that the local step ``reason``, and leave all further batches to the caller."""
+        """Leave all further batches to the caller, and warn; ``reason`` completes "the local step ..."."""
         self._usable = False
         warnings.warn(f"the local step {reason}; continuing without compilation", stacklevel=3)
 
     def _agrees_with_eager(self, vector: Tensor, batch: Batch, loss: Tensor) -> bool:
-        """Whether ``loss``, the compiled one at the weights ``vector``, equals the eager one up to rounding.
+        """Whether ``loss``, the compiled loss at the weights ``vector``, equals the eager one up to rounding.
 
-        Faster layers may change the result of a model that inspects activations.
+        They may differ because faster layers store activations differently, which a model may depend on.
         """
         if any(isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0 for layer in self._model.modules()):
             return True  # dropout differs in every pass

@@ -18,7 +18,7 @@ Operator = TypeVar("Operator", bound=Callable[..., Any])
 
 
 def _operator(signature: str, empty_outputs: Callable[..., Any]) -> Callable[[Operator], Operator]:
-    """Decorate a function that runs a kernel, so that calls go through a torch operator, which can be compiled.
+    """Decorate a function that runs a C++ kernel: it becomes a torch operator, which compiled code can call.
 
     Args:
         signature: the operator's arguments and result in torch's schema language.

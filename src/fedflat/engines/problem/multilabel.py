@@ -30,11 +30,12 @@ class MultiLabel:
         return F.binary_cross_entropy_with_logits(output, target.to(output.dtype))
 
     def sums(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """Sums over a batch.
+        """Sums over a batch, from which ``finish`` computes the metrics.
 
         Returns:
-            ``loss`` and ``correct`` are [labels]; ``positive`` and ``negative`` count the logits of each kind of
-            example by label and bin [labels, bins].
+            ``loss`` and ``correct`` [labels] are the summed loss and the number of correct predictions of each label.
+            ``positive`` and ``negative`` [labels, bins] are histograms of the logits of examples with and without the
+            label.
         """
         truth = target.bool()
         losses = F.binary_cross_entropy_with_logits(output, target.to(output.dtype), reduction="none")
@@ -42,7 +43,7 @@ class MultiLabel:
         labels = output.shape[1]
         # Non-finite logits count as the lowest; the loss reports them.
         bins = torch.nan_to_num(steps, nan=0.0).round().clamp(0, BINS - 1).long()
-        bins = bins + BINS * torch.arange(labels, device=output.device)
+        bins = bins + BINS * torch.arange(labels, device=output.device)  # one histogram after another, by label
         counts = [
             torch.bincount(bins[chosen], minlength=labels * BINS).view(labels, BINS) for chosen in (truth, ~truth)
         ]
@@ -54,7 +55,10 @@ class MultiLabel:
         }
 
     def finish(self, totals: Mapping[str, Tensor], count: int) -> dict[str, float]:
-        """Mean loss; average precision, averaged over the labels that occur; share of correct labels."""
+        """Mean loss, average precision averaged over the labels that occur, and the share of correct labels.
+
+        ``totals`` are the results of ``sums``, added over batches with ``count`` examples in all.
+        """
         precision, occurs = _average_precision(totals), totals["positive"].sum(1) > 0
         return {
             "loss": float(totals["loss"].mean()) / count,
@@ -63,7 +67,10 @@ class MultiLabel:
         }
 
     def by_class(self, totals: Mapping[str, Tensor]) -> dict[int, dict[str, float]]:
-        """Metrics of each label that occurs; ``examples`` is the number of examples with the label."""
+        """Metrics of each label that occurs; ``examples`` is the number of examples with the label.
+
+        ``totals`` are the results of ``sums``, added over batches.
+        """
         precision, positive = _average_precision(totals), totals["positive"].sum(1)
         count = positive + totals["negative"].sum(1)
         return {
@@ -79,7 +86,11 @@ class MultiLabel:
 
 
 def _average_precision(totals: Mapping[str, Tensor]) -> Tensor:
-    """Average precision of each label [labels]: sum over thresholds of precision times the increase in recall."""
+    """Average precision of each label [labels]: the sum over thresholds of precision times the increase in recall.
+
+    ``totals`` holds histograms ``positive`` and ``negative`` [labels, bins] of the logits of examples with and without
+    the label. The thresholds are the bins.
+    """
     positive, negative = (totals[name].double().flip(1) for name in ("positive", "negative"))  # highest logits first
     hits, false_alarms = positive.cumsum(1), negative.cumsum(1)
     precision = hits / (hits + false_alarms).clamp(min=1)

@@ -23,7 +23,7 @@ MIN_EXAMPLES = 16
 
 
 def is_narrow(model: nn.Module, examples: int) -> bool:
-    """Whether a model is faster with examples innermost, for batches of ``examples``.
+    """Whether a model is faster with examples as the innermost dimension, for batches of ``examples`` examples.
 
     All convolutions must be narrow: every change of memory layout between layers would cost a pass over the images.
     """
@@ -36,7 +36,7 @@ def is_narrow(model: nn.Module, examples: int) -> bool:
 
 
 def narrowed(model: nn.Module) -> nn.Module:
-    """Copy a narrow model and replace its convolutions, max-pooling and ReLU by layers that keep examples innermost."""
+    """Copy a narrow model, with convolutions, max-pooling and ReLU that store examples innermost in memory."""
     narrow_model = copy.deepcopy(model)
     for module in list(narrow_model.modules()):
         for name, child in module.named_children():
@@ -52,14 +52,17 @@ def narrowed(model: nn.Module) -> nn.Module:
 
 
 class NarrowConvolution(nn.Module):
-    """A convolution of stride 1 with the parameters and padding of a torch convolution, which it shares."""
+    """A convolution of stride 1 that stores examples innermost; it shares the parameters of a torch convolution."""
 
     def __init__(self, convolution: nn.Conv2d) -> None:
         super().__init__()
         self.weight, self.bias, self.padding = convolution.weight, convolution.bias, _pair(convolution.padding)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Convolve images [examples, channels, height, width], in any memory layout."""
+        """Convolve images [examples, channels, height, width], in any memory layout.
+
+        The kernel takes [channels, height, width, examples], pads rows itself, and expects padded columns.
+        """
         padding_rows, padding_columns = self.padding
         image = _contiguous(_pad_columns(images.permute(1, 2, 3, 0), padding_columns))
         bias = image.new_zeros(self.weight.shape[0]) if self.bias is None else self.bias
@@ -69,27 +72,31 @@ class NarrowConvolution(nn.Module):
 
 
 class NarrowMaxPool(nn.Module):
-    """Max-pooling with a stride equal to the window."""
+    """Max-pooling with a stride equal to the window, which stores examples innermost."""
 
     def __init__(self, window: tuple[int, int]) -> None:
         super().__init__()
         self.window = window
 
     def forward(self, images: Tensor) -> Tensor:
-        """Pool images [examples, channels, height, width], in any memory layout."""
+        """Pool images [examples, channels, height, width], in any memory layout.
+
+        They are pooled as [channels, height, width, examples], and permuted back without moving them in memory.
+        """
         image = _contiguous(images.permute(1, 2, 3, 0))
         output: Tensor = _MaxPool.apply(image, *self.window)  # type: ignore[no-untyped-call]
         return output.permute(3, 0, 1, 2)
 
 
 class NarrowReLU(nn.Module):
-    """ReLU that preserves the memory layout of images, which the compiler would otherwise change."""
+    """ReLU that keeps examples innermost in memory, which torch's compiler would change for a plain ReLU."""
 
     def forward(self, values: Tensor) -> Tensor:
         """Apply ReLU to images [examples, channels, height, width], or to a tensor of any other shape."""
         if values.ndim != 4:
             return F.relu(values)
-        return F.relu(values.permute(1, 2, 3, 0)).permute(3, 0, 1, 2)
+        innermost_examples = values.permute(1, 2, 3, 0)  # contiguous, so the compiler stores the result in this order
+        return F.relu(innermost_examples).permute(3, 0, 1, 2)
 
 
 class _Convolve(torch.autograd.Function):
@@ -101,23 +108,24 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save for ``backward`` what it needs of the inputs of ``forward``."""
+        """Save the inputs of ``forward`` that ``backward`` needs."""
         image, weight, _, padding_rows = inputs
         ctx.save_for_backward(image, weight)
         ctx.padding_rows = padding_rows
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
-        """Return the gradients of image, weight and bias, given that of the output; the padding has none.
+        """Return the gradients of the inputs of ``forward``, given the gradient of its output.
 
-        The image's gradient is None if it is not needed, as for the network's input.
+        These are image, weight and bias; the padding has no gradient (None). Neither has an image that needs none, such
+        as the network's input.
         """
         image, weight = ctx.saved_tensors
         _, kernel_height, kernel_width, channels = weight.shape
         gradient = gradient.contiguous()
         image_gradient = None
         if ctx.needs_input_grad[0]:
-            # A convolution with the rotated kernel. ``convolve`` pads rows itself, but expects padded columns.
+            # The gradient is convolved with the rotated kernel. ``convolve`` pads rows itself, but not columns.
             padded = _pad_columns(gradient, kernel_width - 1).contiguous()
             rotated = weight.flip(1, 2).transpose(0, 3).contiguous()
             no_bias = image.new_zeros(channels)
@@ -137,7 +145,7 @@ class _MaxPool(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save for ``backward`` what it needs of the inputs of ``forward``."""
+        """Save the inputs of ``forward`` that ``backward`` needs."""
         image, window_height, window_width = inputs
         ctx.save_for_backward(image)
         ctx.window = window_height, window_width

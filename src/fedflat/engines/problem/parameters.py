@@ -1,4 +1,4 @@
-"""A model's tensors: the frozen ones, which no flat vector contains, and calls with other tensors in their place."""
+"""A model's tensors: frozen and tied ones, changing counters, and calls with other tensors in place of its own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from fedflat.models.norms import BatchNorm
 
 
 class FrozenParameters:
@@ -25,7 +27,7 @@ class FrozenParameters:
     """
 
     def __init__(self, model: nn.Module, arithmetic: torch.dtype | None = None, channels_last: bool = False) -> None:
-        """Collect the frozen tensors; changes only the memory layout of the model."""
+        """Collect the frozen tensors of ``model``, which changes only in memory layout (``channels_last``)."""
         self._parameters = {name: p for name, p in model.named_parameters() if not p.requires_grad}
         for parameter in self._parameters.values():
             if channels_last and parameter.ndim == 4:  # the layout of trained parameters in a flat vector
@@ -70,25 +72,47 @@ class FrozenParameters:
 
 
 def crashes_channels_last(model: nn.Module) -> bool:
-    """Whether channels-last images may crash training.
+    """Whether training may crash if images are stored channels last.
 
-    On a CPU, torch's GroupNorm crashes in the backward pass if it is trained and no layer before it is.
+    On a CPU, torch's GroupNorm crashes in the backward pass if it is trained and no layer before it is. That can happen
+    if GroupNorm is the first layer with parameters, or if any parameters are frozen.
     """
     parameters = list(model.parameters())
     group_norms = [module for module in model.modules() if isinstance(module, nn.GroupNorm)]
-    if (
-        not any(p.requires_grad for norm in group_norms for p in norm.parameters())
-        or parameters[0].device.type != "cpu"
-    ):
+    trains_group_norm = any(p.requires_grad for norm in group_norms for p in norm.parameters())
+    if not trains_group_norm or parameters[0].device.type != "cpu":
         return False
-    with_parameters = (module for module in model.modules() if list(module.parameters(recurse=False)))
-    return isinstance(next(with_parameters), nn.GroupNorm) or not all(p.requires_grad for p in parameters)
+    first_layer = next(module for module in model.modules() if list(module.parameters(recurse=False)))
+    return isinstance(first_layer, nn.GroupNorm) or not all(p.requires_grad for p in parameters)
 
 
 def _is_frozen(module: nn.Module) -> bool:
     """Whether a module has parameters and none of them is trained."""
     parameters = list(module.parameters())
     return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
+
+
+def first_names(model: nn.Module) -> dict[str, str]:
+    """Map each name in a model's ``state_dict`` to the first name of the same tensor: tied tensors have several.
+
+    >>> tied = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    >>> tied[1].weight = tied[0].weight
+    >>> first_names(tied)
+    {'0.weight': '0.weight', '1.weight': '0.weight'}
+    """
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    saved = model.state_dict()  # without non-persistent buffers
+    first_name: dict[int, str] = {}
+    for name, tensor in tensors:
+        first_name.setdefault(id(tensor), name)
+    return {name: first_name[id(tensor)] for name, tensor in tensors if name in saved}
+
+
+def changing_counters(model: nn.Module) -> list[str]:
+    """Names of the integer buffers that training changes; the batch counters of fedflat's BatchNorm never change."""
+    without_counter = {prefix for prefix, module in model.named_modules() if isinstance(module, BatchNorm)}
+    integer_buffers = [name for name, buffer in model.named_buffers() if not buffer.is_floating_point()]
+    return [name for name in integer_buffers if name.rpartition(".")[0] not in without_counter]
 
 
 class FunctionalCall:
@@ -112,7 +136,7 @@ class FunctionalCall:
                         self._locations.setdefault(name, []).append((tensors, key))
 
     def call(self, tensors: Mapping[str, Tensor], inputs: Tensor) -> Any:
-        """The module's output on ``inputs`` with ``tensors``, by name, in place of its own, which are then restored."""
+        """The module's output on ``inputs`` with ``tensors`` (by name) in place of its own, which are restored."""
         originals = {}
         for name in tensors:
             holder, key = self._locations[name][0]

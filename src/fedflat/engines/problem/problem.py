@@ -22,11 +22,16 @@ from fedflat.data import Augmentation, Dataset, Examples, normalise
 from fedflat.engines.problem.batches import Batch, BatchLoader
 from fedflat.engines.problem.compiled import CompiledGradient
 from fedflat.engines.problem.narrow_networks import is_narrow
-from fedflat.engines.problem.parameters import FrozenParameters, FunctionalCall, crashes_channels_last
+from fedflat.engines.problem.parameters import (
+    FrozenParameters,
+    FunctionalCall,
+    changing_counters,
+    crashes_channels_last,
+    first_names,
+)
 from fedflat.engines.problem.task import Task
 from fedflat.errors import UserError
 from fedflat.models.layout import Layout
-from fedflat.models.norms import BatchNorm
 
 
 @dataclass(eq=False)
@@ -42,7 +47,7 @@ class Problem:
         arithmetic: lower precision of the forward and backward pass, if any.
         device: where to compute; the data are moved there.
         evaluation_batch: batch size of evaluations.
-        held_out: sets to evaluate on, by name: the test set, and the validation split if there is one.
+        evaluation_sets: sets to evaluate on, by name: the test set, and the validation split if there is one.
         batch_statistics: whether evaluation normalises by each batch's statistics, as SiLoBN does for unseen clients.
 
     Attributes:
@@ -61,7 +66,7 @@ class Problem:
     arithmetic: torch.dtype | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     evaluation_batch: int = 500
-    held_out: dict[str, Examples] = field(default_factory=dict)
+    evaluation_sets: dict[str, Examples] = field(default_factory=dict)
     batch_statistics: bool = False
     compiled_size: int | None = field(default=None, init=False)
 
@@ -69,7 +74,9 @@ class Problem:
         """Move model and data to the device, and derive the layouts of flat vectors from the model."""
         self.model.to(self.device, self.dtype)
         self.data = replace(self.data, train=move_examples(self.data.train, self.device))
-        self.held_out = {name: move_examples(examples, self.device) for name, examples in self.held_out.items()}
+        self.evaluation_sets = {
+            name: move_examples(examples, self.device) for name, examples in self.evaluation_sets.items()
+        }
         self.layout = Layout.of_parameters(self.model)
         has_images = any(parameter.ndim == 4 for parameter in self.model.parameters())
         self.channels_last = has_images and not crashes_channels_last(self.model)
@@ -82,7 +89,7 @@ class Problem:
         self._first_names = first_names(self.model)
         self._tied = any(name != first for name, first in self._first_names.items())
         self._functional_call = FunctionalCall(self.model)
-        self._counters = _changing_counters(self.model)
+        self._counters = changing_counters(self.model)
         self._leaves: tuple[Tensor, dict[str, Tensor]] | None = None
         self._compiled: CompiledGradient | None = None
         self._create_loader(self.channels_last)
@@ -92,11 +99,14 @@ class Problem:
         return {**vars(self), "_leaves": None, "_compiled": None}
 
     def compile(self, size: int) -> None:
-        """Compile the gradient of batches of ``size`` examples, unless the model has BatchNorm statistics to update."""
+        """Compile the gradient of batches of ``size`` examples, unless the model has BatchNorm statistics to update.
+
+        Compilation itself takes place in the first step.
+        """
         if self.buffers.names:
             return
         self.compiled_size = size
-        if is_narrow(self.model, size):
+        if is_narrow(self.model, size):  # its kernels have a memory layout of their own
             self._create_loader(channels_last=False)
 
     def _create_loader(self, channels_last: bool) -> None:
@@ -138,7 +148,7 @@ class Problem:
         self.frozen.use_running_statistics()
 
     def train_examples(self, indices: np.ndarray) -> Examples:
-        """The training examples at ``indices``, raw."""
+        """The training examples at ``indices``, neither augmented nor normalised."""
         return self.data.train.take(torch.from_numpy(indices).to(self.device))
 
     def normalised(self, raw: Tensor) -> Tensor:
@@ -152,18 +162,20 @@ class Problem:
         return inputs
 
     def batch(self, positions: Tensor, draws: dict[str, Tensor]) -> Batch:
-        """The training examples at ``positions`` [batch] as an augmented batch.
+        """The training examples at ``positions`` as an augmented batch.
+
+        With mixup, inputs are mixtures of two examples each, and the batch holds the targets of both.
 
         Args:
-            positions: int64 positions in the whole training set.
+            positions: int64 positions in the whole training set [batch].
             draws: random numbers of the augmentation for this batch, by name.
         """
         inputs, targets = self._loader.inputs(positions, draws), self._loader.targets(positions, draws)
         mixing = self.augmentation.mix(draws, len(positions))
         if mixing is None:
             return Batch(inputs, targets)
-        share, permutation = mixing
-        return Batch(inputs, targets, targets[permutation], share)
+        share, partners = mixing  # weight of the first example, and the position of the second one in the batch
+        return Batch(inputs, targets, targets[partners], share)
 
     def output(self, vector: Tensor, buffers: dict[str, Tensor], inputs: Tensor, model: nn.Module | None = None) -> Any:
         """The model's output with weights from ``vector`` [parameters].
@@ -172,7 +184,7 @@ class Problem:
             vector: flat weights.
             buffers: floating-point and integer buffers by name; changed in place in training mode.
             inputs: normalised inputs.
-            model: replaces the model, with tensors of the same names.
+            model: a module to call instead of the problem's model, with tensors of the same names.
 
         Returns:
             A tensor; in training, a tuple of tensors for a model with several heads.
@@ -188,7 +200,7 @@ class Problem:
         return tuple(head.to(self.dtype) for head in output) if isinstance(output, tuple) else output.to(self.dtype)
 
     def _loss(self, output: Any, batch: Batch) -> Tensor:
-        """Mean loss of a batch; with mixup, the weighted sum of the losses for both targets."""
+        """Mean loss of a batch; with mixup, the weighted mean of the losses for both targets."""
         loss = self.task.loss(output, batch.targets)
         if batch.mixed_targets is None:
             return loss
@@ -199,14 +211,14 @@ class Problem:
         return self.task.loss(self.output(vector, {}, inputs, model), targets)
 
     def loss_and_gradient(self, vector: Tensor, buffers: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
-        """Mean loss of a batch (scalar) and its gradient [parameters] at ``vector``.
+        """Mean loss of a batch (scalar) and its gradient [parameters] at the weights ``vector`` [parameters].
 
-        ``buffers`` (by name) are changed in place: BatchNorm statistics move as in ordinary training.
+        ``buffers`` (by name) are changed in place: BatchNorm statistics are updated as in ordinary training.
         """
         if self.compiled_size is not None:
             self._compiled = self._compiled or CompiledGradient(self.model, self.plain_loss, self.compiled_size)
             result = self._compiled(vector, batch)
-            if result is not None:
+            if result is not None:  # None for other batch sizes, or if compilation failed
                 return result
         leaves = self._leaves_for(vector)
         tensors = {**self.frozen.low_precision, **leaves, **buffers}
@@ -216,8 +228,11 @@ class Problem:
         return loss.detach(), self.layout.flatten(dict(zip(leaves, gradients, strict=True))).to(vector.dtype)
 
     def _leaves_for(self, vector: Tensor) -> dict[str, Tensor]:
-        """The weights in ``vector`` as leaf tensors by name; on a CPU always the same tensors, which saves slicing."""
-        if vector.is_cuda:  # several clients train at once and must not share leaves
+        """The weights in ``vector`` [parameters] as tensors by name, for which autograd computes gradients.
+
+        On a CPU these are always the same tensors, filled with new values, which saves slicing the vector.
+        """
+        if vector.is_cuda:  # several clients train at once and must not share tensors
             return self._leaf_views(vector if self.arithmetic is None else vector.to(self.arithmetic))
         if self._leaves is None:
             flat = torch.empty_like(vector, dtype=self.arithmetic or vector.dtype)
@@ -245,10 +260,14 @@ class Problem:
             statistics: flat floating-point buffers [buffers].
             integer_buffers: integer buffers by name.
             batch: the batch.
-            model: replaces the model, with tensors of the same names.
+            model: a module to call instead of the problem's model, with tensors of the same names.
         """
 
         def loss_and_buffers(point: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, dict[str, Tensor]]]:
+            """The loss to differentiate and, as auxiliary output, the loss again and the updated buffers.
+
+            The forward pass changes only copies of the statistics and of the counters that training changes.
+            """
             new_statistics = statistics.clone()
             new_counters = {name: integer_buffers[name].clone() for name in self._counters}
             buffers = {**self.buffers.views(new_statistics), **integer_buffers, **new_counters}
@@ -262,14 +281,9 @@ class Problem:
     def predict(
         self, vector: Tensor, buffers: dict[str, Tensor], raw: Tensor, batch_statistics: bool | None = None
     ) -> Tensor:
-        """The model's output on raw inputs, in evaluation mode.
+        """The model's output in evaluation mode on ``raw`` inputs, which are normalised first.
 
-        Args:
-            vector: flat weights [parameters].
-            buffers: floating-point and integer buffers by name; left unchanged.
-            raw: inputs that are not normalised; the first dimension is the batch.
-            batch_statistics: whether BatchNorm layers normalise by the batch's statistics; default: the problem's
-                setting.
+        The other arguments are those of ``predict_normalised``.
         """
         return self.predict_normalised(vector, buffers, self.normalised(raw), batch_statistics)
 
@@ -277,7 +291,15 @@ class Problem:
     def predict_normalised(
         self, vector: Tensor, buffers: dict[str, Tensor], inputs: Tensor, batch_statistics: bool | None = None
     ) -> Tensor:
-        """``predict`` for inputs that are already normalised."""
+        """The model's output in evaluation mode on inputs that are already normalised.
+
+        Args:
+            vector: flat weights [parameters].
+            buffers: floating-point and integer buffers by name; left unchanged.
+            inputs: normalised inputs; the first dimension is the batch.
+            batch_statistics: whether BatchNorm layers normalise by the batch's statistics; default: the problem's
+                setting. Frozen layers always use their running statistics.
+        """
         self.model.eval()
         if batch_statistics is None:
             batch_statistics = self.batch_statistics
@@ -300,7 +322,7 @@ class Problem:
     def estimate_buffers(
         self, vector: Tensor, integer_buffers: dict[str, Tensor], batches: Iterable[Tensor] | None = None
     ) -> Tensor:
-        """Re-estimate BatchNorm statistics [buffers] for given weights, as plain means over batches.
+        """Estimate BatchNorm statistics [buffers] anew for given weights, as plain means over batches.
 
         Args:
             vector: flat weights [parameters].
@@ -338,8 +360,8 @@ class Problem:
         Args:
             count: number of examples.
             batch_statistics: whether batches are normalised by their own statistics; default: the problem's setting.
-                Their examples are then spread over the set, because neighbours (frames of one drive) are too similar.
-            at_once: number of consecutive batches to join; ignored with ``batch_statistics``.
+                Each batch then takes examples from the whole set, because neighbours (frames of one video) are similar.
+            at_once: number of consecutive batches to join into one; ignored with ``batch_statistics``.
         """
         positions = torch.arange(count, device=self.device)
         if batch_statistics is None:
@@ -349,32 +371,6 @@ class Problem:
             yield from (positions[first::batches] for first in range(batches))
         else:
             yield from torch.split(positions, at_once * self.evaluation_batch)
-
-
-def first_names(model: nn.Module) -> dict[str, str]:
-    """Map each name in a model's ``state_dict`` to the first name of the same tensor: tied tensors have several.
-
-    >>> tied = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-    >>> tied[1].weight = tied[0].weight
-    >>> first_names(tied)
-    {'0.weight': '0.weight', '1.weight': '0.weight'}
-    """
-    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    saved = model.state_dict()  # without non-persistent buffers
-    by_tensor: dict[int, str] = {}
-    for name, tensor in tensors:
-        by_tensor.setdefault(id(tensor), name)
-    return {name: by_tensor[id(tensor)] for name, tensor in tensors if name in saved}
-
-
-def _changing_counters(model: nn.Module) -> list[str]:
-    """Names of the integer buffers that training changes; fedflat's BatchNorm does not count batches."""
-    not_counting = {prefix for prefix, module in model.named_modules() if isinstance(module, BatchNorm)}
-    return [
-        name
-        for name, buffer in model.named_buffers()
-        if not buffer.is_floating_point() and name.rpartition(".")[0] not in not_counting
-    ]
 
 
 def move_examples(examples: Examples, device: torch.device) -> Examples:

@@ -27,7 +27,7 @@ class Regression:
         return F.mse_loss(*_aligned(output, target))
 
     def sums(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """The loss times the batch size, and sums by column [columns] from which ``finish`` computes the metrics."""
+        """The loss times the batch size, and sums over the batch by column [columns], for the metrics of ``finish``."""
         predicted, truth = (values.double() for values in _aligned(output, target))
         residual = predicted - truth
         return {
@@ -39,8 +39,11 @@ class Regression:
         }
 
     def finish(self, totals: Mapping[str, Tensor], count: int) -> dict[str, float]:
-        """RMSE and MAE over all examples and columns; R², averaged over columns (NaN if a column is constant)."""
-        variation = totals["target_squared"] - totals["target"].square() / count
+        """Mean loss, RMSE and MAE over all examples and columns, and R² averaged over columns (NaN if one is constant).
+
+        ``totals`` are the results of ``sums``, added over batches with ``count`` examples in all.
+        """
+        variation = totals["target_squared"] - totals["target"].square() / count  # sum of (target - mean)^2
         unexplained = totals["squared"] / variation.clamp(min=0)
         return {
             "loss": float(totals["loss"]) / count,

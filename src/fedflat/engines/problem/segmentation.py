@@ -56,9 +56,9 @@ class Segmentation:
         losses = _cross_entropy(logits, target).flatten(1)
         valid_pixels = (target != IGNORED).flatten(1).sum(1)
         hard_pixels = (valid_pixels.double() * self.hard).long().clamp(min=1).minimum(valid_pixels)
-        # Select for the largest possible count, so that shapes do not depend on the data; ignored pixels have loss 0.
+        # Select as many pixels as an image without ignored ones needs, so that shapes do not depend on the data.
         most = max(1, int(self.hard * losses.shape[1]))
-        highest_losses = losses.topk(most, 1).values
+        highest_losses = losses.topk(most, 1).values  # ignored pixels have loss 0 and come last
         is_hard = torch.arange(most, device=losses.device) < hard_pixels[:, None]
         return torch.where(is_hard, highest_losses, 0).sum() / hard_pixels.sum().clamp(min=1)
 
@@ -78,7 +78,8 @@ class Segmentation:
         losses = _cross_entropy(logits, target).flatten(1)
         # Class by class, because scatter_add on a GPU sums in no fixed order.
         loss = torch.stack([torch.where(label == c, losses, 0).sum(dtype=torch.float64) for c in range(classes)])
-        images = truth.new_zeros(len(truth), classes + 1).scatter_(1, label, 1).sum(0)
+        occurs = truth.new_zeros(len(truth), classes + 1).scatter_(1, label, 1)  # [images, classes], 0 or 1
+        images = occurs.sum(0)
         return {"confusion": confusion[:classes], "loss": loss, "images": images[:classes]}
 
     def finish(self, totals: Mapping[str, Tensor], count: int) -> dict[str, float]:

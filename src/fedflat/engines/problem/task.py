@@ -82,7 +82,10 @@ class CustomLoss(Classification):
     function: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """The user's function applied to logits and targets; raises ``UserError`` if it is no differentiable scalar."""
+        """The user's function applied to logits and targets.
+
+        Raises ``UserError`` if the function fails, or if its result is not a scalar that can be differentiated.
+        """
         if torch.compiler.is_compiling():  # compile only the function, not the checks
             return self.function(output, target)
         try:
@@ -122,7 +125,7 @@ class NextCharacter:
         return F.cross_entropy(*_per_character(output, target))
 
     def sums(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """Mean cross-entropy and accuracy over the characters of each example, summed over examples."""
+        """The sums over examples of each example's mean cross-entropy and accuracy per character."""
         logits, characters = _per_character(output, target)
         length = characters.numel() // len(target)
         correct = (logits.argmax(1) == characters).sum()
@@ -130,8 +133,8 @@ class NextCharacter:
 
 
 def _per_character(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits [n, characters] and targets [n], one row per character to predict, from those of a batch of texts."""
-    if output.ndim == 3 and target.ndim == 1:  # one character per text: the one after the last position
+    """Reshape the outputs and targets of a batch of texts: logits [n, characters] and targets [n] of n predictions."""
+    if output.ndim == 3 and target.ndim == 1:  # only the character after the end of each text is predicted
         output = output[:, -1]
     return output.reshape(-1, output.shape[-1]), target.reshape(-1)
 
@@ -160,7 +163,7 @@ def task_for(data: Dataset, name: str = "auto") -> Task:
     Args:
         data: its targets and kind decide what ``auto`` means: numbers are regressed, labels predicted one by one, and
             classes predicted per example, character (``text``) or pixel (``segmentation``).
-        name: ``auto``, or the name of a task, which must suit the targets.
+        name: ``auto``, or the name of a task; raises ``UserError`` if it does not suit the targets.
     """
     from fedflat.engines.problem.multilabel import MultiLabel
     from fedflat.engines.problem.regression import Huber, Regression

@@ -381,7 +381,7 @@ class RayEngine:
     ) -> dict[str, dict[str, dict[str, float]]]:
         """Evaluate every model on every set of examples; arguments and result as in ``Engine.evaluate``."""
         problem = self.problem
-        if examples is not problem.held_out:  # workers only have the problem's own sets, so evaluate in this process
+        if examples is not problem.evaluation_sets:  # workers only have the problem's own sets, so evaluate here
             return LoopEngine(problem, 1).evaluate(models, examples)
         plan = evaluation_plan(problem, len(models), examples)
         batches = [(batch.model, batch.examples, batch.positions.numpy()) for batch in plan]

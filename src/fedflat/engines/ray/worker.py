@@ -232,7 +232,7 @@ class Worker:
                     weights, statistics, integer_buffers = models[model]
                     views = problem.buffers.views(torch.tensor(statistics, device=device))
                     loaded[model] = torch.tensor(weights, device=device), views | to_tensors(integer_buffers, device)
-                examples = problem.held_out[set_name].take(torch.tensor(positions, device=device))
+                examples = problem.evaluation_sets[set_name].take(torch.tensor(positions, device=device))
                 sums = problem.metric_sums(*loaded[model], examples)
                 results.append(to_arrays({name: value.double() for name, value in sums.items()}))
         return results
@@ -298,7 +298,7 @@ def problem_facts(problem: Problem) -> dict[str, Any]:
     """Properties of model and data that two processes must agree on to train the same experiment."""
     return {
         "training examples": len(problem.data.train),
-        "held-out examples": {name: len(examples) for name, examples in problem.held_out.items()},
+        "held-out examples": {name: len(examples) for name, examples in problem.evaluation_sets.items()},
         "trained parameters": problem.layout.size,
         "buffers": problem.buffers.size,
         "frozen weights": problem.frozen.fingerprint(),

@@ -84,11 +84,11 @@ def train_client(
         integer_buffers: integer buffers of the model by name; copied, not changed.
 
     Returns:
-        The client's scalars: loss, costs and sum of learning rates.
+        What the client reports in addition to its row: loss, costs, sum of learning rates and integer buffers.
     """
     algorithm, schedule, descent = training.algorithm, training.schedule, training.descent
     batches = training.plan.batches(training.seed, round, client, len(indices))
-    draws = problem.augmentation.draw(
+    draws = problem.augmentation.draw(  # random numbers for all batches of the round
         generator(training.seed, "augment", round, client),
         len(batches),
         training.plan.batch_size,
@@ -127,7 +127,14 @@ def train_client(
         loss = loss + gradient.loss
     state, message = algorithm.finish(local)
     cohort.write(row, state, message)
-    return ClientReport(message.lr_sum, loss, len(batches), backward_passes, samples, integer_buffers)
+    return ClientReport(
+        lr_sum=message.lr_sum,
+        loss=loss,
+        steps=len(batches),
+        backward_passes=backward_passes,
+        samples=samples,
+        integer_buffers=integer_buffers,
+    )
 
 
 def seeded_full_gradient(
@@ -156,9 +163,9 @@ def full_gradient(
     indices: np.ndarray,
     row: int,
 ) -> tuple[Tensor, GradientCost]:
-    """The gradient of a client's whole dataset at z, without augmentation.
+    """The gradient of a client's whole dataset at z, the broadcast model, without augmentation.
 
-    If the drift limits it to a number of batches, it is the gradient of a random part of the dataset.
+    If the drift limits the number of batches, the gradient uses a random part of the dataset.
 
     Args:
         problem: model, task and data.

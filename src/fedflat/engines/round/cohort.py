@@ -94,7 +94,7 @@ WeightedRows = dict[str, tuple[Tensor, Sequence[float] | Tensor]]
 def weighted_rows(
     training: Training, buffers: CohortBuffers, weights: CohortWeights, reports: list[ClientReport], count: int
 ) -> WeightedRows:
-    """Everything that is averaged over a cohort: rows of its clients, or of some of them, and their weights.
+    """Collect everything that is averaged over a cohort: rows of its clients, or of some of them, and their weights.
 
     Args:
         training: how clients train.
@@ -104,15 +104,16 @@ def weighted_rows(
         count: number of clients in the whole cohort.
 
     Returns:
-        The parts of ``CohortMeans`` by name, ``buffers``, and each message of a slot as ``sent/slot.field``.
+        Rows and weights by name: ``displacement``, ``uniform`` and ``direction`` of ``CohortMeans``, ``buffers`` unless
+        clients keep their own statistics, and each message of a slot as ``sent/slot.field``.
     """
     trained = len(reports)
     displacements = buffers.displacement[:trained]
-    lr_sums = _stack_scalars([report.lr_sum for report in reports], displacements)
+    lr_sums = _stack_scalars([report.lr_sum for report in reports], displacements)  # H_i
     weighted: WeightedRows = {
         "displacement": (displacements, weights.aggregation),
         "uniform": (displacements, weights.uniform),
-        "direction": (displacements, -1 / (count * lr_sums)),
+        "direction": (displacements, -1 / (count * lr_sums)),  # the mean of -D_i / H_i, which is in gradient units
     }
     if not training.own_statistics:
         weighted["buffers"] = buffers.buffers[:trained], weights.aggregation
@@ -134,7 +135,7 @@ def reduce_rows(
     gradient_cost: GradientCost,
     states: Sequence[Mapping[str, State]] | None = None,
 ) -> Outcome:
-    """Average the rows of a trained cohort.
+    """Average the rows of a trained cohort, by the mean or a robust centre, and collect the clients' new states.
 
     Args:
         training: how clients trained.
@@ -168,14 +169,20 @@ def reduce_rows(
 
 
 def _robust_centres(aggregation: Aggregation, weighted: WeightedRows, model: ModelState) -> dict[str, Tensor]:
-    """Robust centres, by name, of all that clients send (``weighted_rows``): attackers may tamper with any of it."""
+    """Robust centres, by name, of everything that clients send, since attackers may tamper with any of it.
+
+    Args:
+        aggregation: the robust centre, e.g. the median.
+        weighted: rows and weights by name, from ``weighted_rows``.
+        model: the server's model before the round.
+    """
     # The weights of directions are scales, -1 / (count H_i): apply them first, because a median ignores weights.
     displacements, scales = weighted["direction"]
     count = len(displacements)
     directions = displacements * (count * torch.as_tensor(scales))[:, None]
     weighted = weighted | {"direction": (directions, uniform_weights(count))}
     centres = {name: aggregation.combine(rows, weights) for name, (rows, weights) in weighted.items()}
-    if "buffers" in weighted:  # centre the changes of statistics, because their size reveals no attack
+    if "buffers" in weighted:  # centre the changes of statistics: norms of the statistics themselves hide an attack
         buffers, weights = weighted["buffers"]
         centres["buffers"] = model.buffers + aggregation.combine(buffers - model.buffers, weights)
     return centres
@@ -233,6 +240,7 @@ def build_outcome(
         means=nested_state(sent),
         clients=clients,
         buffers=model.buffers if training.own_statistics else sums["buffers"],
+        # Counters cannot be averaged; the server takes those of the first client.
         integer_buffers=model.integer_buffers if training.own_statistics else reports[0].integer_buffers,
         loss=losses.sum() / sum(report.steps for report in reports),
         cost=cost,
@@ -300,4 +308,4 @@ class CohortEngine(ABC):
         """Train the clients whose inputs are in ``buffers``; client i of the cohort writes its results into row i."""
 
     def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:  # noqa: B027
-        """Prepare a coming round of the cohort, given as (client, indices); by default there is nothing to prepare."""
+        """Prepare a coming round; the cohort is given as (client, indices). By default there is nothing to prepare."""

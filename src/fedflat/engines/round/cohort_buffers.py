@@ -53,9 +53,9 @@ class CohortBuffers:
 
         Args:
             algorithm: declares the fields of clients, server and messages.
-            size: parameters of the model.
-            buffers: numbers in its floating-point buffers.
-            rows: largest cohort.
+            size: number of parameters of the model.
+            buffers: number of values in its floating-point buffers, i.e. BatchNorm statistics.
+            rows: size of the largest cohort.
             like: gives dtype and device.
             shared: whether to allocate shared memory, for worker processes.
         """
@@ -69,7 +69,7 @@ class CohortBuffers:
         def zeros_for(fields: dict[str, Field], *leading: int) -> dict[str, Tensor]:
             return {name: zeros(*leading, size) if field.vector else zeros(*leading) for name, field in fields.items()}
 
-        gradient_size = size if algorithm.drift.full_gradient == "common" else 0
+        gradient_size = size if algorithm.drift.full_gradient == "common" else 0  # only these drifts need the memory
         received = {name: field for name, field in flat_fields(algorithm.server_fields()).items() if field.sent}
         return cls(
             z=zeros(size),

@@ -107,8 +107,8 @@ def weights_by_samples(samples: Sequence[int]) -> list[float]:
 def weighted_sum(rows: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
     """The weighted sum of rows [cohort, ...] -> [...]; weights [cohort].
 
-    On a CPU it adds in order, in blocks of ``BLOCK`` rows, so that Ray workers that sum single blocks get the same
-    bits.
+    On a CPU, rows are added in order within blocks of ``BLOCK`` rows, and then the blocks. Ray workers that sum single
+    blocks therefore get the same bits. On a GPU, torch chooses the order.
     """
     weighted = _scale_rows(rows, weights)
     if rows.is_cuda:
@@ -122,7 +122,7 @@ def block_sum(rows: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
 
 
 def sum_of_rows(rows: Tensor) -> Tensor:
-    """The sum of rows [n, ...], added one after another."""
+    """The sum of rows [n, ...], added one after another, so that the bits do not depend on torch's summation order."""
     total = rows[0].clone()
     for row in rows[1:]:
         total += row
@@ -140,6 +140,7 @@ def sum_of_blocks(partials: Sequence[Tensor]) -> Tensor:
 def _scale_rows(rows: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
     """Multiply each of the rows [cohort, ...] by its weight."""
     scale = weights if isinstance(weights, Tensor) else _tensor_like(weights, rows)
+    # Append dimensions of size 1 to the weights [cohort], so that each one multiplies a whole row.
     return rows * scale.reshape(-1, *[1] * (rows.ndim - 1))
 
 
@@ -261,7 +262,10 @@ class Engine(Protocol):
         ...
 
     def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
-        """Prepare a coming round, given as (client, indices), if the engine can do so while the device is busy."""
+        """Prepare a coming round while the device is busy, if the engine can.
+
+        ``cohort`` lists each client's number and the positions of its examples in the training set.
+        """
         ...
 
     def evaluate(
@@ -291,7 +295,7 @@ class RemoteState(Mapping[str, State]):
         self._store: Callable[[States], Read] | None = None
 
     def deliver(self, states: States) -> None:
-        """Accept the state, by slot, from its worker: pass it to the store if there is one, else keep it in memory."""
+        """Accept the state, by slot, from its worker: write it to the store of ``store_with``, or keep it here."""
         self._read = self._store(states) if self._store else lambda: states
         self._store, self._fetch = None, _do_nothing  # both hold references to earlier states
 

@@ -71,7 +71,7 @@ def isolated_rng(rounds: Callable[P, Rounds]) -> Callable[P, Rounds]:
                 if finished_round is None:
                     return
                 yield finished_round
-        finally:
+        finally:  # the caller may stop early
             with stream.active():
                 running.close()
 

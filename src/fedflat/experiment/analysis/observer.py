@@ -100,12 +100,12 @@ class FixedSample:
         scorer, metric = Scorer(self.problem, model), self.problem.task.metric
         train = scorer.scores(self.problem.data.train, self._draw_examples(self.gap_examples))
         if not scores:
-            scores = {name: scorer.scores(examples) for name, examples in self.problem.held_out.items()}
+            scores = {name: scorer.scores(examples) for name, examples in self.problem.evaluation_sets.items()}
         test = scores["test"]
         gaps = {"train_loss": train["loss"], "test_loss": test["loss"], "gap": test["loss"] - train["loss"]}
         if metric in train:  # a user-defined task may report only the loss
             gaps[f"{metric}_gap"] = train[metric] - test[metric]
-        if "unseen" in self.problem.held_out:
+        if "unseen" in self.problem.evaluation_sets:
             unseen_loss = scores["unseen"]["loss"]
             gaps |= {"unseen_loss": unseen_loss, "participation_gap": unseen_loss - train["loss"]}
         return {name: finite_or_none(value) for name, value in gaps.items()}
@@ -114,7 +114,7 @@ class FixedSample:
         """The primary metric per test class, and per sampled client on its own data."""
         scorer, metric = Scorer(self.problem, model), self.problem.task.metric
         data, names = self.problem.data, self.problem.data.classes
-        by_class = scorer.scores_by_class(self.problem.held_out["test"])
+        by_class = scorer.scores_by_class(self.problem.evaluation_sets["test"])
         by_client = {client: scorer.scores(data.train, self.partition.clients[client]) for client in self.clients}
         return {
             "classes": {names[label]: finite_or_none(scores[metric]) for label, scores in by_class.items()},

@@ -76,7 +76,7 @@ def forecast(run: RunView, seconds_per_round: float) -> Forecast:
     scalars_per_message = state_scalars(run.algorithm.message_fields(), size)
     participating_clients = participants(config, all_clients)
     rounds_left = config.training.rounds - run.rounds
-    splits = [problem.data.train, *problem.held_out.values()]
+    splits = [problem.data.train, *problem.evaluation_sets.values()]
     gpu = None
     if problem.device.type == "cuda":
         _, total_memory = torch.cuda.mem_get_info()

@@ -17,7 +17,7 @@ from fedflat.data.data_dir import data_dir
 from fedflat.data.files.streamed import StreamedTensor
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
-from fedflat.engines.gpu.step import compiled, in_place
+from fedflat.engines.gpu.step import compiled_step, eager_step
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Aggregation, Engine, Training
 from fedflat.engines.round.plan import Plan, Sampler
@@ -72,8 +72,7 @@ def engine_for(config: Config, problem: Problem, user_objects: UserObjects | Non
         return LoopEngine(problem, settings.workers or min(available_cores(), useful_workers))
     is_long = config.training.rounds >= MIN_ROUNDS_TO_COMPILE and on_gpu
     should_compile = settings.compile == "on" or (settings.compile == "auto" and is_long)
-    make_step = compiled if should_compile else in_place
-    return LaneEngine(problem, settings.lanes, make_step)
+    return LaneEngine(problem, settings.lanes, compiled_step if should_compile else eager_step)
 
 
 def ray_engine(config: Config, problem: Problem, user_objects: UserObjects) -> RayEngine:

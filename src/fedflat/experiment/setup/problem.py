@@ -108,7 +108,7 @@ def build_problem(
         arithmetic=torch.bfloat16 if config.engine.precision == "bf16" else None,
         device=device,
         evaluation_batch=_evaluation_batch(config.evaluation.batch_size, data),
-        held_out=_held_out_sets(data, partition, config.evaluation.examples),
+        evaluation_sets=_held_out_sets(data, partition, config.evaluation.examples),
         batch_statistics=config.training.statistics == "own",
     )
     if config.training.statistics == "own" and not problem.buffers.names:
@@ -192,7 +192,7 @@ def _check_model(problem: Problem, name: str) -> None:
     """Reject a model that does not fit the data, by a forward pass over two test examples."""
     if isinstance(problem.model, CharacterNetwork):
         _check_tokens(problem, name, problem.model.embedding.num_embeddings)
-    data, test = problem.data, problem.held_out["test"]
+    data, test = problem.data, problem.evaluation_sets["test"]
     examples = test.take(torch.arange(min(2, len(test)), device=problem.device))
     weights, buffers, integer_buffers = problem.initial()
     try:
@@ -225,7 +225,7 @@ def _check_model(problem: Problem, name: str) -> None:
 
 def _check_tokens(problem: Problem, name: str, vocabulary: int) -> None:
     """Reject tokens outside a text model's vocabulary, which two examples need not contain."""
-    for examples in (problem.data.train, *problem.held_out.values()):
+    for examples in (problem.data.train, *problem.evaluation_sets.values()):
         lowest, highest = (int(token) for token in torch.aminmax(examples.inputs))
         if lowest < 0 or highest >= vocabulary:
             raise UserError(

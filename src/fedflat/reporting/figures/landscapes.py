@@ -233,7 +233,7 @@ def lines(panels: Sequence[Panel], value: str | None = None, title: str = "") ->
 
 
 def path_picture(landscape: Landscape, values: Sequence[str] = (), title: str = "") -> Figure:
-    """Plot values along the path between two models, one panel each, with an arrow at the barrier.
+    """Plot values along the path between two models, with one panel per value and an arrow at the barrier.
 
     Args:
         landscape: the path, from the first model (0) to the second (1).
