@@ -239,8 +239,8 @@ class Algorithm:
             z=z,
             server=server["drift"],
             client=client["drift"],
-            local={},
-            drift={},
+            local={},  # set below, from the result of ``begin``
+            drift={},  # only for the perturbation
             step=zero,
             steps=steps,
             lr_sum=zero,
@@ -279,8 +279,8 @@ class Algorithm:
             descent: settings of local SGD.
         """
         drift_ctx, perturbation_ctx, velocity = local  # ctx: the context that a slot sees
-        offset, changed = self.perturbation.offset(perturbation_ctx, self._ascent_gradient(drift_ctx, gradient))
-        perturbation_ctx = perturbation_ctx._replace(offset=offset, local=perturbation_ctx.local | changed)
+        offset, changed_state = self.perturbation.offset(perturbation_ctx, self._ascent_gradient(drift_ctx, gradient))
+        perturbation_ctx = perturbation_ctx._replace(offset=offset, local=perturbation_ctx.local | changed_state)
         g = self.perturbation.blend(gradient(perturbation_ctx.perturbed(perturbation_ctx.y)), perturbation_ctx)
         d = self.drift.direction(descent.clip_gradient(g), drift_ctx._replace(offset=offset), gradient)
         lr = self.lr_schedule(schedule, drift_ctx.round, drift_ctx.step, drift_ctx.steps)

@@ -77,7 +77,7 @@ def register(name: str, component: Algorithm | type[Any] | Callable[[], Dataset]
     registries_to_check: list[Registry[Any]] = []
     if registry is NAMED:
         registries_to_check = list(PART_REGISTRIES.values())
-    elif registry is DATASETS:
+    elif registry is DATASETS:  # wrap the function as a data source
         component = cast("Any", function_source(name, cast("Any", component)))
     elif registry is not MODELS:
         registries_to_check = [NAMED]

@@ -25,7 +25,7 @@ class Description(NamedTuple):
         return "\n\n".join(filter(None, (f"{head}." if head else "", "\n".join(self.equations), self.remarks)))
 
 
-def describe(spec: object) -> Description:
+def describe(part: object) -> Description:
     """Split the docstring of an algorithm's part, given as its class or an instance; missing pieces are empty.
 
     The first paragraph is the title, with the source in parentheses at its end. Indented paragraphs are equations,
@@ -36,7 +36,7 @@ def describe(spec: object) -> Description:
     Description(title='Proximal term', source='FedProx; Li et al. 2020, eq. 2', equations=('d_k = g + mu (y_k - z)',), \
 remarks='')
     """
-    text = inspect.getdoc(spec if isinstance(spec, type) else type(spec)) or ""
+    text = inspect.getdoc(part if isinstance(part, type) else type(part)) or ""
     paragraphs = [block for block in re.split(r"\n\s*\n", text) if not block.lstrip().startswith(">>>")]
     title = " ".join(paragraphs[0].split()).removesuffix(".") if paragraphs else ""
     source = _SOURCE.search(title)

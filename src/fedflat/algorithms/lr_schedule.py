@@ -70,7 +70,10 @@ class Linear(LrSchedule):
     early_decay: bool = param(False, "apply the decay in round 0 already, as in the published code")
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
-        """The learning rate of step k of K: eta_t, the round's rate, decreasing linearly towards ``final_lr`` eta_t."""
+        """The learning rate of step k of K, which decreases linearly from eta_t towards ``final_lr`` eta_t.
+
+        With ``early_decay``, eta_t is eta decay^(t+1), as in the published code.
+        """
         eta_t = schedule.lr * schedule.decay ** (round + int(self.early_decay))
         return eta_t * (1 - (1 - self.final_lr) * step / steps)
 
@@ -98,7 +101,7 @@ class Cyclic(LrSchedule):
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
         """The learning rate of round t, decay^t times that of its position in the cycle, or eta before cycles begin.
 
-        Cycles of one round, which would always have the lowest learning rate, are ignored.
+        With ``length=1``, every round would have the lowest learning rate; eta is used instead.
         """
         position = (round % self.length + 1) / self.length  # q, 1 at the end of a cycle
         cyclic_lr = (1 - position) * schedule.lr + position * self.low

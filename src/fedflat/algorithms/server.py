@@ -58,6 +58,8 @@ class Momentum(Sgd):
         m <- beta m + q
         x <- x + server_lr m
 
+    q = target - x is the step from the server model x to the target of the drift correction, and m the momentum.
+
     >>> from torch import tensor
     >>> Momentum(beta=0.5).step(tensor([1.0, 2.0]), tensor([0.2, -0.2]), {"m": tensor([0.4, 0.4])})
     (tensor([1.4000, 2.0000]), {'m': tensor([0.4000, 0.0000])})
@@ -69,7 +71,7 @@ class Momentum(Sgd):
         return (vector("m", sent=False, momentum="descent"),)
 
     def step(self, x: Tensor, q: Tensor, state: State) -> tuple[Tensor, State]:
-        """Add the displacement q to the momentum m, and move the server model x along m; returns x and the new m."""
+        """Update the momentum m with q, and move the server model x along it; returns the new x and m."""
         m = self.beta * state["m"] + q
         return x + self.server_lr * m, {"m": m}
 

@@ -40,7 +40,7 @@ class Wima(Average):
 
 
 class WimaState(AverageState):
-    """The sum of the window's models, and a ring that holds them."""
+    """The sum of the last W server models, and a ring buffer that holds these models."""
 
     def __init__(self, spec: Wima, info: RunInfo, x: Tensor) -> None:
         """Start with an empty window.
@@ -52,7 +52,7 @@ class WimaState(AverageState):
         """
         self.window = spec.window
         self.ring = info.ring(f"wima-{spec.window}-{spec.part}", spec.window)
-        # Double precision keeps rounding errors of removed models out of the sum.
+        # In double precision, because rounding errors of adding and removing models accumulate.
         self.sum = torch.zeros_like(x, dtype=torch.float64)
         self.rounds = 0
         # Mask of the averaged entries; None averages all.

@@ -56,8 +56,8 @@ class Lesam(Perturbation):
     def begin(self, ctx: LocalContext) -> State:
         """The offset e = rho (w_old - z) / ||w_old - z|| of this round, where z is the broadcast model.
 
-        With ``direction=client``, w_old is the model that the client received when it last participated; before that,
-        ``seen`` is 0, and so is the offset. With ``direction=global``, z - w_old is the server's last step.
+        With ``direction=client``, w_old is the model that the client received when it last participated; in its first
+        round, ``seen`` is 0, and so is the offset. With ``direction=global``, z - w_old is the server's last step.
         ``indexing=tensor`` reproduces the published code: one scalar per parameter tensor instead of a unit vector.
         """
         if self.direction == "client":

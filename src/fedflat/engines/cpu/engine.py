@@ -179,7 +179,8 @@ def _evaluate(shared: dict[str, Any], model: int, name: str, positions: Tensor) 
     """The task's metrics, summed over the examples of one batch.
 
     Args:
-        shared: ``problem``, ``models`` (weights and buffers as rows, and integer buffers) and ``examples`` by set.
+        shared: the ``problem``, the sets of ``examples`` by name, and ``models``: a tensor with the weights and buffers
+            of each model as a row, and a list of their integer buffers.
         model: index of the model.
         name: name of the set of examples.
         positions: positions of the batch's examples in the set [batch].

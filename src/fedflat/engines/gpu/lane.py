@@ -108,7 +108,10 @@ def cudnn_benchmark(allowed: bool) -> Iterator[None]:
 
 
 class Lane:
-    """Trains one client at a time in tensors that never move; begin, step and finish are each captured once.
+    """Trains one client at a time on a CUDA stream of its own, by replaying CUDA graphs.
+
+    The beginning of local training, a local step and the end are each captured once. Captured graphs need static
+    tensors, which keep their place in memory; a client is loaded into these and its results are copied out.
 
     Args:
         problem: model, task and data.
@@ -122,11 +125,13 @@ class Lane:
         self.problem, self.training, self.cohort, self.local_step = problem, training, cohort, local_step
         z = cohort.z
         self.stream = torch.cuda.Stream() if z.is_cuda else None  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle() if z.is_cuda else None
+        self._pool = torch.cuda.graph_pool_handle() if z.is_cuda else None  # memory that the graphs share
+        # Functions that replay graphs: a local step by batch size, and the beginning and end of local training.
         self._graphs: dict[int, Callable[[], None]] = {}
-        self._uses: Counter[int] = Counter()
         self._begin: Callable[[], None] | None = None
         self._finish: Callable[[], None] | None = None
+        self._uses: Counter[int] = Counter()  # batches seen, by size
+        # Static tensors of the loaded client; k is the number of its next step.
         self.client = {name: torch.zeros_like(rows[0]) for name, rows in cohort.client.items()}
         self.round, self.steps, self.loss = (z.new_zeros(()) for _ in range(3))
         self.own_gradient = torch.zeros_like(z) if training.algorithm.drift.full_gradient == "own" else None
@@ -137,8 +142,8 @@ class Lane:
         self.local: LocalState | None = None
         self.finished: tuple[States, Message] | None = None
         self.passes = 0  # backward passes per step
-        self._row, self._sizes = 0, [0]  # of the loaded client: its row, and the size of each batch
-        self._gradient_cost = GradientCost()  # of the loaded client's full-batch gradient, if the drift needs it
+        # Of the loaded client: its row, the size of each batch, and the cost of its full-batch gradient, if needed.
+        self._row, self._sizes, self._gradient_cost = 0, [0], GradientCost()
 
     def on_stream(self) -> AbstractContextManager[Any]:
         """A context in which all work is queued on this lane's stream."""
@@ -196,7 +201,7 @@ class Lane:
             self._step(size)
 
     def _sizes_to_capture(self) -> set[int]:
-        """Batch sizes whose step is worth capturing: that of full batches, and those used often."""
+        """Batch sizes whose step is worth capturing: that of full batches, and smaller ones that occur often."""
         full = self.training.plan.batch_size
         return {size for size, uses in self._uses.items() if size == full or uses > SELDOM}
 
@@ -320,7 +325,7 @@ class Lane:
 def without_overlap(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
     """Clone new tensors that share memory with an old one, so that all (new, old) pairs can be copied in any order.
 
-    A step may store the previous iterate, for example, which the copy of the new iterate would overwrite.
+    For example, if a step stores the client's previous model, copying the new model first would overwrite it.
     """
     overwritten = {old.untyped_storage().data_ptr() for _, old in pairs}
     return [(new.clone() if new.untyped_storage().data_ptr() in overwritten else new, old) for new, old in pairs]
@@ -329,17 +334,17 @@ def without_overlap(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Te
 def _with_static_tensors(local: LocalState) -> LocalState:
     """Copy a client's state so that captured graphs can update it in place.
 
-    Tensors that change within a round or differ between rounds are cloned; all others are shared with the original. A
-    tensor that drift and perturbation share under one name, such as the client's model, is shared in the copy as well.
+    Tensors that change during a round are cloned; all others are shared with the original. A tensor that drift and
+    perturbation share under one name, such as the client's model, is shared in the copy as well.
     """
     copies: dict[Any, Tensor] = {}
     per_round = ("y", "local", "drift", "step", "lr_sum", "first_lr", "final_lr")
 
     def clone(path: Any, leaf: Any) -> Any:
-        """Clone a leaf of the state if it is a tensor in one of the ``per_round`` fields; otherwise return it.
+        """Clone a leaf of the client's state if it is a tensor that changes during a round; otherwise return it.
 
-        Leaves of the same name that are one tensor get one clone. ``path`` is (slot, field of ``LocalContext``, name),
-        or just ("velocity",).
+        The fields in ``per_round`` and the velocity change. ``path`` is (slot, field of ``LocalContext``, name) or
+        ("velocity",). Leaves of the same name that are one tensor get one clone.
         """
         if not isinstance(leaf, Tensor) or (len(path) > 1 and path[1].name not in per_round):
             return leaf

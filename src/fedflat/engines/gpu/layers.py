@@ -21,7 +21,10 @@ MULTIPLE = 8
 
 
 def with_gpu_layers(model: nn.Module) -> nn.Module:
-    """A copy of a model that shares its tensors and uses the layers below; the model itself if nothing is replaced."""
+    """Return a copy of a model that shares its tensors but has faster GroupNorm and convolution layers.
+
+    A model without layers to replace is returned itself.
+    """
     if not any(_replacement(module) for module in model.modules()):
         return model
     shared_tensors = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
@@ -36,9 +39,10 @@ class ChannelsLastGroupNorm(nn.GroupNorm):
     """A GroupNorm that keeps images channels last."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise images [n, channels, height, width], or any other input; statistics are at least float32.
+        """Normalise images [n, channels, height, width]; torch's GroupNorm handles inputs of other shapes.
 
-        Written as a scale and a shift per example and channel, so that one pass over the pixels gives all gradients.
+        Means and variances are computed in float32 or higher precision. Normalisation is one scale and one shift per
+        example and channel, so that one pass over the pixels gives all gradients.
         """
         if input.ndim != 4:
             return super().forward(input)
@@ -61,7 +65,10 @@ class PatchConvolution(nn.Conv2d):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Convolve images [n, channels, height, width]; the result is channels last."""
+        """Convolve images [n, channels, height, width]; the result is channels last.
+
+        Falls back to torch's convolution if the matrix of patches would be too large or too short to pay off.
+        """
         outputs, _, kernel_height, kernel_width = self.weight.shape
         rows, columns = (int(padding) for padding in self.padding)
         pixels = F.pad(input, (columns, columns, rows, rows)).permute(0, 2, 3, 1)
@@ -84,7 +91,7 @@ def _pad_to_multiple(rows: Tensor) -> Tensor:
 
 
 def _replacement(layer: nn.Module) -> type[nn.Module] | None:
-    """The class that replaces a layer's, if any."""
+    """The faster class to use for a layer instead of its own; None to keep the layer as it is."""
     if type(layer) is nn.GroupNorm and layer.weight is not None and layer.bias is not None:
         return ChannelsLastGroupNorm
     return PatchConvolution if type(layer) is nn.Conv2d and _suits_patches(layer) else None

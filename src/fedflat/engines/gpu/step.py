@@ -72,9 +72,10 @@ def eager_step(problem: Problem, training: Training) -> LocalStep:
 
 
 def compiled_step(problem: Problem, training: Training, backend: str = "inductor", strict: bool = False) -> LocalStep:
-    """Build a local step that is compiled as one graph of fewer and larger kernels, which takes tens of seconds.
+    """Build a local step that is compiled as one graph of fewer and larger kernels.
 
-    torch's ``combo_kernels`` stay off: they gave wrong bf16 results on a GPU (docs/benchmarks.md).
+    Compiling takes tens of seconds. torch's ``combo_kernels`` stay off: they gave wrong bf16 results on a GPU
+    (docs/benchmarks.md).
 
     Args:
         problem: model, task and data.
@@ -186,21 +187,22 @@ class StepWithFallback:
         except torch.OutOfMemoryError:
             return True  # the compiled step takes less memory
         finally:
+            # A lane measures the memory of a step by its peak, to which the eager steps must not contribute.
             if positions.is_cuda:
-                torch.cuda.reset_peak_memory_stats()  # a lane measures a step's memory by the peak
+                torch.cuda.reset_peak_memory_stats()
 
 
 def agree(
     result: StepResult, expected: StepResult, local: LocalState, statistics: Tensor, tolerance: float = CLOSE
 ) -> bool:
-    """Whether two steps from the same point agree in loss, counters, and the moves of iterate and statistics.
+    """Whether two steps of a client agree in loss, batch counters, and the changes of model and BatchNorm statistics.
 
     Args:
-        result: the first step; its first tensor is the new iterate.
+        result: the first step; its first tensor is the new model.
         expected: the second step.
-        local: the client before the steps.
+        local: the client's state before both steps.
         statistics: BatchNorm statistics before the steps [buffers].
-        tolerance: largest difference, relative to how far the second step moved.
+        tolerance: largest difference between the steps, relative to the length of the second one.
     """
     for new, other, start in (
         (result.client[0], expected.client[0], local.drift.y),
@@ -215,9 +217,9 @@ def agree(
 
 
 def changing_tensors(local: LocalState) -> list[Tensor]:
-    """The tensors of a client that a step changes, in a fixed order that starts with the iterate.
+    """The tensors of a client's state that a step changes, in a fixed order that starts with the client's model.
 
-    Drift and perturbation share the iterate and the counters, so these are taken from the drift only.
+    Drift and perturbation share the model and the counters, so these are taken from the drift only.
     """
     velocity = [] if local.velocity is None else [local.velocity]
     drift = local.drift

@@ -57,7 +57,7 @@ class BatchLoader:
         self.examples, self._inputs = examples, examples.inputs
         self._augmentation, self._mean, self._std, self._dtype = augmentation, mean, std, dtype
         self._channels_last = channels_last and examples.inputs.ndim == 4
-        self._stored_channels_last = False  # then _inputs is [examples, height, width, channels]
+        self._stored_channels_last = False  # if true, _inputs is [examples, height, width, channels]
         self._stored_normalised = False
         if not augmentation.steps and _are_images_in_memory(examples.inputs):
             self._prepare_images()
@@ -70,7 +70,7 @@ class BatchLoader:
         stored = self._inputs.index_select(0, positions)
         if self._stored_channels_last:
             stored = stored.permute(0, 3, 1, 2)
-        if self._stored_normalised:
+        if self._stored_normalised:  # only without augmentation
             return stored
         inputs = self._augmentation.inputs(stored, draws, self._mean, self._std, self._dtype)
         return inputs.contiguous(memory_format=torch.channels_last) if self._channels_last else inputs
@@ -80,7 +80,7 @@ class BatchLoader:
         return self._augmentation.targets(self.examples.targets.index_select(0, positions), draws)
 
     def _prepare_images(self) -> None:
-        """Choose the memory layout of the stored images, and normalise them in advance if they are small."""
+        """Choose the memory layout of the stored images, and normalise them in advance if that takes little memory."""
         images = self.examples.inputs
         self._stored_channels_last = self._channels_last
         layout = torch.channels_last if self._stored_channels_last else torch.contiguous_format

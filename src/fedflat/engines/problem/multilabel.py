@@ -39,19 +39,19 @@ class MultiLabel:
         """
         truth = target.bool()
         losses = F.binary_cross_entropy_with_logits(output, target.to(output.dtype), reduction="none")
-        steps = (output.double() + LARGEST_LOGIT) * ((BINS - 1) / (2 * LARGEST_LOGIT))
+        # Map logits from [-LARGEST_LOGIT, LARGEST_LOGIT] to bins 0 to BINS - 1; larger ones go to the outermost bins.
+        scaled = (output.double() + LARGEST_LOGIT) * ((BINS - 1) / (2 * LARGEST_LOGIT))
         labels = output.shape[1]
-        # Non-finite logits count as the lowest; the loss reports them.
-        bins = torch.nan_to_num(steps, nan=0.0).round().clamp(0, BINS - 1).long()
+        # NaN counts as the lowest logit; the loss is NaN, too, and reports it.
+        bins = torch.nan_to_num(scaled, nan=0.0).round().clamp(0, BINS - 1).long()
         bins = bins + BINS * torch.arange(labels, device=output.device)  # one histogram after another, by label
-        counts = [
-            torch.bincount(bins[chosen], minlength=labels * BINS).view(labels, BINS) for chosen in (truth, ~truth)
-        ]
+        positive = torch.bincount(bins[truth], minlength=labels * BINS).view(labels, BINS)
+        negative = torch.bincount(bins[~truth], minlength=labels * BINS).view(labels, BINS)
         return {
             "loss": losses.double().sum(0),
             "correct": ((output > 0) == truth).sum(0),
-            "positive": counts[0],
-            "negative": counts[1],
+            "positive": positive,
+            "negative": negative,
         }
 
     def finish(self, totals: Mapping[str, Tensor], count: int) -> dict[str, float]:

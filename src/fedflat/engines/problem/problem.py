@@ -78,7 +78,7 @@ class Problem:
             name: move_examples(examples, self.device) for name, examples in self.evaluation_sets.items()
         }
         self.layout = Layout.of_parameters(self.model)
-        has_images = any(parameter.ndim == 4 for parameter in self.model.parameters())
+        has_images = any(parameter.ndim == 4 for parameter in self.model.parameters())  # i.e. has convolutions
         self.channels_last = has_images and not crashes_channels_last(self.model)
         self.frozen = FrozenParameters(self.model, self.arithmetic, self.channels_last)
         self.buffers = Layout.of_buffers(self.model, self.frozen.buffers)

@@ -121,7 +121,7 @@ def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def _intersection_over_union(confusion: Tensor) -> Tensor:
-    """IoU of each class: IoU_c = M_cc / (sum_j M_cj + sum_i M_ic - M_cc)."""
+    """IoU of each class from the confusion matrix M [truth, prediction]: M_cc / (sum_j M_cj + sum_i M_ic - M_cc)."""
     counts = confusion.double()
     intersection = counts.diagonal()
     return intersection / (counts.sum(0) + counts.sum(1) - intersection).clamp(min=1)

@@ -140,7 +140,7 @@ def _per_character(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def lower_is_better(task: Task) -> bool:
-    """Whether lower values of a task's primary metric are better.
+    """Whether lower values of a task's primary metric are better: as the task says, or by the metric's name.
 
     >>> lower_is_better(Classification()), lower_is_better(Classification(metric="loss"))
     (False, True)

@@ -36,7 +36,7 @@ class Totals:
         self.add(other.sums, other.count)
 
     def metric_tensors(self) -> dict[str, Tensor]:
-        """The metrics as float64 tensors on the device; waits for the device only if the task is a ``PooledTask``."""
+        """The metrics as float64 tensors; waits for the device only if the task is a ``PooledTask``."""
         if isinstance(self._task, PooledTask):
             return {name: torch.tensor(value, dtype=torch.float64) for name, value in self.metrics().items()}
         return {name: value / self.count for name, value in self.sums.items()}

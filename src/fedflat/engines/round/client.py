@@ -177,7 +177,7 @@ def full_gradient(
         row: the client's row in ``cohort``.
 
     Returns:
-        The gradient [parameters] and its cost, counted in backward passes of training batches (its own are larger).
+        The gradient [parameters] and its cost. Backward passes are counted as if batches had the size used in training.
     """
     batch_size, max_batches = training.plan.batch_size, training.algorithm.drift.full_gradient_batches
     if max_batches:  # 0 means no limit

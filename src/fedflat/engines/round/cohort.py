@@ -294,7 +294,10 @@ class CohortEngine(ABC):
     def compute_full_gradients(
         self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client]
     ) -> GradientCost:
-        """Write each client's full-batch gradient at ``buffers.z`` into its row of ``buffers.gradient``."""
+        """Write each client's full-batch gradient at ``buffers.z`` into its row of ``buffers.gradient``.
+
+        Returns the total cost.
+        """
 
     @abstractmethod
     def train_rows(
@@ -305,7 +308,10 @@ class CohortEngine(ABC):
         cohort: list[Client],
         integer_buffers: dict[str, Tensor],
     ) -> list[ClientReport]:
-        """Train the clients whose inputs are in ``buffers``; client i of the cohort writes its results into row i."""
+        """Train the clients whose inputs are in ``buffers``; client i of the cohort writes its results into row i.
+
+        ``integer_buffers`` are those of the server's model, by name.
+        """
 
     def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:  # noqa: B027
         """Prepare a coming round; the cohort is given as (client, indices). By default there is nothing to prepare."""

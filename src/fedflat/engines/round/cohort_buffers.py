@@ -49,7 +49,7 @@ class CohortBuffers:
     def new(
         cls, algorithm: Algorithm, size: int, buffers: int, rows: int, like: Tensor, shared: bool = False
     ) -> CohortBuffers:
-        """Zeros for cohorts of up to ``rows`` clients.
+        """Allocate the memory for cohorts of up to ``rows`` clients, filled with zeros.
 
         Args:
             algorithm: declares the fields of clients, server and messages.
@@ -61,6 +61,7 @@ class CohortBuffers:
         """
 
         def zeros(*shape: int) -> Tensor:
+            """A zero tensor with the dtype and device of ``like``, in shared memory if ``shared``."""
             tensor = torch.zeros(shape, dtype=like.dtype, device=like.device)
             if shared:
                 tensor.share_memory_()  # type: ignore[no-untyped-call]

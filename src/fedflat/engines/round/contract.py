@@ -297,7 +297,8 @@ class RemoteState(Mapping[str, State]):
     def deliver(self, states: States) -> None:
         """Accept the state, by slot, from its worker: write it to the store of ``store_with``, or keep it here."""
         self._read = self._store(states) if self._store else lambda: states
-        self._store, self._fetch = None, _do_nothing  # both hold references to earlier states
+        # Neither is needed again, and both hold references to earlier states.
+        self._store, self._fetch = None, _do_nothing
 
     def store_with(self, store: Callable[[States], Read]) -> None:
         """Persist the state now, or once it has been delivered.
