@@ -35,7 +35,7 @@ class Field:
     sent: bool = True
     """For server state: whether clients receive it."""
     by_samples: bool = False
-    """For messages: average weighted by sample counts instead of uniformly."""
+    """For messages: whether their mean is weighted by sample counts instead of uniform."""
     momentum: Literal["ascent", "descent"] | None = None
     """For server state: marks the slot's momentum, in gradient units (ascent) or displacement units (descent)."""
 
@@ -122,7 +122,7 @@ class LocalContext(NamedTuple):
     own_gradient: Tensor | None = None
     """Full-batch gradient of this client at z, shape (P,), if the drift requests it."""
     common_gradient: Tensor | None = None
-    """The cohort's mean full-batch gradient at z weighted by samples, shape (P,), if the drift requests it."""
+    """Sample-weighted mean of the cohort's full-batch gradients at z, shape (P,), if the drift requests it."""
 
     def perturbed(self, point: Tensor) -> Tensor:
         """``point`` shifted by the current perturbation."""

@@ -28,7 +28,7 @@ class RunInfo:
     classifier: Tensor
     """Boolean vector of shape (P,), true for the last linear layer."""
     ring: Callable[[str, int], Ring]
-    """Creates a ring from a name and a number of vectors."""
+    """Creates a ring buffer that holds a number of vectors and is stored under a name."""
     first: int = 0
     """Rounds completed before the run started, e.g. by the run it continues."""
 
@@ -68,7 +68,7 @@ class Average(ABC):
         """The initial state for a run that starts at the model ``x`` of shape (P,)."""
 
     def warning(self, info: RunInfo) -> str | None:
-        """Why this run gives the average no model to average and what to change, or None if it does."""
+        """Return why no model would be averaged in this run and what to change, or None if there are models."""
         return None
 
 

@@ -332,7 +332,7 @@ class Flip(AugmentationStep):
 AUGMENTATIONS: Registry[type[AugmentationStep]] = Registry("augmentation", see="fedflat data list")
 """Augmentation steps by name, in the order in which they are applied.
 
-The position of a step is also the number of its random stream, so new ones go to the end.
+The position of a step is also the number of its random stream, so append new steps at the end.
 """
 _BUILT_IN: dict[str, type[AugmentationStep]] = {
     "crop-flip": CropFlip,

@@ -51,7 +51,7 @@ def is_partitioner(value: object) -> TypeGuard[FlowerPartitioner]:
 def from_flower(partitioner: FlowerPartitioner, data: str | Dataset, folder: str | Path | None = None) -> str:
     """Partition a dataset with a Flower partitioner and write the result to a file.
 
-    The partitioner uses its own seed, so the partition is the same for every seed of a run. Columns it may refer to:
+    The partitioner uses its own seed, so the partition is the same for every seed of a run. It may refer to the columns
     ``label``, ``group`` (natural client) and ``coarse_label`` (superclass).
 
     Args:

@@ -188,7 +188,7 @@ def freeze(model: nn.Module, parts: tuple[TrainedPart, ...]) -> None:
 
 
 def describe_trained(model: nn.Module) -> str:
-    """Say how many parameters are trained, and in which layers; empty if nothing is frozen.
+    """Return a sentence on how many parameters are trained, and in which layers; it is empty if nothing is frozen.
 
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     >>> freeze(model, trained_parts("head"))

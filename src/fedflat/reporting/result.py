@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 class Result:
     """A run: its history, models and measurements.
 
-    The models are ``server``, the one that was trained, and averages such as ``wima(window=50)``. One of them is the
-    primary model, and one metric the primary metric (``metric``).
+    A run has the model ``server``, which was trained, and averages of it such as ``wima(window=50)``. One of these
+    models, the primary model, represents the run; models are compared by the primary metric (``metric``).
     """
 
     def __init__(self, record: Record) -> None:

@@ -55,7 +55,7 @@ def sweep(
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Run every combination of a file once; repeat the command, or start it on several machines, to continue.
+    """Run every combination of settings in a file. Repeat the command to continue, or start it twice to share the work.
 
     Example: fedflat sweep learning-rates.yaml --jobs 4
     """

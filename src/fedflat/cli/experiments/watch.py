@@ -63,9 +63,9 @@ def watch(
     once: bool = typer.Option(False, "--once", help="print the current state and exit"),
     as_json: bool = JSON,
 ) -> None:
-    """Follow runs of another process: rounds, metric, loss and remaining time; ends when all have finished.
+    """Show rounds, metric, loss and remaining time of runs in other processes until all of them have finished.
 
-    Read-only.
+    The runs are not changed.
 
     Example: fedflat watch runs --once
     """

@@ -55,7 +55,7 @@ def sharpness(
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Compute the rise of the loss around models: SAM's and ASAM's worst case, and the average case.
+    """Compute how much the loss rises around models: in the worst case (SAM, ASAM) and on average.
 
     Example: fedflat flatness sharpness runs/fedavg-digits-seed0 runs/fedsam-digits-seed0 --rho 0.05 --ascent-steps 10
     """

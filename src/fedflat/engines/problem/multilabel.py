@@ -19,7 +19,7 @@ class MultiLabel:
 
     Outputs are logits [batch, labels], targets are 0 or 1 [batch, labels].
 
-    Args:
+    Attributes:
         metric: name of the primary metric.
     """
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Regression:
-    """Squared error as loss; metrics ``rmse``, ``mae`` and ``r2``. Subclass it to change the loss.
+    """Regression with squared error as loss, and the metrics ``rmse``, ``mae`` and ``r2``. Subclass it to change the loss.
 
     Outputs and targets are [batch, columns]; with one column, either may be [batch].
 
-    Args:
+    Attributes:
         metric: name of the primary metric; ``rmse`` and ``mae`` are better if lower, ``r2`` if higher.
     """
 
@@ -53,13 +53,17 @@ class Regression:
         }
 
     def by_class(self, totals: Mapping[str, Tensor]) -> dict[int, dict[str, float]]:
-        """Nothing, since there are no classes."""
+        """Return an empty dictionary: regression has no classes."""
         return {}
 
 
 @dataclass(frozen=True)
 class Huber(Regression):
-    """Regression with Huber's loss, which is linear for residuals beyond ``delta`` and so less affected by outliers."""
+    """Regression with Huber's loss, which is linear for residuals beyond ``delta`` and so less affected by outliers.
+
+    Attributes:
+        delta: absolute residual above which the loss is linear.
+    """
 
     delta: float = 1.0
 

@@ -19,8 +19,8 @@ Output = Tensor | tuple[Tensor, ...]
 class Segmentation:
     """Cross-entropy over the hardest pixels of each image, and mean intersection over union (mIoU).
 
-    Pixels with target IGNORED count in neither. A model with auxiliary heads is trained on the sum of all heads' losses
-    (booster training; Yu et al. 2021).
+    Pixels whose target is IGNORED affect neither the loss nor the metrics. A model with auxiliary heads is trained on
+    the sum of all heads' losses (booster training; Yu et al. 2021).
 
     Attributes:
         hard: share of each image's pixels, those with the highest loss, to average over (Caldarola et al. 2022,

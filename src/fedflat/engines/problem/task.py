@@ -19,8 +19,8 @@ from fedflat.units import is_error
 class Task(Protocol):
     """A loss to train on, and metrics that are means over examples.
 
-    An optional attribute ``lower_is_better`` says whether lower values of the primary metric are better. By default
-    they are for the metrics ``loss``, ``rmse``, ``mse`` and ``mae`` only.
+    An optional attribute ``lower_is_better`` says whether lower values of the primary metric are better. Without it,
+    lower values are better for the metrics ``loss``, ``rmse``, ``mse`` and ``mae`` only.
     """
 
     @property
@@ -46,7 +46,8 @@ class Task(Protocol):
 class PooledTask(Task, Protocol):
     """A task with metrics that are not means over examples, such as intersection over union.
 
-    Its ``sums`` may be tensors of any shape. They are added over batches and turned into metrics at the end.
+    The method ``sums`` may return tensors of any shape. They are added over batches, and ``finish`` computes the
+    metrics from the totals.
     """
 
     def finish(self, totals: Mapping[str, Tensor], count: int) -> dict[str, float]:
@@ -113,8 +114,8 @@ class CustomLoss(Classification):
 class NextCharacter:
     """Cross-entropy and accuracy per character. Every example counts once, however long it is.
 
-    Outputs are logits [batch, length, characters], targets are [batch, length]. Where targets are [batch], one
-    character per text, outputs may also be [batch, characters]; otherwise the logits at the last position count.
+    Outputs are logits [batch, length, characters], targets are [batch, length]. If there is one target per text,
+    [batch], the loss uses the logits at the last position; outputs may then also be [batch, characters].
     """
 
     metric: str = "accuracy"

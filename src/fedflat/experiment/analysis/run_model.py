@@ -136,7 +136,7 @@ class RunModel:
 
     @property
     def label(self) -> str:
-        """The model's reference; for a run without a folder, algorithm and model name."""
+        """The model as on the command line, e.g. ``FOLDER:wima@50``; the algorithm replaces a missing folder."""
         run = str(self.record.folder.path) if self.record.folder else self.record.config.algorithm
         return f"{run}:{self.name}{at_round(self.rounds)}"
 
@@ -273,7 +273,7 @@ class RunModel:
         return sharpness_of(objective, kind, seed=seed, **options)
 
     def sibling(self, name: str | None = None, rounds: int | None = None) -> RunModel:
-        """Another model of the same run: another name (default: the same), and saved after ``rounds`` or final."""
+        """Another model of the run: the one called ``name`` (default: this name), after ``rounds`` (default: final)."""
         name = require_model(self.record, name or self.name)
         return replace(self, name=name, rounds=rounds, state=state_of(self.record, name, self.problem, rounds))
 

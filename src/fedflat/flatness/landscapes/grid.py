@@ -63,7 +63,8 @@ class Mark:
 class Landscape:
     """Losses or other values of models on a line or a grid in weight space.
 
-    ``values[name][i, j]`` is measured at the grid point ``(axes[0][i], axes[1][j])``. ``marks`` are models shown in it.
+    ``values[name][i, j]`` is measured at the grid point ``(axes[0][i], axes[1][j])``. ``marks`` are the models shown in
+    the landscape.
     """
 
     kind: Kind
