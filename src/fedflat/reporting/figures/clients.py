@@ -126,7 +126,7 @@ def constants_picture(entries: Sequence[Entry], title: str) -> Figure:
 def twins_picture(entries: Sequence[Entry], title: str) -> Figure:
     """Plot how far twins are from the original run over rounds, in weights and losses.
 
-    A twin is trained on the data of the original run except for a single example. Thin lines show the twins, a strong
+    A twin is trained on the same data with a single example replaced. Thin lines show the twins, a strong
     line shows their mean. ``entries`` holds the measurements of each round, with one value per twin.
     """
     figure = Figure(figsize=(10.4, 4.2), layout="constrained")
