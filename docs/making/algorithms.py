@@ -136,7 +136,7 @@ def _slot(algorithm: Algorithm, slot: str) -> list[str]:
     value = getattr(algorithm, slot)
     name = part_name(value)
     first, *rest = _equations(value)
-    return [f"The **{SLOT_NAMES[slot]}** is{f' `{name}`' if name else ' the default'}: {first}", *rest]
+    return [f"The **{SLOT_NAMES[slot]}** is {f'`{name}`' if name else 'the default'}. {first}", *rest]
 
 
 def _equations(spec: Any) -> list[str]:

@@ -15,7 +15,7 @@ class ModelExample(NamedTuple):
     """A documented variant of a model.
 
     Attributes:
-        text: its text, e.g. ``vgg11(hidden=256)``.
+        text: the variant as a text, e.g. ``vgg11(hidden=256)``.
         input_shape: shape of one sample.
         classes: number of classes.
         source: publications.

@@ -55,8 +55,8 @@ class Dirichlet(ClassCountPartitioner):
 class DirichletReuse(ClassCountPartitioner):
     """Like ``dirichlet``, but the examples of an exhausted class are assigned again: some go to several clients.
 
-    Some other examples go to no client, because the clients together still get as many examples as the training set
-    has.
+    The clients together get as many examples as the training set has; since some are assigned several times, others go
+    to no client.
 
     This is the partition in the released code of FedSWA, FL-Simulator, FedLESAM and FedWMSAM.
     """

@@ -41,7 +41,7 @@ class IddaOptions(MaskOptions):
 
 @dataclass(frozen=True)
 class Idda(FolderSource):
-    """The files are those of IDDA V3. A domain is a combination of town, weather and vehicle, and a natural client."""
+    """The files are those of IDDA V3. Every combination of town, weather and vehicle is a domain (a natural client)."""
 
     options: IddaOptions = field(default=IddaOptions(), kw_only=True)
 

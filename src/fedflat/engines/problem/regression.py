@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Regression:
-    """Regression with squared error as loss and the metrics ``rmse``, ``mae`` and ``r2``; subclass it to change the loss.
+    """Regression with squared error as loss and the metrics ``rmse``, ``mae`` and ``r2``. Subclass it for another loss.
 
     Outputs and targets are [batch, columns]; with one column, either may be [batch].
 
