@@ -21,7 +21,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Pachinko(Partitioner):
-    """Each client draws probabilities q ~ Dir(alpha) of coarse labels and r ~ Dir(beta) of each one's fine labels.
+    """Each client draws q ~ Dir(alpha) over coarse labels and, for each of them, r ~ Dir(beta) over its fine labels.
 
     For each of its examples, the client draws a coarse label from q and then one of that label's fine labels from r.
     All clients get the same number of examples, and every example is used once. An exhausted fine label is removed from

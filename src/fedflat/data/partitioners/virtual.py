@@ -18,7 +18,7 @@ from fedflat.text import param
 class Virtual(Partitioner):
     """Each client draws class probabilities q ~ Dir(alpha), then ``size`` training examples according to q.
 
-    If examples do not have one class each (regression, multi-label, masks), a client draws from all of them alike.
+    If examples do not have one class each (regression, multi-label, masks), a client draws uniformly from all of them.
     Different clients may have the same examples. A client's examples are drawn when the client is first used, from the
     seed and the client's number, so the cost depends on how many clients are used, not on how many there are.
     """
