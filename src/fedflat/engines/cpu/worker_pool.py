@@ -32,6 +32,7 @@ class ProcessPool:
     """
 
     def __init__(self, workers: int) -> None:
+        """Start ``workers`` processes, which load the plugins that this process has loaded so far."""
         self.children = [ChildProcess(_serve) for _ in range(workers)]
         self.owner: object = None
         self.plugins = loaded_plugins()

@@ -96,7 +96,12 @@ def compiled_step(problem: Problem, training: Training, backend: str = "inductor
     ) -> StepResult:
         """Take one local step without changing anything in place, as the compiler requires.
 
-        The arguments are those of ``LocalStep``.
+        Args:
+            local: the client's state before the step.
+            positions: positions of the batch's examples in the training set [batch].
+            draws: random numbers of the augmentation, by name.
+            statistics: BatchNorm statistics [buffers].
+            integer_buffers: integer buffers, such as batch counters, by name.
         """
         batch = problem.batch(positions, draws)
         passes: list[PassResult] = []
@@ -138,7 +143,12 @@ class StepWithFallback:
     ) -> StepResult:
         """Take one local step; the first compiled result is compared with the eager one.
 
-        The arguments are those of ``LocalStep``.
+        Args:
+            local: the client's state before the step.
+            positions: positions of the batch's examples in the training set [batch].
+            draws: random numbers of the augmentation, by name.
+            statistics: BatchNorm statistics [buffers].
+            integer_buffers: integer buffers, such as batch counters, by name.
         """
         arguments = (local, positions, draws, statistics, integer_buffers)
         if self._is_usable is False or len(positions) < self._batch_size:
@@ -169,8 +179,8 @@ class StepWithFallback:
     ) -> bool:
         """Whether a compiled result agrees with the eager step; also true if they cannot be compared.
 
-        That is so if the step is random, e.g. because of dropout, or if the eager step needs too much memory. The
-        arguments after ``result`` are those of ``LocalStep``.
+        They cannot be compared if the step is random, e.g. because of dropout, or if the eager step needs too much
+        memory. The arguments after ``result`` are those with which it was computed, as in ``__call__``.
         """
 
         def eager_result() -> StepResult:

@@ -146,9 +146,10 @@ def seeded_full_gradient(
     indices: np.ndarray,
     row: int,
 ) -> tuple[Tensor, GradientCost]:
-    """``full_gradient`` outside local training, with dropout seeded by round and client; same arguments and results.
+    """Seed dropout by round and client, then compute ``full_gradient``, which has the same arguments and results.
 
-    Its mean over the cohort is the common gradient that some drift corrections, such as MIME's, need.
+    Used before local training, for drift corrections such as MIME's that need the mean of these gradients over the
+    cohort.
     """
     seed_torch(training.seed, "whole gradient dropout", round, client)
     return full_gradient(problem, training, cohort, round, client, indices, row)

@@ -28,7 +28,10 @@ def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.ra
 
 
 def seed_torch(seed: int, purpose: str, round: int = 0, client: int = 0) -> None:
-    """Seed torch's global generator, which draws initial weights and dropout; arguments as in ``generator``."""
+    """Seed torch's global generator, which draws initial weights and dropout.
+
+    The draws depend on the seed of the run, a purpose such as ``dropout``, the round and the client, as in ``generator``.
+    """
     number = int(generator(seed, purpose, round, client).integers(2**62))
     # torch.manual_seed would spend half a millisecond recording a stack trace for a GPU that may never be used.
     torch.default_generator.manual_seed(number)
