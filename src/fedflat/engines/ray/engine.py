@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -33,7 +34,7 @@ from fedflat.engines.ray.results import (
     outcome_from_sums,
 )
 from fedflat.engines.ray.scheduling import ClientCosts, aggregation_blocks, assign_shares, split_share
-from fedflat.engines.ray.state_directory import StateDirectory
+from fedflat.engines.ray.state_directory import StateDirectory, client_state_bytes
 from fedflat.engines.ray.worker import problem_facts
 from fedflat.engines.ray.worker_pool import WorkerHandle, WorkerPool, WorkItem, worker_pool
 from fedflat.engines.round.cohort import CohortWeights, GradientCost
@@ -171,15 +172,15 @@ class RayEngine:
         # "common": the drift needs this gradient; "own": one per client, which train_client computes; "none"
         if context.training.algorithm.drift.full_gradient != "common":
             return None, GradientCost()
-        items = self._work_items("full_gradients", context, None)
+        items = self._work_items("full_gradients", context, weights=None)
         self.pool.run(items, self._source)
-        rows = torch.empty(len(context.cohort), len(z), dtype=z.dtype)
+        gradients = torch.empty(len(context.cohort), len(z), dtype=z.dtype)  # one row per client
+        costs = []
         for item in items:
-            gradients, _ = item.result
-            rows.numpy()[item.rows] = gradients
-        cost = GradientCost.total([item_cost for _, item_cost in (item.result for item in items)])
+            gradients.numpy()[item.rows], cost = item.result
+            costs.append(cost)
         weights = weights_by_samples([len(client.indices) for client in context.cohort])
-        return weighted_sum(rows, weights), cost
+        return weighted_sum(gradients, weights), GradientCost.total(costs)
 
     def _train_clients(
         self,
@@ -203,7 +204,7 @@ class RayEngine:
         self.pool.run(items, self._source, meanwhile=self.states.fetch_all)
         self.states.fetch_all()
         self._record_costs(context, items)
-        states: list[Any] = [nested_state({})] * len(cohort)
+        states: list[Any] = [nested_state({})] * len(cohort)  # if the algorithm's clients keep no state
         if flat_fields(training.algorithm.client_fields()):
             rows_by_worker: dict[WorkerHandle, list[int]] = {}
             for item in items:
@@ -243,8 +244,9 @@ class RayEngine:
         # The cohort in groups of rows that stay together: blocks, or single clients.
         groups = aggregation_blocks(len(cohort)) if by_block else [[row] for row in range(len(cohort))]
         group_costs = [sum(costs[row] for row in group) for group in groups]
+        # If no worker has started yet, plan for anonymous ones.
         workers: list[WorkerHandle | None] = [*self.pool.started_workers] or [None] * self.workers
-        state_bytes = 0 if call == "full_gradients" else self._state_bytes(context.training)
+        state_bytes = 0 if call == "full_gradients" else client_state_bytes(context.training, self.problem)
         # transfers[group][worker]: seconds to send the states of the group's clients to the worker
         transfers = [
             [sum(self.states.transfer_seconds(cohort[row], worker, state_bytes) for row in group) for worker in workers]
@@ -309,9 +311,10 @@ class RayEngine:
             transferred, transfers = self.states.request_transfers(clients, home, broadcast, state_bytes)
 
         def arguments(worker: WorkerHandle, with_state: bool) -> tuple[Any, ...]:
-            """Arguments of ``Worker.full_gradients`` or ``Worker.train``, without states that ``worker`` has.
+            """Arguments of the method ``call`` of ``Worker`` (``train`` or ``full_gradients``) for ``clients``.
 
-            ``with_state`` sends all states. The False in the arguments of ``train``: do not return new states.
+            They contain the states that ``worker`` lacks, or all states ``with_state``. The planned worker, ``home``,
+            gets the states of the clients in ``transferred`` from other workers; ``transfers`` refer to them.
             """
             uses_transfers = worker is home and not with_state
             dispatched = []
@@ -322,43 +325,38 @@ class RayEngine:
                 )
             if call == "full_gradients":
                 return context.broadcast_ref, dispatched
+            return_state = False
             received = transfers if uses_transfers else []
-            return context.broadcast_ref, context.gradient_ref, dispatched, client_weights, False, *received
+            return context.broadcast_ref, context.gradient_ref, dispatched, client_weights, return_state, *received
 
         return arguments
-
-    def _state_bytes(self, training: Training) -> int:
-        """Size of one client's state in bytes."""
-        fields = flat_fields(training.algorithm.client_fields()).values()
-        numbers = sum(field.scalars(self.problem.layout.size) for field in fields)
-        return numbers * torch.finfo(self.problem.dtype).bits // 8
 
     def _remote_states(self, worker: WorkerHandle, context: RoundContext, rows: list[int]) -> list[RemoteState]:
         """References to the new states of the clients in these rows of the cohort, which stay with ``worker``."""
         clients = [context.cohort[row] for row in rows]
-
-        def retrain() -> tuple[WorkerHandle, Arrays]:
-            """Train the clients again from their previous states, because ``worker`` was lost.
-
-            Returns the new worker and the new states as arrays with one row per client.
-            """
-
-            def arguments(worker: WorkerHandle, with_state: bool) -> tuple[Any, ...]:
-                """Arguments of ``Worker.train``, which always include the clients' previous states."""
-                broadcast = context.broadcast
-                dispatched = [
-                    self.states.dispatch(client, worker, broadcast, initial_state=None, with_state=True)
-                    for client in clients
-                ]
-                weights, return_state = None, True
-                return context.broadcast_ref, context.gradient_ref, dispatched, weights, return_state
-
-            item = WorkItem("train", arguments)
-            self.pool.run_now(item, self._source)
-            assert item.worker is not None
-            return item.worker, item.result.state
-
+        retrain = partial(self._retrain, context, clients)
         return self.states.record_trained(worker, context.broadcast, clients, retrain)
+
+    def _retrain(self, context: RoundContext, clients: list[Client]) -> tuple[WorkerHandle, Arrays]:
+        """Repeat the training of some clients in an earlier round, because their worker and its states were lost.
+
+        Returns the new worker and the new states as arrays with one row per client.
+        """
+        item = WorkItem("train", partial(self._retrain_arguments, context, clients))
+        self.pool.run_now(item, self._source)
+        assert item.worker is not None
+        return item.worker, item.result.state
+
+    def _retrain_arguments(
+        self, context: RoundContext, clients: list[Client], worker: WorkerHandle, with_state: bool
+    ) -> tuple[Any, ...]:
+        """Arguments of ``Worker.train`` for ``_retrain``; states are always sent, whatever ``with_state`` is."""
+        dispatched = [
+            self.states.dispatch(client, worker, context.broadcast, initial_state=None, with_state=True)
+            for client in clients
+        ]
+        weights, return_state = None, True
+        return context.broadcast_ref, context.gradient_ref, dispatched, weights, return_state
 
     def _workers_return_sums(self, training: Training, count: int) -> bool:
         """Whether workers return sums over clients instead of every client's row, for a cohort of ``count`` clients."""

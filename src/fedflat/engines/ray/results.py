@@ -69,7 +69,10 @@ class CohortResults(NamedTuple):
 
 
 def outcome_from_rows(results: CohortResults, buffers: CohortBuffers) -> Outcome:
-    """The outcome of a round in which workers returned every client's row: copies rows to ``buffers`` and averages."""
+    """The outcome of a round in which workers returned every client's row, i.e. all that the client sends.
+
+    Copies the rows to ``buffers``, which have space for the whole cohort, and averages them.
+    """
     for item in results.items:
         # Through numpy, which copies from the object store only once.
         rows = item.result.rows

@@ -27,8 +27,8 @@ class ClientCosts:
     def record(self, clients: Sequence[int], samples: Sequence[int], seconds: float) -> None:
         """Record how long some clients took.
 
-        Each client's ratio (its cost per sample over the mean cost) is a moving average, too. The clients that were
-        recorded longest ago are forgotten.
+        Updates the mean cost per sample, and for each of these clients the ratio of its cost to that mean; both are
+        moving averages. Beyond ``MAX_REMEMBERED_CLIENTS``, the clients recorded longest ago are forgotten.
 
         Args:
             clients: the clients' numbers.

@@ -12,11 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
+from fedflat.algorithms.algorithm import flat_fields
+from fedflat.engines.problem.problem import Problem
 from fedflat.engines.ray.messages import INITIAL_STATE_VERSION, Broadcast, DispatchedClient, bytes_of
 from fedflat.engines.ray.scheduling import MAX_REMEMBERED_CLIENTS
 from fedflat.engines.ray.worker_pool import WorkerHandle, WorkerPool
 from fedflat.engines.round.cohort_buffers import Arrays, state_from_arrays, state_to_arrays
-from fedflat.engines.round.contract import Client, RemoteState
+from fedflat.engines.round.contract import Client, RemoteState, Training
 
 INITIAL_SECONDS_PER_BYTE = 1e-9
 """Assumed seconds to move a byte, before any was moved."""
@@ -141,6 +145,7 @@ class StateDirectory:
         state = state_to_arrays(client.state)
         self.traffic.states += bool(state)
         self.traffic.moved += bytes_of(state)
+        # A state that is sent along is not looked up, so its version is irrelevant.
         return DispatchedClient(client.number, client.indices, broadcast.state_version, state, statistics)
 
     def record_trained(
@@ -211,3 +216,10 @@ class StateDirectory:
         return (
             isinstance(client.state, RemoteState) and home is not None and home == (worker, client.state.state_version)
         )
+
+
+def client_state_bytes(training: Training, problem: Problem) -> int:
+    """Size of one client's state in bytes; 0 if the algorithm's clients keep none."""
+    fields = flat_fields(training.algorithm.client_fields()).values()
+    numbers = sum(field.scalars(problem.layout.size) for field in fields)
+    return numbers * torch.finfo(problem.dtype).bits // 8

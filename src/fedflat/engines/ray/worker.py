@@ -121,7 +121,7 @@ class Worker:
         # Release the old problem first, so that two are never in memory at once.
         self._setup, self._build_error, self._cache = None, None, StateCache()
         try:
-            build: Callable[[], WorkerSetup] = ray.get(source.build[0])
+            build: Callable[[], WorkerSetup] = ray.get(source.build[0])  # Ray resolves no references within lists
             setup = build()
             check_facts(problem_facts(setup.problem), source.facts)
             self._setup = setup
@@ -176,6 +176,7 @@ class Worker:
                 name: field_rows[:count].detach().to("cpu", copy=True).numpy()
                 for name, field_rows in buffers.client.items()
             }
+            # Reports are sent with plain numbers and CPU tensors.
             reports = [
                 report.with_numbers()._replace(
                     integer_buffers={name: value.cpu() for name, value in report.integer_buffers.items()}
@@ -245,10 +246,10 @@ class Worker:
         return self._setup
 
     def _current_training(self, setup: WorkerSetup, broadcast: Broadcast) -> Training:
-        """The broadcast's training: the same object in every round of a run, so that engines can reuse their memory.
+        """The broadcast's training, as the same object in every round of a run, so that engines can reuse their memory.
 
-        Every broadcast arrives with its own copy, of which the first is kept. A new training drops the engine's
-        buffers.
+        Every broadcast contains its own copy of the training, and the first one is kept. If another training follows,
+        its key differs, and the engine's buffers are dropped.
         """
         if self._training is None or self._training[0] != broadcast.training_key:
             self._training = broadcast.training_key, broadcast.training

@@ -72,6 +72,8 @@ class WorkItem:
 class WorkerPool:
     """A number of workers, each with one core or a share of a GPU; lost ones are replaced if the cluster has room.
 
+    The workers run work items; an item is a call of a worker's method, e.g. to train some clients.
+
     Args:
         ray: the connected Ray module.
         count: workers to start.
@@ -123,8 +125,9 @@ class WorkerPool:
         while any(worker.info is None for worker in self.workers):
             progress = len(self.process_ids), self._failed_starts
             self._wait([], EXTRA_TIMEOUT if self.process_ids else START_TIMEOUT)
+            # Neither a start nor a failed start: there is no room for more workers.
             if self.process_ids and (len(self.process_ids), self._failed_starts) == progress:
-                return  # neither a start nor a failed start: there is no room for more workers
+                return
 
     def build_problem(self, source: ProblemSource) -> None:
         """Make every started worker build the problem of ``source``, and wait for it; remove workers lost meanwhile."""
@@ -143,6 +146,7 @@ class WorkerPool:
             tasks: its arguments for each call.
             source: the problem that workers build first, unless they have; None if the method needs none.
         """
+        # The arguments are the same for every worker.
         items = [WorkItem(call, lambda worker, with_state, task=task: task) for task in tasks]  # type: ignore[misc]
         self.run(items, source)
         return [item.result for item in items]
@@ -153,7 +157,7 @@ class WorkerPool:
         source: ProblemSource | None = None,
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
-        """Run all items, again if their worker is lost.
+        """Run all items and wait for them; an item runs again if its worker is lost.
 
         Args:
             items: the items; their results are stored in them.
