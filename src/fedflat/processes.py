@@ -158,6 +158,7 @@ def sendable_error(error: Exception) -> Exception:
 
 
 def _run(plugins: list[str], target: Callable[..., None], pipe: Connection, *args: object) -> None:
+    """Main function of a child: load the parent's plugins and call ``target``."""
     torch.set_num_threads(1)
     load_plugins(plugins)
     target(pipe, *args)

@@ -207,6 +207,7 @@ def respell(text: str, specs: Mapping[str, Any]) -> str:
     by_name = {folded(name): (name, spec) for name, spec in specs.items()}
 
     def convert(call: re.Match[str]) -> str:
+        """Rewrite one ``name(arguments)`` of the text."""
         name, inside = call.groups(default="")
         registered_name, spec = by_name.get(folded(name), (name, None))
         fields = () if spec is None else parameters(spec)

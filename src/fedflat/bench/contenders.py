@@ -99,6 +99,7 @@ class SpeedBound(Contender):
         use_bf16 = config.engine.precision == "bf16"
 
         def loss_of(weights: list[Tensor]) -> Tensor:
+            """Cross-entropy on the constant batch, with ``weights`` in place of the model's trained parameters."""
             with torch.autocast(problem.device.type, torch.bfloat16, enabled=use_bf16):
                 output = functional_call(model, dict(zip(trained, weights, strict=True)), (inputs,))
                 return F.cross_entropy(output.to(problem.dtype), batch.targets)
@@ -106,6 +107,7 @@ class SpeedBound(Contender):
         loss = torch.compile(loss_of) if self.compiled else loss_of
 
         def step() -> None:
+            """One step of SGD, which changes ``weights`` in place."""
             gradients = torch.autograd.grad(loss(weights), weights)
             with torch.no_grad():
                 torch._foreach_sub_(weights, [self.setting.lr * gradient for gradient in gradients])

@@ -53,6 +53,7 @@ class Flower(Other):
     install = "pip install 'flwr[simulation]'"
 
     def run_rounds(self, timer: RoundTimer) -> None:
+        """Simulate rounds until ``timer.round_done`` raises ``NoMoreRounds``; clients train as in the plain loop."""
         os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
         os.environ |= {"RAY_worker_niceness": "0"}  # the same priority as our processes
         from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -68,6 +69,7 @@ class Flower(Other):
 
         @client.train()  # type: ignore[untyped-decorator, unused-ignore]
         def train(message: Message, context: Context) -> Message:
+            """Train one client from the received model, as the plain loop does; Flower counts rounds from 1."""
             number = int(message.content["config"]["server-round"]) - 1
             received = message.content["arrays"].to_torch_state_dict()
             state, samples = plain_loop(self).train(received, int(context.node_config["partition-id"]), number)
@@ -78,6 +80,7 @@ class Flower(Other):
             """FedAvg that reports every completed round to the timer."""
 
             def aggregate_train(self, server_round: int, replies: Any) -> Any:
+                """Average the replies, after checking that all clients answered: a failed client would be faster."""
                 received = list(replies)
                 errors = [str(reply.error.reason) for reply in received if reply.has_error()]
                 if errors:
@@ -90,6 +93,7 @@ class Flower(Other):
 
         @server.main()  # type: ignore[untyped-decorator, unused-ignore]
         def main(grid: Grid, context: Context) -> None:
+            """Run Flower's FedAvg until all rounds are timed, and keep an error for the measuring process."""
             strategy = TimedFedAvg(
                 fraction_train=setting.clients_per_round / self.clients,
                 fraction_evaluate=0.0,
@@ -123,6 +127,7 @@ class Pfl(Other):
     install = "pip install 'pfl[pytorch]'"
 
     def run_rounds(self, timer: RoundTimer) -> None:
+        """Simulate rounds until ``timer.round_done`` raises ``NoMoreRounds``, with the plain loop's batches."""
         multiprocessing.current_process().name = "MainProcess"  # pfl takes any other process for a data loader
         os.environ["PFL_PYTORCH_DEVICE"] = "cuda" if self.setting.on_gpu else "cpu"
         from pfl.aggregate.simulate import SimulatedBackend
@@ -160,6 +165,7 @@ class Pfl(Other):
             """Reports every completed round to the timer."""
 
             def after_central_iteration(self, metrics: Any, model: Any, *, central_iteration: int) -> tuple[bool, Any]:
+                """Count and report a round; returns that training continues, and no metrics."""
                 nonlocal rounds_done
                 rounds_done += 1
                 timer.round_done()

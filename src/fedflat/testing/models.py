@@ -113,6 +113,7 @@ def _gradient(
     """The gradient of the cross-entropy at the flat vector ``weights`` of P parameters, shape (P,)."""
 
     def loss(point: Tensor) -> Tensor:
+        """The cross-entropy with the parameters in the flat vector ``point``."""
         copies = {key: value.clone() for key, value in buffers.items()}  # training mode changes BatchNorm's buffers
         logits = functional_call(model, {**layout.views(point), **copies}, (inputs,))
         return nn.functional.cross_entropy(logits, targets)

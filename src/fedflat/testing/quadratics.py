@@ -74,6 +74,7 @@ class Quadratics:
     """b_i, shape (N, P)."""
 
     def __post_init__(self) -> None:
+        """Draw A_i, b_i and the initial point; if ``alike``, all clients get those of client 0."""
         rng = np.random.default_rng(self.seed)
         roots = rng.normal(size=(self.clients, self.size, self.size)) / np.sqrt(self.size)
         matrices = roots @ roots.transpose(0, 2, 1) + 0.3 * np.eye(self.size)  # positive definite

@@ -53,6 +53,7 @@ def server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        """Run the experiment in Flower's run config; a ``UserError`` ends it with a message, without a traceback."""
         try:
             serve(
                 grid, context.run_config, data() if data else None, model() if model else None, task() if task else None
@@ -188,6 +189,7 @@ class _ProgressLog(Callback):
     """Logs progress in Flower's log, and names the experiment once the run has a folder."""
 
     def began(self, run: RunView) -> None:
+        """Name the experiment, which the engine sends to nodes, and log where the run starts."""
         assert isinstance(run.engine, SitesEngine)
         assert run.folder is not None
         run.engine.experiment = _experiment_name(run.folder.path)
@@ -196,6 +198,7 @@ class _ProgressLog(Callback):
         )
 
     def evaluated(self, run: RunView) -> None:
+        """Log the test metric of the last evaluation."""
         metric = run.metric
         # run.primary is the reported model; an average that has not started yet has no metrics.
         scores = run.history[-1]["test"].get(run.primary) or run.history[-1]["test"]["server"]

@@ -125,6 +125,7 @@ class _RoundAttempt:
         server: States,
         cohort: list[Client],
     ) -> None:
+        """Prepare the attempt; ``cohort`` are the connected clients, the other arguments those of ``Engine.train``."""
         self.engine, self.training, self.round = engine, training, round
         self.model, self.server, self.cohort = model, server, cohort
         self.accepted: list[int] = []

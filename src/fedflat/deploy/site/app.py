@@ -72,6 +72,8 @@ def client_app(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
+        """Train one round and reply with the update, after the mods for privacy."""
+
         def train_and_reply() -> Message:
             return _reply(message, lambda: _train(build_site(context), message, context))
 

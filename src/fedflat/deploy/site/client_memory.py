@@ -47,6 +47,7 @@ class ClientMemory:
     """
 
     def __init__(self, folder: Path, experiment: str, client: int) -> None:
+        # The name comes from the server and must not lead out of the folder.
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", experiment):
             raise UserError(
                 f"experiment name {experiment!r} of the server is not a valid folder name; expected letters and digits"

@@ -42,6 +42,7 @@ def apply_mods(mods: Sequence[Mod], message: Message, context: Context, work: Ca
     answers: list[Message] = []
 
     def answer_message(message: Message, context: Context) -> Message:
+        """Compute the answer from the arrays that were received; called by the innermost mod."""
         message.content[ARRAYS] = received
         answer = work()
         answers.append(answer)
