@@ -169,7 +169,7 @@ def ratio(numerator: ContenderResult, denominator: ContenderResult) -> float:
 
 
 def _measure_one_by_one(request: Request, show_progress: ShowProgress, notes: list[str]) -> list[ContenderResult]:
-    """Measure each contender while no other runs, as GPU memory or time would have to be shared.
+    """Measure each contender while no other runs, because they would share the GPU.
 
     Setting up takes long, so groups of ``request.concurrent_setups`` contenders set up at the same time. Failures are
     added to ``notes``.
