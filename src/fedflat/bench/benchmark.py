@@ -66,12 +66,10 @@ def benchmark(request: Request, command: str, show_progress: ShowProgress) -> di
     notes = request.notes()
     for note in notes:
         show_progress(note)
-    results = (
-        _measure_one_by_one(request, show_progress, notes)
-        if request.setting.on_gpu
-        else _measure_in_turns(request, show_progress, notes)
-    )
+    measure = _measure_one_by_one if request.setting.on_gpu else _measure_in_turns
+    results = measure(request, show_progress, notes)
     if not any(isinstance(result.contender, Fedflat) for result in results):
+        # The notes say why each contender failed.
         reason = next(note for note in notes if note.startswith(Fedflat.name))
         raise UserError(f"nothing could be measured: {reason}")
     samples = {clients: samples_per_round(request.setting, clients) for clients in request.clients}
@@ -116,8 +114,7 @@ def row(result: ContenderResult, results: Sequence[ContenderResult], samples: fl
         samples: training samples per round of this contender.
     """
     contender, setting = result.contender, result.contender.setting
-    # Other simulators have only float32; if that was not requested, compare them with all.
-    comparable = [other for other in results if other.contender.precision == contender.precision] or list(results)
+    comparable = [other for other in results if other.contender.precision == contender.precision]
     plain = next((other for other in comparable if isinstance(other.contender, Plain)), None)
     bound = _bound_for(contender, comparable)
     is_bound = isinstance(contender, SpeedBound)
@@ -127,7 +124,7 @@ def row(result: ContenderResult, results: Sequence[ContenderResult], samples: fl
     # On a CPU the bound uses one core, but stands for a perfect use of all of them.
     cores = 1 if setting.on_gpu else available_cores()
     seconds = result.median / (cores if is_bound else 1)
-    share = None  # of the bound's speed in samples per second
+    share = None  # the contender's samples per second, divided by those of the bound
     if bound is not None and result is not bound:
         share = ratio(bound, result) / cores * samples / samples_of_bound
     return {
