@@ -30,7 +30,7 @@ def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.ra
 def seed_torch(seed: int, purpose: str, round: int = 0, client: int = 0) -> None:
     """Seed torch's global generator, which draws initial weights and dropout.
 
-    The draws depend on the seed of the run, a purpose such as ``dropout``, the round and the client, as in ``generator``.
+    The seed of the run, a purpose such as ``dropout``, the round and the client determine the draws; see ``generator``.
     """
     number = int(generator(seed, purpose, round, client).integers(2**62))
     # torch.manual_seed would spend half a millisecond recording a stack trace for a GPU that may never be used.
