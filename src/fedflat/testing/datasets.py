@@ -110,6 +110,7 @@ def _empty_group(groups: Tensor) -> str:
 
     ``groups`` is the number of the natural client of every example.
     """
+    # Negative numbers are reported like a client 0 without examples.
     sizes = np.bincount(groups.numpy()) if int(groups.min()) >= 0 else np.zeros(1)
     empty = np.flatnonzero(sizes == 0)
     return f"client {empty[0]} has none; number clients 0, 1, ... without gaps" if len(empty) else ""
@@ -118,9 +119,9 @@ def _empty_group(groups: Tensor) -> str:
 def _unassigned(data: Dataset) -> str:
     """Which partition does not assign every training example, as a message; empty if all partitions do."""
     train = data.train
-    partitions: dict[str, int | None] = {"iid": min(10, len(train))}
+    partitions: dict[str, int | None] = {"iid": min(10, len(train))}  # with the number of clients
     if train.groups is not None:
-        partitions["natural"] = None
+        partitions["natural"] = None  # one client per group
     for text, clients in partitions.items():
         partition = make_partition(text, train.targets, data.num_classes, clients, seed=0, groups=train.groups)
         assigned = sum(map(len, partition.clients))
