@@ -28,6 +28,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/test_golden.py",
         "tests/algorithms",
         "tests/test_reference.py",
+        "tests/test_reference_invariants.py",
         "tests/testing",
         "src/fedflat/algorithms",
     ),
@@ -43,6 +44,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/test_golden.py",
         "tests/engines",
         "tests/experiment/test_run.py",
+        "tests/experiment/test_batch_norm.py",
         "tests/experiment/test_partial_training.py",
         "tests/algorithms",
         "src/fedflat/engines",
@@ -51,7 +53,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/flatness",
         "src/fedflat/flatness",
         "tests/experiment/test_in_run_flatness.py",
-        "tests/experiment/test_afterwards.py",
+        "tests/experiment/test_post_hoc.py",
     ),
 }
 """Tests by folder, those most likely to fail first; the first folder that contains a file counts."""

@@ -141,14 +141,14 @@ def test_edited_run_files_are_reported(fedflat, finished, file, text, sentence):
         told(fedflat(command, "r"), sentence)
 
 
-def test_a_file_in_the_way_of_the_folder(fedflat, small):
+def test_an_output_folder_that_is_a_file(fedflat, small):
     Path("file").write_text("")
     told(fedflat("run", *small, "--out", "file/run"), "cannot create the folder file/run")
     told(fedflat("compare", "fedavg", *small, "--quiet", "--out", "file/runs"), "cannot create the folder file/runs")
     told(fedflat("run", *small, "--out", "file"), "file exists and is not a run")
 
 
-def test_a_folder_with_a_run_is_not_used_again(fedflat, finished):
+def test_a_folder_that_contains_a_run_is_refused(fedflat, finished):
     told(
         fedflat("run", "--out", finished),
         f"fedflat resume {finished}",
@@ -156,7 +156,7 @@ def test_a_folder_with_a_run_is_not_used_again(fedflat, finished):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read everything")
-def test_a_folder_that_may_not_be_read(fedflat, small):
+def test_an_unreadable_folder(fedflat, small):
     fedflat("run", *small, "--quiet", "--out", "r")
     Path("r/metrics.jsonl").chmod(0)
     told(fedflat("show", "r"), "permission denied")

@@ -12,7 +12,7 @@ from fedflat.cli.application import app
 from fedflat.cli.lookup import doctor
 
 
-def test_a_healthy_machine(tmp_path: Path) -> None:
+def test_all_checks_pass(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["doctor", "--data-dir", str(tmp_path)])
     assert result.exit_code == 0, result.output
     for what in doctor.CHECKS:

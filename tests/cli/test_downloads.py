@@ -23,7 +23,7 @@ def test_bars_on_a_terminal(capsys, monkeypatch):
     assert "a.gz" in capsys.readouterr().err
 
 
-def test_silence(capsys):
+def test_silent_downloads_print_nothing(capsys):
     with Downloads(silent=True) as downloads:
         assert downloads.progress is None
 

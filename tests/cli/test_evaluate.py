@@ -55,7 +55,7 @@ def test_json_is_one_document(fedflat, held_out):
     assert len(document["on"]["clients"]["each"]) == 8
 
 
-def test_some_parts_only(fedflat, held_out):
+def test_selected_parts(fedflat, held_out):
     document = json.loads(fedflat("evaluate", held_out, "--on", "test, unseen,domains", "--json").stdout)
     assert list(document["on"]) == ["test", "unseen"] and list(document["missing"]) == ["domains"]
 
@@ -73,7 +73,7 @@ def test_some_parts_only(fedflat, held_out):
         (("--tune-lr", "0"), "lr=0"),
     ],
 )
-def test_mistakes(fedflat, held_out, arguments, sentence):
+def test_user_errors_are_one_line(fedflat, held_out, arguments, sentence):
     told(fedflat("evaluate", held_out, *arguments), sentence)
 
 

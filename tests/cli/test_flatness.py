@@ -34,7 +34,7 @@ def told(result, sentence: str) -> None:
     assert result.stderr.count("\n") == 1
 
 
-def test_a_table_a_document_and_a_picture(fedflat, run):
+def test_spectrum_prints_a_table_and_writes_json_and_figure(fedflat, run):
     result = fedflat("flatness", "spectrum", run, f"{run}:server@2", *FEW, "--trace-draws", "4")
     assert result.exit_code == 0 and result.stderr == ""
     for word in ("wima", "server", "lambda_max / lambda_5", "lambda_min", "products", "lanczos", "±"):
@@ -95,7 +95,7 @@ def test_power_iteration_and_density(fedflat, run):
     assert len(found["subsets"][0]["density"]["nodes"]) == 2 and found["subsets"][0]["products"] <= 6 * 5 + 2 + 12
 
 
-def test_a_clients_own_model(fedflat, run):
+def test_a_local_model_of_a_client(fedflat, run):
     result = fedflat(
         "flatness", "spectrum", f"{run}:server", f"{run}:client0", *FEW, "--trace-draws", "0", "--out", "o"
     )
@@ -131,7 +131,7 @@ def test_sharpness_of_every_kind(fedflat, run):
         ("/nothing", (), "there is no run in"),
     ],
 )
-def test_mistakes(fedflat, run, model, flags, sentence):
+def test_user_errors_are_one_line(fedflat, run, model, flags, sentence):
     told(fedflat("flatness", "spectrum", f"{run}{model}", *flags), sentence)
 
 
@@ -153,7 +153,7 @@ MEASURED = ("--module", "net.py:make_model", "--dataset", "digits", "--device", 
 
 @pytest.fixture
 def weights(fedflat) -> dict[str, nn.Module]:
-    """Two weights files in the current folder, and the modules that they belong to."""
+    """Write two weights files into the current folder; return them with their modules."""
     Path("net.py").write_text(MODULE)
     Path("neighbour.py").write_text("HIDDEN = 3")
     modules = {
@@ -205,7 +205,7 @@ def test_weights_files(fedflat, weights):
         ("own.pt", (*MEASURED, "--client", "1"), "client 1 ... 1 client"),
     ],
 )
-def test_mistakes_with_weights_files(fedflat, weights, run, model, flags, sentence):
+def test_user_errors_with_weights_files(fedflat, weights, run, model, flags, sentence):
     Path("broken.py").write_text("def make(:")
     if model == "large.pt":
         large = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.Tanh(), nn.Linear(4, 10))

@@ -61,7 +61,7 @@ def test_short_settings_in_yaml_and_set(fedflat, text):
         assert document["training"]["lr"] == 0.05
 
 
-def test_a_setting_that_is_given_twice(fedflat):
+def test_a_setting_given_twice_is_refused(fedflat):
     Path("c.yaml").write_text("lr: 0.05\ntraining:\n  lr: 0.1\n")
     for arguments in (("--config", "c.yaml"), ("--lr", "0.05", "--set", "lr=0.1")):
         assert "training.lr is given twice" in fedflat("run", *arguments, "--dry-run").stderr

@@ -19,7 +19,7 @@ def commands(command: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str,
 PATHS = list(commands(typer.main.get_command(app)))
 
 
-def test_all_commands_are_there():
+def test_all_commands_are_listed():
     top = {path[0] for path in PATHS if path}
     assert top == {
         *(
@@ -78,14 +78,14 @@ def test_every_argument_and_flag_has_help():
     assert not silent
 
 
-def test_json_is_one_flag_of_every_command():
+def test_every_command_has_the_json_flag():
     commands = [command for command in every(typer.main.get_command(app)) if not hasattr(command, "commands")]
     for command in commands:
         flags = [option for option in command.params if "--json" in option.opts]
         assert [(flag.is_flag, flag.help) for flag in flags] == [(True, "print one JSON document instead of tables")]
 
 
-def test_an_option_is_a_flag_or_takes_a_value_in_every_command():
+def test_an_option_has_the_same_kind_in_every_command():
     kinds: dict[str, dict[bool, str]] = {}
     for command in every(typer.main.get_command(app)):
         for option in command.params:

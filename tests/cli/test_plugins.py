@@ -54,7 +54,7 @@ def test_templates_are_valid_and_pass_their_tests(fedflat, tmp_path, restore_reg
         ("dataset", "numpy", "'numpy' is the name of an installed Python module"),
     ],
 )
-def test_names_that_a_template_cannot_have(fedflat, tmp_path, kind, name, message):
+def test_invalid_template_names_are_rejected(fedflat, tmp_path, kind, name, message):
     result = fedflat("new", kind, name)
     assert result.exit_code == 2 and message in result.stderr
     assert not list(tmp_path.iterdir())
@@ -62,7 +62,7 @@ def test_names_that_a_template_cannot_have(fedflat, tmp_path, kind, name, messag
 
 @pytest.fixture(scope="module")
 def own_runs(tmp_path_factory, small):
-    """A folder with plugins in ``own`` and two runs of theirs in ``runs``."""
+    """A folder with plugins in ``own``, and two runs that use them in ``runs``."""
     folder = tmp_path_factory.mktemp("own_runs")
     for kind in USES:
         assert call("new", kind, f"my-{kind}", "--out", folder / "own").exit_code == 0
@@ -78,7 +78,7 @@ def own_runs(tmp_path_factory, small):
 
 @pytest.fixture
 def own_run(fedflat, own_runs, tmp_path, restore_registries):
-    """A copy of a paused run with an algorithm, a dataset and a model of plugins, none of which is loaded."""
+    """A copy of a paused run whose algorithm, dataset and model come from plugins that are not loaded."""
     shutil.copytree(own_runs, tmp_path, dirs_exist_ok=True)
     recorded = tmp_path / "runs" / "own" / "plugins.json"
     recorded.write_text(recorded.read_text().replace(str(own_runs), str(tmp_path)))

@@ -109,9 +109,7 @@ def test_a_file_size_limit_is_reported_and_leaves_no_partial_file(tmp_path, smal
 
 @contextmanager
 def endless_run(folder: Path, workers: int, *quiet: str) -> Iterator[subprocess.Popen[str]]:
-    """A run that heeds Ctrl-C, which jobs in the background of a script are made to ignore, and that never outlives
-    its test.
-    """
+    """A run that receives Ctrl-C, which background jobs ignore by default; it is killed at the end of the test."""
     flags = (
         "run",
         "fedavg",
@@ -138,7 +136,7 @@ def endless_run(folder: Path, workers: int, *quiet: str) -> Iterator[subprocess.
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_an_interruption_says_how_to_continue(tmp_path):
+def test_an_interrupted_command_states_how_to_continue(tmp_path):
     with endless_run(tmp_path, 1) as process:
         metrics = tmp_path / "run" / "metrics.jsonl"
         patience = time.monotonic() + 60

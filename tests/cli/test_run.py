@@ -35,7 +35,7 @@ def test_a_mean_over_fewer_evaluations_states_their_number(fedflat, small):
     assert "of evaluations  " in shown and "(n=2)" in shown and "(n=1)" in shown
 
 
-def test_a_taken_default_folder_gets_a_number(fedflat, small):
+def test_an_existing_default_folder_gets_a_number(fedflat, small):
     first, second = (json.loads(fedflat("run", "fedavg+ema", *small, "--json").stdout) for _ in range(2))
     assert (first["folder"], second["folder"]) == ("runs/fedavg-ema-digits-seed0", "runs/fedavg-ema-digits-seed0-2")
     assert first["models"] == second["models"]
@@ -87,7 +87,7 @@ def test_show_prints_settings_and_partition(fedflat, finished):
     assert document["partition"]["clients"] == 50 and document["algorithm"] == "fedmoswa+wima"
 
 
-def test_resume_of_a_finished_run_says_so(fedflat, finished):
+def test_resuming_a_finished_run_does_nothing(fedflat, finished):
     result = fedflat("resume", finished)
     assert result.exit_code == 0
     first = result.stdout.splitlines()[0]

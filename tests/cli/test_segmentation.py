@@ -1,6 +1,4 @@
-"""Segmentation from the command line, on small files in IDDA's layout: what a run says, and its mIoU per class and
-domain.
-"""
+"""Segmentation from the command line, on small files in IDDA's layout: output of a run, mIoU per class and domain."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ IDS = (7, 8, 1, 10)  # road, sidewalk, building, vehicle
 
 @pytest.fixture(scope="module")
 def idda(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten pictures of quarters, each with its id's brightness, in each of two seen domains and one unseen one."""
+    """Write ten images in each of two seen domains and an unseen one; the brightness of a quarter is its class id."""
     folder = tmp_path_factory.mktemp("idda")
     rng = np.random.default_rng(0)
     for domain in DOMAINS:
@@ -105,6 +103,6 @@ def test_a_segmentation_dataset_is_described(idda: Path) -> None:
         (("--dataset", "idda(unseen=snow)"), "'snow'"),
     ],
 )
-def test_mistakes(idda: Path, flags: tuple[str, ...], sentence: str) -> None:
+def test_user_errors_are_one_line(idda: Path, flags: tuple[str, ...], sentence: str) -> None:
     result = call("run", "fedavg", *SMALL, *FLAGS, *flags, "--data-dir", idda)
     assert result.exit_code != 0 and sentence in " ".join(result.output.split()) and "Traceback" not in result.output

@@ -54,7 +54,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(fedflat):
     assert len(document["runs"]) == 6 and document["disk"]["kept"] < document["disk"]["most"]
 
 
-def test_the_table_ranks_by_validation_and_says_so(fedflat, swept):
+def test_the_table_states_that_it_ranks_by_validation(fedflat, swept):
     file, out = swept
     result = fedflat("sweep", file, "--out", out, "--no-probe")
     assert result.exit_code == 0 and re.search(r"runs +6, 6 ", result.stderr)

@@ -26,14 +26,14 @@ def running(finished, tmp_path):
     return folder
 
 
-def test_once(fedflat, finished):
+def test_once_prints_the_current_state(fedflat, finished):
     shown = fedflat("watch", finished, "--once").stdout
     assert "finished" in shown
     assert "3 of 3" in shown
     assert "1 of 1 runs" in shown
 
 
-def test_remaining_time_follows_from_the_pace(running):
+def test_remaining_time_is_estimated_from_recent_rounds(running):
     sight = read_run(running)
     assert (sight.status, sight.rounds, sight.of) == ("running", 2, 3)
     assert sight.left == pytest.approx(4.0)
@@ -49,7 +49,7 @@ def test_a_killed_run_is_silent(fedflat, running):
     assert f"fedflat resume {running}" in shown
 
 
-def test_watching_ends_with_the_run(fedflat, running, finished, monkeypatch):
+def test_watch_ends_when_all_runs_have_ended(fedflat, running, finished, monkeypatch):
     waited = []
 
     def finish(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Every engine gives what the loop engine gives, for every algorithm."""
+"""Every engine gives the results of the loop engine, for every algorithm."""
 
 from __future__ import annotations
 

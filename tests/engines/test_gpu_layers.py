@@ -1,4 +1,4 @@
-"""The layers that stand for torch's on a GPU compute what torch's compute."""
+"""The layers that replace torch's on a GPU compute the same values."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_replaced_models_share_tensors_and_agree(text: str) -> None:
 
 
 class Winding(nn.Module):
-    """One normalisation used twice, and layers that are also found in a list which is no module."""
+    """One normalisation layer used twice, and layers that are also in a plain list."""
 
     def __init__(self) -> None:
         super().__init__()

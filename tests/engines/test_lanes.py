@@ -116,7 +116,7 @@ def test_batch_norm_counters_agree_with_the_loop(lanes: int, compile: str, monke
     torch.manual_seed(0)
     norm = nn.BatchNorm1d(
         4, momentum=None if compile == "off" else 0.1
-    )  # a momentum that hangs on a count cannot be compiled
+    )  # a momentum that depends on a counter cannot be compiled
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 4), norm, nn.Linear(4, 10))
     values = {
         "data": {"clients": 8, "partition": "iid"},
@@ -139,7 +139,7 @@ def test_batch_norm_counters_agree_with_the_loop(lanes: int, compile: str, monke
 
 @dataclass(frozen=True)
 class LookBack(Perturbation):
-    """Takes the gradient where the client was a step before."""
+    """Takes the gradient at the client's previous iterate."""
 
     def begin(self, at: LocalContext) -> State:
         return {"last": at.z.clone()}
@@ -186,8 +186,8 @@ def test_out_of_memory_in_a_trial_gives_no_needed_size(monkeypatch: pytest.Monke
     assert (shortage.value.needed, shortage.value.free) == (None, 5)
 
 
-def test_a_lane_has_room_for_longer_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory grows only for a client with more than twice the steps of any before."""
+def test_a_lane_reserves_memory_for_longer_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory grows only for a client with more than twice the steps of all earlier ones."""
     lane = trained().engine.lanes[0]  # type: ignore[attr-defined]
     grown = []
     for count in [4, 7, 8, 12, 15, 30, 31, 60, 61]:

@@ -1,4 +1,4 @@
-"""Networks with few channels, whose examples lie innermost, compute what torch computes."""
+"""Networks with few channels, which store examples innermost, agree with torch."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_outputs_and_gradients_agree_with_torch(layers: tuple[nn.Module, ...], s
 
 @needs_compiler
 def test_the_gradient_of_pooling_goes_to_the_first_maximum() -> None:
-    """Integers: windows have many ties, and sums are exact."""
+    """Integer inputs, so that windows have many ties and sums are exact."""
     rng = torch.Generator().manual_seed(0)
     images = torch.randint(-2, 3, (17, 3, 7, 8), generator=rng).float()
     images.requires_grad_()

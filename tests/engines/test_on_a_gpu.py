@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch see
 )
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden(name: str, step: Callable[[Problem, Training], LocalStep]) -> None:
-    """Golden iterates in double precision, by steps that are captured and replayed."""
+    """Golden iterates in float64, with captured and replayed steps."""
     method, parameters, expected = GOLDEN[name]
     engine = LaneEngine(problem_of(golden(), device="cuda"), step=step)
     found = walk(text_of(method, **parameters), golden(), engine=engine, device="cuda").x
@@ -45,7 +45,7 @@ def test_golden(name: str, step: Callable[[Problem, Training], LocalStep]) -> No
 def experiment(
     algorithm: str, engine: dict[str, str | int], steps: int = 5, partition: str = "iid", **more: str
 ) -> Config:
-    """Two rounds of four clients; at larger rates, rounding alone comes to more."""
+    """Two rounds of four clients; with larger learning rates, rounding errors dominate."""
     return config(
         {
             "algorithm": algorithm,
@@ -63,7 +63,7 @@ LOOP: dict[str, str | int] = {"name": "loop", "device": "cpu", "workers": 1}
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_float32_is_that_of_the_loop(text: str) -> None:
+def test_float32_agrees_with_the_loop(text: str) -> None:
     """A network in single precision without TF32."""
     data = RandomImages(size=1000).dataset()
     engines = (LOOP, {"name": "lanes", "device": "cuda", "compile": "off"})
@@ -74,8 +74,8 @@ def test_float32_is_that_of_the_loop(text: str) -> None:
     assert (loop - lanes).norm() < 1e-3 * loop.norm()
 
 
-def test_a_compiled_step_is_that_of_the_loop() -> None:
-    """With layers that stand for torch's on a GPU, and BatchNorm that counts."""
+def test_a_compiled_step_agrees_with_the_loop() -> None:
+    """With replaced GPU layers, and BatchNorm that counts batches."""
     torch.manual_seed(0)
     first = [nn.Conv2d(3, 8, 5, padding=2), nn.GroupNorm(2, 8), nn.ReLU(), nn.MaxPool2d(4)]
     second = [nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.Tanh(), nn.Flatten(), nn.Linear(288, 10)]
@@ -100,8 +100,8 @@ def test_a_compiled_step_is_that_of_the_loop() -> None:
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("text", ["fedavg", "fedsam", "fedwmsam", "scaffold", "fedmoswa"])
-def test_compiled_steps_learn_the_same(text: str, precision: str) -> None:
-    """Over many steps and batches; rounding alone moves FedSAM by a tenth, in bf16 by a fifth."""
+def test_compiled_steps_learn_equally_well(text: str, precision: str) -> None:
+    """Over many steps and batches; rounding alone changes FedSAM by a tenth, in bf16 by a fifth."""
     data, moved = bright(RandomImages(size=2000).dataset()), []
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="the local step")
@@ -126,7 +126,7 @@ def bright(data: Dataset) -> Dataset:
     return replace(data, train=lit(data.train), test=lit(data.test))
 
 
-def test_a_compiled_hessian_product_is_the_product() -> None:
+def test_a_compiled_hessian_product_agrees_with_the_eager_one() -> None:
     torch.manual_seed(0)
     layers = [
         nn.Conv2d(3, 8, 3),

@@ -1,4 +1,4 @@
-"""Segmentation: loss and mining by hand, mIoU by hand, every engine alike, and what normalisation statistics do."""
+"""Segmentation runs: engines agree, networks learn, and BatchNorm statistics follow the clients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.gpu.step import compiled_step
 from fedflat.engines.problem.segmentation import Segmentation
-from fedflat.engines.problem.task import Classification, PooledTask, Task
 from fedflat.engines.problem.totals import Totals
 from fedflat.engines.round.contract import ModelState
 from fedflat.experiment.analysis.scoring import Scorer
@@ -88,102 +87,6 @@ def settings(**more: Any) -> dict[str, Any]:
     return quick | more
 
 
-def logits_for(losses: list[list[float]]) -> torch.Tensor:
-    """Two-class logits [n, 2, 1, pixels] with given cross-entropies of class 0: log(1 + e^z) = loss."""
-    z = torch.tensor(losses, dtype=torch.float64).expm1().log()
-    return torch.stack([torch.zeros_like(z), z], 1)[:, :, None]
-
-
-def test_the_mean_over_the_hardest_quarter_by_hand() -> None:
-    logits = logits_for([[1.0, 5.0, 2.0, 3.0, 0.5, 4.0, 0.2, 0.1], [9.0, 0.3, 0.4, 8.0, 7.0, 0.1, 0.2, 0.6]])
-    target = torch.zeros(2, 1, 8, dtype=torch.uint8)
-    assert Segmentation().loss(logits, target).item() == pytest.approx((5 + 4 + 9 + 8) / 4), (
-        "two of eight in each image"
-    )
-    assert Segmentation(hard=1.0).loss(logits, target).item() == pytest.approx((15.8 + 25.6) / 16)
-    assert Segmentation(hard=0.01).loss(logits, target).item() == pytest.approx((5 + 9) / 2), "at least one"
-
-
-def test_ignored_pixels_are_neither_mined_nor_counted() -> None:
-    logits = logits_for([[1.0, 50.0, 2.0, 3.0, 50.0, 4.0, 50.0, 50.0], [9.0, 0.3, 0.4, 8.0, 7.0, 0.1, 0.2, 0.6]])
-    target = torch.zeros(2, 1, 8, dtype=torch.uint8)
-    target[0, 0, [1, 4, 6, 7]] = IGNORED
-    assert Segmentation().loss(logits, target).item() == pytest.approx((4 + 9 + 8) / 3), "one of four, two of eight"
-    target[0] = IGNORED
-    assert Segmentation().loss(logits, target).item() == pytest.approx((9 + 8) / 2)
-    target[1] = IGNORED
-    nothing = logits.clone().requires_grad_()
-    loss = Segmentation().loss(nothing, target)
-    (gradient,) = torch.autograd.grad(loss, nothing)
-    assert loss.item() == 0 and torch.equal(gradient, torch.zeros_like(gradient)), (
-        "where nothing counts, nothing is learnt"
-    )
-
-
-def test_only_the_hardest_pixels_have_a_gradient() -> None:
-    torch.manual_seed(0)
-    logits, target = torch.randn(3, 4, 6, 6, dtype=torch.float64, requires_grad=True), torch.randint(4, (3, 6, 6))
-    (gradient,) = torch.autograd.grad(Segmentation().loss(logits, target), logits)
-    assert (gradient.abs().sum(1) > 0).flatten(1).sum(1).tolist() == [9, 9, 9]
-    plain = nn.functional.cross_entropy(logits, target)
-    assert Segmentation(hard=1.0).loss(logits, target).item() == pytest.approx(plain.item())
-
-
-def test_auxiliary_heads_add_their_own_mined_losses() -> None:
-    torch.manual_seed(0)
-    heads, target = tuple(torch.randn(2, 3, 4, 4) for _ in range(5)), torch.randint(3, (2, 4, 4))
-    alone = [Segmentation().loss(head, target).item() for head in heads]
-    assert Segmentation().loss(heads, target).item() == pytest.approx(sum(alone))
-    assert Segmentation(auxiliary=0.4).loss(heads, target).item() == pytest.approx(alone[0] + 0.4 * sum(alone[1:]))
-    assert Segmentation().sums(heads, target)["confusion"].equal(Segmentation().sums(heads[0], target)["confusion"])
-
-
-def certain(guess: torch.Tensor, classes: int = 4) -> torch.Tensor:
-    return 100 * nn.functional.one_hot(guess, classes).movedim(-1, 1).double()
-
-
-TRUTH = torch.tensor([[[0, 0, 0, 1], [1, 1, 255, 255]], [[0, 2, 2, 2], [2, 0, 0, 0]]])
-GUESS = torch.tensor([[[0, 0, 1, 1], [1, 0, 0, 3]], [[0, 2, 2, 0], [2, 0, 0, 3]]])
-
-
-def test_intersection_over_union_by_hand() -> None:
-    totals = Totals(Segmentation())
-    totals.add(Segmentation().sums(certain(GUESS), TRUTH.to(torch.uint8)), 2)
-    assert totals.sums["confusion"].tolist() == [[5, 1, 0, 1], [1, 2, 0, 0], [1, 0, 3, 0], [0, 0, 0, 0]]
-    figures = totals.metrics()
-    # Class 3 is predicted but never true: it costs class 0 a pixel, and has no score of its own.
-    assert figures["miou"] == pytest.approx((5 / 9 + 2 / 4 + 3 / 4) / 3) and figures["pixel_accuracy"] == pytest.approx(
-        10 / 14
-    )
-    each = Segmentation().by_class(totals.sums)
-    assert {label: one["miou"] for label, one in each.items()} == pytest.approx({0: 5 / 9, 1: 0.5, 2: 0.75})
-    assert {label: one["examples"] for label, one in each.items()} == {0: 2, 1: 1, 2: 1}
-    assert figures["loss"] == pytest.approx(4 * 100 / 14) and each[0]["loss"] == pytest.approx(2 * 100 / 7)
-
-
-def test_figures_do_not_depend_on_batches() -> None:
-    task, whole, parts = Segmentation(), Totals(Segmentation()), Totals(Segmentation())
-    torch.manual_seed(1)
-    logits, target = torch.randn(5, 4, 6, 7, dtype=torch.float64), torch.randint(0, 4, (5, 6, 7))
-    target[0, :2] = IGNORED
-    whole.add(task.sums(logits, target), 5)
-    for rows in ([0], [1, 2, 3], [4]):
-        parts.add(task.sums(logits[rows], target[rows]), len(rows))
-    assert whole.metrics() == pytest.approx(parts.metrics()) and parts.count == 5
-    assert whole.metrics()["miou"] == pytest.approx(
-        np.mean([one["miou"] for one in task.by_class(whole.sums).values()])
-    ), "the mean over classes"
-
-
-def test_other_tasks_are_means_over_examples() -> None:
-    assert isinstance(Segmentation(), PooledTask) and isinstance(Segmentation(), Task)
-    assert not isinstance(Classification(), PooledTask)
-    totals = Totals(Classification())
-    totals.add({"loss": torch.tensor(3.0), "accuracy": torch.tensor(1)}, 2)
-    totals.add({"loss": torch.tensor(1.0), "accuracy": torch.tensor(1)}, 2)
-    assert totals.metrics() == {"loss": 1.0, "accuracy": 0.5}
-
-
 def run_of(algorithm: str, engine: Any, model: str | nn.Module = "bisenetv2(width=0.1)", **training: Any) -> Run:
     values = {
         "algorithm": algorithm,
@@ -216,7 +119,7 @@ def test_engines_agree(other: str) -> None:
     """With auxiliary heads, mining, augmented masks, short batches, BatchNorm statistics and the metric."""
     torch.manual_seed(0)
     model = "bisenetv2(width=0.1)" if other == "lanes" else Dense()  # tracing a deep network takes a minute
-    full = {"batch_size": 4} if other == "compiled" else {}  # every batch size is traced anew
+    full = {"batch_size": 4} if other == "compiled" else {}  # every batch size is traced again
     loop, lanes = (run_of("fedasam+poly", engine, model, **full) for engine in (LOOP, OTHERS[other]))
     assert (loop.server.model.weights - lanes.server.model.weights).abs().max() < 1e-10
     assert (loop.server.model.buffers - lanes.server.model.buffers).abs().max() < 1e-10
@@ -236,7 +139,7 @@ def test_engines_agree(other: str) -> None:
         ("bisenetv2(width=0.1)", "lanes"),
     ],
 )
-def test_sam_moves_statistics_once_per_step(network: str, engine: str) -> None:
+def test_sam_updates_statistics_once_per_step(network: str, engine: str) -> None:
     """With frozen weights, FedAvg and SAM give equal statistics: the perturbed pass must not change them."""
     torch.manual_seed(0)
     model: Any = Dense() if network == "dense" else network
@@ -251,7 +154,7 @@ def test_sam_moves_statistics_once_per_step(network: str, engine: str) -> None:
     assert all(torch.equal(plain.integer_buffers[name], sam.integer_buffers[name]) for name in plain.integer_buffers)
 
 
-def test_batch_norm_keeps_full_statistics_where_passes_are_in_bfloat16() -> None:
+def test_batch_norm_statistics_stay_in_float32_with_bfloat16_passes() -> None:
     """As on a GPU: weights, passes and outputs of several heads are rounded; statistics, losses and updates are not."""
     torch.manual_seed(0)
     model = Dense()
@@ -309,7 +212,7 @@ def test_models_for_other_tasks_are_rejected() -> None:
 
 
 def by_hand(model: nn.Module, examples: Examples, rows: torch.Tensor, statistics: torch.Tensor | None) -> float:
-    """mIoU on some examples, normalised by given statistics or, without any, by those of the batch."""
+    """mIoU on some examples, normalised by the given statistics, or by those of the batch if they are None."""
     if statistics is not None:
         model.norm.running_mean, model.norm.running_var = statistics[:6].clone(), statistics[6:].clone()
     model.train(statistics is None)
@@ -369,7 +272,7 @@ def test_silobn_uses_client_statistics_for_seen_domains_and_batch_statistics_oth
 
 
 def test_silobn_trains_the_weights_of_fedavg() -> None:
-    """In training, normalisation looks at its batch alone; statistics matter only when a model is tested."""
+    """In training, BatchNorm uses only its batch; statistics matter only in evaluation."""
     torch.manual_seed(0)
     model = Dense()
     plain, silo = (
@@ -382,7 +285,7 @@ def test_silobn_trains_the_weights_of_fedavg() -> None:
     assert plain.history[-1]["test"] != silo.history[-1]["test"]
 
 
-def test_large_masks_are_evaluated_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_masks_are_evaluated_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(federating, "MAX_PIXELS", 3 * SIDE**2 + 1)
     run = Run(config(rough_settings()), data=made(7), model=Dense())
     assert run.problem.evaluation_batch == 3

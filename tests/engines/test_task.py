@@ -26,7 +26,7 @@ LENGTH, CHARACTERS = 6, "abc"
 
 
 def repeating(count: int, offset: int) -> Examples:
-    """Texts abcabc, bcabca, ...: the next character follows from this one."""
+    """Texts abcabc, bcabca, ..., in which each character determines the next one."""
     rows = (torch.arange(offset, offset + count)[:, None] + torch.arange(LENGTH + 1)) % len(CHARACTERS)
     return Examples(rows[:, :-1].clone(), rows[:, 1:].clone(), torch.arange(count) % 4)
 
@@ -45,7 +45,7 @@ SMALL = {
 }
 
 
-def test_the_tasks_of_kinds_of_data():
+def test_every_kind_of_data_has_its_task():
     assert task_for(alphabet()) == NextCharacter() and task_for(load("digits")) == Classification()
     assert isinstance(task_for(load("digit_masks")), Segmentation)
     assert isinstance(NextCharacter(), Task)
@@ -58,7 +58,7 @@ def test_the_loss_of_characters_is_their_mean():
 
 
 def test_sums_divided_by_examples_are_means_over_characters():
-    """Whole texts count, however they fall into batches."""
+    """Metrics are means over texts, whatever the batches."""
     logits, targets = torch.zeros(3, 4, 5), torch.tensor([[0, 0, 0, 0], [0, 0, 1, 1], [2, 2, 2, 2]])
     whole = NextCharacter().sums(logits, targets)
     assert whole["accuracy"].item() / 3 == pytest.approx((1 + 0.5 + 0) / 3)

@@ -78,7 +78,7 @@ def test_every_fold_algorithm_and_seed(
     assert study.main(given) == text and not capsys.readouterr().out, "nothing is run twice"
 
 
-def test_a_study_that_was_interrupted_goes_on(study: ModuleType, pictures: str, tmp_path: Path) -> None:
+def test_an_interrupted_study_is_resumed(study: ModuleType, pictures: str, tmp_path: Path) -> None:
     given = ["--dataset", pictures, "--data-dir", str(tmp_path), "--seeds", "0", "--algorithms", "fedavg", *TINY]
     whole = study.main([str(tmp_path / "whole"), *given])
     document = json.loads((tmp_path / "whole" / "numbers.json").read_text())
@@ -89,7 +89,7 @@ def test_a_study_that_was_interrupted_goes_on(study: ModuleType, pictures: str, 
         study.main([str(tmp_path / "cut"), *given, "--lr", "0.1"])
 
 
-def test_a_domain_that_does_not_exist(study: ModuleType, pictures: str, tmp_path: Path) -> None:
+def test_an_unknown_domain_is_rejected(study: ModuleType, pictures: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"'sketches'.*did you mean.*sketch"):
         study.main(
             [str(tmp_path / "out"), "--dataset", pictures, "--data-dir", str(tmp_path), "--domains", "sketches", *TINY]
@@ -97,7 +97,7 @@ def test_a_domain_that_does_not_exist(study: ModuleType, pictures: str, tmp_path
 
 
 def test_domains_as_clients_and_by_domain(pictures: str, tmp_path: Path) -> None:
-    """Without a domain left out each domain is a client, and the evaluation tells them apart by name."""
+    """If no domain is held out, each domain is a client, and the evaluation has an entry per domain."""
     settings = {
         "dataset": f"{pictures[:-1]},size=8)",
         "partition": "natural",
@@ -114,7 +114,7 @@ def test_domains_as_clients_and_by_domain(pictures: str, tmp_path: Path) -> None
     }
 
 
-def test_the_domain_left_out_is_seen_by_nobody(study: ModuleType, pictures: str, tmp_path: Path) -> None:
+def test_no_client_trains_on_the_held_out_domain(study: ModuleType, pictures: str, tmp_path: Path) -> None:
     options = study.parse_arguments([str(tmp_path), "--dataset", pictures, "--size", "8"])
     data = load(study.dataset_without(options, "photo"), tmp_path)
     number = data.group_names.index("photo")

@@ -41,7 +41,7 @@ def told(algorithm: str, folder: Path | None = None, long: float = 0.0) -> tuple
     return heard, run
 
 
-def test_a_run_is_foretold_once(tmp_path: Path) -> None:
+def test_a_forecast_is_shown_once(tmp_path: Path) -> None:
     heard, run = told("scaffold+wima", tmp_path / "run")
     (found,) = heard
     size = 4 * run.problem.layout.size
@@ -62,7 +62,7 @@ def test_stateless_runs_without_a_folder_need_no_disk() -> None:
     assert found.gpu is None
 
 
-def test_only_clients_that_can_take_part_are_counted() -> None:
+def test_only_possible_participants_are_counted() -> None:
     many = {**SMALL, "algorithm": "scaffold", "data": {"clients": 10**6, "partition": "virtual"}}
     run = Run(config(many))
     found = forecast(run, 1.0)
@@ -75,11 +75,11 @@ def test_only_clients_that_can_take_part_are_counted() -> None:
     )
 
 
-def test_short_runs_are_not_foretold() -> None:
+def test_short_runs_have_no_forecast() -> None:
     assert told("fedavg", long=1000.0)[0] == []
 
 
-def test_statistics_that_clients_keep_count() -> None:
+def test_client_statistics_are_counted() -> None:
     own = {
         **SMALL,
         "model": "resnet20(norm=batch)",
@@ -98,7 +98,7 @@ def test_describe_forecast() -> None:
         assert number in text
 
 
-def test_checkpoints_are_no_more_frequent_than_a_disk_likes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_use_a_limited_fraction_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[int] = []
     real = Run._checkpoint
     monkeypatch.setattr(Run, "_checkpoint", lambda run: (saved.append(run.server.rounds), real(run))[1])
@@ -114,7 +114,7 @@ def test_checkpoints_are_no_more_frequent_than_a_disk_likes(tmp_path: Path, monk
     assert saved == [10, 40]
 
 
-def test_checkpoints_that_take_long_are_further_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_checkpoints_are_less_frequent(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("fedflat.experiment.store.checkpoint.time.monotonic", lambda: now)
     open_, asked = CheckpointInterval(None), CheckpointInterval(7)
@@ -144,7 +144,7 @@ def test_time_counts_steps_passes_and_evaluations() -> None:
     assert speed.seconds(configured(local_steps=2), 100) == pytest.approx(100 * 5 * 2 * 0.01 + 100 * 10000 * 0.0001)
 
 
-def test_averages_and_every_one_of_the_final_rounds_are_evaluated() -> None:
+def test_evaluations_of_averages_and_final_rounds_are_counted() -> None:
     speed = ProbedSpeed(step=0.0, example=0.001, at_once=1, clients=100, examples=50000, tested=1000)
     often = configured("fedavg+swa+ema+wima", rounds=10000)
     often = often.model_copy(update={"evaluation": often.evaluation.model_copy(update={"every": 100, "final": 100})})
@@ -185,7 +185,7 @@ def test_remaining_time_is_rounds_times_speed(sweep: Sweep, monkeypatch: pytest.
     assert (after.done, after.rounds, after.seconds, after.reason) == (1, 6, None, "not probed")
 
 
-def test_a_finished_sweep_takes_no_time_and_a_real_probe_is_positive(sweep: Sweep) -> None:
+def test_a_finished_sweep_takes_no_time(sweep: Sweep) -> None:
     assert 0 < (remaining_work(sweep.runs[:1]).seconds or 0) < 60
     list(run_sweep(sweep))
     assert remaining_work(sweep.runs).seconds == 0.0

@@ -43,7 +43,7 @@ def always_zero(margin: float = 5.0) -> nn.Linear:
 
 
 def writers() -> Dataset:
-    """Four writers for training; a test set of two of them: all zeros, and a third zeros."""
+    """Four writers for training, two for testing: one wrote only zeros, the other one third zeros."""
     targets = [label for labels in WRITERS.values() for label in labels]
     groups = [name for name, labels in WRITERS.items() for _ in labels]
     test, of = [0, 0, 0, 1, 2], ["ada", "ada", "bob", "bob", "bob"]
@@ -167,7 +167,7 @@ def test_corruptions_of_a_published_dataset(monkeypatch, tmp_path):
 
 
 def test_fine_tuning_helps_clients_of_another_class():
-    """Clients of one class each: those of class 0 are right before and after, the others after only."""
+    """Clients have one class each: the model is right for class 0, and after fine-tuning also for the others."""
     labels = np.repeat([0, 1, 2, 1], 10)
     inputs = torch.zeros(len(labels), 2)
     data = from_arrays(inputs, labels, inputs, labels, name="ones", train_groups=np.repeat(range(4), 10))

@@ -1,4 +1,4 @@
-"""The user's own draws from torch's global generator do not notice fedflat, whose draws do not notice them."""
+"""Draws from torch's global generator and random numbers of fedflat do not affect each other."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(**more: Any) -> fedflat.Result:
 
 
 def is_kept(call: Callable[[], object]) -> bool:
-    """Whether the generator is afterwards as it was."""
+    """Check that the global generator has the same state afterwards."""
     before = torch.get_rng_state()
     call()
     return torch.equal(torch.get_rng_state(), before)
@@ -55,7 +55,7 @@ def is_kept(call: Callable[[], object]) -> bool:
 @pytest.mark.parametrize(
     "more", [{}, {"engine": "lanes"}, {"algorithm": "mime"}, ESTIMATED], ids=["loop", "lanes", "mime", "estimated"]
 )
-def test_a_run_leaves_the_generator_as_it_was(more: dict[str, Any]) -> None:
+def test_a_run_preserves_the_global_generator(more: dict[str, Any]) -> None:
     assert is_kept(lambda: run(**more))
 
 
@@ -68,7 +68,7 @@ def test_fresh_modules_between_runs_differ() -> None:
     assert len(set(drawn)) == len(drawn) == 6
 
 
-def test_draws_of_the_user_change_no_round() -> None:
+def test_user_draws_do_not_change_rounds() -> None:
     def history(draws: int) -> list[dict[str, Any]]:
         torch.manual_seed(0)
         loop = fedflat.rounds(
@@ -81,7 +81,7 @@ def test_draws_of_the_user_change_no_round() -> None:
     assert history(0) == history(7)
 
 
-def test_leaving_a_loop_leaves_the_generator_as_it_was(tmp_path: Path) -> None:
+def test_leaving_a_rounds_loop_preserves_the_generator(tmp_path: Path) -> None:
     def left() -> None:
         loop = fedflat.rounds(
             model=module(), clients_data=clients(), workers=1, rounds=3, batch_size=5, out=tmp_path / "run", **ESTIMATED
@@ -92,7 +92,7 @@ def test_leaving_a_loop_leaves_the_generator_as_it_was(tmp_path: Path) -> None:
     assert is_kept(left)
 
 
-def test_looking_at_a_run_leaves_the_generator_as_it_was(tmp_path: Path) -> None:
+def test_inspecting_a_run_preserves_the_generator(tmp_path: Path) -> None:
     result = fedflat.run(
         "fedavg",
         rounds=1,
@@ -107,6 +107,6 @@ def test_looking_at_a_run_leaves_the_generator_as_it_was(tmp_path: Path) -> None
     assert is_kept(lambda: open_model_or_client(f"{tmp_path / 'run'}:client3"))
 
 
-def test_checks_leave_the_generator_as_it_was() -> None:
+def test_checks_preserve_the_generator() -> None:
     assert is_kept(lambda: check_model(module(), (4,), 2))
     assert is_kept(lambda: run_rounds(fedflat.algorithm("fedavg"), Quadratics(clients=2), [[0, 1]]))

@@ -38,7 +38,7 @@ def looks(result) -> dict[int, dict]:
 
 
 def restless(dropped: float = 0.0) -> nn.Module:
-    """A model with statistics that move, and units that are dropped at random."""
+    """A model with BatchNorm and dropout."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(dropped), nn.Linear(12, 10)
@@ -107,7 +107,7 @@ def test_engines_agree() -> None:
         assert flat == same
 
 
-def test_workers_show_the_same_rows() -> None:
+def test_workers_log_the_same_measurements() -> None:
     one, two = (run("scaffold", workers=count, rounds=2, flatness="every=1,what=drift") for count in (1, 2))
     assert one.history == two.history
 
@@ -136,7 +136,7 @@ def test_a_resumed_run_ends_with_the_same_log(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["fedavg", "scaffold"])
 def test_a_diverging_run_ends_as_without_measurements(text: str) -> None:
-    """Measurements of weights that are not finite are empty; the run ends as it would without them."""
+    """Measurements of non-finite weights are empty; the run ends as without measurements."""
     settings = {"lr": 1e25, "model": "mlp(hidden=8,layers=2)", "local_steps": 4}
     without, beside = (
         run(text, **settings),

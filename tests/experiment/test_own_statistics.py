@@ -1,6 +1,4 @@
-"""Flatness of runs whose clients keep their BatchNorm statistics: the server has none, and is looked at with
-estimated ones.
-"""
+"""Flatness of runs whose clients keep their BatchNorm statistics: the server model is measured with estimated ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training of a part: the rest stays to the bit, and neither vectors nor states nor messages know of it."""
+"""Training of a part of a model: the frozen part stays bit-identical and is in no vector, state or message."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run_of(
 
 
 def state(run: Run) -> dict[str, Tensor]:
-    """The whole of the server's model, copied."""
+    """A copy of the complete server model."""
     return {name: tensor.clone() for name, tensor in run.problem.state_dict(*run.server.model).items()}
 
 
@@ -57,7 +57,7 @@ def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
 
 
 class OneFrozen(nn.Module):
-    """A module of a user's own, whose first layer is frozen."""
+    """A user-defined module whose first layer is frozen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class OneFrozen(nn.Module):
 @pytest.mark.parametrize(
     ("algorithm", "down", "up", "kept"), [("fedavg", 1, 1, 0), ("fedmoswa", 2, 2, 1), ("fedsam", 1, 1, 0)]
 )
-def test_only_adapters_and_head_are_trained_sent_and_kept(
+def test_only_adapters_and_head_are_trained_sent_and_stored(
     tmp_path: Path, algorithm: str, down: int, up: int, kept: int
 ) -> None:
     run = run_of(algorithm, tmp_path / "run", train=LORA)
@@ -109,7 +109,7 @@ def test_only_adapters_and_head_are_trained_sent_and_kept(
         ("mlp(layers=2)", "lora(layers=all,only_b=true)", None),
     ],
 )
-def test_any_part_of_any_model(model: str, train: str, moving: tuple[str, ...] | None) -> None:
+def test_any_part_of_any_model_can_be_trained(model: str, train: str, moving: tuple[str, ...] | None) -> None:
     run = run_of("fedmoswa+asam", model=model, train=train, rounds=2, training__weight_decay=0.01)
     before = state(run)
     run.execute()
@@ -139,8 +139,8 @@ def test_frozen_batch_norm_keeps_its_statistics_and_uses_them() -> None:
 
 
 @pytest.mark.parametrize("frozen", [True, False])
-def test_group_norms_before_which_nothing_trains(frozen: bool) -> None:
-    """torch crashes in the backward pass of such a GroupNorm if images lie channels last."""
+def test_frozen_group_norms_before_the_trained_part(frozen: bool) -> None:
+    """torch crashes in the backward pass of such a GroupNorm if images are in channels-last format."""
     own = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10))
     own[0].requires_grad_(not frozen)
     first = nn.Sequential(nn.GroupNorm(1, 1), own)
@@ -149,7 +149,7 @@ def test_group_norms_before_which_nothing_trains(frozen: bool) -> None:
         assert run.execute().status == "finished" and run.problem.channels_last is not plain
 
 
-def test_a_module_that_froze_a_part_itself(tmp_path: Path) -> None:
+def test_a_module_that_freezes_its_own_parameters(tmp_path: Path) -> None:
     torch.manual_seed(0)
     own = OneFrozen()
     result = fedflat.run(
@@ -165,7 +165,7 @@ def test_a_module_that_froze_a_part_itself(tmp_path: Path) -> None:
     )
 
 
-def test_a_model_of_which_everything_is_frozen() -> None:
+def test_a_fully_frozen_model_is_rejected() -> None:
     own = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False)
     with pytest.raises(fedflat.UserError, match="all parameters of custom:Sequential are frozen"):
         run_of(own=own)
@@ -215,7 +215,7 @@ def test_worker_processes_have_the_frozen_part() -> None:
 
 
 class Killed(Callback):
-    """Ends a run in the middle of it."""
+    """Interrupts a run."""
 
     def round_done(self, run: Run) -> None:
         if run.server.rounds == 2:
@@ -229,7 +229,7 @@ def start_of(folder: Path, seed: int = 5) -> Path:
     return folder / "start.safetensors"
 
 
-def test_a_run_that_was_interrupted_goes_on_to_the_same_end(tmp_path: Path) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     settings = SETTINGS | {"train": LORA, "init": start_of(tmp_path), "engine__checkpoint_every": 1}
     fedflat.run("fedmoswa+wima", out=tmp_path / "whole", **settings)
     with pytest.raises(KeyboardInterrupt):
@@ -245,7 +245,7 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same_end(tmp_path: Path) -> N
     assert '"trained": ["blocks.0.attn.qkv.lora_a_weight"' in about
 
 
-def test_a_run_does_not_go_on_with_another_frozen_part(tmp_path: Path) -> None:
+def test_resuming_with_another_frozen_part_is_refused(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         settings = SETTINGS | {"train": "head", "init": start_of(tmp_path), "engine__checkpoint_every": 1}
         fedflat.run("fedavg", out=tmp_path / "run", callbacks=[Killed()], **settings)
@@ -256,7 +256,7 @@ def test_a_run_does_not_go_on_with_another_frozen_part(tmp_path: Path) -> None:
     assert fedflat.resume(tmp_path / "run").status == "finished"
 
 
-def test_a_saved_model_needs_nothing_but_its_folder(tmp_path: Path) -> None:
+def test_a_saved_model_loads_from_its_folder_alone(tmp_path: Path) -> None:
     start = start_of(tmp_path)
     result = fedflat.run("fedavg", out=tmp_path / "run", train=LORA, init=start, **SETTINGS)
     in_memory = result.evaluate(on="test")["test"]
@@ -272,7 +272,7 @@ def test_a_saved_model_needs_nothing_but_its_folder(tmp_path: Path) -> None:
     assert torch.equal(plain.eval()(x), merged(x))
 
 
-def test_adapters_of_another_run_are_taken_over_or_refused(tmp_path: Path) -> None:
+def test_adapters_of_another_run_are_loaded_or_refused(tmp_path: Path) -> None:
     first = fedflat.run("fedavg", out=tmp_path / "first", train=LORA, **SETTINGS)
     saved = tmp_path / "first" / "model.safetensors"
     second = run_of(train=LORA, init=saved, seed=3)
@@ -285,7 +285,7 @@ def test_adapters_of_another_run_are_taken_over_or_refused(tmp_path: Path) -> No
         run_of(train="lora(rank=4)", init=saved)
 
 
-def test_what_is_frozen_must_be_in_the_file(tmp_path: Path) -> None:
+def test_frozen_weights_must_be_in_the_file(tmp_path: Path) -> None:
     tensors = load_file(start_of(tmp_path))
     save_file(
         {name: t for name, t in tensors.items() if not name.startswith("blocks.1.")}, tmp_path / "less.safetensors"
@@ -322,15 +322,15 @@ def test_a_head_for_other_classes(tmp_path: Path) -> None:
         run_of(init=tmp_path / "headless.safetensors")
 
 
-def test_settings_that_contradict_each_other() -> None:
+def test_contradictory_settings_are_refused() -> None:
     with pytest.raises(fedflat.UserError, match="init_head=fresh needs initial weights"):
         make_config(None, {"init_head": "fresh"})
     with pytest.raises(fedflat.UserError, match="'tail'"):
         make_config(None, {"train": "tail"})
 
 
-def test_the_study_of_a_round(tmp_path: Path) -> None:
-    """studies/vit_round.py, small: what is sent and kept is that of the part, and the rest is the same afterwards."""
+def test_the_study_script_measures_a_round(tmp_path: Path) -> None:
+    """studies/vit_round.py at small scale: only the trained part is sent and stored, and the rest does not change."""
     spec = importlib.util.spec_from_file_location("vit_round", Path(__file__).parents[2] / "studies" / "vit_round.py")
     assert spec is not None and spec.loader is not None
     study = importlib.util.module_from_spec(spec)

@@ -77,7 +77,7 @@ class Watcher(RemoteCallback):
 
 
 class Killer(Watcher):
-    """Kills the one process that there is when the first run begins."""
+    """Kills the only process when the first run begins."""
 
     def began(self, run):
         if not self.told:
@@ -86,7 +86,7 @@ class Killer(Watcher):
         super().began(run)
 
 
-def test_side_by_side_is_as_in_a_row(tmp_path: Path) -> None:
+def test_concurrent_runs_equal_sequential_runs(tmp_path: Path) -> None:
     texts, watcher = ["fedavg+wima(window=2)", "scaffold"], Watcher()
     row = list(compare(BASE, texts, [0, 1], tmp_path / "row", jobs=1))
     beside = list(compare(BASE, texts, [0, 1], tmp_path / "beside", (watcher,), jobs=2))
@@ -113,7 +113,7 @@ def test_side_by_side_is_as_in_a_row(tmp_path: Path) -> None:
     }
 
 
-def test_a_killed_job_does_not_stop_the_others() -> None:
+def test_a_killed_job_does_not_stop_the_other_jobs() -> None:
     endless = BASE.model_copy(update={"training": BASE.training.model_copy(update={"rounds": 10**6})})
     outcomes = dict(
         run_in_parallel([RunJob(endless), RunJob(BASE), RunJob(BASE.model_copy(update={"seed": 1}))], 1, (Killer(),))
@@ -123,7 +123,7 @@ def test_a_killed_job_does_not_stop_the_others() -> None:
     assert not others()
 
 
-def test_a_mistake_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_a_user_error_does_not_stop_the_other_jobs(tmp_path: Path) -> None:
     (tmp_path / "fedsam").mkdir()
     (tmp_path / "fedsam" / "seed-0").write_text("not a run")
     found = []
@@ -134,7 +134,7 @@ def test_a_mistake_does_not_stop_the_others(tmp_path: Path) -> None:
 
 
 class Interruption(Watcher):
-    """Ctrl-C when a run begins."""
+    """Simulates Ctrl-C when a run begins."""
 
     def began(self, run):
         raise KeyboardInterrupt
@@ -147,7 +147,7 @@ def test_an_interruption_ends_the_processes() -> None:
     assert not others()
 
 
-def test_what_cannot_be_side_by_side() -> None:
+def test_runs_that_cannot_be_concurrent() -> None:
     for jobs in (None, 1):
         assert comparing.parallel_runs([BASE] * 10, (Callback(),), jobs, {}) == 1
     with pytest.raises(UserError, match=r"2 runs.*Callback"):
@@ -163,7 +163,7 @@ def test_what_cannot_be_side_by_side() -> None:
     assert comparing.parallel_runs([BASE] * 1, (), 8, {}) == 1
 
 
-def test_runs_are_side_by_side_by_default_where_that_pays(monkeypatch) -> None:
+def test_small_runs_are_concurrent_by_default(monkeypatch) -> None:
     monkeypatch.setattr(comparing, "available_cores", lambda: 4)
     long = BASE.model_copy(update={"training": BASE.training.model_copy(update={"rounds": 2000})})
     assert comparing.parallel_runs([long] * 10, (), None, {}) == 4
@@ -178,7 +178,7 @@ def test_runs_are_side_by_side_by_default_where_that_pays(monkeypatch) -> None:
     assert comparing.parallel_runs([long] * 10, (), None, {}) == 1
 
 
-def test_own_data_travels() -> None:
+def test_user_data_is_sent_to_processes() -> None:
     rng = torch.Generator().manual_seed(0)
     inputs, targets = torch.randn(40, 3, generator=rng), torch.arange(40) % 2
     own = from_arrays(inputs, targets, inputs, targets, name="own")
@@ -244,7 +244,7 @@ fedflat.register("plugin-digits", load_digits)
 """
 
 
-def test_names_and_plugins_of_the_user_travel(
+def test_user_components_are_sent_to_processes(
     tiny: type[ImageModelSpec], tmp_path: Path, restore_registries: object
 ) -> None:
     plugin = tmp_path / "plugin_digits.py"
@@ -261,7 +261,7 @@ def test_names_and_plugins_of_the_user_travel(
     assert len(list(tmp_path.rglob("plugins.json"))) == 4
 
 
-def test_names_of_what_a_script_defines_stay_at_home(
+def test_components_defined_in_a_script_are_not_sent(
     tiny: type[ImageModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiny, "__module__", "__main__")

@@ -27,7 +27,7 @@ SETTINGS: dict[str, Any] = {"rounds": 3, "clients": 4, "clients_per_round": 2, "
 
 @dataclass(frozen=True)
 class Sharper(Classification):
-    """Cross-entropy of outputs that are multiplied."""
+    """Cross-entropy of scaled outputs."""
 
     times: float = 2.0
 
@@ -70,7 +70,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("first", "then", "told"), OTHERS)
-def test_no_run_goes_on_with_something_else(
+def test_resuming_with_different_objects_is_refused(
     first: dict[str, Any], then: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
     folder = paused(tmp_path / "run", **first)
@@ -81,7 +81,7 @@ def test_no_run_goes_on_with_something_else(
 
 
 @pytest.mark.parametrize(("first", "then", "told"), OTHERS[2:])
-def test_no_comparison_takes_runs_of_something_else(
+def test_a_comparison_refuses_runs_of_different_objects(
     first: dict[str, Any], then: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
     once = fedflat.compare(["fedavg"], seeds=1, out=tmp_path, **SETTINGS, **first)
@@ -91,12 +91,12 @@ def test_no_comparison_takes_runs_of_something_else(
     assert again.records[0].history == once.records[0].history
 
 
-def test_a_new_model_with_the_same_layers_is_the_same(tmp_path: Path) -> None:
+def test_an_identical_model_is_accepted(tmp_path: Path) -> None:
     folder = paused(tmp_path / "run", model=network())
     assert fedflat.resume(folder, model=network()).record.status == "finished"
 
 
-def test_a_file_of_data_that_was_changed_is_noticed(tmp_path: Path) -> None:
+def test_a_changed_data_file_is_detected(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     inputs, targets = rng.normal(size=(60, 3)).astype(np.float32), rng.integers(0, 3, 60)
     where = tmp_path / "own.npz"
@@ -111,7 +111,7 @@ def test_a_file_of_data_that_was_changed_is_noticed(tmp_path: Path) -> None:
     assert fedflat.resume(tmp_path / "copy").record.status == "finished"
 
 
-def test_words_for_what_is_brought_stay_the_same() -> None:
+def test_fingerprints_depend_on_values_not_identities() -> None:
     def own_loss(output: Tensor, target: Tensor) -> Tensor:
         return output.sum()
 
@@ -123,6 +123,6 @@ def test_words_for_what_is_brought_stay_the_same() -> None:
     assert fingerprints({"data": None, "model": None, "task": None}) == {}
 
 
-def test_large_data_are_known_by_some_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_datasets_are_identified_by_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedflat.experiment.store.provenance.MAX_HASHED_BYTES", 1000)
     assert fingerprints({"data": digits()}) == fingerprints({"data": digits()}) != fingerprints({"data": dimmed()})

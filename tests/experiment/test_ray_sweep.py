@@ -1,4 +1,4 @@
-"""What a sweep requires of the nodes of a Ray cluster, and how it watches runs; tests/cluster uses real nodes."""
+"""Requirements on the nodes of a Ray cluster, and events of remote runs; tests/cluster uses real nodes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from fedflat.experiment.store.run_folder import load_record
         (False, {"CPU": 8.0, "GPU": 4.0}, False),
     ],
 )
-def test_a_node_that_is_alive_and_large_enough_fits(alive: bool, resources: dict[str, float], fits: bool) -> None:
+def test_only_live_and_large_enough_nodes_are_used(alive: bool, resources: dict[str, float], fits: bool) -> None:
     assert RunResources(2, 0.5).fit({"Alive": alive, "Resources": resources}) == fits
 
 
-def test_a_node_enters_the_folder_that_it_sees_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_enters_the_shared_folder_of_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "marker").write_text("this sweep")
     monkeypatch.chdir(tmp_path)
@@ -45,7 +45,7 @@ def test_a_node_enters_the_folder_that_it_sees_alone(tmp_path: Path, monkeypatch
             location.enter()
 
 
-def test_another_version_is_refused_before_anything_of_it_is_read() -> None:
+def test_another_version_is_refused_before_reading() -> None:
     with pytest.raises(UnfitNode, match=r"0\.0\.0"):
         run_on_node("0.0.0", b"what only that version could read")
 

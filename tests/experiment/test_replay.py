@@ -59,7 +59,7 @@ def test_rounds_are_not_replayed_without_the_client_rows(tmp_path: Path) -> None
         look.moments()
 
 
-def test_training_changes_nothing_without_advancing(tmp_path: Path) -> None:
+def test_training_does_not_change_the_replay_until_it_advances(tmp_path: Path) -> None:
     run(tmp_path / "a", "scaffold")
     look = post_hoc(load_record(tmp_path / "a"))
     replay = Replay(look.config, look.problem, look.partition, look.moments()[0][-1], workers=1)
@@ -92,9 +92,7 @@ def test_missing_state_is_reported(tmp_path: Path) -> None:
 
 
 def test_rows_written_after_a_checkpoint_are_ignored(tmp_path: Path) -> None:
-    """A run that stops between checkpoints has client vectors of later rounds in its files; the checkpoint's are what
-    counts.
-    """
+    """After a stop between checkpoints, files also contain later client vectors; a replay uses the checkpoint's."""
     run(tmp_path / "short", "scaffold", 4)
     seen = []
 
@@ -119,7 +117,7 @@ def test_rows_written_after_a_checkpoint_are_ignored(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("statistics", ["averaged", "own"])
 def test_local_models_have_their_final_statistics(statistics: str) -> None:
-    """The mean of the clients' BatchNorm statistics is the server's next, unless they keep them to themselves."""
+    """The server's next BatchNorm statistics are the mean of the clients', unless clients keep their own."""
     torch.manual_seed(0)
     own = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 10))
     settings = {**SETTINGS, "model": own, "training__statistics": statistics, "federation__weighting": "uniform"}

@@ -1,4 +1,4 @@
-"""A run killed at any moment and resumed ends with the same bytes as one left alone."""
+"""A run that is killed at any moment and resumed writes the same bytes as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def start(folder: Path) -> None:
 
 
 def go_on(folder: Path) -> None:
-    """What a user does after a crash: resume, or start anew where nothing was begun."""
+    """Resume a run after a crash, or start it if nothing was written."""
     if RunFolder(folder).exists:
         fedflat.resume(folder)
     else:
@@ -47,7 +47,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def in_a_process_to_be_killed(work, prepare=lambda: None, after: float | None = None) -> bool:
-    """Run ``work`` in a forked process that is killed after some seconds or kills itself; whether it died of it."""
+    """Run ``work`` in a forked process that kills itself or is killed after some seconds; return whether it was."""
     child = os.fork()
     if child == 0:
         try:
@@ -65,7 +65,7 @@ def in_a_process_to_be_killed(work, prepare=lambda: None, after: float | None = 
 
 
 def die_at(number: int):
-    """Make the process kill itself in the middle of its n-th operation on files: a write is then only half done."""
+    """Make the process kill itself during its n-th file operation, so that a write is incomplete."""
     counter = itertools.count()
 
     def deadly(name: str):
@@ -124,6 +124,6 @@ def test_killed_from_outside(
     assert contents(folder) == undisturbed
 
 
-def test_the_kills_do_strike(tmp_path: Path) -> None:
+def test_runs_are_really_killed(tmp_path: Path) -> None:
     assert in_a_process_to_be_killed(lambda: start(tmp_path / "run"), die_at(60))
     assert RunFolder(tmp_path / "run").exists

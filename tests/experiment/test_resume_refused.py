@@ -55,7 +55,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def changed(old: str, new: str) -> Harm:
-    """What replaces a piece of the config, which must be there."""
+    """Replace a piece of the config, which must be present."""
 
     def change(run: Path) -> None:
         text = (run / "config.yaml").read_text()
@@ -94,13 +94,13 @@ def changed(old: str, new: str) -> Harm:
 def test_a_run_with_lost_or_changed_files_is_refused(run: Path, harm: Harm, told: str) -> None:
     harm(run)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    for _ in range(2):  # a refusal must not mend what is refused
+    for _ in range(2):  # a refused resume must not change the files
         with pytest.raises(UserError, match=told):
             fedflat.resume(run)
     assert before.items() <= {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}.items()
 
 
-def test_where_a_run_goes_on_and_when_it_stops_may_change(run: Path, whole: dict[str, bytes], tmp_path: Path) -> None:
+def test_execution_and_stop_settings_may_change(run: Path, whole: dict[str, bytes], tmp_path: Path) -> None:
     changed("target: null", "target: 2.0")(run)
     fedflat.resume(run, engine="loop", data_dir=tmp_path)
     assert contents(run) == whole
@@ -112,8 +112,8 @@ def test_a_run_without_its_checkpoint_starts_from_the_beginning(run: Path, whole
     assert contents(run) == whole
 
 
-def test_a_checkpoint_of_an_earlier_version_is_gone_on_with(run: Path, whole: dict[str, bytes]) -> None:
-    """It counts no rows and has no settings."""
+def test_a_checkpoint_of_an_earlier_version_is_resumed(run: Path, whole: dict[str, bytes]) -> None:
+    """Earlier checkpoints contain neither a row count nor settings."""
     _, about = RunFolder(run).read_tensors(CHECKPOINT)
     earlier = {name: value for name, value in about.items() if name not in ("rows", "settings")}
     assert len(about) - len(earlier) == 2

@@ -20,13 +20,13 @@ SMALL = {"rounds": 2, "clients": 12, "clients_per_round": 4, "local_steps": 2, "
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Another folder than the one in which the test begins."""
+    """A folder other than the initial working directory."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     return tmp_path / "elsewhere"
 
 
-def test_a_run_goes_on_where_it_began(elsewhere: Path) -> None:
+def test_a_run_stays_in_its_folder_if_the_working_directory_changes(elsewhere: Path) -> None:
     loop = fedflat.rounds("scaffold", out="run", save_every=1, **SMALL)
     next(loop)
     os.chdir(elsewhere)
@@ -37,7 +37,7 @@ def test_a_run_goes_on_where_it_began(elsewhere: Path) -> None:
     assert (elsewhere.parent / "run" / "models").is_dir() and not (elsewhere / "run").exists()
 
 
-def test_a_path_is_shown_as_it_was_given_while_it_holds(elsewhere: Path) -> None:
+def test_a_relative_path_is_shown_as_given_while_it_is_valid(elsewhere: Path) -> None:
     folder = RunFolder(Path("run"))
     assert folder.path == Path("run")
     os.chdir(elsewhere)
@@ -57,7 +57,7 @@ def test_a_run_of_a_relative_file_can_be_resumed_from_elsewhere(elsewhere: Path)
     assert resumed.status == "finished" and resumed.evaluate(on="test")
 
 
-def test_paths_of_data_are_kept_in_full(elsewhere: Path) -> None:
+def test_dataset_paths_are_stored_as_absolute_paths(elsewhere: Path) -> None:
     here = elsewhere.parent
     found = config(
         {"data": {"dataset": "images( size=8, path = pets )", "partition": "listed(path=a.json,hash=x)", "dir": "sets"}}
@@ -71,8 +71,8 @@ def test_paths_of_data_are_kept_in_full(elsewhere: Path) -> None:
         assert config({"data": {"dataset": unchanged}}).data.dataset == unchanged
 
 
-def test_a_folder_in_which_a_run_is_being_begun_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second begins at the worst moment: while the first writes."""
+def test_a_folder_is_locked_while_a_run_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second run starts while the first one writes its folder."""
     first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
     refusals: list[UserError] = []
 
@@ -90,7 +90,7 @@ def test_a_folder_in_which_a_run_is_being_begun_is_held(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("why", ["is a directory", "permission denied"])
-def test_a_model_that_cannot_be_read_is_not_called_missing(
+def test_an_unreadable_model_is_not_reported_as_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     folder = RunFolder(tmp_path)
@@ -117,7 +117,7 @@ def test_a_run_in_progress_names_its_primary_metric(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reached", ["another process", "this process"])
-def test_a_locked_run_names_who_holds_it(reached: str, tmp_path: Path) -> None:
+def test_a_locked_run_names_its_owner(reached: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     lock = FileLock(folder / LOCK_FILE) if reached == "another process" else Lock(folder)
     folder.mkdir()

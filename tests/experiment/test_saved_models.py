@@ -1,4 +1,4 @@
-"""Models kept on the way: which, when, to the bit after a kill; and how they are named to be measured."""
+"""Models saved during training: which, when, bit-identical after a kill; and references to them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 class KillAfter(Callback):
-    """Kills the process after a round, as nothing could be prepared for."""
+    """Kills the process after a round without a signal that could be handled."""
 
     def __init__(self, rounds: int) -> None:
         self.rounds = rounds
@@ -53,7 +53,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_model_is_kept_when_it_is_there(undisturbed: Path) -> None:
+def test_every_model_is_saved_once_it_exists(undisturbed: Path) -> None:
     assert saved_rounds(undisturbed) == [0, 2, 4, 6]
     assert saved_rounds(undisturbed, "wima(window=3)") == [2, 4, 6]
     assert saved_rounds(undisturbed, "swa(start=0.5)") == [4, 6]
@@ -71,14 +71,14 @@ def test_a_killed_run_ends_with_the_same_files(undisturbed: Path, tmp_path: Path
         fedflat.run("fedavg+wima(window=3)+swa(start=0.5)", out=folder, callbacks=[KillAfter(killed_after)], **SETTINGS)
         os._exit(0)
     assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
-    if killed_after == 5:  # later than the checkpoint it goes back to, and of a round that will come again
+    if killed_after == 5:  # later than the checkpoint to which the resumed run returns
         (folder / "models/round-000006.safetensors.part").write_bytes(b"half")
         (folder / "models/round-000099.safetensors").write_bytes(b"of another time")
     fedflat.resume(folder)
     assert contents(folder) == contents(undisturbed)
 
 
-def test_nothing_is_kept_unless_asked_for(tmp_path: Path) -> None:
+def test_models_are_saved_only_on_request(tmp_path: Path) -> None:
     fedflat.run("fedavg", out=tmp_path / "run", **{**SETTINGS, "save_every": None, "rounds": 2})
     assert not (tmp_path / "run/models").exists() and saved_rounds(tmp_path / "run") == []
 
@@ -94,7 +94,7 @@ def test_nothing_is_kept_unless_asked_for(tmp_path: Path) -> None:
         ("runs/me@home", Reference(Path("runs/me@home"))),
     ],
 )
-def test_texts(text: str, expected: Reference) -> None:
+def test_model_references_are_parsed(text: str, expected: Reference) -> None:
     assert parse_reference(text) == expected
     assert str(expected) == text
 
@@ -104,7 +104,7 @@ def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
     assert parse_reference(str(tmp_path / "a:wima@3")) == Reference(tmp_path / "a:wima@3")
 
 
-def test_a_reference_leads_to_the_weights_in_its_file(undisturbed: Path) -> None:
+def test_a_reference_opens_the_saved_weights(undisturbed: Path) -> None:
     files = {":server": "model", ":server@4": "models/round-000004", "": "model.swa-start-0-5"}
     for text, file in files.items():
         found = open_model(f"{undisturbed}{text}", device="cpu")
@@ -116,7 +116,7 @@ def test_a_reference_leads_to_the_weights_in_its_file(undisturbed: Path) -> None
     assert sibling.label == f"{undisturbed}:server@2" and sibling.problem is found.problem
 
 
-def test_objectives_are_of_clients_and_of_all_of_them(undisturbed: Path) -> None:
+def test_objectives_of_one_client_and_of_all_clients(undisturbed: Path) -> None:
     found = open_model(undisturbed, device="cpu", precision="float64")
     whole, clients = found.objective(batch=50), [found.objective(client=i) for i in range(10)]
     assert whole.examples == sum(one.examples for one in clients) and whole.dtype == torch.float64

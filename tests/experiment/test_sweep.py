@@ -1,4 +1,4 @@
-"""Sweeps: each run is done once by any process, keeps what the file says, and takes the estimated disk."""
+"""Sweeps: each run is executed once by any process, keeps the requested parts, and needs the estimated disk space."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     return made
 
 
-def test_the_index_says_which_folder_is_which(finished: Sweep) -> None:
+def test_the_index_lists_the_folder_of_every_run(finished: Sweep) -> None:
     index = json.loads((finished.out / "sweep.json").read_text())
     assert index["runs"]["scaffold--seed-1"] == {"algorithm": "scaffold", "seed": 1}
     assert all(RunFolder(finished.out / name).config().seed == varied["seed"] for name, varied in index["runs"].items())
 
 
-def test_runs_that_are_over_are_not_run_again(finished: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_runs_are_not_repeated(finished: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeping, "Run", None)
     assert [done.by for done in run_sweep(finished)] == ["before"] * 4
 
@@ -67,7 +67,7 @@ def test_other_settings_in_the_same_folder_are_refused(finished: Sweep) -> None:
         list(run_sweep(other))
 
 
-def test_a_run_that_another_process_holds_is_left_to_it_and_looked_at_again(tmp_path: Path) -> None:
+def test_a_run_locked_by_another_process_is_awaited(tmp_path: Path) -> None:
     made, told = plan(tmp_path), []
     held = made.runs[1]
     holder = _holder(held.folder)
@@ -81,7 +81,7 @@ def test_a_run_that_another_process_holds_is_left_to_it_and_looked_at_again(tmp_
     assert {name for name, _ in order} == {run.name for run in made.runs}
 
 
-def test_a_run_done_by_another_process_meanwhile_is_taken_from_it(tmp_path: Path) -> None:
+def test_a_run_finished_by_another_process_is_reused(tmp_path: Path) -> None:
     made = plan(tmp_path)
     results = run_sweep(made)
     first = next(results)
@@ -120,7 +120,7 @@ def _holder(folder: Path) -> subprocess.Popen[str]:
     return process
 
 
-def test_a_run_that_fails_stops_no_other(tmp_path: Path) -> None:
+def test_a_failed_run_does_not_stop_the_others(tmp_path: Path) -> None:
     made = plan_sweep(
         read_sweep({"base": BASE, "grid": {"model": ["mlp(hidden=8)", "bisenetv2", "mlp(hidden=4)"]}}), tmp_path
     )
@@ -135,7 +135,7 @@ def test_a_run_that_fails_stops_no_other(tmp_path: Path) -> None:
 
 
 class Interruption(Callback):
-    """Ends the second run in its second round, as a kill would."""
+    """Interrupts the second run in its second round."""
 
     def __init__(self) -> None:
         self.rounds = 0
@@ -146,7 +146,7 @@ class Interruption(Callback):
             raise KeyboardInterrupt
 
 
-def test_an_interrupted_run_is_gone_on_with(finished: Sweep, tmp_path: Path) -> None:
+def test_an_interrupted_run_is_resumed(finished: Sweep, tmp_path: Path) -> None:
     made = plan(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         list(run_sweep(made, (Interruption(),)))
@@ -156,7 +156,7 @@ def test_an_interrupted_run_is_gone_on_with(finished: Sweep, tmp_path: Path) -> 
         assert RunFolder(one.folder).metrics() == RunFolder(other.folder).metrics()
 
 
-def test_what_is_kept(finished: Sweep, tmp_path: Path) -> None:
+def test_keep_selects_the_stored_parts(finished: Sweep, tmp_path: Path) -> None:
     keep = {"checkpoint": False, "snapshots": False}
     made = plan(tmp_path, keep=keep, base={**BASE, "save_every": 1})
     list(run_sweep(made))
@@ -187,7 +187,7 @@ def test_the_disk_use_is_estimated(finished: Sweep) -> None:
     assert lean.kept < lean.most < estimate.most and 0.8 * models < lean.kept <= models
 
 
-def test_the_ranking_says_by_what(finished: Sweep, tmp_path: Path) -> None:
+def test_the_ranking_states_its_criterion(finished: Sweep, tmp_path: Path) -> None:
     by_test = ranked(finished)
     assert by_test.by == "test" and by_test.metric == "accuracy" and [line.seeds for line in by_test.lines] == [2, 2]
     assert sum(by_test.lines[0].test) >= sum(by_test.lines[1].test)
@@ -197,7 +197,7 @@ def test_the_ranking_says_by_what(finished: Sweep, tmp_path: Path) -> None:
     assert means == sorted(means, reverse=True) and all(len(line.validation) == 2 for line in by_validation.lines)
 
 
-def test_from_python(finished: Sweep) -> None:
+def test_a_sweep_from_python(finished: Sweep) -> None:
     comparison = fedflat.sweep(VALUES, out=finished.out)
     assert [record.config.algorithm for record in comparison.records] == ["fedavg", "fedavg", "scaffold", "scaffold"]
     with pytest.raises(UserError, match="out="):

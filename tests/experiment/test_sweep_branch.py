@@ -43,7 +43,7 @@ def branch(text: object, out: Path, *algorithms: str, **base: object) -> Sweep:
     return made
 
 
-def test_the_same_algorithm_goes_on_as_the_run_itself_did(origin: Path, tmp_path: Path) -> None:
+def test_a_branch_with_the_same_algorithm_continues_the_run(origin: Path, tmp_path: Path) -> None:
     (run,) = branch(f"{origin}@2", tmp_path, "fedavg").runs
     whole, later = RunFolder(origin).metrics(), RunFolder(run.folder).metrics()
     assert [line["round"] for line in later] == [2, 3, 4, 5, 6]
@@ -55,7 +55,7 @@ def test_the_same_algorithm_goes_on_as_the_run_itself_did(origin: Path, tmp_path
         assert torch.equal(tensor, saved_tensors(load_record(run.folder), "server")[name])
 
 
-def test_others_start_from_the_same_model_with_fresh_states(origin: Path, tmp_path: Path) -> None:
+def test_other_algorithms_start_from_the_same_model_with_fresh_state(origin: Path, tmp_path: Path) -> None:
     runs = branch(f"{origin}@4", tmp_path, "fedavg", "scaffold", "fedsam", rounds=7).runs
     histories = [RunFolder(run.folder).metrics() for run in runs]
     assert all([line["round"] for line in history] == [4, 5, 6, 7] for history in histories)
@@ -66,7 +66,7 @@ def test_others_start_from_the_same_model_with_fresh_states(origin: Path, tmp_pa
     assert histories[0][-1]["test"] != histories[1][-1]["test"] != histories[2][-1]["test"]
 
 
-def test_the_last_model_is_meant_where_no_round_is_named(origin: Path) -> None:
+def test_the_last_model_is_the_default(origin: Path) -> None:
     assert branchable_rounds(origin) == [0, 2, 4, 6]
     assert branch_point(str(origin)).rounds == 6 and branch_point(f"{origin}@0").rounds == 0
 
@@ -77,7 +77,7 @@ class Crash(Callback):
             raise KeyboardInterrupt
 
 
-def test_from_the_checkpoint_of_a_run_that_is_not_over(origin: Path, tmp_path: Path) -> None:
+def test_branching_from_the_checkpoint_of_an_unfinished_run(origin: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         settings = {**SMALL, "engine__checkpoint_every": 3, "model": "mlp(hidden=8)"}
         fedflat.run("fedavg", rounds=6, out=tmp_path / "run", callbacks=[Crash()], **settings)
@@ -89,7 +89,7 @@ def test_from_the_checkpoint_of_a_run_that_is_not_over(origin: Path, tmp_path: P
     ]
 
 
-def test_a_branch_needs_its_origin_no_more_and_can_be_interrupted(origin: Path, tmp_path: Path) -> None:
+def test_a_branch_is_resumed_without_its_origin(origin: Path, tmp_path: Path) -> None:
     made = plan_sweep(
         read_sweep({"branch": f"{origin}@2", "grid": {"algorithm": ["fedavg+swa(start=0.1)+wima(window=2)"]}}), tmp_path
     )
@@ -113,7 +113,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_folder_whose_branches_began_with_another_model_is_refused(origin: Path, other: Path, tmp_path: Path) -> None:
+def test_a_folder_with_branches_of_another_model_is_refused(origin: Path, other: Path, tmp_path: Path) -> None:
     branch(f"{origin}@2", tmp_path, "fedavg", rounds=3)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for text, rounds in ((f"{other}@2", 2), (f"{origin}@4", 4)):
@@ -123,7 +123,7 @@ def test_a_folder_whose_branches_began_with_another_model_is_refused(origin: Pat
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_a_sweep_that_was_planned_before_another_began_is_refused(origin: Path, other: Path, tmp_path: Path) -> None:
+def test_a_plan_made_before_another_sweep_began_is_refused(origin: Path, other: Path, tmp_path: Path) -> None:
     late = plan_sweep(
         read_sweep({"branch": f"{other}@2", "grid": {"algorithm": ["fedsam"]}, "base": {"rounds": 3}}), tmp_path
     )
@@ -133,7 +133,7 @@ def test_a_sweep_that_was_planned_before_another_began_is_refused(origin: Path, 
     assert {path.name for path in tmp_path.iterdir()} == {LOCK_FILE, "start.safetensors"}
 
 
-def test_the_same_model_from_a_run_that_was_moved_goes_on(origin: Path, other: Path, tmp_path: Path) -> None:
+def test_branches_continue_after_the_origin_was_moved(origin: Path, other: Path, tmp_path: Path) -> None:
     branch_point(f"{origin}@2").write(tmp_path / "out")
     shutil.copytree(origin, tmp_path / "moved")
     branch_point(f"{tmp_path / 'moved'}@2").write(tmp_path / "out")
@@ -146,7 +146,7 @@ def test_the_same_model_from_a_run_that_was_moved_goes_on(origin: Path, other: P
         branch_point(f"{other}@2").check(tmp_path / "out")
 
 
-def test_a_model_that_diverged_is_the_same_as_itself(other: Path, tmp_path: Path) -> None:
+def test_a_diverged_model_equals_itself(other: Path, tmp_path: Path) -> None:
     folder = RunFolder(Path(shutil.copytree(other, tmp_path / "run")))
     tensors, about = folder.read_tensors("models/round-000002.safetensors")
     folder.write_tensors(
@@ -164,7 +164,7 @@ def test_a_model_that_diverged_is_the_same_as_itself(other: Path, tmp_path: Path
         ("@", "''"),
     ],
 )
-def test_rounds_that_are_not_there(origin: Path, at: str, words: str) -> None:
+def test_missing_rounds_are_rejected(origin: Path, at: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         branch_point(f"{origin}{at}")
 

@@ -24,7 +24,7 @@ def names(**values: object) -> list[str]:
     return [run.name for run in planned(**values)]
 
 
-def test_a_grid_is_every_value_with_every_other() -> None:
+def test_a_grid_is_the_product_of_its_values() -> None:
     runs = planned(
         base={"rounds": 7},
         grid={"algorithm": ["fedavg", "fedsam"], "partition": ["iid", "dirichlet(alpha=0.3)"], "seed": [0, 1]},
@@ -38,7 +38,7 @@ def test_a_grid_is_every_value_with_every_other() -> None:
     assert all(run.config.training.rounds == 7 and run.folder == OUT / run.name for run in runs)
 
 
-def test_every_entry_of_a_list_goes_with_the_whole_grid() -> None:
+def test_every_list_entry_is_combined_with_the_grid() -> None:
     runs = planned(
         list=[{"algorithm": "fedavg", "lr": 0.1}, {"algorithm": "fedsam", "training.lr": 0.2}],
         grid={"seed": [3, 4]},
@@ -51,7 +51,7 @@ def test_every_entry_of_a_list_goes_with_the_whole_grid() -> None:
     ]
 
 
-def test_base_takes_sections_full_names_and_short_ones() -> None:
+def test_base_accepts_sections_full_and_short_names() -> None:
     (run,) = planned(
         base={"data": {"clients": 20}, "training.lr": 0.3, "clients_per_round": 4, "flatness": "every=5"},
         grid={"dataset": ["digits"]},
@@ -66,7 +66,7 @@ def test_base_takes_sections_full_names_and_short_ones() -> None:
     assert found.flatness.every == 5
 
 
-def test_braces_stand_for_what_varies() -> None:
+def test_braces_refer_to_varied_settings() -> None:
     runs = planned(grid={"algorithm": ["fedavg", "fedsam(rho={rho})"], "rho": [0.2, 0.3]})
     assert [run.config.algorithm for run in runs] == ["fedavg", "fedsam(rho=0.2)", "fedsam(rho=0.3)"], (
         "fedavg has no rho, so it is one run"
@@ -103,12 +103,12 @@ def test_names_do_not_change_when_values_are_added() -> None:
     assert few == ["lr-0.1--seed-0"] and set(few) < set(more)
 
 
-def test_settings_that_end_alike_are_told_apart() -> None:
+def test_settings_with_equal_last_names_are_distinguished() -> None:
     (name,) = names(grid={"evaluation.statistics": ["averaged"], "training.statistics": ["own"]})
     assert name == "evaluation.statistics-averaged--training.statistics-own"
 
 
-def test_long_names_and_names_that_meet_have_a_hash() -> None:
+def test_long_and_colliding_names_have_a_hash() -> None:
     long = names(
         grid={
             "algorithm": [
@@ -130,7 +130,7 @@ def test_long_names_and_names_that_meet_have_a_hash() -> None:
     ),
     st.lists(st.floats(0.01, 1).map(lambda x: round(x, 3)), min_size=1, max_size=3, unique=True),
 )
-def test_as_many_runs_as_the_product_and_never_one_folder_for_two(seeds, partitions, rates) -> None:
+def test_every_combination_has_its_own_folder(seeds, partitions, rates) -> None:
     runs = planned(grid={"seed": seeds, "partition": partitions, "lr": rates})
     assert (
         len(runs)
@@ -184,13 +184,13 @@ SEED = {"grid": {"seed": [0]}}
         ({**SEED, "branch": "nowhere@3"}, "nowhere"),
     ],
 )
-def test_mistakes_are_one_sentence(values: dict[str, object], words: str) -> None:
+def test_user_errors_are_one_line(values: dict[str, object], words: str) -> None:
     with pytest.raises(UserError) as error:
         plan_sweep(read_sweep(values), OUT)
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_file_is_named_in_its_mistakes(tmp_path: Path) -> None:
+def test_errors_name_the_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("grid: {seed: [0]\n")
     with pytest.raises(UserError, match=r"mine\.yaml.*YAML"):
@@ -200,6 +200,6 @@ def test_a_file_is_named_in_its_mistakes(tmp_path: Path) -> None:
         read_sweep(file)
 
 
-def test_empty_parts_are_as_if_they_were_not_there() -> None:
+def test_empty_sections_are_ignored() -> None:
     assert read_sweep({"base": None, "list": None, "grid": {"seed": [0]}}) == SweepFile(grid={"seed": [0]})
     assert combinations(SweepFile(grid={"seed": [0, 1]})) == [{"seed": 0}, {"seed": 1}]

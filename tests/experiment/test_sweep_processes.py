@@ -36,7 +36,7 @@ def start(file: Path, out: Path, *more: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> dict[str, str]:
-    """By whom each run was done, as a process tells it."""
+    """The origin of each run, as printed by a process."""
     printed, complaints = process.communicate(timeout=scaled(120))
     assert process.returncode == 0, complaints
     return {run["name"]: run["by"] for run in json.loads(printed)["runs"]}
@@ -70,9 +70,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "sweep.yaml", folder / "out"
 
 
-def test_killed_halfway_and_started_again_it_ends_with_the_same_files(
-    undisturbed: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_killed_and_restarted_sweep_writes_the_same_files(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
     file, out = undisturbed
     kill_at(start(file, tmp_path), tmp_path, 18)
     before = over(tmp_path)
@@ -83,7 +81,7 @@ def test_killed_halfway_and_started_again_it_ends_with_the_same_files(
     assert [name for name in ours if ours[name] != theirs[name]] == []
 
 
-def test_two_processes_never_do_the_same_run(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
+def test_two_processes_share_the_runs(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
     file, out = undisturbed
     two = [start(file, tmp_path), start(file, tmp_path)]
     done = [{name for name, by in finish(process).items() if by == "here"} for process in two]

@@ -45,7 +45,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Search, list[Any
     return made, list(run_search(made))
 
 
-def test_every_trial_is_a_run_with_what_it_drew(finished: tuple[Search, list[Any]]) -> None:
+def test_every_trial_is_a_run_with_its_sampled_settings(finished: tuple[Search, list[Any]]) -> None:
     made, tried = finished
     assert [one.number for one in tried] == list(range(6)) and {one.state for one in tried} == {"complete"}
     for one in tried:
@@ -75,8 +75,8 @@ def test_the_best_is_chosen_by_validation_and_evaluated_once(
     assert evaluate_best(made) == chosen == json.loads((made.out / "best.json").read_text())
 
 
-def test_the_test_set_does_not_matter(tmp_path: Path, finished: tuple[Search, list[Any]]) -> None:
-    """With a metric on the test set that says the opposite, the same trial is chosen."""
+def test_the_test_set_does_not_affect_the_search(tmp_path: Path, finished: tuple[Search, list[Any]]) -> None:
+    """The same trial is chosen if the test metric ranks trials in the opposite order."""
     made, _ = finished
     for folder in sorted(made.out.glob("trial-*/seed-0")):
         copy = tmp_path / folder.parent.name / "seed-0"
@@ -103,7 +103,7 @@ class Crash(Callback):
             raise KeyboardInterrupt
 
 
-def test_an_interrupted_search_ends_as_one_that_was_not(finished: tuple[Search, list[Any]], tmp_path: Path) -> None:
+def test_a_resumed_search_equals_an_uninterrupted_one(finished: tuple[Search, list[Any]], tmp_path: Path) -> None:
     made = search(tmp_path)
     for rounds in (3, 4):
         with pytest.raises(KeyboardInterrupt):
@@ -116,7 +116,7 @@ def test_an_interrupted_search_ends_as_one_that_was_not(finished: tuple[Search, 
     assert evaluate_best(made)["trial"] == evaluate_best(finished[0])["trial"]
 
 
-def test_two_at_the_same_time_share_the_trials(tmp_path: Path) -> None:
+def test_two_processes_share_the_trials(tmp_path: Path) -> None:
     needs_optuna()
     found: list[Any] = []
     made = search(tmp_path, tune={"trials": 5, "space": SPACE, "sampler": "random"})
@@ -129,7 +129,7 @@ def test_two_at_the_same_time_share_the_trials(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_several_jobs_share_the_trials_and_a_second_start_has_none_left(tmp_path: Path) -> None:
+def test_several_jobs_share_the_trials(tmp_path: Path) -> None:
     needs_optuna()
     made = search(tmp_path / "out")
     tried = list(run_search_in_parallel(made, jobs=2))
@@ -140,7 +140,7 @@ def test_several_jobs_share_the_trials_and_a_second_start_has_none_left(tmp_path
         next(run_search_in_parallel(search(tmp_path / "other", base={**VALUES["base"], "workers": 2}), jobs=2))
 
 
-def test_more_trials_go_on_from_those_there(finished: tuple[Search, list[Any]]) -> None:
+def test_more_trials_continue_the_search(finished: tuple[Search, list[Any]]) -> None:
     made, _ = finished
     assert list(run_search(made)) == []
     more = search(made.out, tune={"trials": 7, "space": SPACE})
@@ -185,7 +185,7 @@ def test_another_search_in_the_same_folder_is_refused(
     assert [path.name for path in small.glob("trial-*")] == ["trial-0000"]
 
 
-def test_the_same_search_in_other_words_goes_on(small: Path, tmp_path: Path) -> None:
+def test_an_equivalent_search_continues(small: Path, tmp_path: Path) -> None:
     shutil.copytree(small, tmp_path / "out")
     base = {name: value for name, value in QUICK.items() if name != "rounds"} | {"engine.lanes": 8}
     same = search(
@@ -199,7 +199,7 @@ def test_the_same_search_in_other_words_goes_on(small: Path, tmp_path: Path) -> 
         evaluate_best(search(tmp_path / "out", base=QUICK, tune=ONE_TRIAL))
 
 
-def test_a_search_of_an_earlier_version_goes_on(small: Path, tmp_path: Path) -> None:
+def test_a_search_of_an_earlier_version_continues(small: Path, tmp_path: Path) -> None:
     shutil.copytree(small, tmp_path / "out")
     lines = (small / "tune.journal").read_text().splitlines(keepends=True)
     (tmp_path / "out" / "tune.journal").write_text("".join(line for line in lines if '"user_attr"' not in line))
@@ -210,7 +210,7 @@ def test_a_search_of_an_earlier_version_goes_on(small: Path, tmp_path: Path) -> 
     )
 
 
-def test_the_best_of_a_copied_folder_names_the_copy(
+def test_the_best_trial_of_a_copied_folder_refers_to_the_copy(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = evaluate_best(search(small, base=QUICK, tune=ONE_TRIAL))
@@ -221,7 +221,7 @@ def test_the_best_of_a_copied_folder_names_the_copy(
     assert copied == json.loads((tmp_path / "copy" / "best.json").read_text())
 
 
-def test_seeds_are_averaged_and_hopeless_trials_end_early(tmp_path: Path) -> None:
+def test_seeds_are_averaged_and_poor_trials_are_pruned(tmp_path: Path) -> None:
     needs_optuna()
     space = {"lr": [1e-6, 0.3], "batch_size": {"low": 5, "high": 9, "whole": True}}
     made = search(
@@ -270,7 +270,7 @@ def test_seeds_are_averaged_and_hopeless_trials_end_early(tmp_path: Path) -> Non
         ({"tune": None}, "no tune section"),
     ],
 )
-def test_mistakes_are_one_sentence(more: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_user_errors_are_one_line(more: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         search(tmp_path, **more)
     assert words in str(error.value) and not list(tmp_path.iterdir())

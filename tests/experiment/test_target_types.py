@@ -82,7 +82,7 @@ def test_the_metrics_of_labels_are_those_of_scikit_learn() -> None:
     assert [one["examples"] for one in by_label.values()] == occurring.sum(0).tolist()
 
 
-def test_targets_decide_on_the_task_and_the_outputs() -> None:
+def test_targets_determine_task_and_outputs() -> None:
     regression, columns, labels = dataset(NUMBERS), dataset(INPUTS[:, :2]), dataset(LABELS)
     assert [data.target_type for data in (regression, columns, labels)] == ["numbers", "numbers", "labels"]
     assert [data.num_outputs for data in (regression, columns, labels)] == [1, 2, 3]
@@ -107,12 +107,12 @@ def test_targets_decide_on_the_task_and_the_outputs() -> None:
         (np.where(LABELS[:, 0], "yes", "no"), "mse", "store them as floats"),
     ],
 )
-def test_targets_that_do_not_suit_the_task(targets: Any, task: str, message: str) -> None:
+def test_targets_that_do_not_fit_the_task(targets: Any, task: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         fedflat.run("fedavg", dataset=dataset(targets), task=task, **SMALL)
 
 
-def test_tasks_and_models_that_do_not_suit_the_targets() -> None:
+def test_tasks_and_models_that_do_not_fit_the_targets() -> None:
     with pytest.raises(UserError, match=r"Classification predicts classes.*derived from fedflat\.Regression"):
         fedflat.run("fedavg", dataset=dataset(NUMBERS), task=fedflat.Classification(), **SMALL)
     with pytest.raises(UserError, match="both given"):

@@ -33,7 +33,7 @@ SMALL = {"rounds": 1, "clients": 12, "clients_per_round": 2, "local_steps": 1, "
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )
-def test_what_is_something_else_is_refused(arguments: dict[str, Any], message: str) -> None:
+def test_objects_of_the_wrong_type_are_refused(arguments: dict[str, Any], message: str) -> None:
     for call in (fedflat.run, fedflat.rounds):
         with pytest.raises(UserError, match=message):
             call("fedavg", **SMALL, **arguments)
@@ -53,20 +53,22 @@ def test_what_is_something_else_is_refused(arguments: dict[str, Any], message: s
         (lambda: fedflat.run("fedavg", **SMALL).export(None), "path is None; expected a path, such as 'model.pt'"),
     ],
 )
-def test_paths_and_numbers_of_runs_are_told_from_anything_else(call: Callable[[], Any], message: str) -> None:
+def test_paths_and_run_counts_are_validated(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         call()
 
 
 class Leaving(fedflat.Callback):
-    """Goes to another directory whenever a run is evaluated."""
+    """Changes the working directory whenever a run is evaluated."""
 
     def evaluated(self, run: Any) -> None:
         os.chdir(tempfile.mkdtemp(dir=Path.cwd()))
 
 
 @pytest.mark.parametrize("of", ["compare", "sweep"])
-def test_runs_lie_side_by_side_wherever_callbacks_go(of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_stay_in_their_folder_if_callbacks_change_the_directory(
+    of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     texts = ["fedavg", "fedsam"]
     if of == "compare":
@@ -80,7 +82,7 @@ def test_runs_lie_side_by_side_wherever_callbacks_go(of: str, tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("algorithms", [[None], None])
-def test_only_texts_are_compared(algorithms: Any) -> None:
+def test_only_algorithm_texts_can_be_compared(algorithms: Any) -> None:
     with pytest.raises(UserError, match="None is not an algorithm"):
         fedflat.compare(algorithms, seeds=1, **SMALL)
 

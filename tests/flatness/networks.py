@@ -77,7 +77,7 @@ def case(name: str) -> Case:
 
 @cache
 def true_hessian(name: str) -> Tensor:
-    """The whole Hessian by torch's own means, on all data in one batch."""
+    """The full Hessian, computed by torch on all data in one batch."""
     one = case(name)
     objective = one.objective()
     network = one.network.eval()

@@ -1,6 +1,4 @@
-"""Theorem 5.1, evaluated: golden numbers, the step of the proof that it can do without, and the recursion it comes
-from.
-"""
+"""Theorem 5.1: golden numbers, the tightened bound, and the recursion from which the theorem follows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Pictures of clients, gaps, constants and twins: what is drawn is what was measured, and every axis says what it
-shows.
-"""
+"""Figures of clients, gaps, constants and twins: they show the measured values, and every axis has a label."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ def panels(figure: Figure) -> dict[str, object]:
 
 
 def strongest(axes) -> tuple[list[float], list[float]]:
-    """The data of the line that is named in the legend."""
+    """The data of the line with the given legend label."""
     (line,) = [line for line in axes.lines if not line.get_label().startswith("_")]
     return list(line.get_xdata()), list(line.get_ydata())
 

@@ -137,6 +137,6 @@ def test_auto_compiles_on_a_gpu_if_products_take_more_than_two_minutes(
     assert compile_if_worthwhile(on_gpu, "auto", 100) == bool(compiled_now) == pays
 
 
-def test_an_unknown_choice_is_refused() -> None:
+def test_an_unknown_compile_option_is_refused() -> None:
     with pytest.raises(UserError, match="auto, off, on"):
         spectrum(objective(), None, None, 3, compile="yes")

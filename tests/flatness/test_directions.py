@@ -1,4 +1,4 @@
-"""Directions: filter normalisation by its definition, filter by filter, and the same random numbers for everyone."""
+"""Directions: filter normalisation by its definition, and the same random numbers for all models."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def small() -> tuple[Layout, Tensor]:
     return flat(Small().double())
 
 
-def test_every_filter_of_a_convolution_has_the_norm_of_the_models_own(small: tuple[Layout, Tensor]) -> None:
+def test_every_filter_of_a_convolution_has_the_models_norm(small: tuple[Layout, Tensor]) -> None:
     layout, weights = small
     raw = random_direction(layout.size, 3, 0, weights)
     views, own, before = (layout.views(v) for v in (filter_normalised(layout, raw, weights), weights, raw))
@@ -47,7 +47,7 @@ def test_every_filter_of_a_convolution_has_the_norm_of_the_models_own(small: tup
         torch.testing.assert_close(views["conv.weight"][j], by_hand)
 
 
-def test_every_row_of_a_linear_layer_has_the_norm_of_the_models_own(small: tuple[Layout, Tensor]) -> None:
+def test_every_row_of_a_linear_layer_has_the_models_norm(small: tuple[Layout, Tensor]) -> None:
     layout, weights = small
     (direction,) = directions_around(layout, weights, seed=1, count=1)
     rows = layout.views(direction)["linear.weight"].norm(dim=1)
@@ -95,9 +95,7 @@ def test_the_scale_of_the_random_numbers_does_not_matter(factor: float, seed: in
 
 
 def test_rescaling_a_network_rescales_its_direction(small: tuple[Layout, Tensor]) -> None:
-    """What makes landscapes of different networks comparable: a filter that is k times larger is moved k times as
-    far.
-    """
+    """Landscapes of different networks are comparable: a filter that is k times larger moves k times as far."""
     layout, weights = small
     larger = weights.clone()
     layout.views(larger)["conv.weight"][2] *= 7
@@ -106,7 +104,7 @@ def test_rescaling_a_network_rescales_its_direction(small: tuple[Layout, Tensor]
     torch.testing.assert_close(other["linear.weight"], one["linear.weight"])
 
 
-def test_random_numbers_depend_on_seed_and_number_alone() -> None:
+def test_random_numbers_depend_only_on_seed_and_index() -> None:
     like = torch.zeros(1)
     one = random_direction(1000, 0, 0, like)
     assert torch.equal(one, random_direction(1000, 0, 0, like))

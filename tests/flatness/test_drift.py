@@ -30,7 +30,7 @@ X0 = np.array([0.5, -0.5, 1.0])
 
 
 def moves(x: np.ndarray) -> np.ndarray:
-    """D_i = ((I - eta A_i)^K - I) (x - b_i), what K steps of gradient descent do."""
+    """D_i = ((I - eta A_i)^K - I) (x - b_i), the displacement by K steps of gradient descent."""
     eye = np.eye(3)
     return np.array(
         [(np.linalg.matrix_power(eye - RATE * a, STEPS) - eye) @ (x - b) for a, b in zip(A, B, strict=True)]
@@ -38,7 +38,7 @@ def moves(x: np.ndarray) -> np.ndarray:
 
 
 def trained(text: str = "fedavg", engine=LoopEngine, **kept):
-    """A round of every client, on an engine."""
+    """Train one round of all clients on an engine."""
     built = algorithm(text)
     problem = problem_of(Setting(Quadratics(A, B), X0, RATE, STEPS, [[0, 1, 2]]))
     model = ModelState(*problem.initial())
@@ -95,7 +95,7 @@ def test_norms_of_control_variates_are_those_of_mean_gradients() -> None:
     assert found["server_vectors"] == {"drift.c": 0.0}
 
 
-def test_agreement_with_the_momentum_is_one_less_wmsams_signal() -> None:
+def test_agreement_with_the_momentum_is_one_minus_fedwmsams_signal() -> None:
     momentum = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     built, members, outcome, server = trained("fedwmsam", server={"momentum": momentum})
     found = measure_cohort(built, members, outcome, server)
@@ -115,7 +115,7 @@ def test_which_momentum_an_algorithm_has() -> None:
     assert algorithm("fedavg").momentum(algorithm("fedavg").new_server(x)) is None
 
 
-def test_rows_are_those_of_the_mean_on_every_engine() -> None:
+def test_client_rows_average_to_the_update_on_every_engine() -> None:
     setting = Setting(Quadratics(A, B), X0, RATE, STEPS, [[0, 2], [1, 2]])
     for engine in (None, LaneEngine(problem_of(setting), lanes=2)):
         outcome = walk("fedavg", setting, engine=engine).outcomes[-1]
@@ -127,7 +127,7 @@ vectors = arrays(np.float64, (4, 6), elements=st.floats(-10, 10).filter(lambda v
 
 @settings(max_examples=60, deadline=None)
 @given(vectors, st.lists(st.floats(0.1, 5), min_size=4, max_size=4))
-def test_diversity_is_at_least_one_and_says_how_far_rows_are_from_their_mean(rows, sizes) -> None:
+def test_diversity_is_at_least_one_and_follows_from_distances_to_the_mean(rows, sizes) -> None:
     """sum p ||v - mean||^2 = sum p ||v||^2 - ||mean||^2, so that diversity - 1 is the spread in units of ||mean||^2."""
     share = np.array(sizes) / sum(sizes)
     mean = share @ rows

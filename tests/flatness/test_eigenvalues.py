@@ -1,6 +1,4 @@
-"""Eigenvalues against the whole Hessian, against scipy, in closed form; repeated ones, negative ones, and those asked
-for wrongly.
-"""
+"""Eigenvalues against the full Hessian, scipy and closed forms; repeated and negative ones, and invalid requests."""
 
 from __future__ import annotations
 
@@ -72,7 +70,7 @@ def test_all_eigenvalues_of_a_small_matrix(size: int) -> None:
         assert found.converged and found.products == size and found.residuals.max() < 1e-9
 
 
-def test_little_room_means_restarts_and_the_same_values() -> None:
+def test_a_small_basis_restarts_and_finds_the_same_values() -> None:
     values = torch.cat([torch.linspace(1, 2, 20), 0.9 * torch.rand(380, generator=torch.Generator().manual_seed(0))])
     matrix = symmetric(values)
     wide, narrow = (lanczos(Operator.of_matrix(matrix), Ends(5), tolerance=1e-8, room=room) for room in (400, 14))
@@ -227,7 +225,7 @@ def test_impossible_requests(wanted: Ends, options: dict, sentence: str) -> None
         lanczos(Operator.of_matrix(torch.eye(3)), wanted, **options)
 
 
-def test_too_little_room_and_products_that_are_not_finite() -> None:
+def test_too_small_bases_and_non_finite_products_are_rejected() -> None:
     with pytest.raises(UserError, match=r"room=5 .* at least 8"):
         lanczos(Operator.of_matrix(torch.eye(30)), Ends(4), room=5)
     with pytest.raises(UserError, match="not finite"):

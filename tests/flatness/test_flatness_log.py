@@ -1,4 +1,4 @@
-"""The log of a run as curves: read from records as runs write them."""
+"""Curves of the flatness log of a run."""
 
 from __future__ import annotations
 

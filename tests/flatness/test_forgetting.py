@@ -14,7 +14,7 @@ from fedflat.flatness.clients.forgetting import forgetting
 accuracies = arrays(np.float64, st.tuples(st.integers(2, 6), st.integers(1, 4)), elements=st.floats(0, 1))
 
 
-def test_by_hand() -> None:
+def test_forgetting_computed_by_hand() -> None:
     found = forgetting([[0.1, 0.9, 0.5], [0.9, 0.2, 0.5], [0.4, 0.7, 0.5]])
     assert found.lost == pytest.approx([0.5, 0.2, 0.0])
     assert found.swing == pytest.approx([(0.8 + 0.5) / 2, (0.7 + 0.5) / 2, 0.0])
@@ -30,7 +30,7 @@ def test_rising_accuracies_are_never_forgotten(values) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(accuracies)
-def test_a_part_swings_at_least_as_much_as_it_loses_at_the_end(values) -> None:
+def test_the_total_change_is_at_least_the_final_loss(values) -> None:
     found = forgetting(values.tolist())
     for lost, swing in zip(found.lost, found.swing, strict=True):
         assert swing * (len(values) - 1) >= lost - 1e-12

@@ -75,7 +75,7 @@ def test_the_basis_is_orthonormal_however_ill_conditioned_the_matrix(values: tor
         space.restart(space.ritz(), np.arange(100)[::-1][:20], from_random=False)
 
 
-def test_a_step_passes_over_the_basis_twice_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_reads_the_basis_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     space = grown(10)
     monkeypatch.setattr(Krylov, "_orthogonalise", lambda self, row: pytest.fail("a third time"))
     space.step()
@@ -106,7 +106,7 @@ def test_a_random_restart_is_orthogonal_and_inherits_residuals() -> None:
     assert space.ritz().residuals[-1] == pytest.approx(before.residuals[19], rel=0.5, abs=1e-9)
 
 
-def test_a_whole_basis_is_exact() -> None:
+def test_a_complete_basis_is_exact() -> None:
     space = grown(60, room=100)
     assert space.is_complete and space.is_full and space.ritz().residuals.max() == 0
     np.testing.assert_allclose(space.ritz().values, torch.linalg.eigvalsh(MATRIX), atol=1e-12)

@@ -1,6 +1,4 @@
-"""Landscapes on quadratics, where every value is known; how they are kept, and what becomes of values that are not
-finite.
-"""
+"""Landscapes on quadratics, where every value is known; their files, and values that are not finite."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ def loss(model: Model) -> dict[str, Tensor]:
     return {"train_loss": 0.5 * offset @ A @ offset, "norm": model.weights.norm()}
 
 
-def test_two_dimensions_are_the_closed_form_everywhere() -> None:
+def test_two_dimensions_match_the_closed_form() -> None:
     found = landscape_around(LAYOUT, Model(CENTRE, EMPTY), loss, radius=0.5, points=7, seed=4)
     d, e = (v.numpy() for v in directions_around(LAYOUT, CENTRE, 4))
     matrix = A.numpy()
@@ -75,7 +73,7 @@ def test_all_measured_quantities_are_stored() -> None:
     assert found.at("norm", 0, 0) == pytest.approx(float(CENTRE.norm()))
 
 
-def test_the_model_is_left_as_it_was_and_buffers_keep_their_values() -> None:
+def test_model_and_buffers_are_unchanged() -> None:
     weights, buffers = CENTRE.clone(), torch.tensor([5.0], dtype=torch.float64)
     seen = []
 
@@ -129,9 +127,7 @@ def test_impossible_landscapes_are_refused(wrong: dict[str, float], sentence: st
 
 
 def test_any_objective_has_a_landscape() -> None:
-    """The landscape of an objective is its loss at every point, and its path is the straight line between two
-    vectors.
-    """
+    """The landscape of an objective is its loss at every point; its path is the line between two vectors."""
     torch.manual_seed(0)
     module = nn.Linear(3, 2)
     objective = Objective(module, nn.functional.mse_loss, (torch.randn(9, 3), torch.randn(9, 2)))

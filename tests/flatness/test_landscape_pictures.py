@@ -132,8 +132,8 @@ def test_the_common_line_crosses_every_landscape() -> None:
     )
 
 
-def test_colours_get_lighter_all_the_way() -> None:
-    """So that low and high can be told apart in grey, and by the colour-blind."""
+def test_colours_become_monotonically_lighter() -> None:
+    """Low and high values are distinguishable in grey and with colour blindness."""
     lightness = COLOUR_MAP(np.linspace(0, 1, 50))[:, :3] @ np.array([0.2126, 0.7152, 0.0722])
     assert (np.diff(lightness) > 0).all()
     assert [position for position, _ in BASIN] == sorted(position for position, _ in BASIN)
@@ -144,7 +144,7 @@ def test_errors_are_in_per_cent() -> None:
 
 
 @pytest.mark.parametrize("draw", [contours, surfaces])
-def test_panels_have_their_titles_and_figures_and_one_bar(draw: Callable[..., Figure]) -> None:
+def test_panels_have_titles_and_values_and_share_one_colour_bar(draw: Callable[..., Figure]) -> None:
     figure = draw(PANELS, title="Four ways")
     said = words(figure)
     assert all(word in said for word in ("FedAvg", "FedSAM", "sharp", "flat", "training loss"))
@@ -197,7 +197,7 @@ def test_wrong_dimensions_are_rejected() -> None:
         lines([])
 
 
-def test_more_panels_than_a_row_holds_go_below() -> None:
+def test_panels_wrap_into_rows() -> None:
     figure = contours([Panel(str(n), bowl(0.1 * (n + 1), 1.0)) for n in range(5)])
     visible = [axes for axes in figure.axes if axes.get_visible()]
     assert len(visible) == 6
@@ -212,7 +212,7 @@ def test_models_have_the_styles_of_their_algorithms() -> None:
         assert (mark.get_color(), mark.get_marker()) == (style.colour, style.marker)
 
 
-def test_the_page_holds_everything_once() -> None:
+def test_the_page_contains_everything_once() -> None:
     page = landscape_page(PANELS, title="FedAvg & FedSAM")
     assert not re.search(r"<script[^>]+src=", page)
     assert page.count("plotly.js v") == 1
@@ -226,7 +226,7 @@ def test_the_page_holds_everything_once() -> None:
     assert "FedSAM" in page
 
 
-def test_the_page_says_what_it_leaves_out() -> None:
+def test_the_page_states_what_it_omits() -> None:
     broken = bowl(0.1, 1.0)
     broken.values["train_loss"][0, 0] = math.inf
     page = landscape_page([Panel("broken", broken)])

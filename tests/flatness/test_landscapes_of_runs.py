@@ -1,6 +1,4 @@
-"""Landscapes of models of runs: the figures are those of the run, clients' models are those of the round, shapes and
-data must fit.
-"""
+"""Landscapes of models of runs: metrics equal the run's, client models those of the round; shapes and data must fit."""
 
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ def two(runs: dict[str, Path]) -> list[RunModel]:
     return [open_model(runs[name], device="cpu") for name in ("fedavg", "fedsam")]
 
 
-def test_the_models_figures_are_those_of_its_run(two: list[RunModel]) -> None:
+def test_the_models_metrics_are_those_of_its_run(two: list[RunModel]) -> None:
     found = landscapes(two, points=3, radius=0.5, names=["a", "b"])
     for model, landscape in zip(two, found.values(), strict=True):
         last = model.record.history[-1]["test"]["server"]
@@ -54,7 +52,7 @@ def test_the_models_figures_are_those_of_its_run(two: list[RunModel]) -> None:
         assert landscape.at("test_loss", 0, 0) == pytest.approx(at_model["test_loss"])
 
 
-def test_training_figures_are_over_what_clients_hold(two: list[RunModel]) -> None:
+def test_training_metrics_cover_the_clients_data(two: list[RunModel]) -> None:
     model = two[0]
     measure = LossAndError(model.problem, model.partition, model.state.integer_buffers)
     held = model.on_examples(model.problem.data.train, np.unique(model.training_positions))
@@ -71,7 +69,7 @@ def test_a_sample_is_the_same_for_every_model_and_every_call(two: list[RunModel]
     assert not torch.equal(one.sets["train"].inputs, another.sets["train"].inputs)
 
 
-def test_progress_goes_over_all_models(two: list[RunModel]) -> None:
+def test_progress_covers_all_models(two: list[RunModel]) -> None:
     told: list[tuple[int, int]] = []
     landscapes(two, points=4, examples=20, names=["a", "b"], progress=lambda *where: told.append(where))
     assert told == [(16, 32), (32, 32)]
@@ -91,7 +89,7 @@ def test_planes_and_paths_pass_through_their_models(runs: dict[str, Path]) -> No
     assert found.metadata["examples"] == {"train": 50, "test": 50}
 
 
-def test_files_are_read_back_as_they_were(two: list[RunModel], tmp_path: Path) -> None:
+def test_files_are_read_back_unchanged(two: list[RunModel], tmp_path: Path) -> None:
     found = landscapes(two[:1], dimensions=1, points=3, examples=20)
     save_landscapes(tmp_path / "new" / "landscape.json", found)
     again = load_landscapes(tmp_path / "new" / "landscape.json")
@@ -112,7 +110,7 @@ def test_models_of_different_shapes_are_refused(runs: dict[str, Path], two: list
         path([two[0], open_model(runs["wide"], device="cpu")], names=["a", "wide"])
 
 
-def test_the_same_model_twice_and_no_examples_are_refused(two: list[RunModel]) -> None:
+def test_repeated_models_and_zero_examples_are_refused(two: list[RunModel]) -> None:
     with pytest.raises(UserError, match="listed twice"):
         landscapes([two[0], two[0]], points=3)
     with pytest.raises(UserError, match="examples=0"):
@@ -120,7 +118,7 @@ def test_the_same_model_twice_and_no_examples_are_refused(two: list[RunModel]) -
 
 
 def test_clients_models_average_to_the_next_model(runs: dict[str, Path]) -> None:
-    """FedAvg: the mean of the cohort's models, weighted by samples, is what the run had after the next round."""
+    """FedAvg's next model is the mean of the cohort's models, weighted by samples."""
     server = open_model(f"{runs['fedavg']}:server@1", device="cpu")
     replay = replay_after(server, 1)
     members = replay.clients()
@@ -142,7 +140,7 @@ def test_a_client_is_named_by_its_number_and_the_round(runs: dict[str, Path]) ->
     )
 
 
-def test_clients_with_vectors_are_taken_up_at_the_checkpoint_alone(runs: dict[str, Path]) -> None:
+def test_clients_with_state_are_replayed_only_from_the_checkpoint(runs: dict[str, Path]) -> None:
     last = open_model_or_client(f"{runs['scaffold']}:client0", device="cpu")
     assert torch.equal(
         last.state.weights, open_model_or_client(f"{runs['scaffold']}:client0@3", device="cpu").state.weights
@@ -165,7 +163,7 @@ class Normalised(nn.Module):
         return out
 
 
-def test_statistics_are_the_models_own_or_estimated_anew() -> None:
+def test_statistics_are_the_models_or_estimated() -> None:
     problem, partition = build_problem(
         config({"model": "custom:Normalised", "engine": {"device": "cpu"}}), model=Normalised()
     )
@@ -183,7 +181,7 @@ def test_statistics_are_the_models_own_or_estimated_anew() -> None:
 
 
 def test_statistics_of_the_librarys_own_normalisation_are_estimated_too() -> None:
-    """They once stayed at zero, since that layer counts no batches."""
+    """This layer does not count batches, so that its estimated statistics once stayed at zero."""
     small = {"model": "resnet20(norm=batch)", "data": {"dataset": "digits"}, "engine": {"device": "cpu"}}
     problem, _ = build_problem(config(small))
     weights, _, integer_buffers = problem.initial()
@@ -195,7 +193,7 @@ def test_statistics_of_the_librarys_own_normalisation_are_estimated_too() -> Non
     torch.testing.assert_close(found["stem.1.running_var"], halves, rtol=1e-4, atol=1e-5)
 
 
-def test_variances_that_an_extrapolation_made_negative_count_as_zero() -> None:
+def test_negative_extrapolated_variances_are_set_to_zero() -> None:
     problem, partition = build_problem(
         config({"model": "custom:Normalised", "engine": {"device": "cpu"}}), model=Normalised()
     )

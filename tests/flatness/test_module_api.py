@@ -1,4 +1,4 @@
-"""Flatness of modules that fedflat has never seen, in one call each."""
+"""Flatness of arbitrary torch modules, in one call each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .networks import case, true_hessian
 
 
 def regression() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Linear regression, whose Hessian is 2/n X'X whatever the weights."""
+    """Linear regression, whose Hessian is 2/n X'X for all weights."""
     torch.manual_seed(1)
     inputs = torch.randn(40, 6).double()
     return nn.Linear(6, 1, bias=False).double(), (inputs, torch.randn(40, 1).double()), 2 / 40 * inputs.T @ inputs
@@ -145,6 +145,6 @@ def test_progress_is_reported() -> None:
         ),
     ],
 )
-def test_mistakes(arguments: tuple, options: dict, sentence: str) -> None:
+def test_invalid_arguments_are_rejected(arguments: tuple, options: dict, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         flatness.spectrum(*arguments, **options)

@@ -1,6 +1,4 @@
-"""The loss as a function of flat weights: against torch's own derivatives, on every kind of layer, from any kind of
-data.
-"""
+"""The loss as a function of flat weights: against torch's derivatives, for every kind of layer and data."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ def test_gradients_and_losses_are_those_of_the_whole_data(name: str) -> None:
 
 @settings(max_examples=10, deadline=None)
 @given(batch=st.integers(1, 30))
-def test_batches_make_no_difference(batch: int) -> None:
+def test_results_do_not_depend_on_the_batch_size(batch: int) -> None:
     objective, w = case("group norm").objective(batch), case("group norm").objective(24).weights + 0.1
     whole = case("group norm").objective(24)
     v = torch.linspace(-1, 1, whole.size).double()
@@ -55,13 +53,13 @@ def test_batches_make_no_difference(batch: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["group norm", "batch norm"])
-def test_the_order_in_memory_makes_no_difference(name: str) -> None:
+def test_results_do_not_depend_on_the_memory_format(name: str) -> None:
     v = torch.linspace(-1, 1, case(name).objective().size).double()
     found = [case(name).objective(channels_last=last).hessian_product(None, v) for last in (True, False)]
     torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-12)
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_the_model_is_unchanged() -> None:
     network = copy.deepcopy(case("batch norm").network)
     network[1].eval()
     before = {name: value.clone() for name, value in network.state_dict().items()}
@@ -122,7 +120,7 @@ def test_a_quadratic_has_its_own_matrix() -> None:
     torch.testing.assert_close(objective.gradient(), -matrix @ centre)
 
 
-def test_all_kinds_of_data_are_the_same_data() -> None:
+def test_all_kinds_of_data_give_the_same_result() -> None:
     one = case("mlp")
     pair = (one.inputs, one.targets)
     shuffled = DataLoader(TensorDataset(*pair), batch_size=5, shuffle=True)
@@ -186,7 +184,7 @@ def test_a_random_forward_pass_is_refused() -> None:
     data = (torch.randn(8, 5), torch.arange(8) % 3)
     with pytest.raises(UserError, match="dropout or augmentation"):
         Objective(Dropping(), F.cross_entropy, data).check()
-    # The same in a layer that evaluation mode switches off is no mistake.
+    # Randomness in a layer that is inactive in evaluation mode is accepted.
     Objective(nn.Sequential(nn.Dropout(0.5), nn.Linear(5, 3)).train(), F.cross_entropy, data).check()
 
 
@@ -213,7 +211,7 @@ def test_non_finite_losses_and_gradients_are_refused() -> None:
         ((torch.ones(0, 2), torch.zeros(0)), "batch is empty"),
     ],
 )
-def test_data_that_cannot_be_read(data: object, sentence: str) -> None:
+def test_unreadable_data_is_rejected(data: object, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         Objective(nn.Linear(2, 2), F.mse_loss, data)
 
@@ -226,7 +224,7 @@ def test_a_loss_that_is_not_one_number_is_refused() -> None:
         Objective(network, lambda output, target: 1.0, data).check()  # type: ignore[arg-type,return-value]
 
 
-def test_other_mistakes() -> None:
+def test_other_invalid_arguments_are_rejected() -> None:
     objective = case("mlp").objective()
     with pytest.raises(UserError, match="25 examples; expected 1 to 24"):
         objective.subset(25, 0)
@@ -253,7 +251,7 @@ def input_shape(name: str) -> tuple[int, ...]:
 def test_every_model_of_the_package_has_symmetric_products(name: str) -> None:
     shape = input_shape(name)
     torch.manual_seed(0)
-    text = f"{name}(depth=2)" if name.startswith("vit") else name  # its other blocks are the same again
+    text = f"{name}(depth=2)" if name.startswith("vit") else name  # its other blocks are identical
     network = models.build(text, shape, 4).double()
     sequence = len(shape) == 1 and "lstm" in name
     inputs = torch.randint(4, (2, *shape)) if sequence else torch.randn(2, *shape).double()
@@ -263,9 +261,9 @@ def test_every_model_of_the_package_has_symmetric_products(name: str) -> None:
     of_u, of_v = objective.hessian_products(None, torch.stack([u, v]))
     assert float(v @ of_u) == pytest.approx(float(u @ of_v), rel=1e-8, abs=1e-10)
     assert of_v.norm() > 0
-    if objective.size > 5_000_000:  # the largest cost more than they would show
+    if objective.size > 5_000_000:  # the largest models take too long
         return
-    # So small a step that it crosses hardly any kink of a ReLU, whose curvature no derivative sees.
+    # The step is small enough to cross hardly any kink of a ReLU, whose curvature derivatives do not contain.
     step = 1e-8 * v
     difference = (objective.gradient(objective.weights + step) - objective.gradient(objective.weights - step)) / 2e-8
     assert (difference - of_v).norm() < 0.05 * of_v.norm()

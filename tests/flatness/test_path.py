@@ -1,4 +1,4 @@
-"""Interpolation between two models, and the barrier on the way."""
+"""Interpolation between two models, and the barrier between them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ def test_on_a_quadratic_every_value_is_the_closed_form() -> None:
     assert found.metadata["distance"] == pytest.approx(8**0.5)
 
 
-def test_a_convex_loss_has_no_barrier_and_a_concave_one_has_its_own() -> None:
-    """Of -k t (1 - t) above the line between the ends, the highest rise is k / 4 at t = 1/2; of a convex loss there
-    is none.
-    """
+def test_only_a_concave_loss_has_a_barrier() -> None:
+    """For k t (1 - t) above the line between the ends, the barrier is k / 4 at t = 1/2; a convex loss has none."""
     found = path_landscape(
         ENDS, lambda m: {"convex": (m.weights**2).sum(), "concave": -(m.weights**2).sum()}, points=21
     )
@@ -41,8 +39,8 @@ def test_a_convex_loss_has_no_barrier_and_a_concave_one_has_its_own() -> None:
     assert found_barrier.at == pytest.approx(0.5)
 
 
-def test_two_wells_have_the_height_between_them() -> None:
-    """(x^2 - 1)^2 from one minimum to the other: the barrier is 1, in the middle."""
+def test_the_barrier_between_two_wells() -> None:
+    """From one minimum of (x^2 - 1)^2 to the other, the barrier is 1, in the middle."""
     ends = {"left": Model(torch.tensor([-1.0]).double(), EMPTY), "right": Model(torch.tensor([1.0]).double(), EMPTY)}
     found = path_landscape(ends, lambda m: {"train_loss": ((m.weights**2 - 1) ** 2).sum()}, points=41)
     assert barrier(found.axes[0], found.values["train_loss"]) == Barrier(1.0, 0.5)
@@ -61,7 +59,7 @@ def test_the_ends_are_exactly_the_models_in_single_precision() -> None:
     torch.testing.assert_close(seen[1].buffers, (a[:2] + b[:2]) / 2)
 
 
-def test_beyond_the_ends_does_not_count_for_the_barrier() -> None:
+def test_the_barrier_ignores_points_beyond_the_ends() -> None:
     found = path_landscape(ENDS, lambda m: {"train_loss": (m.weights**2).sum()}, points=41, beyond=0.5)
     assert found.axes[0][0] == -0.5
     assert found.axes[0][-1] == 1.5
@@ -81,7 +79,7 @@ def test_both_ends_are_always_on_the_path(points: int, beyond: float) -> None:
 
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=30), st.floats(-10, 10), st.floats(-10, 10))
-def test_a_barrier_is_never_negative_and_does_not_see_a_tilt(values: list[float], offset: float, slope: float) -> None:
+def test_a_barrier_is_never_negative_and_ignores_a_tilt(values: list[float], offset: float, slope: float) -> None:
     t = np.linspace(0, 1, len(values))
     straight = barrier(tuple(t), np.array(values))
     assert straight.height >= 0

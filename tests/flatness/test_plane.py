@@ -1,6 +1,4 @@
-"""The plane through three models: its basis, its coordinates, its values on a quadratic; and what does not lie on one
-plane.
-"""
+"""The plane through three models: basis, coordinates, values on a quadratic, and models that span no plane."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ def three(seed: int = 0, size: int = 12) -> list[Tensor]:
 
 @given(st.integers(0, 10_000))
 @settings(max_examples=30, deadline=None)
-def test_the_basis_is_orthonormal_and_holds_the_three_models(seed: int) -> None:
+def test_the_basis_is_orthonormal_and_spans_the_three_models(seed: int) -> None:
     a, b, c = three(seed)
     plane = Plane.through(a, b, c)
     gram = torch.stack([plane.u, plane.v]) @ torch.stack([plane.u, plane.v]).T
@@ -40,7 +38,7 @@ def test_the_basis_is_orthonormal_and_holds_the_three_models(seed: int) -> None:
 
 
 def test_coordinates_are_those_of_the_paper() -> None:
-    """u = b - a; v = (c - a) - <c - a, b - a> / ||b - a||^2 (b - a); on vectors that can be done by hand."""
+    """u = b - a; v = (c - a) - <c - a, b - a> / ||b - a||^2 (b - a), computed by hand."""
     a, b, c = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([4.0, 4.0, 0.0]), torch.tensor([1.0, 5.0, 2.0])
     plane = Plane.through(a, b, c)
     torch.testing.assert_close(plane.u, torch.tensor([0.6, 0.8, 0.0]).double())
@@ -95,7 +93,7 @@ def test_on_a_quadratic_every_value_is_the_closed_form() -> None:
     assert found.metadata["distances"]["global to client"] == pytest.approx(found.marks[1].position[0])
 
 
-def test_the_grid_holds_every_model_with_room_around() -> None:
+def test_the_grid_contains_every_model_with_a_margin() -> None:
     models = {str(n): Model(w, EMPTY) for n, w in enumerate([*three(7), *three(8)])}
     found = plane_landscape(models, lambda m: {"train_loss": m.weights.sum()}, points=3, margin=0.1)
     assert len(found.marks) == 6
@@ -109,13 +107,13 @@ def test_the_grid_holds_every_model_with_room_around() -> None:
 
 
 def test_buffers_are_combined_as_weights_are() -> None:
-    """With buffers that are a linear function of the weights, they stay that function everywhere on the plane."""
+    """Buffers that are a linear function of the weights stay that function on the whole plane."""
     models = {str(n): Model(w, w[:4] * 3 - 1) for n, w in enumerate(three(9))}
     found = plane_landscape(models, lambda m: {"gap": (m.buffers - (3 * m.weights[:4] - 1)).abs().max()}, points=5)
     np.testing.assert_allclose(found.values["gap"], 0, atol=1e-12)
 
 
-def test_single_precision_models_come_back_at_their_corners() -> None:
+def test_float32_models_are_exact_at_their_positions() -> None:
     models = {str(n): Model(w.float(), EMPTY.float()) for n, w in enumerate(three(4, size=1000))}
     plane = Plane.through(*(m.weights for m in models.values()))
     for model, corner in zip(models.values(), plane.corners, strict=True):
@@ -148,10 +146,8 @@ def test_an_axis_over_positions() -> None:
     assert spread_axis([1.0, 3.0, 2.0], 5, 0.5) == (0.0, 1.0, 2.0, 3.0, 4.0)
 
 
-def test_any_modules_on_one_plane() -> None:
-    """A linear model under squared loss is quadratic: the loss at a point of the plane is that of the combined
-    module.
-    """
+def test_a_plane_through_any_modules() -> None:
+    """The loss at a point of the plane is that of a module with the combined weights."""
     torch.manual_seed(0)
     modules: dict[str, Tensor | nn.Module] = {name: nn.Linear(3, 2).double() for name in "abc"}
     inputs, targets = torch.randn(20, 3).double(), torch.randn(20, 2).double()

@@ -1,4 +1,4 @@
-"""Sharpness in closed form on quadratics, its invariances, and what cannot be measured."""
+"""Sharpness in closed form on quadratics, its invariances, and invalid requests."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_adaptive_ascent_is_plain_ascent_in_other_coordinates() -> None:
 
 
 def rescaled(network: nn.Sequential, factor: float) -> nn.Sequential:
-    """The same function: ReLU networks do not notice when one layer grows as the next one shrinks."""
+    """A ReLU network stays the same function if one layer is multiplied and the next one divided by a factor."""
     other = copy.deepcopy(network)
     with torch.no_grad():
         other[0].weight *= factor
@@ -135,7 +135,7 @@ def test_which_tensors_are_scaled() -> None:
     assert everywhere.equal(objective.weights.abs() + 0.5) and by_default[~biases].equal(everywhere[~biases])
 
 
-def test_a_larger_ball_holds_a_worse_point() -> None:
+def test_sharpness_grows_with_the_radius() -> None:
     objective = case("batch norm").objective()
     rises = [sharpness_of(objective, "sam", rho=rho, steps=10).value for rho in (0.01, 0.05, 0.2, 0.5)]
     assert rises == sorted(rises) and rises[0] > 0

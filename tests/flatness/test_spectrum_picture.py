@@ -1,6 +1,4 @@
-"""Figures of spectra: a line per model, a band over subsets, densities beside them, negative eigenvalues on a plain
-scale.
-"""
+"""Figures of spectra: a line per model, a band over subsets, densities, and negative eigenvalues."""
 
 from __future__ import annotations
 

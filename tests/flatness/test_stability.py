@@ -1,6 +1,4 @@
-"""Twins that differ in one example: on quadratics their distance is known, and nothing but the example sets them
-apart.
-"""
+"""Twin runs that differ in one example only: on quadratics, their distance is known."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ B, C = rng.normal(size=(TRAIN, SIZE)), rng.normal(size=(6, SIZE))
 
 
 def quadratics() -> Dataset:
-    """Examples (A, b_j): one Hessian for all, so that full-batch descent is linear and the same for every client."""
+    """Examples (A, b_j) with a common Hessian A, so that full-batch descent is the same linear map for every client."""
     sets = [np.concatenate([np.tile(A.ravel(), (len(b), 1)), b], 1) for b in (B, C)]
     train, test = (Examples(torch.tensor(some), torch.zeros(len(some), dtype=torch.int64)) for some in sets)
     return Dataset("quadratics", train, test, ("value",), kind="vector")
@@ -91,7 +89,7 @@ def test_differences_of_losses_in_closed_form() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["scaffold", "fedmoswa", "fedsam", "feddyn"])
-def test_twins_are_the_same_until_the_client_takes_part(algorithm: str) -> None:
+def test_twins_are_equal_until_the_client_participates(algorithm: str) -> None:
     late = next(
         pair
         for client in range(CLIENTS)

@@ -1,4 +1,4 @@
-"""Trace and density against whole Hessians: inside their intervals, with the exact spectrum's moments."""
+"""Trace and density against full Hessians: values lie in their intervals, and moments are exact."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .networks import NETWORKS, case, symmetric, true_hessian
 def test_the_trace_lies_in_its_interval(name: str) -> None:
     truth = float(true_hessian(name).trace())
     found = hutchinson(Operator.of_matrix(true_hessian(name)), draws=40, seed=1)
-    # Of six networks one may well lie outside of 95 %; how often that happens is tested below.
+    # One of six networks may lie outside a 95 % interval; the coverage is tested below.
     assert found.low - found.half_width <= truth <= found.high + found.half_width
     assert found.draws == 40 and found.half_width < 2 * abs(truth) + 1
 
@@ -93,7 +93,7 @@ def test_networks_have_the_exact_spectrums_first_moments(name: str) -> None:
     found = lanczos_quadrature(Operator.of_matrix(matrix), draws=30, steps=20, seed=1)
     for power in (1, 2, 3):
         moment = found.moment(power)
-        # Five networks and three moments at 95 %: a little slack for the one that may fall outside.
+        # With 15 intervals of 95 %, one value may lie outside; hence the slack.
         slack = 0.5 * moment.half_width
         assert moment.low - slack <= (values**power).mean() <= moment.high + slack
     assert found.moment(0).value == pytest.approx(1)
@@ -113,7 +113,7 @@ def test_an_invariant_space_ends_a_draw() -> None:
     assert found.at(np.array([3.0]))[0] > found.at(np.array([2.0]))[0]
 
 
-def test_one_basis_at_a_time_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_basis_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     alive: weakref.WeakSet[Krylov] = weakref.WeakSet()
 
     def made(*arguments: Any) -> Krylov:

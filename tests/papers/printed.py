@@ -1,4 +1,4 @@
-"""The tables as the papers' texts have them, read anew."""
+"""The tables, parsed from the texts of the papers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?(?:±\d+(?:\.\d+)?)?\+?")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a table stands: below an anchor, from the first line that begins so."""
+    """The position of a table in the text: below an anchor, from the first line with the given beginning."""
 
     table: str
     anchor: str

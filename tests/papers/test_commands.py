@@ -24,7 +24,7 @@ def call(*arguments: object):
 
 @pytest.fixture
 def fedflat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """``fedflat`` in an empty folder, without any dataset but the embedded one."""
+    """``fedflat`` in an empty folder, with only the embedded datasets."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDFLAT_DATA", str(tmp_path / "data"))
     return call
@@ -49,7 +49,7 @@ def test_a_paper_shows_its_protocols_and_tables(fedflat):
         assert table.full_name in shown
 
 
-def test_a_table_shows_what_is_printed_and_what_is_noted(fedflat):
+def test_a_table_shows_printed_numbers_and_notes(fedflat):
     shown = fedflat("papers", "fedswa/table3").stdout
     assert "61.9±0.5" in shown
     assert "400+" in shown
@@ -77,7 +77,7 @@ def test_papers_as_json(fedflat):
     assert json.loads(fedflat("papers", "fedwmsam", "--json").stdout)["year"] == 2025
 
 
-def test_cells_are_listed_with_what_they_need(fedflat):
+def test_cells_are_listed_with_their_requirements(fedflat):
     shown = fedflat("papers", "eccv/table7", "--list-cells").stdout
     assert "fedasam/swa-75" in shown
     assert "cannot" not in shown
@@ -91,13 +91,13 @@ def test_unknown_tables(fedflat, command, name, message):
     assert message in result.stderr
 
 
-def test_small_scale_runs_the_structure_and_names_the_stand_ins(fedflat):
+def test_small_scale_names_its_stand_ins(fedflat):
     shown = fedflat("reproduce", "fedswa/table4", "--cells", "*/rho-0.1", *SMALL).stdout
     assert "fedswa/table4: 2 ran" in shown
     assert "digits for cifar100; mlp(hidden=32) for resnet18" in shown
 
 
-def test_what_is_done_is_not_run_again(fedflat, tmp_path):
+def test_finished_runs_are_not_repeated(fedflat, tmp_path):
     arguments = ("reproduce", "wima/table4", "--cells", "*/cifar10", *SMALL, "--json")
     first, second = (json.loads(fedflat(*arguments).stdout) for _ in range(2))
     assert (first["cost"]["runs"], first["cost"]["done"], first["cost"]["rounds"]) == (1, 0, 20)
@@ -107,7 +107,7 @@ def test_what_is_done_is_not_run_again(fedflat, tmp_path):
     assert len(list(tmp_path.rglob("config.yaml"))) == 1
 
 
-def test_an_interrupted_run_goes_on(fedflat, tmp_path):
+def test_an_interrupted_run_is_resumed(fedflat, tmp_path):
     arguments = (
         "reproduce",
         "fedswa/table6",
@@ -174,7 +174,7 @@ def test_a_dense_task_has_a_stand_in_with_seen_and_unseen_domains(fedflat):
     assert "eccv/table8: 2 ran" in shown
 
 
-def test_eigenvalues_are_measured_once_the_runs_are_over(fedflat, tmp_path):
+def test_eigenvalues_are_measured_after_the_runs(fedflat, tmp_path):
     cells = ("--cells", "fedasam-swa/*-alpha-0", "--cells", "fedavg-e-1/*-alpha-0")
     arguments = ("reproduce", "eccv/table1", *cells, *SMALL, "--rounds", "4", "--json")
     first, second = (json.loads(fedflat(*arguments).stdout) for _ in range(2))
@@ -189,7 +189,7 @@ def test_eigenvalues_are_measured_once_the_runs_are_over(fedflat, tmp_path):
         assert values[f"{row}/lambda-max-lambda-5-alpha-0"] == spectrum["eigenvalues"][0] / spectrum["eigenvalues"][4]
 
 
-def test_how_often_models_are_evaluated_changes_no_last_number(fedflat):
+def test_the_evaluation_interval_does_not_change_last_values(fedflat):
     arguments = (
         "reproduce",
         "fedswa/table2",
@@ -222,14 +222,14 @@ def test_a_whole_paper_at_once(fedflat):
         (("fedswa/table6", "--set", "training.lr", "--scale", "small"), "--set 'training.lr'"),
     ],
 )
-def test_bad_input_is_one_sentence(fedflat, arguments, message):
+def test_user_errors_are_one_line(fedflat, arguments, message):
     result = fedflat("reproduce", *arguments)
     assert result.exit_code == 2
     assert message in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
 
 
-def test_runs_with_other_settings_are_not_mixed(fedflat):
+def test_runs_with_other_settings_have_their_own_folder(fedflat):
     arguments = ("reproduce", "fedswa/table6", "--representative", *SMALL, "--out", "here")
     assert fedflat(*arguments).exit_code == 0
     other = fedflat(*arguments, "--rounds", "2")
@@ -237,14 +237,14 @@ def test_runs_with_other_settings_are_not_mixed(fedflat):
     assert "training.rounds=20 instead of 2" in other.stderr
 
 
-def test_cells_and_markdown_are_about_one_table(fedflat):
+def test_list_cells_and_markdown_need_one_table(fedflat):
     for arguments in (("papers", "fedswa", "--list-cells"), ("papers", "--markdown", "table.md")):
         result = fedflat(*arguments)
         assert result.exit_code == 2
         assert "fedswa/table3 --list-cells" in result.stderr
 
 
-def test_every_table_has_its_page_in_the_list(fedflat):
+def test_titles_of_tables_and_figures(fedflat):
     assert find_table("eccv/table17").title == "Table 17"
     assert find_table("fedswa/figure5").title == "Figure 5"
 

@@ -32,7 +32,7 @@ def agrees(cell: Cell) -> bool:
     return abs(scale * (a - b) - cell.published.value) <= allowed + 1e-9
 
 
-def test_gains_follow_from_the_numbers_beside_them():
+def test_gains_agree_with_the_cells_they_compare():
     cells = printed_gains()
     assert len(cells) > 100
     wrong = {f"{cell.table} {cell.name}" for cell in cells if not agrees(cell)}
@@ -49,7 +49,7 @@ def test_gains_follow_from_the_numbers_beside_them():
 
 
 @pytest.mark.parametrize("paper", list(papers()))
-def test_one_run_has_one_number_in_all_tables(paper):
+def test_a_run_has_the_same_number_in_all_tables(paper):
     same: dict[str, list[Cell]] = defaultdict(list)
     for table in papers()[paper].tables.values():
         for cell in table.cells.values():
@@ -73,7 +73,7 @@ def test_the_window_of_100_is_printed_twice_with_different_numbers():
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.full_name)
-def test_notes_are_about_cells_that_exist(table: PaperTable):
+def test_notes_refer_to_existing_cells(table: PaperTable):
     for note in table.file.notes:
         assert note.cells
         for pattern in note.cells:
@@ -81,7 +81,7 @@ def test_notes_are_about_cells_that_exist(table: PaperTable):
 
 
 def test_bounds_and_accuracies_agree():
-    """A target that was reached exceeds the final accuracy at most slightly."""
+    """A reached target exceeds the final accuracy only slightly."""
     table = papers()["fedswa"].tables["table2"]
     for name, cell in table.cells.items():
         if name.endswith("-rounds"):

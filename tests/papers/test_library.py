@@ -46,7 +46,7 @@ def test_every_protocol_and_every_method_is_used(paper: Paper):
     assert rows == set(paper.file.methods)
 
 
-def test_how_many_there_are():
+def test_numbers_of_tables_and_cells():
     cells = [cell for table in TABLES for cell in table.cells.values()]
     assert len(TABLES) == 29 + 35
     assert sum(cell.published is not None for cell in cells) > 1900
@@ -108,7 +108,7 @@ def test_how_many_there_are():
         ),
     ],
 )
-def test_what_cells_resolve_to(table, cell, algorithm_text, settings):
+def test_configs_of_cells(table, cell, algorithm_text, settings):
     config = find_table(table).cells[cell].configs[0]
     assert algorithm_text is None or algorithm(config.algorithm) == algorithm(algorithm_text)
     assert config.data.partition == settings.get("partition", config.data.partition)
@@ -149,18 +149,18 @@ def test_names():
         ("fedswa", "fedswa/table2"),
     ],
 )
-def test_unknown_names_say_what_exists(name, message):
+def test_unknown_names_list_the_known_ones(name, message):
     with pytest.raises(UserError) as mistake:
         find_table(name)
     assert message in str(mistake.value)
 
 
-def test_unknown_cells_say_what_exists():
+def test_unknown_cells_list_the_known_ones():
     with pytest.raises(UserError, match=r"did you mean fedavg/accuracy.*fedflat papers fedswa/table6 --list-cells"):
         find_table("fedswa/table6").choose(["fedavg/acuracy"])
 
 
-def test_words_are_filled_in():
+def test_words_in_braces_are_replaced():
     words = {"a": "{b}", "b": 3, "text": "x({a})", "nothing": None}
     assert substitute("{a}", words) == 3
     assert substitute("f({text},{b})", words) == "f(x(3),3)"
@@ -169,7 +169,7 @@ def test_words_are_filled_in():
         substitute("{c}", words)
 
 
-def test_rules_hold_where_all_their_words_fit():
+def test_rules_apply_if_all_their_conditions_hold():
     rule = Rule.model_validate({"if": {"data": ["cifar10", "mnist"], "skew": "high"}, "then": {"rho": 0.1}})
     assert rule.holds({"data": "mnist", "skew": "high"})
     assert not rule.holds({"data": "mnist", "skew": "none"})
@@ -197,7 +197,7 @@ def small_paper(rows: str = "1.0 2.0", **more: object) -> PaperTable:
     return PaperTable(Paper("own", PaperFile.model_validate(file)), "table1", TableFile.model_validate(table))
 
 
-def test_the_header_counts_more_than_rules_and_rules_more_than_the_protocol():
+def test_header_overrides_rules_and_rules_override_protocol():
     cells = small_paper().cells
     assert [cell.configs[0].training.rounds for cell in cells.values()] == [7, 5]
 
@@ -217,7 +217,7 @@ def test_mistakes_in_data_files(table, message):
     assert message in str(mistake.value)
 
 
-def test_data_files_are_checked():
+def test_invalid_data_files_are_rejected():
     with pytest.raises(UserError, match=r"own .*surprise"):
         _validate(TableFile, "own", "caption: c\nprotocol: p\nrows: {A: '1'}\nsurprise: 1")
     with pytest.raises(UserError, match="either rows or groups"):

@@ -1,4 +1,4 @@
-"""Statistics of histories, and verdicts on their difference to published numbers."""
+"""Statistics of runs, and verdicts on their differences from published numbers."""
 
 from __future__ import annotations
 
@@ -60,37 +60,37 @@ def test_the_mean_of_the_last_hundred_rounds():
     assert value_of(Mean(until=150), run, "server", 200) == 0.5
 
 
-def test_a_shortened_run_has_its_middle_in_the_middle():
+def test_the_averaged_window_is_scaled_in_shorter_runs():
     run = measured([0.0, 0.0, 1.0, 0.5, 0.5])
     assert value_of(Mean(rounds=1, until=5000), run, "server", 10000) == 1.0
 
 
-def test_the_initial_model_counts_for_no_mean():
+def test_means_exclude_the_initial_model():
     assert value_of(Mean(), measured([0.9, 0.1, 0.3]), "server", 2) == pytest.approx(0.2)
 
 
-def test_tolerance_by_the_papers_spread():
+def test_tolerance_from_the_published_deviation():
     """One seed: 1.96 standard deviations of the difference of two runs, and half a digit."""
     assert tolerance(parse_number("61.9±0.5"), [60.0]) == pytest.approx(1.959964 * 0.5 * math.sqrt(2) + 0.05)
 
 
-def test_tolerance_by_the_seeds():
+def test_tolerance_from_the_seeds():
     """Student's t with two degrees of freedom is 4.303 at 97.5 %."""
     values = [60.0, 61.0, 62.0]
     assert tolerance(parse_number("61.9"), values) == pytest.approx(4.302653 * 1.0 * math.sqrt(4 / 3) + 0.05, rel=1e-6)
 
 
-def test_the_larger_of_both_counts():
+def test_the_larger_tolerance_is_used():
     wide, narrow = [50.0, 60.0, 70.0], [61.899, 61.9, 61.901]
     assert tolerance(parse_number("61.9±0.5"), wide) == tolerance(parse_number("61.9"), wide)
     assert tolerance(parse_number("61.9±0.5"), narrow) == pytest.approx(1.959964 * 0.5 * math.sqrt(4 / 3) + 0.05)
 
 
-def test_one_seed_and_no_spread_justify_nothing():
+def test_one_seed_without_published_deviation_has_no_tolerance():
     assert tolerance(parse_number("61.9"), [61.9]) is None
 
 
-def test_a_spread_of_zero_leaves_the_rounding():
+def test_a_deviation_of_zero_leaves_the_rounding():
     assert tolerance(parse_number("1.0±0.0"), [1.0]) == pytest.approx(0.05)
 
 
@@ -118,7 +118,7 @@ def test_an_accuracy_is_within_above_or_below(value, verdict):
     assert found.difference == pytest.approx(100 * value - 61.9)
 
 
-def test_without_runs_nothing_is_said():
+def test_cells_without_runs_are_not_run():
     assert judged(*ACCURACY).verdict == "not run"
     not_runnable = judged("fedswa/table3", "fedavg/tiny-imagenet-dirichlet-0.1-accuracy")
     assert not_runnable.verdict == "not run"
@@ -153,16 +153,16 @@ def test_rounds_to_a_target():
     assert judged(*NEVER, reached).verdict == "below"
 
 
-def test_a_dash_among_rounds_is_a_target_not_reached():
+def test_a_dash_among_rounds_means_an_unreached_target():
     assert judged("fedwmsam/table3", "fedavg/0.78", measured([0.1] * 5)).verdict == "within"
 
 
-def test_one_seed_against_a_bare_number_is_not_judged():
+def test_one_seed_without_published_deviation_is_not_judged():
     found = judged("fedswa/table4", "fedswa/rho-0.4", measured([0.0, 0.5]))
     assert (found.verdict, found.difference) == ("unjudged", pytest.approx(50 - 56.6))
 
 
-def test_figures_have_nothing_to_be_judged_by():
+def test_figures_without_numbers_are_not_judged():
     assert judged("fedswa/figure3", "fedavg/accuracy", measured([0.0, 0.5])).verdict == "not printed"
 
 
@@ -185,7 +185,7 @@ def judged_best(runs: list[MeasuredRun]) -> CellOutcome:
         ("eccv/table5", "asam/relative-alpha-0", (0.36, 0.30), 20.0),
     ],
 )
-def test_gains_follow_from_two_cells(table, cell, pair, gain):
+def test_gains_are_differences_of_two_cells(table, cell, pair, gain):
     plan = planned(table, [cell], 1)
     found = outcomes(
         plan, {run.folder: measured([0.0, value], rounds=1) for run, value in zip(plan.runs, pair, strict=True)}
@@ -194,14 +194,14 @@ def test_gains_follow_from_two_cells(table, cell, pair, gain):
     assert found.verdict == "unjudged"
 
 
-def test_gains_are_taken_seed_by_seed():
+def test_gains_are_paired_by_seed():
     plan = planned("fedswa/table5", ["scaffold/improvement"], 2)
     by_seed = {("scaffold", 0): 0.60, ("fedavg", 0): 0.58, ("scaffold", 1): 0.62, ("fedavg", 1): 0.61}
     runs = {run.folder: measured([0.0, by_seed[run.config.algorithm, run.config.seed]]) for run in plan.runs}
     assert outcomes(plan, runs)[0].values == pytest.approx((2.0, 1.0))
 
 
-def test_weights_may_be_brought_where_the_paper_starts_from_some():
+def test_initial_weights_may_be_supplied_where_the_paper_uses_them():
     deviations = Deviations(has_initial_weights=True)
     assert deviations.reason_for_no_verdict(find_table("wima/table3").cells["fedavg/w-wima"]) == ""
     assert deviations.reason_for_no_verdict(find_table("wima/table4").cells["w-5/cifar10"]) == "other initial weights"
@@ -214,13 +214,13 @@ def test_weights_may_be_brought_where_the_paper_starts_from_some():
     [Deviations(small=True), Deviations(rounds=10), Deviations(changed_settings=("training.lr=1",))],
     ids=["small", "short", "changed"],
 )
-def test_no_verdict_on_anything_but_the_protocol(deviations):
+def test_deviations_from_the_protocol_have_no_verdict(deviations):
     found = judged(*ACCURACY, measured([0.0, 0.62]), deviations=deviations)
     assert (found.verdict, found.difference, found.tolerance) == ("ran", None, None)
 
 
-def test_how_often_models_are_evaluated_matters_to_all_but_the_last_number():
-    """Rounds to a target are counted by evaluations, the last accuracy is not."""
+def test_the_evaluation_interval_affects_all_statistics_but_the_last():
+    """The evaluation interval affects rounds to a target, but not the last accuracy."""
     deviations = Deviations(changed_settings=("evaluation.every=10",))
     run = measured([0.1, 0.796], rounds=1000)
     assert judged("fedswa/table2", "fedavg/cifar10-lenet-5-accuracy", run, deviations=deviations).verdict == "within"
@@ -231,7 +231,7 @@ def test_how_often_models_are_evaluated_matters_to_all_but_the_last_number():
     assert judged("fedswa/table2", "fedavg/cifar10-lenet-5-accuracy", run, deviations=other).verdict == "ran"
 
 
-def test_a_number_of_models_is_judged_like_any_other_and_a_missing_one_has_its_reason():
+def test_model_statistics_are_judged_and_missing_ones_have_a_reason():
     asked = ModelQuery(Eigenvalue(), "server")
     runs = [replace(measured([0.1]), model_statistics={asked: value}) for value in (90.0, 95.0, 99.0)]
     found = judged("eccv/table1", "fedavg-e-1/lambda-max-alpha-0", *runs)
@@ -251,14 +251,14 @@ def test_a_number_of_models_is_judged_like_any_other_and_a_missing_one_has_its_r
     assert (without.verdict, without.remark, without.values) == ("not run", "the loss is not finite", ())
 
 
-def test_seconds_are_those_of_this_machine_and_never_judged():
+def test_seconds_are_never_judged():
     run = replace(measured([0.1] * 501), seconds=1000.0)
     found = judged("fedwmsam/table3", "fedavg/time", run, run)
     assert found.values == (2.0, 2.0)
     assert found.verdict == "unjudged" and "machine" in found.remark
 
 
-def test_a_target_that_was_not_reached_is_shown_with_the_rounds_there_were():
+def test_an_unreached_target_is_shown_with_the_planned_rounds():
     short = judged("fedwmsam/table3", "fedavg/0.7", measured([0.1] * 21), deviations=Deviations(small=True))
     assert short.unreached_in == 20
     assert outcome_rows([short])[0][2] == "20+"

@@ -23,7 +23,7 @@ def test_every_verdict_is_explained():
         assert f"| {verdict}" in PAGE or f", {verdict} |" in PAGE
 
 
-def test_every_table_is_counted():
+def test_the_page_counts_every_table():
     counts = {name: [t for t in paper.tables if t.startswith("table")] for name, paper in papers().items()}
     assert {name: len(tables) for name, tables in counts.items()} == {"fedswa": 6, "fedwmsam": 6, "wima": 4, "eccv": 13}
     for name in counts:

@@ -31,13 +31,13 @@ def plan(table: str, cells: list[str], out: Path, seeds: int = 1, deviations: De
     return make_plan(found, found.choose(cells), range(seeds), out, deviations)
 
 
-def test_cells_of_one_run_share_it(tmp_path):
+def test_cells_with_the_same_experiment_share_its_run(tmp_path):
     made = plan("fedswa/table3", ["fedavg/cifar100-dirichlet-0.1-*"], tmp_path, seeds=2, deviations=Deviations())
     assert [run.config.seed for run in made.runs] == [0, 1]
     assert len(made.runs[0].cells) == 2
 
 
-def test_folders_do_not_depend_on_which_cells_are_chosen(tmp_path):
+def test_folders_do_not_depend_on_the_chosen_cells(tmp_path):
     by_rounds = plan("fedswa/table3", ["fedavg/cifar100-dirichlet-0.1-rounds"], tmp_path, deviations=Deviations())
     by_accuracy = plan("fedswa/table3", ["fedavg/cifar100-dirichlet-0.1-accuracy"], tmp_path, deviations=Deviations())
     assert by_rounds.runs[0].folder == by_accuracy.runs[0].folder
@@ -57,12 +57,12 @@ def test_tables_of_a_paper_share_their_runs(tmp_path):
     assert folders == {tmp_path / "table2" / "fedmoswa" / "cifar100-resnet-18-accuracy" / "seed-0"}
 
 
-def test_methods_of_which_the_best_counts_have_folders_of_their_own(tmp_path):
+def test_alternative_methods_have_separate_folders(tmp_path):
     made = plan("fedwmsam/table1", ["fedlesam-s-d/cifar-10-beta-0.1"], tmp_path, deviations=Deviations())
     assert [run.folder.parent.name for run in made.runs] == ["fedlesam", "fedlesam-s", "fedlesam-d"]
 
 
-def test_a_gain_brings_the_cells_it_follows_from(tmp_path):
+def test_a_gain_plans_both_compared_cells(tmp_path):
     made = plan("fedswa/table6", ["fedmo-ii/improvement"], tmp_path, deviations=Deviations())
     assert [run.config.algorithm for run in made.runs] == ["fedmo", "fedavg"]
 
@@ -76,7 +76,7 @@ def test_cells_without_their_dataset_are_not_run(tmp_path):
 
 @pytest.mark.parametrize("table", TABLES)
 def test_every_table_runs_at_small_scale(table, tmp_path, without_data):
-    """One representative cell of each, with the real engine, on embedded data."""
+    """Run one representative cell of each table with the real engine on embedded data."""
     made = plan(
         table,
         [find_table(table).file.small],
@@ -96,7 +96,7 @@ def test_every_table_runs_at_small_scale(table, tmp_path, without_data):
     assert found.seconds > 0
 
 
-def test_small_keeps_what_makes_the_table(tmp_path):
+def test_small_scale_keeps_the_structure_of_a_table(tmp_path):
     config = find_table("eccv/table3").cells["cutout-fedsam/e-1-10-clients-w-swa"].configs[0]
     made, instead = small(config, tmp_path)
     assert made.algorithm == config.algorithm
@@ -110,7 +110,7 @@ def test_small_keeps_what_makes_the_table(tmp_path):
     )
 
 
-def test_full_participation_stays_full(tmp_path):
+def test_small_scale_keeps_full_participation(tmp_path):
     made, _ = small(find_table("fedswa/table5").cells["fedavg/accuracy"].configs[0], tmp_path)
     assert made.federation.clients_per_round == made.data.clients == 10
     some, _ = small(find_table("fedswa/table6").cells["fedavg/accuracy"].configs[0], tmp_path)
@@ -119,8 +119,8 @@ def test_full_participation_stays_full(tmp_path):
     assert (alone.data.clients, alone.federation.clients_per_round, alone.data.partition) == (1, 1, "centralised")
 
 
-def test_data_at_hand_are_used(tmp_path):
-    """Empty files are enough to be found; they are not read here."""
+def test_available_datasets_are_used(tmp_path):
+    """Empty files suffice, because only their existence is checked."""
     config = find_table("fedswa/table2").cells["fedavg/cifar10-resnet-18-accuracy"].configs[0]
     assert not is_available("cifar10", tmp_path)
     from fedflat.data import DATASETS

@@ -39,7 +39,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
-    """A small run on digits with an average beside the server's model."""
+    """A small run on digits with a server model and an average."""
     out = tmp_path_factory.mktemp("runs") / "run"
     fedflat.run("fedavg+ema", out=out, **SETTINGS)
     return load_record(out)
@@ -50,7 +50,7 @@ def of(record: Record, statistic, model: str = "server", small: bool = False) ->
 
 
 def test_eigenvalues_are_those_of_the_whole_hessian(record):
-    """All 160 columns of the Hessian, and numpy's eigenvalues of them."""
+    """Compare with numpy's eigenvalues of the full Hessian with 160 columns."""
     objective = open_model(record, name="ema").objective()
     hessian = Operator.of_hessian(objective)
     columns = hessian(torch.eye(objective.size)).double().numpy()
@@ -60,7 +60,7 @@ def test_eigenvalues_are_those_of_the_whole_hessian(record):
     assert of(record, Eigenvalue(), "server") != of(record, Eigenvalue(), "ema")
 
 
-def test_what_was_measured_is_kept_and_more_is_measured_where_more_is_asked(record, monkeypatch):
+def test_measurements_are_stored_and_extended_on_request(record, monkeypatch):
     first = of(record, Eigenvalue(over=5))
     known = json.loads((record.folder.path / FILE).read_text())["spectrum, server"]
     assert len(known["eigenvalues"]) == 5
@@ -72,7 +72,7 @@ def test_what_was_measured_is_kept_and_more_is_measured_where_more_is_asked(reco
     assert len(json.loads((record.folder.path / FILE).read_text())["spectrum, server"]["eigenvalues"]) == 9
 
 
-def test_what_needs_most_eigenvalues_is_measured_first(tmp_path: Path, monkeypatch):
+def test_queries_for_most_eigenvalues_come_first(tmp_path: Path, monkeypatch):
     fedflat.run("fedavg", out=tmp_path / "run", **SETTINGS)
     asked, real = [], post_hoc.spectrum_of
     monkeypatch.setattr(
@@ -91,7 +91,7 @@ def test_the_highest_eigenvalue_of_clients_on_their_own_data(record):
     assert highest == max(each.values()) > 0
 
 
-def test_accuracy_and_output_on_clients_data(record):
+def test_accuracy_and_output_norm_on_client_data(record):
     found = open_model(record, name="server")
     weights, buffers = found.state.weights, {}
     accuracies, norms = [], []
@@ -104,7 +104,7 @@ def test_accuracy_and_output_on_clients_data(record):
     assert of(record, Features()) == pytest.approx(np.mean(norms), rel=1e-5)
 
 
-def test_corruptions_that_are_made_here_grow_with_severity(record):
+def test_generated_corruptions_grow_with_severity(record):
     images = load("digits").test
     mild, severe = corrupted(images, 1), corrupted(images, 5)
     for name in mild:
@@ -117,8 +117,8 @@ def test_corruptions_that_are_made_here_grow_with_severity(record):
     assert kept["mean"] == pytest.approx(np.mean([one["severity 5"] for one in kept["each"].values()]))
 
 
-def test_the_mean_is_over_all_corruptions_and_not_those_of_the_benchmark_alone(tmp_path: Path, monkeypatch):
-    """``saturate`` is one of the four that the benchmark leaves out, and here the only one that changes anything."""
+def test_the_mean_covers_corruptions_outside_the_benchmark(tmp_path: Path, monkeypatch):
+    """``saturate`` is one of four corruptions outside the benchmark, and here the only one that changes the images."""
     fedflat.run("fedavg", out=tmp_path / "run", **SETTINGS)
     record = load_record(tmp_path / "run")
     made = {"fog": lambda inputs: inputs, "saturate": torch.zeros_like}
@@ -136,7 +136,7 @@ def test_the_mean_is_over_all_corruptions_and_not_those_of_the_benchmark_alone(t
     assert of(record, Corrupted(), small=True) == pytest.approx((clean + black) / 2)
 
 
-def test_seen_and_unseen_domains_are_scored_apart(tmp_path: Path, record: Record):
+def test_seen_and_unseen_domains_are_evaluated_separately(tmp_path: Path, record: Record):
     data = {
         "model": "bisenetv2(width=0.1,auxiliary=false)",
         "partition": "natural",

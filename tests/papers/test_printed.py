@@ -25,7 +25,7 @@ def table(name: str) -> PaperTable:
 
 
 def rows_of(found: PaperTable) -> list[tuple[str, list[str]]]:
-    """A row's name and its printed numbers, without those that the text at hand lacks."""
+    """A row's name and its printed numbers, without those that are missing in our copy of the text."""
     rows = []
     cells = iter(found.cells.values())
     for group, method in found.rows:
@@ -41,7 +41,7 @@ def rows_of(found: PaperTable) -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: f"{place.table}-{place.document}")
-def test_a_table_has_the_printed_rows_and_no_others(place: Place):
+def test_a_table_has_exactly_the_printed_rows(place: Place):
     found = table(place.table)
     lines, rows = lines_of(place, found.paper.file.documents), rows_of(found)
     assert len(lines) == len(rows)
@@ -52,7 +52,7 @@ def test_a_table_has_the_printed_rows_and_no_others(place: Place):
         assert set(names) <= set(place.labels), f"{name}: {names} is printed, and not in the data file"
 
 
-def test_every_table_with_columns_is_read_again():
+def test_every_printed_table_is_checked():
     held = {
         t.full_name
         for paper in papers().values()
@@ -63,7 +63,7 @@ def test_every_table_with_columns_is_read_again():
     assert {place.table for place in PLACES} == held
 
 
-def test_the_tables_asked_for_are_all_there():
+def test_all_required_tables_exist():
     wanted = {
         "fedswa": [2, 3, 4, 5, 6, 8],
         "fedwmsam": [1, 2, 3, 4, 5, 6],
@@ -77,7 +77,7 @@ def test_the_tables_asked_for_are_all_there():
 
 
 @pytest.mark.parametrize("paper", [name for name in papers() if name != SLIDES])
-def test_every_figure_with_a_caption_is_there(paper):
+def test_every_captioned_figure_exists(paper):
     captions = set()
     for document in papers()[paper].file.documents[:1]:
         captions |= {
@@ -86,7 +86,7 @@ def test_every_figure_with_a_caption_is_there(paper):
     assert captions == {name for name in papers()[paper].tables if name.startswith("figure")}
 
 
-def test_the_figures_of_the_slides_are_there():
+def test_the_figures_of_the_slides_exist():
     numbers = re.findall(r"Figure (\d)", text_of(papers()[SLIDES].file.documents[0]))
     assert {f"figure{number}" for number in numbers} == {
         name for name in papers()[SLIDES].tables if name.startswith("figure")

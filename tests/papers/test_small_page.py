@@ -1,4 +1,4 @@
-"""The page of small-deviations results lists every table of the data files."""
+"""The page of small-scale results lists every table of the data files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TABLES = [table for paper in papers().values() for table in paper.tables.values(
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.full_name)
-def test_every_table_is_there_with_its_stand_ins(table: PaperTable):
+def test_every_table_is_listed_with_its_stand_ins(table: PaperTable):
     cell = table.cells[table.file.small]
     _, _, name, published, measured, seeds, stand_ins, seconds, remark, _ = LINES[table.full_name]
     assert name == cell.name

@@ -1,4 +1,4 @@
-"""Run folders to report on: one real run, and others of the same form whose figures are known beforehand."""
+"""Run folders to report on: one real run, and generated ones with known metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Clone = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a real, tiny run with a look at flatness."""
+    """The folder of a real, tiny run with flatness measurements."""
     folder = tmp_path_factory.mktemp("real") / "run"
     fedflat.run("fedavg", rounds=2, local_steps=1, workers=1, device="cpu", flatness="every=1", out=folder)
     return folder

@@ -28,13 +28,13 @@ def drawn(ends: list[float], metric: str = "accuracy") -> Figure:
     )
     FigureCanvasAgg(figure)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # a legend that leaves no room for the curves is only warned of
+        warnings.simplefilter("error")  # a legend that leaves no room for the curves only raises a warning
         figure.canvas.draw()
     return figure
 
 
 @pytest.mark.parametrize("count", [1, 10, 11, 33, 100])
-def test_all_of_it_lies_in_the_picture(count: int) -> None:
+def test_everything_lies_inside_the_figure(count: int) -> None:
     figure = drawn([0.5 + 0.4 * i / count for i in range(count)])
     axes = figure.axes[0]
     (legend,) = [*figure.legends, *filter(None, [axes.get_legend()])]
@@ -45,10 +45,10 @@ def test_all_of_it_lies_in_the_picture(count: int) -> None:
     assert axes.get_window_extent().width > 600 and axes.get_window_extent().height > 0.8 * whole.height
     assert (box.x0 > axes.get_window_extent().x1) == (
         count > len(COLOURS)
-    )  # many stand beside the curves, not over them
+    )  # a long legend stands beside the curves, not over them
 
 
-def test_no_two_of_forty_look_alike_and_the_legend_goes_from_above() -> None:
+def test_forty_lines_are_distinct_and_the_legend_is_sorted_by_last_value() -> None:
     figure = drawn([0.5 + 0.4 * (7 * i % 40) / 40 for i in range(40)])
     looks = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in figure.axes[0].lines}
     assert len(looks) == 40
@@ -56,13 +56,13 @@ def test_no_two_of_forty_look_alike_and_the_legend_goes_from_above() -> None:
     assert ends == sorted(ends, reverse=True)
 
 
-def test_some_of_many_that_collapse_do_not_press_the_others_together() -> None:
+def test_collapsed_runs_do_not_compress_the_axis() -> None:
     figure = drawn([0.1, 0.1] + [0.7 + 0.01 * i for i in range(18)])
     low, high = figure.axes[0].get_ylim()
     assert low > 30 and 85 < high < 90
     assert [text.get_text().split()[-1] for text in figure.legends[0].get_texts()][-2:] == ["10.0", "10.0"]
     few = drawn([0.1, 0.8])
-    assert few.axes[0].get_ylim()[0] < 10  # of two, none is left out
+    assert few.axes[0].get_ylim()[0] < 10  # with two curves, the range includes both
 
 
 def test_each_algorithm_has_one_colour_and_marker() -> None:
@@ -89,6 +89,6 @@ def test_the_range_shows_late_differences_and_the_best_value() -> None:
     assert late_limits([], lower_is_better=False) is None
 
 
-def test_nothing_to_draw_is_an_empty_picture() -> None:
+def test_without_data_the_figure_is_empty() -> None:
     figure = curves([(str(i), [[]], "server") for i in range(20)], "accuracy")
     assert not figure.axes[0].lines

@@ -1,4 +1,4 @@
-"""What a report says, of runs whose figures are known beforehand."""
+"""The content of a report on runs with known metrics."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def notes(section, kind):
     return " ".join(note["text"] for note in section["notes"] if note["kind"] == kind)
 
 
-def test_every_figure_has_its_name(section):
+def test_rows_summarise_last_best_and_mean(section):
     fedsam = row(section, "fedsam")
     assert fedsam["spread"]["last"]["mean"] == pytest.approx(0.82)
     assert fedsam["spread"]["last"]["std"] == pytest.approx(0.01)
@@ -56,10 +56,10 @@ def test_differences_are_paired(section):
     assert one["pair"]["p"] == pytest.approx(1 - t / math.sqrt(t * t + 2))
     assert one["holm"] == pytest.approx(
         one["pair"]["p"]
-    )  # fedmoswa's two differences are alike and have no p, so this one stands alone
+    )  # fedmoswa's two differences are equal and have no p-value, so no correction applies to this one
 
 
-def test_what_diverged_is_left_out_of_pairs_and_last_in_ranks(section):
+def test_diverged_runs_are_unpaired_and_rank_last(section):
     fedmoswa = row(section, "fedmoswa")
     assert fedmoswa["diverged"] == [2]
     assert fedmoswa["spread"]["last"]["count"] == 2
@@ -70,7 +70,7 @@ def test_what_diverged_is_left_out_of_pairs_and_last_in_ranks(section):
     assert "fedmoswa, seed 2, diverged at round 1 (the loss is not finite)" in notes(section, "bad")
 
 
-def test_a_diverged_run_does_not_cut_the_curve_of_the_others(section):
+def test_a_diverged_run_does_not_shorten_the_mean_curve(section):
     curve = section["curves"][row(section, "fedmoswa")["number"]]
     assert curve["over"]["round"] == [0, 1, 2, 3]
     assert curve["over"]["bytes"] == [0, 3000, 6000, 9000]
@@ -104,7 +104,7 @@ def test_rounds_to_a_target_are_censored(section):
     assert "censored" in notes(section, "warn")
 
 
-def test_notes_are_honest_about_few_seeds(section):
+def test_few_seeds_are_noted(section):
     assert "3 seeds are few" in notes(section, "warn")
     assert "3.3 standard deviations" in notes(section, "warn")
     assert "75 % coverage at best" in notes(section, "warn")
@@ -144,7 +144,7 @@ def test_nothing_evaluated_yet(clone, tmp_path):
         require_evaluations(report_document(gather([tmp_path / "runs"])))
 
 
-def test_what_a_real_run_logged_is_there(real):
+def test_the_flatness_log_of_a_run_is_included(real):
     (section,) = report_document(gather([real]))["sections"]
     assert {"lambda_max", "cosine"} <= set(section["views"]["log"])
     assert section["views"]["log"]["lambda_max"]["lines"][0]["x"][-2:] == [1, 2]
@@ -220,7 +220,7 @@ def test_wide_latex_tables_span_the_page_or_are_rejected(document, section):
     assert r"\caption{a\_b \& 5\%}" in latex_table(broken, "tab:broken")
 
 
-def test_values_hold_every_digit_and_what_diverged(document):
+def test_values_have_full_precision_and_include_diverged_runs(document):
     lines = values_csv(document).splitlines()
     assert any(line.endswith("fedmoswa,fedmoswa,server,2,diverged,") for line in lines)
     assert any(line.endswith(",fedsam,fedsam,server,2,last,0.8300000000000001") for line in lines)

@@ -1,4 +1,4 @@
-"""Runs brought together: whole ones, half-copied ones, and those that are no pairs."""
+"""Gathered runs: complete, partly copied, and unpaired ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedflat.reporting.page.document import report_document
 from fedflat.reporting.page.gather import gather, group_runs
 
 
-def test_all_runs_below_a_folder_once(compared):
+def test_every_run_below_a_folder_is_found_once(compared):
     gathered = gather([compared, compared / "fedavg", compared / "fedavg" / "seed-0"])
     assert len(gathered.records) == 9
     assert not gathered.left_out
@@ -32,7 +32,7 @@ def test_a_half_copied_run_is_left_out_or_refused(compared, missing):
         gather([compared / "fedsam" / "seed-1"])
 
 
-def test_metrics_that_end_too_early_are_noticed(compared):
+def test_incomplete_metrics_are_detected(compared):
     run = compared / "fedsam" / "seed-1"
     (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text()[:-60])
     with pytest.raises(UserError, match=r"ended after 3 rounds, but metrics\.jsonl ends at 2"):
@@ -42,7 +42,7 @@ def test_metrics_that_end_too_early_are_noticed(compared):
         gather([run])
 
 
-def test_a_run_that_diverged_is_whole(tmp_path):
+def test_a_diverged_run_is_complete(tmp_path):
     run = tmp_path / "run"
     fedflat.run("fedavg(server_lr=1e6)", rounds=4, lr=3, workers=1, device="cpu", out=run)
     status = json.loads((run / "status.json").read_text())
@@ -56,35 +56,35 @@ def test_a_run_that_diverged_is_whole(tmp_path):
         gather([run])
 
 
-def test_a_run_without_its_config_is_noticed(compared):
+def test_a_run_without_its_config_is_reported(compared):
     (compared / "fedsam" / "seed-1" / "config.yaml").unlink()
     ((folder, why),) = gather([compared]).left_out
     assert folder.endswith("seed-1")
     assert "no config.yaml" in why
 
 
-def test_a_split_without_its_histogram_is_refused(compared):
+def test_a_partition_without_its_histogram_is_refused(compared):
     run = compared / "fedsam" / "seed-1"
     (run / "partition.json").write_text(json.dumps({"hash": "00"}))
     with pytest.raises(UserError, match="incomplete"):
         gather([run])
 
 
-def test_a_copy_does_not_count_twice(compared):
+def test_a_copied_run_is_counted_once(compared):
     shutil.copytree(compared / "fedavg" / "seed-0", compared / "again")
     gathered = gather([compared])
     assert len(gathered.records) == 9
     assert "repeats" in gathered.left_out[0][1]
 
 
-def test_no_run_and_no_folder(tmp_path):
+def test_missing_runs_and_folders_are_reported(tmp_path):
     with pytest.raises(UserError, match="no runs to report on"):
         gather([tmp_path])
     with pytest.raises(UserError, match="does not exist"):
         gather([tmp_path / "nowhere"])
 
 
-def test_different_splits_are_no_pairs(clone, compared):
+def test_different_partitions_are_not_paired(clone, compared):
     clone("fedavg", 0, [0.1, 0.2], name="other", data={"partition": "iid"})
     records = gather([compared]).records
     with pytest.raises(UserError, match=r"2 different partitions .*dirichlet.*iid.*--apart"):
@@ -93,13 +93,13 @@ def test_different_splits_are_no_pairs(clone, compared):
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_the_same_settings_with_another_hash_are_no_pairs(clone, compared, apart):
+def test_different_partition_hashes_are_not_paired(clone, compared, apart):
     clone("scaffold", 1, [0.1, 0.5, 0.6, 0.7], hash="f" * 64)
     with pytest.raises(UserError, match=r"have seed 1 but different partitions \(hash 00000000 and ffffffff\)"):
         group_runs(gather([compared]).records, apart)
 
 
-def test_rows_tell_their_settings_apart(clone, compared):
+def test_row_labels_show_differing_settings(clone, compared):
     clone("fedavg", 0, [0.1, 0.5, 0.6, 0.7], name="slow", training={"lr": 0.01})
     (group,) = group_runs(gather([compared]).records)
     assert {label for label, _, _ in group.rows} == {
@@ -110,7 +110,7 @@ def test_rows_tell_their_settings_apart(clone, compared):
     }
 
 
-def test_where_it_ran_makes_no_row(clone, compared):
+def test_execution_settings_do_not_split_rows(clone, compared):
     run = clone("fedavg", 9, [0.1, 0.5, 0.6, 0.7])
     text = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(text.replace("workers: 1", "workers: 2"))

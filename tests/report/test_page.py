@@ -1,6 +1,4 @@
-"""The page, in a real browser: nothing is fetched, nothing fails, nothing overflows, and what can be switched
-switches.
-"""
+"""The page in a real browser: no requests, errors or overflow, and working controls."""
 
 from __future__ import annotations
 
@@ -26,14 +24,14 @@ CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 @pytest.fixture
 def page(compared: Path, tmp_path: Path) -> Path:
-    """The report of nine runs, one algorithm of which would end a script if it could."""
+    """The report of nine runs; the name of one algorithm tries to close the script element."""
     document = report_document(gather([compared]), targets=[0.7, 0.86], by="last")
     path = tmp_path / "report.html"
     path.write_text(report_page(document, title="</script><b>A title</b>"), encoding="utf-8")
     return path
 
 
-def test_one_file_with_nothing_from_outside(page):
+def test_the_page_is_self_contained(page):
     text = page.read_text()
     assert len(text) < 100_000
     assert "</script><b>" not in text
@@ -43,7 +41,7 @@ def test_one_file_with_nothing_from_outside(page):
         assert text.count(f"--c{number}: {colour};") == 2  # on the screen and on paper
 
 
-def test_values_cannot_end_their_script(compared):
+def test_embedded_values_cannot_close_the_script_element(compared):
     document = report_document(gather([compared]))
     document["sections"][0]["rows"][0]["label"] = "</script><script>alert(1)</script>"
     text = report_page(document)
@@ -60,7 +58,7 @@ def bowl() -> Landscape:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium without a window, that logs what it says and what it asks for."""
+    """Headless Chromium with logs of messages and requests."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (pip install -e '.[dev]')")
     if CHROMIUM is None or DRIVER is None:
         pytest.skip("chromium and chromedriver are not installed (apt-get install chromium chromium-driver)")
@@ -75,7 +73,7 @@ def browser() -> Iterator[Any]:
 
 
 def show(browser: Any, page: Path, width: int, dark: bool = False) -> None:
-    """Open a page at a width, as on a phone where that is small, and wait for its charts."""
+    """Open a page at a width (a small width emulates a phone) and wait for its charts."""
     metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
@@ -89,7 +87,7 @@ def show(browser: Any, page: Path, width: int, dark: bool = False) -> None:
 
 
 def requests(browser: Any) -> list[str]:
-    """Everything that was asked for since the last look, but the page itself."""
+    """All requests since the last call, except for the page itself."""
     entries = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     asked = [entry["params"]["request"]["url"] for entry in entries if entry["method"] == "Network.requestWillBeSent"]
     return [url for url in asked if not url.startswith(("file:", "data:", "blob:"))]
@@ -146,7 +144,7 @@ def test_sorting(browser, page):
     censored = words(browser, "table.results th").index("rounds to 86 %")
     heads[censored].click()
     heads[censored].click()
-    assert words(browser, first)[0] == "fedmoswa"  # the one that reached it comes before all 3+
+    assert words(browser, first)[0] == "fedmoswa"  # the row that reached the target comes before all 3+
 
 
 def test_switching_metric_axis_and_rows(browser, page):
@@ -260,7 +258,7 @@ def test_landscapes_fit_a_phone_in_dark_mode_without_a_network(browser, compared
 
 
 def test_many_runs_stay_usable(browser, clone, tmp_path):
-    """60 rows of 2 seeds: ten lines are drawn at first, the page stays small, and a click still sorts all of it."""
+    """With 60 rows of 2 seeds, ten lines are drawn at first, the page stays small, and a click sorts all rows."""
     for lr in range(30):
         for seed in range(2):
             values = [0.1, 0.5, 0.7 + 0.001 * lr]

@@ -152,7 +152,7 @@ def test_python_shows_bars_on_a_terminal_unless_disabled(is_shown, tmp_path, mon
     assert ended == (["run", *["run", "counted"] * 2] if is_shown else [])
 
 
-def test_silence(capsys):
+def test_silent_progress_prints_nothing(capsys):
     with progress(silent=True, runs=2) as shown:
         go_through(shown, 3)
     assert capsys.readouterr() == ("", "")

@@ -38,7 +38,7 @@ def test_the_mean_covers_the_last_tenth_of_all_evaluations(rounds: int, every: i
     assert (average.mean_last, average.mean_count) == (0.9, 1)
 
 
-def test_pairs_use_common_seeds_alone():
+def test_pairs_use_only_common_seeds():
     pair = compare_paired({0: 1.0, 1: 2.0, 5: 9.0}, {1: 1.5, 0: 0.0, 7: 3.0})
     assert pair.seeds == (0, 1)
     assert pair.differences == (1.0, 0.5)
@@ -100,7 +100,7 @@ def test_signed_rank_with_ties_is_the_share_of_sign_flips(differences):
     assert signed_rank_p(differences) == pytest.approx(min(1.0, 2 * tail))
 
 
-def test_ties_that_rounding_hides_are_ties():
+def test_nearly_equal_differences_are_ties():
     assert signed_rank_p([0.1 + 0.2, 0.3, -0.3, 0.4, 0.5, 0.6]) == signed_rank_p([3, 3, -3, 4, 5, 6])
     some = [0.01, 0.02, 0.03, -0.04, 0.05, 0.06]
     assert paired_test([*some, 1.1e-16]) == paired_test([*some, 0.0]) == ("signed rank", signed_rank_p(some))
@@ -156,7 +156,7 @@ def test_friedman_and_the_critical_difference():
     )  # Demsar (2006), table 5: q = 2.343 for three
 
 
-def test_nothing_in_common_has_no_ranks():
+def test_rows_without_common_seeds_have_no_ranks():
     assert rank_algorithms({"a": {0: 1.0}, "b": {1: 1.0}}) is None
     assert rank_algorithms({"a": {0: 1.0}}) is None
 
@@ -170,7 +170,7 @@ def test_censored_runs_count():
     assert RoundsToTarget(0.9, (10, None), (50, 50)).count == 1
 
 
-def test_power_is_what_simulation_finds():
+def test_power_agrees_with_simulation():
     effect = detectable_effect(5)
     draws = np.random.default_rng(0).normal(effect, 1.0, (4000, 5))
     assert (stats.ttest_1samp(draws, 0.0, axis=1).pvalue < 0.05).mean() == pytest.approx(0.8, abs=0.03)

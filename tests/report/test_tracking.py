@@ -1,6 +1,4 @@
-"""Experiment tracking: real event files where TensorBoard is installed, and the callback against a backend that
-remembers.
-"""
+"""Experiment tracking: real TensorBoard files if it is installed, and the callback with a recording backend."""
 
 from __future__ import annotations
 
@@ -64,7 +62,7 @@ def test_a_comparison_opens_a_backend_for_every_run(remembers):
     ]
 
 
-def test_tracking_changes_no_bit(remembers, tmp_path):
+def test_tracking_does_not_change_results(remembers, tmp_path):
     fedflat.run("fedavg", **SMALL, out=tmp_path / "plain")
     fedflat.run("fedavg", **SMALL, out=tmp_path / "tracked", callbacks=[Tracker("memory")])
     assert (tmp_path / "plain" / "metrics.jsonl").read_text() == (tmp_path / "tracked" / "metrics.jsonl").read_text()
@@ -75,7 +73,7 @@ def test_unknown_and_missing_backends():
         Tracker("tensorbord")
 
 
-def test_a_package_that_is_not_there(monkeypatch):
+def test_a_missing_package_is_reported(monkeypatch):
     monkeypatch.setattr(tracking.TensorBoard, "package", "no_such_package_at_all")
     with pytest.raises(UserError, match=r"tensorboard is not installed.*fedflat\[track\]"):
         Tracker("tensorboard")
