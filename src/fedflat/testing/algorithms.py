@@ -156,7 +156,7 @@ def _states_are_independent(tested: Algorithm) -> str | None:
 
     Returns the violation, or None.
     """
-    trajectory = run_rounds(tested, Quadratics(), COHORTS)
+    trajectory = run_rounds(tested, Quadratics(), COHORTS)  # states[round][client] is the state before the round
     for round, cohort in enumerate(COHORTS):
         for number, state in trajectory.states[round].items():
             after = flat_state(trajectory.states[round + 1][number])

@@ -55,7 +55,7 @@ class ValueTask:
 
 @dataclass
 class Quadratics:
-    """One random quadratic per client.
+    """One random quadratic f_i(x) = 0.5 (x - b_i)^T A_i (x - b_i) per client i.
 
     Args:
         clients: number of clients N.
@@ -86,13 +86,13 @@ class Quadratics:
         self.start = torch.from_numpy(rng.normal(size=self.size)) + 2.0  # away from the centres
 
     def optimum(self) -> Tensor:
-        """The minimiser of the clients' mean, shape (P,)."""
+        """The minimiser of the mean of the clients' f_i, shape (P,)."""
         right_side = torch.einsum("npq,nq->p", self.matrices, self.centres)  # (sum A_i) x = sum A_i b_i
         minimiser: Tensor = torch.linalg.solve(self.matrices.sum(0), right_side)
         return minimiser
 
     def value(self, x: Tensor) -> float:
-        """The clients' mean at a point of shape (P,)."""
+        """The mean of the clients' f_i at a point x of shape (P,)."""
         offsets = x - self.centres
         return float(0.5 * torch.einsum("np,npq,nq->n", offsets, self.matrices, offsets).mean())
 

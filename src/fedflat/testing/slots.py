@@ -30,9 +30,22 @@ def local_context(
     own_gradient: Numbers | None = None,
     common_gradient: Numbers | None = None,
 ) -> LocalContext:
-    """The context of a client at iterate ``y`` that received the model ``z``; see ``LocalContext`` for the arguments.
+    """What a slot can see in a local step, built from plain numbers; the model has one parameter, ``weight``.
 
-    The model has a single parameter tensor, called ``weight``.
+    Args:
+        y: the client's current weights.
+        z: the model that the client received.
+        server: the slot's server state, by name.
+        client: the slot's client state, kept between rounds, by name.
+        local: the slot's state within the round, by name.
+        drift: the local state of the drift slot, which a perturbation may read.
+        step: local step, counted from 0.
+        steps: number of local steps.
+        lr_sum: sum of the learning rates of the steps taken so far.
+        lr: learning rate of every step.
+        round: round, counted from 0.
+        own_gradient: the client's full-batch gradient at z, if the drift requests it.
+        common_gradient: the cohort's mean full-batch gradient at z, if the drift requests it.
 
     >>> local_context(y=[1.0, 3.0], z=[1.0, 1.0]).displacement
     tensor([0., 2.])

@@ -92,7 +92,10 @@ class StateCache:
 
 
 class Worker:
-    """A Ray actor that trains clients. All it stores exists elsewhere or can be recomputed, so it can be replaced."""
+    """A Ray actor that trains clients of a problem, i.e. a model with its task and data.
+
+    All that it stores exists elsewhere or can be recomputed, so another worker can replace it.
+    """
 
     def __init__(self) -> None:
         """Start without a problem; ``build_problem`` follows. One thread, because every core has its own worker."""
