@@ -26,7 +26,7 @@ from fedflat.experiment.store.run_folder import load_record
     ],
 )
 def test_only_live_and_large_enough_nodes_are_used(alive: bool, resources: dict[str, float], fits: bool) -> None:
-    assert RunResources(2, 0.5).fit({"Alive": alive, "Resources": resources}) == fits
+    assert RunResources(2, 0.5).fit_on({"Alive": alive, "Resources": resources}) == fits
 
 
 def test_a_node_enters_the_shared_folder_of_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ def test_a_folder_is_locked_while_a_run_starts(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(first, "write_status", write_status)
     first.create(Config(), {}, "accuracy")
-    first.release()
+    first.release_lock()
     assert len(refusals) == 1 and first.exists
     with pytest.raises(UserError, match="already contains a run"):
         second.create(Config(), {}, "accuracy")
