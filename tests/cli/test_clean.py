@@ -39,9 +39,12 @@ def test_without_yes_files_are_only_listed(fedflat, runs):
         and "of 1 of 2 runs can be removed; add --yes" in result.stdout
     )
     document = json.loads(fedflat("clean", runs, "--json").stdout)
-    (one,) = document["removable"]
+    (removable,) = document["removable"]
     states = sum(len(data) for name, data in files(runs / "over").items() if name.startswith(("checkpoint/", "state/")))
-    assert one["bytes"] == {"checkpoint": states, "snapshots": len(before["over/models/round-000001.safetensors"])}
+    assert removable["bytes"] == {
+        "checkpoint": states,
+        "snapshots": len(before["over/models/round-000001.safetensors"]),
+    }
     assert document["removed"] == 0
 
 

@@ -105,7 +105,7 @@ def class_sizes() -> np.ndarray:
 
 def test_the_gap_of_every_saved_model(looked_at: Path) -> None:
     found = document("flatness", "gap", looked_at)["models"]
-    assert {name: [one["round"] for one in looks] for name, looks in found.items()} == {
+    assert {name: [entry["round"] for entry in looks] for name, looks in found.items()} == {
         "server": [0, 2, 4],
         "wima": [2, 4],
     }
@@ -122,12 +122,12 @@ def test_the_gap_of_every_saved_model(looked_at: Path) -> None:
 
 def test_bounds_state_their_premises(looked_at: Path) -> None:
     found = document("flatness", "bounds", looked_at, *LITTLE)
-    seen = [one["constants"] for one in found["rounds"]]
-    assert found["constants"] == {name: max(one[name] for one in seen) for name in seen[0]}
+    seen = [entry["constants"] for entry in found["rounds"]]
+    assert found["constants"] == {name: max(entry[name] for entry in seen) for name in seen[0]}
     assert set(found["as_printed"]) == {"fedsam", "fedswa", "fedmoswa"}
     assert found["as_printed"]["fedmoswa"]["log10"] <= found["as_printed"]["fedswa"]["log10"]
     assert found["largest_rate"] == pytest.approx(1 / (found["constants"]["smoothness"] * 2 * 4))
-    assert [one["met"] for one in found["conditions"]] == [True, False, False, True]
+    assert [entry["met"] for entry in found["conditions"]] == [True, False, False, True]
     assert drawn(looked_at / "flatness" / "bounds" / "bounds.png")
     shown = call("flatness", "bounds", looked_at, *LITTLE).stdout
     assert "not met: 3 of" in shown
@@ -208,7 +208,7 @@ def test_a_run_reports_the_time_of_flatness_measurements(looked_at: Path, with_v
 )
 def test_user_errors_are_one_line(looked_at: Path, tmp_path: Path, monkeypatch, arguments, sentence) -> None:
     monkeypatch.chdir(tmp_path)
-    result = call("flatness", *(str(one).format(run=looked_at) for one in arguments))
+    result = call("flatness", *(str(argument).format(run=looked_at) for argument in arguments))
     assert result.exit_code != 0
     said = " ".join(result.stderr.split())
     assert all(part in said for part in sentence.split(" ... ")), said

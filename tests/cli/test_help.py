@@ -70,10 +70,10 @@ def every(command: object) -> Iterator[object]:
 
 def test_every_argument_and_flag_has_help():
     silent = [
-        f"{command.name} {one.name}"
+        f"{command.name} {parameter.name}"
         for command in every(typer.main.get_command(app))
-        for one in command.params
-        if not one.help
+        for parameter in command.params
+        if not parameter.help
     ]
     assert not silent
 

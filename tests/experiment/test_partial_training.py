@@ -353,11 +353,11 @@ def test_the_study_script_measures_a_round(tmp_path: Path) -> None:
     ]
     whole, adapters, head = study.main([str(tmp_path), *small])
     assert adapters["trained"] == 2 * (2 * 8 * 12 + 2 * 12 * 8) + 13 * 10 and head["trained"] == 13 * 10
-    for one in (whole, adapters, head):
-        assert one["bytes_up_per_client"] == one["bytes_down_per_client"] == 2 * 4 * one["trained"]
+    for outcome in (whole, adapters, head):
+        assert outcome["bytes_up_per_client"] == outcome["bytes_down_per_client"] == 2 * 4 * outcome["trained"]
         assert (
-            one["bytes_kept_per_client"] == 4 * one["trained"]
-            and one["frozen_part_is_the_same"]
-            and one["status"] == "finished"
+            outcome["bytes_kept_per_client"] == 4 * outcome["trained"]
+            and outcome["frozen_part_is_the_same"]
+            and outcome["status"] == "finished"
         )
     assert len((tmp_path / "vit_round.md").read_text().splitlines()) == 2 + 3

@@ -55,15 +55,15 @@ def test_post_hoc_measurements_equal_the_logged_ones(folder: Path) -> None:
     look = fedflat.load(folder).post_hoc(clients=3)
     logged = {record["round"]: record["flatness"] for record in look.record.history}
     for name, looks in look.gaps().items():
-        for one in looks:
-            then = logged[one.pop("round")]["models"][name]
-            assert one == pytest.approx(then, rel=1e-5, abs=1e-7)
-    for one in look.accuracies():
-        assert one["accuracy"] == logged[one["round"]]["accuracy"]
-        assert one["features"] == pytest.approx(logged[one["round"]]["features"], rel=1e-5)
-    for one in look.constants():
-        assert one["constants"] == pytest.approx(logged[one["round"]]["constants"], rel=1e-3)
-    assert [one["round"] for one in look.logged_constants()] == [1, 3]
+        for entry in looks:
+            then = logged[entry.pop("round")]["models"][name]
+            assert entry == pytest.approx(then, rel=1e-5, abs=1e-7)
+    for entry in look.accuracies():
+        assert entry["accuracy"] == logged[entry["round"]]["accuracy"]
+        assert entry["features"] == pytest.approx(logged[entry["round"]]["features"], rel=1e-5)
+    for entry in look.constants():
+        assert entry["constants"] == pytest.approx(logged[entry["round"]]["constants"], rel=1e-3)
+    assert [entry["round"] for entry in look.logged_constants()] == [1, 3]
 
 
 def test_the_gap_equals_that_of_an_evaluation(folder: Path) -> None:
@@ -71,7 +71,7 @@ def test_the_gap_equals_that_of_an_evaluation(folder: Path) -> None:
     found = result.post_hoc().gaps()["server"][-1]
     evaluated = result.evaluate(on=("test", "clients"))
     each = evaluated["clients"]["each"].values()
-    train = np.average([one["loss"] for one in each], weights=[one["examples"] for one in each])
+    train = np.average([entry["loss"] for entry in each], weights=[entry["examples"] for entry in each])
     assert found["gap"] == pytest.approx(evaluated["test"]["loss"] - train, abs=2e-6)
 
 
@@ -79,7 +79,7 @@ def test_theory_uses_the_largest_constants_of_the_run(folder: Path) -> None:
     look = fedflat.load(folder).post_hoc(clients=3)
     seen = [*look.constants(), *look.logged_constants()]
     found = look.theory(seen)
-    assert found.constants.lipschitz == max(one["constants"]["lipschitz"] for one in seen)
+    assert found.constants.lipschitz == max(entry["constants"]["lipschitz"] for entry in seen)
     assert found.setting.rounds == 4
     assert found.setting.steps == 2
 
@@ -102,7 +102,7 @@ def test_a_run_in_memory_with_a_user_supplied_model() -> None:
     look = result.post_hoc(clients=2)
     assert look.model_rounds() == [0, 4]
     rounds, why = look.clients(curvature=False)
-    assert [one["round"] for one in rounds] == [1, 5]
+    assert [entry["round"] for entry in rounds] == [1, 5]
     assert not why
 
 

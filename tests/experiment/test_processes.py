@@ -285,10 +285,10 @@ def test_warnings_of_runs_are_given_where_the_comparison_is() -> None:
             (0, False),
             (1, False),
         }
-    assert all(Path(one.filename).is_relative_to(Path(fedflat.__file__).parent) for one in told)
+    assert all(Path(warning.filename).is_relative_to(Path(fedflat.__file__).parent) for warning in told)
 
 
-def test_a_warning_of_a_class_of_its_own_travels_as_a_plain_one() -> None:
+def test_a_custom_warning_is_sent_as_a_user_warning() -> None:
     class Own(RuntimeWarning):
         pass
 
@@ -297,4 +297,7 @@ def test_a_warning_of_a_class_of_its_own_travels_as_a_plain_one() -> None:
         warnings.simplefilter("always")
         warnings.warn("beware", Own, stacklevel=1)
         warnings.warn("older", DeprecationWarning, stacklevel=1)
-    assert [(one.message, one.category) for one in sent] == [("beware", UserWarning), ("older", DeprecationWarning)]  # type: ignore[attr-defined]
+    assert [(warning.message, warning.category) for warning in sent] == [
+        ("beware", UserWarning),
+        ("older", DeprecationWarning),
+    ]  # type: ignore[attr-defined]

@@ -73,19 +73,19 @@ def test_stateless_algorithms_are_replayed_from_every_saved_model(tmp_path: Path
     run(tmp_path / "a", "fedsam", 4, save_every=2, flatness="every=1,what=drift")
     look = post_hoc(load_record(tmp_path / "a"))
     again, why = look.clients(curvature=False)
-    assert [one["round"] for one in again] == [1, 3, 5]
+    assert [entry["round"] for entry in again] == [1, 3, 5]
     assert not why
-    logged = {one["round"]: one for one in look.logged()}
-    for one in again[:2]:
-        assert one["cosine"] == logged[one["round"]]["cosine"]
-        assert one["clients"] == logged[one["round"]]["clients"]
-        assert one["disagreement"] == logged[one["round"]]["disagreement"]
+    logged = {entry["round"]: entry for entry in look.logged()}
+    for entry in again[:2]:
+        assert entry["cosine"] == logged[entry["round"]]["cosine"]
+        assert entry["clients"] == logged[entry["round"]]["clients"]
+        assert entry["disagreement"] == logged[entry["round"]]["disagreement"]
 
 
 def test_missing_state_is_reported(tmp_path: Path) -> None:
     run(tmp_path / "a", "scaffold", 4, save_every=2)
     again, why = post_hoc(load_record(tmp_path / "a")).clients(curvature=False)
-    assert [one["round"] for one in again] == [1, 5]
+    assert [entry["round"] for entry in again] == [1, 5]
     assert why == (
         "rounds after 2 cannot be replayed: scaffold needs its client state, which only the last checkpoint has"
     )

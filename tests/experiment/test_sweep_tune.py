@@ -47,19 +47,19 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Search, list[Any
 
 def test_every_trial_is_a_run_with_its_sampled_settings(finished: tuple[Search, list[Any]]) -> None:
     made, tried = finished
-    assert [one.number for one in tried] == list(range(6)) and {one.state for one in tried} == {"complete"}
-    for one in tried:
-        config = RunFolder(made.folder(one.number) / "seed-0").config()
-        assert config.training.lr == one.values["training.lr"] and 0.001 <= config.training.lr <= 1
+    assert [trial.number for trial in tried] == list(range(6)) and {trial.state for trial in tried} == {"complete"}
+    for trial in tried:
+        config = RunFolder(made.folder(trial.number) / "seed-0").config()
+        assert config.training.lr == trial.values["training.lr"] and 0.001 <= config.training.lr <= 1
         assert config.algorithm in ("fedsam(rho=0.01)", "fedsam(rho=0.1)")
-    assert len({one.values["training.lr"] for one in tried}) == 6
+    assert len({trial.values["training.lr"] for trial in tried}) == 6
 
 
 def test_the_score_is_the_last_validation_metric(finished: tuple[Search, list[Any]]) -> None:
     made, tried = finished
-    for one in tried:
-        last = RunFolder(made.folder(one.number) / "seed-0").metrics()[-1]
-        assert one.score == last["validation"]["server"]["accuracy"]
+    for trial in tried:
+        last = RunFolder(made.folder(trial.number) / "seed-0").metrics()[-1]
+        assert trial.score == last["validation"]["server"]["accuracy"]
 
 
 def test_the_best_is_chosen_by_validation_and_evaluated_once(
@@ -67,7 +67,7 @@ def test_the_best_is_chosen_by_validation_and_evaluated_once(
 ) -> None:
     made, tried = finished
     chosen = evaluate_best(made)
-    best = max(tried, key=lambda one: one.score)
+    best = max(tried, key=lambda trial: trial.score)
     assert chosen["trial"] == best.number and chosen["validation"] == best.score and chosen["settings"] == best.values
     last = RunFolder(made.folder(best.number) / "seed-0").metrics()[-1]
     assert chosen["test"] == [pytest.approx(last["test"]["server"]["accuracy"])]
@@ -111,21 +111,21 @@ def test_a_resumed_search_equals_an_uninterrupted_one(finished: tuple[Search, li
     (tmp_path / "tune.journal").open("ab").write(b'{"op_code": 5, "wor')
     list(run_search(made))
     assert len(list(tmp_path.glob("trial-*"))) == 6
-    for one in finished[1]:
-        assert RunFolder(made.folder(one.number) / "seed-0").config().training.lr == one.values["training.lr"]
+    for trial in finished[1]:
+        assert RunFolder(made.folder(trial.number) / "seed-0").config().training.lr == trial.values["training.lr"]
     assert evaluate_best(made)["trial"] == evaluate_best(finished[0])["trial"]
 
 
-def test_two_processes_share_the_trials(tmp_path: Path) -> None:
+def test_two_threads_share_the_trials(tmp_path: Path) -> None:
     needs_optuna()
     found: list[Any] = []
     made = search(tmp_path, tune={"trials": 5, "space": SPACE, "sampler": "random"})
     both = [threading.Thread(target=lambda: found.extend(run_search(made))) for _ in range(2)]
-    for one in both:
-        one.start()
-    for one in both:
-        one.join()
-    assert sorted(one.number for one in found) == [0, 1, 2, 3, 4]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    assert sorted(trial.number for trial in found) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.slow
@@ -133,8 +133,10 @@ def test_several_jobs_share_the_trials(tmp_path: Path) -> None:
     needs_optuna()
     made = search(tmp_path / "out")
     tried = list(run_search_in_parallel(made, jobs=2))
-    assert sorted(one.number for one in tried) == list(range(6)) and {one.state for one in tried} == {"complete"}
-    assert evaluate_best(made)["validation"] == max(one.score for one in tried)
+    assert sorted(trial.number for trial in tried) == list(range(6)) and {trial.state for trial in tried} == {
+        "complete"
+    }
+    assert evaluate_best(made)["validation"] == max(trial.score for trial in tried)
     assert list(run_search_in_parallel(made, jobs=2)) == []
     with pytest.raises(UserError, match=r"2 runs.*engine\.workers=2"):
         next(run_search_in_parallel(search(tmp_path / "other", base={**VALUES["base"], "workers": 2}), jobs=2))
@@ -144,7 +146,7 @@ def test_more_trials_continue_the_search(finished: tuple[Search, list[Any]]) -> 
     made, _ = finished
     assert list(run_search(made)) == []
     more = search(made.out, tune={"trials": 7, "space": SPACE})
-    assert [one.number for one in run_search(more)] == [6]
+    assert [trial.number for trial in run_search(more)] == [6]
 
 
 QUICK: dict[str, Any] = {**BASE, "rounds": 1, "local_steps": 1, "algorithm": "fedsam(rho={rho})", "rho": 0.1}
@@ -194,7 +196,7 @@ def test_an_equivalent_search_continues(small: Path, tmp_path: Path) -> None:
         tune={**ONE_TRIAL, "trials": 2},
         jobs=1,
     )
-    assert [one.number for one in run_search(same)] == [1]
+    assert [trial.number for trial in run_search(same)] == [1]
     with pytest.raises(UserError, match=r"2 trials.*tune\.trials=1"):
         evaluate_best(search(tmp_path / "out", base=QUICK, tune=ONE_TRIAL))
 
@@ -204,7 +206,7 @@ def test_a_search_of_an_earlier_version_continues(small: Path, tmp_path: Path) -
     lines = (small / "tune.journal").read_text().splitlines(keepends=True)
     (tmp_path / "out" / "tune.journal").write_text("".join(line for line in lines if '"user_attr"' not in line))
     longer = search(tmp_path / "out", base={**QUICK, "rounds": 2}, tune={**ONE_TRIAL, "trials": 2})
-    assert [one.number for one in run_search(longer)] == [1]
+    assert [trial.number for trial in run_search(longer)] == [1]
     assert list(run_search(search(tmp_path / "out", base=QUICK, tune=ONE_TRIAL))) == [], (
         "nothing is noted of trials that nobody knows"
     )
@@ -230,14 +232,16 @@ def test_seeds_are_averaged_and_poor_trials_are_pruned(tmp_path: Path) -> None:
         tune={"trials": 14, "space": space, "sampler": "random", "seeds": [0, 1], "prune": True},
     )
     tried = list(run_search(made))
-    complete = [one for one in tried if one.state == "complete"]
-    assert {one.state for one in tried} == {"complete", "pruned"} and all(one.state == "complete" for one in tried[:5])
-    one = complete[0]
+    complete = [trial for trial in tried if trial.state == "complete"]
+    assert {trial.state for trial in tried} == {"complete", "pruned"} and all(
+        trial.state == "complete" for trial in tried[:5]
+    )
+    trial = complete[0]
     scores = [
-        RunFolder(made.folder(one.number) / f"seed-{seed}").metrics()[-1]["validation"]["server"]["accuracy"]
+        RunFolder(made.folder(trial.number) / f"seed-{seed}").metrics()[-1]["validation"]["server"]["accuracy"]
         for seed in (0, 1)
     ]
-    assert one.score == pytest.approx(sum(scores) / 2)
+    assert trial.score == pytest.approx(sum(scores) / 2)
     assert len(evaluate_best(made)["test"]) == 2 and evaluate_best(made)["settings"]["training.lr"] == 0.3
 
 

@@ -78,8 +78,8 @@ def test_the_metrics_of_labels_are_those_of_scikit_learn() -> None:
     assert metrics["label_accuracy"] == pytest.approx(float(((logits > 0) == target).double().mean()))
     assert metrics["loss"] == pytest.approx(float(task.loss(logits, target)))
     by_label = task.by_class(task.sums(logits, target))
-    assert [one["mAP"] for one in by_label.values()] == pytest.approx(scores, abs=1e-3)
-    assert [one["examples"] for one in by_label.values()] == occurring.sum(0).tolist()
+    assert [metrics["mAP"] for metrics in by_label.values()] == pytest.approx(scores, abs=1e-3)
+    assert [metrics["examples"] for metrics in by_label.values()] == occurring.sum(0).tolist()
 
 
 def test_targets_determine_task_and_outputs() -> None:
@@ -134,7 +134,7 @@ def test_partitions_without_classes(targets: Any) -> None:
         make_partition("dirichlet", data.train.targets, data.num_classes, 4, 0)
 
 
-def test_integers_are_numbers_if_the_task_says_so(tmp_path: Path) -> None:
+def test_integers_are_regression_targets_if_the_task_requires_it(tmp_path: Path) -> None:
     counts = np.round(np.abs(10 * NUMBERS)).astype(int)
     result = fedflat.run("fedavg", dataset=dataset(counts), task="mse", **(SMALL | {"lr": 1e-4}))
     assert result.metric == "rmse" and result.model()(torch.from_numpy(INPUTS[:3])).shape == (3, 1)

@@ -78,13 +78,13 @@ def case(name: str) -> Case:
 @cache
 def true_hessian(name: str) -> Tensor:
     """The full Hessian, computed by torch on all data in one batch."""
-    one = case(name)
-    objective = one.objective()
-    network = one.network.eval()
+    example = case(name)
+    objective = example.objective()
+    network = example.network.eval()
 
     def loss(w: Tensor) -> Tensor:
         with nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
-            return one.loss(functional_call(network, objective.layout.views(w), (one.inputs,)), one.targets)
+            return example.loss(functional_call(network, objective.layout.views(w), (example.inputs,)), example.targets)
 
     found = torch.autograd.functional.hessian(loss, objective.weights)
     network.train()

@@ -101,12 +101,12 @@ def test_rates_follow_the_decay_over_rounds_and_the_cycle() -> None:
     decayed = round_learning_rates(
         config({"algorithm": "fedavg", "training": {"rounds": 3, "lr": 0.4, "lr_decay": 0.5}}), 4
     )
-    assert [one.highest for one in decayed] == pytest.approx([0.4, 0.2, 0.1])
-    assert [one.total for one in decayed] == pytest.approx([1.6, 0.8, 0.4])
+    assert [rates.highest for rates in decayed] == pytest.approx([0.4, 0.2, 0.1])
+    assert [rates.total for rates in decayed] == pytest.approx([1.6, 0.8, 0.4])
     cyclic = round_learning_rates(
         config({"algorithm": "fedavg+cyclic(low=0,length=2,start=0)", "training": {"rounds": 2, "lr": 0.4}}), 1
     )
-    assert [one.total for one in cyclic] == pytest.approx([0.2, 0.0])
+    assert [rates.total for rates in cyclic] == pytest.approx([0.2, 0.0])
 
 
 def test_rounds_without_a_rate_change_nothing() -> None:

@@ -78,7 +78,7 @@ def test_derivatives_work_inside_no_grad() -> None:
         assert objective.hessian_product(None, objective.weights).norm() > 0
 
 
-def test_given_buffers_replace_the_modules_own() -> None:
+def test_given_buffers_replace_those_of_the_module() -> None:
     one = case("batch norm")
     doubled = {name: 2.0 * b + 1 for name, b in one.network.named_buffers() if b.is_floating_point()}
     network = copy.deepcopy(one.network)

@@ -28,7 +28,7 @@ def test_the_trace_lies_in_its_interval(name: str) -> None:
     assert found.draws == 40 and found.half_width < 2 * abs(truth) + 1
 
 
-def test_the_trace_of_a_network_by_products_alone() -> None:
+def test_the_trace_of_a_network_from_products_only() -> None:
     by_products = hutchinson(Operator.of_hessian(case("mlp").objective()), draws=10)
     by_matrix = hutchinson(Operator.of_matrix(true_hessian("mlp")), draws=10)
     assert by_products.value == pytest.approx(by_matrix.value, rel=1e-10)

@@ -181,9 +181,9 @@ def test_eigenvalues_are_measured_after_the_runs(fedflat, tmp_path):
     values = {cell["cell"]: cell["measured"] for cell in first["cells"]}
     assert values == {cell["cell"]: cell["measured"] for cell in second["cells"]}
     kept = [json.loads(path.read_text()) for path in tmp_path.rglob("measured.json")]
-    assert sorted(name for one in kept for name in one) == ["spectrum, server", "spectrum, swa"]
-    for one in kept:
-        ((name, spectrum),) = one.items()
+    assert sorted(name for stored in kept for name in stored) == ["spectrum, server", "spectrum, swa"]
+    for stored in kept:
+        ((name, spectrum),) = stored.items()
         row = "fedasam-swa" if name == "spectrum, swa" else "fedavg-e-1"
         assert values[f"{row}/lambda-max-alpha-0"] == spectrum["eigenvalues"][0] > spectrum["eigenvalues"][4]
         assert values[f"{row}/lambda-max-lambda-5-alpha-0"] == spectrum["eigenvalues"][0] / spectrum["eigenvalues"][4]

@@ -211,7 +211,7 @@ def test_header_overrides_rules_and_rules_override_protocol():
         ({"methods": {"A": {"protocol": "q"}}}, "own has no protocol 'q'"),
     ],
 )
-def test_mistakes_in_data_files(table, message):
+def test_errors_in_data_files_are_reported(table, message):
     with pytest.raises(UserError) as mistake:
         _ = small_paper(**table).cells
     assert message in str(mistake.value)

@@ -35,7 +35,7 @@ def measured(values: list[float], status: str = "finished", rounds: int | None =
 def judged(table: str, cell: str, *runs: MeasuredRun, deviations: Deviations | None = None) -> CellOutcome:
     """The outcome of a cell, given the histories of its runs."""
     plan = planned(table, [cell], len(runs) or 1, deviations)
-    return outcomes(plan, {run.folder: one for run, one in zip(plan.runs, runs, strict=bool(runs))})[0]
+    return outcomes(plan, {run.folder: result for run, result in zip(plan.runs, runs, strict=bool(runs))})[0]
 
 
 def planned(table: str, cells: list[str], seeds: int, deviations: Deviations | None = None) -> ReproductionPlan:
@@ -174,7 +174,7 @@ def test_the_best_of_several_methods_counts():
 
 def judged_best(runs: list[MeasuredRun]) -> CellOutcome:
     plan = planned("fedwmsam/table1", ["fedlesam-s-d/cifar-10-beta-0.1"], 1)
-    return outcomes(plan, {run.folder: one for run, one in zip(plan.runs, runs, strict=True)})[0]
+    return outcomes(plan, {run.folder: result for run, result in zip(plan.runs, runs, strict=True)})[0]
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_one_seed_and_unfinished_runs_are_noted(clone, tmp_path):
     assert "fedsam seed 0 (1 of 2 rounds)" in notes(section, "warn")
 
 
-def test_many_points_are_thinned_to_both_ends(clone, tmp_path):
+def test_many_points_are_reduced_but_both_ends_are_kept(clone, tmp_path):
     clone("fedavg", 0, [n / 1000 for n in range(1001)])
     (section,) = report_document(gather([tmp_path / "runs"]))["sections"]
     rounds = section["curves"][0]["over"]["round"]

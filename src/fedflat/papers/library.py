@@ -95,7 +95,7 @@ class PaperTable:
         return Cell(name, self.full_name, labels, published, words, self.paper.protocol(str(words["protocol"])))
 
     def choose(self, patterns: list[str] | tuple[str, ...]) -> list[Cell]:
-        """Return the cells whose names match any of the patterns, as in file names; all cells without a pattern."""
+        """Return the cells whose names match any of the patterns, such as ``fedavg/*``; all cells if there is none."""
         chosen: set[str] = set()
         for pattern in patterns or ["*"]:
             matching = [name for name in self.cells if fnmatchcase(name, pattern.lower())]
@@ -125,10 +125,13 @@ class PaperTable:
         gain_level = next(index for index, (level, label) in enumerate(levels) if "number" in (level[label] or {}))
 
         def source(row: str, label: str) -> Cell:
+            """Return the cell in a row of this group, in the gain's column but with another label at ``gain_level``."""
             labels = (*cell.labels[:gain_level], label, *cell.labels[gain_level + 1 :])
             return self.cell_at(group, row, labels)
 
-        return source(method, gain.of), source(gain.row or method, gain.column or gain.of)
+        # A gain subtracts another row in the same column, or another column in the same row.
+        minuend, subtrahend = source(method, gain.of), source(gain.row or method, gain.column or gain.of)
+        return minuend, subtrahend
 
     def notes_on(self, cell: Cell) -> list[Note]:
         """Return the notes that concern a cell."""

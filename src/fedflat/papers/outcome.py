@@ -127,7 +127,7 @@ def outcomes(plan: ReproductionPlan, measured: Runs) -> list[CellOutcome]:
 
 
 def picture_command(plan: ReproductionPlan, out: Path) -> str:
-    """Return the command that draws a figure from the runs with the first seed; empty for tables."""
+    """Return the shell command that draws a figure of the paper from the first seed's runs; empty for tables."""
     folders: list[Path] = []
     models: list[str] = []
     for cell in plan.cells:
@@ -226,7 +226,8 @@ def _outcome(plan: ReproductionPlan, measured: Runs, cell: Cell) -> CellOutcome:
             value = run.model_statistics.get(ModelQuery(cell.statistic, cell.evaluated))
             if isinstance(value, str):  # the reason why it could not be measured
                 return CellOutcome(cell, (), "not run", value)
-    values = max((_values(cell, experiment) for experiment in experiments), key=lambda v: fmean(v) if v else -math.inf)
+    values_by_experiment = [_values(cell, experiment) for experiment in experiments]
+    values = max(values_by_experiment, key=lambda values: fmean(values) if values else -math.inf)
     seeds = "" if len(values) == len(plan.seeds) else f"{len(values)} of {len(plan.seeds)} seeds"
     is_unreached = isinstance(cell.statistic, RoundsTo) and not values
     unreached_in = max(run.rounds for run in runs) if is_unreached else None
@@ -246,7 +247,7 @@ def _values(cell: Cell, runs: Sequence[MeasuredRun]) -> tuple[float, ...]:
 
 
 def _diverged_outcome(plan: ReproductionPlan, cell: Cell) -> CellOutcome:
-    """Return the outcome of a cell whose runs all diverged."""
+    """Return the outcome of a cell whose runs all diverged; if the paper prints N/A, that agrees with it."""
     if plan.deviations.reason_for_no_verdict(cell):
         return CellOutcome(cell, (), "ran", "diverged")
     if cell.published is not None and cell.published.value is None:  # printed as N/A
@@ -314,7 +315,7 @@ def _gain_outcome(plan: ReproductionPlan, measured: Runs, cell: Cell, gain: Gain
         pairs = list(zip(minuend.values, subtrahend.values, strict=True))
     points = 100.0 if minuend.cell.unit == "share" else 1.0
     values = tuple(100 * (a - b) / b if gain.relative else points * (a - b) for a, b in pairs if b)
-    if minuend.verdict == "ran":
+    if minuend.verdict == "ran":  # the runs deviate from the paper
         return CellOutcome(cell, values, "ran", minuend.remark)
     if cell.published is None or cell.published.value is None:
         return CellOutcome(cell, values, "not printed")
