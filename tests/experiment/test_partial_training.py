@@ -17,7 +17,7 @@ import fedflat
 from fedflat.api import make_config
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
-from fedflat.engines.gpu.step import compiled
+from fedflat.engines.gpu.step import compiled_step
 from fedflat.engines.problem.problem import Problem
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.run import Run
@@ -202,7 +202,7 @@ def test_lanes_agree_with_the_loop(algorithm: str, settings: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("arithmetic", [None, torch.bfloat16])
 def test_the_step_compiles_whole_with_a_frozen_part(arithmetic: torch.dtype | None) -> None:
-    traced = partial(LaneEngine, step=partial(compiled, backend="eager", strict=True))
+    traced = partial(LaneEngine, step=partial(compiled_step, backend="eager", strict=True))
     loop = weights_by(partial(LoopEngine, workers=1), "fedmoswa", arithmetic, train=LORA)
     torch.testing.assert_close(weights_by(traced, "fedmoswa", arithmetic, train=LORA), loop, rtol=1e-4, atol=1e-6)
     full = weights_by(partial(LoopEngine, workers=1), "fedmoswa", train=LORA)
