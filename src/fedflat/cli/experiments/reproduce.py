@@ -89,7 +89,8 @@ def reproduce(
     failure: UserError | None = None
     for paper_table in tables:
         folder = root / paper_table.paper.name
-        chosen_cells = paper_table.choose([paper_table.file.small] if representative else cells)
+        representative_cell = paper_table.file.small
+        chosen_cells = paper_table.choose([representative_cell] if representative else cells)
         plan = make_plan(paper_table, chosen_cells, seed_list, folder, deviations)
         work = remaining_work(plan.runs, probing=probe and not deviations.small)
         if dry_run:

@@ -78,7 +78,7 @@ def run_plan(plan: Sweep, jobs: int | None, *, dry_run: bool, probe: bool, as_js
         plan: the runs of the sweep.
         jobs: concurrent runs; None uses the number in the sweep file.
         dry_run: only show the plan.
-        probe: estimate the remaining time by timing a few rounds.
+        probe: estimate the remaining time from a measurement of a few local steps.
         as_json: print JSON instead of text.
         quiet: show no progress.
     """
