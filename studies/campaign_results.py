@@ -91,7 +91,7 @@ def result_of(job: CampaignJob, record: Record, monitor: RunMonitor, options: ar
     history, last = record.history, record.history[-1]
     models: dict[str, dict[str, Any]] = {}
     for name in last["test"]:
-        summary = summarise(history, name, run.metric)
+        summary = summarise(history, name, run.metric, record.lower_is_better)
         if summary is not None:
             start = max(0, last["round"] - WINDOW)
             window = [value for rounds, value in series(history, name, run.metric) if rounds > start] or [summary.last]

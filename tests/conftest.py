@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 from tests.registries import registries_restored
 
 torch.set_num_threads(1)
+settings.register_profile("fedflat", deadline=None)  # a busy machine must not fail a test
+settings.load_profile("fedflat")
 os.environ.pop("COLUMNS", None)  # parallel test workers are told a width, and tables would fold
 TOGETHER = ("tests/deploy/test_real_federation.py", "tests/deploy/test_over_the_wire.py")
 """Files whose tests share something so costly that, with ``pytest -n 2``, one worker runs all of them, and first."""

@@ -136,7 +136,7 @@ def texts(draw: st.DrawFn) -> str:
     return "+".join([show(base, values), *(show(name, some) for name, some in parts + averages)])
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(texts())
 def test_text_round_trip(text: str) -> None:
     """The canonical text parses into the same algorithm, is a fixed point, and is not longer than the given text."""
@@ -151,7 +151,7 @@ def test_text_round_trip(text: str) -> None:
     assert len(shortest) <= len(text)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50, derandomize=True)
 @given(compositions(), st.randoms())
 def test_parts_commute(chosen: dict[str, tuple[str, Values]], random: Any) -> None:
     shuffled = list(chosen.items())
@@ -180,7 +180,7 @@ def close(left: Any, right: Any, tolerance: float) -> bool:
     return bool(np.abs(left - right).max() <= tolerance * max(1.0, np.abs(left).max()))
 
 
-some = settings(max_examples=40, deadline=None, derandomize=True)
+some = settings(max_examples=40, derandomize=True)
 
 
 @some
@@ -291,7 +291,7 @@ def by_hand(setting: Setting, rho: float, descent: Descent) -> list[np.ndarray]:
     return found
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     st.sampled_from([0.0, 0.3]),
     st.builds(

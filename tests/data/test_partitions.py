@@ -43,7 +43,7 @@ def assert_well_formed(partition: Partition, clients: int) -> None:
         assert indices.dtype == np.int64 and len(indices) > 0 and (np.diff(indices) >= 0).all()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     labels(),
     st.integers(1, 60),
@@ -65,7 +65,7 @@ def test_partitioners_handle_any_classes_and_clients(
         assert [len(indices) for indices in partition.clients] == [size + 1] * larger + [size] * (clients - larger)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(labels(), st.integers(1, 60), SEEDS, st.sampled_from(["dirichlet", "dirichlet-reuse", "dirichlet-classwise"]))
 def test_alpha_zero_gives_one_class_per_client(data: tuple, clients: int, seed: int, name: str) -> None:
     targets, classes = data
@@ -97,7 +97,7 @@ def test_alpha_zero_needs_a_client_per_class() -> None:
         make_partition("dirichlet(alpha=0)", CIFAR_LIKE, 10, 9, 0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data(), st.integers(2, 10), st.integers(2, 40), SEEDS)
 def test_pathological_is_exact_or_raises_an_error(data: st.DataObject, classes: int, clients: int, seed: int) -> None:
     kept = data.draw(st.integers(1, classes))
@@ -115,7 +115,7 @@ def test_pathological_is_exact_or_raises_an_error(data: st.DataObject, classes: 
     assert max(sizes) - min(sizes) <= 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(2, 10), st.integers(1, 5), st.integers(1, 4), SEEDS)
 def test_pathological_is_even_for_balanced_classes(classes: int, holders: int, share: int, seed: int) -> None:
     kept = min(2, classes)
@@ -251,7 +251,7 @@ def test_a_description_by_hand() -> None:
     assert partition.digest() != other.digest(), "where one client ends and the next begins is part of the partition"
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(labels(), SEEDS, st.floats(0, 0.9), st.sampled_from(["iid", "dirichlet", "dirichlet-classwise"]))
 def test_validation_is_a_stratified_share_taken_first(data: tuple, seed: int, share: float, text: str) -> None:
     targets, classes = data

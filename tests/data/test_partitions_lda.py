@@ -11,7 +11,7 @@ from fedflat.data import make_partition
 from fedflat.data.partitioners.dirichlet import log_dirichlet, softmax
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any),
     st.integers(1, 60),

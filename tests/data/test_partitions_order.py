@@ -35,7 +35,7 @@ BY_CLASS = [
 ]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.sampled_from(BY_CLASS), st.integers(0, 2**40), st.sampled_from([0.0, 0.2]), st.randoms(use_true_random=False))
 def test_class_counts_do_not_depend_on_the_order(text: str, seed: int, validation: float, random) -> None:
     targets = np.repeat(np.arange(6), [40, 60, 50, 50, 45, 55])
@@ -59,7 +59,7 @@ def test_class_counts_do_not_depend_on_the_order(text: str, seed: int, validatio
     assert counts(targets[order]) == expected
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=200), st.randoms(use_true_random=False))
 def test_natural_clients_follow_their_examples(groups: list, random) -> None:
     order = np.array(random.sample(range(len(groups)), len(groups)))
@@ -86,7 +86,7 @@ def test_every_example_of_a_class_is_as_likely_as_any_other(text: str) -> None:
         assert chi_square < 43.8, "the 0.999 quantile with 19 degrees of freedom"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from(
         ["iid", "dirichlet", "dirichlet-reuse", "dirichlet-classwise", "dirichlet-lda", "pathological", "pachinko"]

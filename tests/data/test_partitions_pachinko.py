@@ -37,7 +37,7 @@ def test_shares_have_the_moments_of_the_two_distributions() -> None:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any),
     st.integers(1, 40),

@@ -59,7 +59,7 @@ def test_a_long_tail_combines_with_every_partition(text: str) -> None:
         assert np.array_equal(np.sort(np.concatenate([used, taken])), np.arange(4000))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=12).filter(any), st.floats(1, 1e9), st.integers(0, 2**40))
 def test_a_long_tail_never_adds_and_never_empties_a_class(counts: list, factor: float, seed: int) -> None:
     targets = np.repeat(np.arange(len(counts)), counts)
@@ -81,7 +81,7 @@ def test_the_kept_examples_are_a_function_of_the_seed() -> None:
     assert np.array_equal(dropped[0], dropped[1]) and not np.array_equal(dropped[0], dropped[2])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(PARTITIONS), st.floats(0.01, 0.99), st.integers(0, 2**40))
 def test_held_out_clients_are_clients_that_do_not_train(text: str, share: float, seed: int) -> None:
     _, partition = divided(f"{text}+held-out(share={share!r})", seed)

@@ -14,7 +14,7 @@ from fedflat.errors import UserError
 CIFAR_LIKE = np.arange(50_000) % 10
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(1, 300), st.integers(0, 3000), st.floats(0, 10), st.integers(0, 2**40))
 def test_sizes_add_up_and_no_client_is_empty(parts: int, more: int, sigma: float, seed: int) -> None:
     sizes = client_sizes(parts + more, parts, sigma, np.random.default_rng(seed))

@@ -17,7 +17,7 @@ from fedflat.errors import UserError
 CIFAR_LIKE = np.arange(50_000) % 10
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any),
     st.integers(1, 10**15),

@@ -122,7 +122,7 @@ def test_long_and_colliding_names_have_a_hash() -> None:
     assert len(set(meeting)) == 2 and meeting == names(grid={"init": ["a/b.safetensors", "a_b.safetensors"]})
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(st.integers(0, 50), min_size=1, max_size=4, unique=True),
     st.lists(

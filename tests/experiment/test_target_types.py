@@ -29,6 +29,7 @@ from fedflat.experiment.run import Run
 from fedflat.experiment.stopping import check_stopping_rules
 from fedflat.reporting.tables.summary import rank_algorithms
 from fedflat.testing import check_dataset
+from fedflat.units import shown_metric
 from tests.cli.conftest import call
 
 RNG = np.random.default_rng(0)
@@ -191,6 +192,7 @@ def test_the_task_declares_the_direction_and_the_run_stores_it(tmp_path: Path) -
     assert result.status == "stopped" and values[-1] <= 3.1 < values[-2]
     stored = fedflat.load(tmp_path / "run")
     assert stored.record.lower_is_better and stored.summary().best == min(values)
+    assert shown_metric(max(values), "rmse") not in stored._repr_html_(), "the highest error is not the best"
     assert json.loads((tmp_path / "run" / "status.json").read_text())["lower_is_better"]
     assert stored.summary(metric="r2").best == max(entry["test"]["server"]["r2"] for entry in result.history)
 

@@ -48,7 +48,7 @@ def test_strongly_convex_by_hand() -> None:
     assert theorem_bound("fedmoswa", convex, SETTING).value == pytest.approx(front * (b * 2.5 + 1.5))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(constants, sizes)
 def test_bounds_are_ordered_and_the_tight_one_is_smaller(some, setting) -> None:
     printed = {name: theorem_bound(name, some, setting).log10 for name in ALGORITHMS}
@@ -60,7 +60,7 @@ def test_bounds_are_ordered_and_the_tight_one_is_smaller(some, setting) -> None:
         assert 10 ** tight[name].factor <= 1 + math.exp(1 / setting.rounds) / setting.rounds + 1e-9
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(constants, sizes)
 def test_at_the_theorems_own_rates_the_recursion_stays_below_the_theorem(some, setting) -> None:
     """Putting 1/(beta K T) into eq. 31 gives at most what is printed: sum_t e^(..) h_t <= e / beta, up to the printed

@@ -85,7 +85,7 @@ def test_a_zero_filter_of_a_direction_stays_zero(small: tuple[Layout, Tensor]) -
 
 
 @given(st.floats(0.01, 100), st.integers(0, 5))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_scale_of_the_random_numbers_does_not_matter(factor: float, seed: int) -> None:
     layout, weights = flat(nn.Linear(4, 3).double())
     raw = random_direction(layout.size, seed, 0, weights)

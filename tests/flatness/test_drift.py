@@ -125,7 +125,7 @@ def test_client_rows_average_to_the_update_on_every_engine() -> None:
 vectors = arrays(np.float64, (4, 6), elements=st.floats(-10, 10).filter(lambda v: v == 0 or abs(v) > 1e-6))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(vectors, st.lists(st.floats(0.1, 5), min_size=4, max_size=4))
 def test_diversity_is_at_least_one_and_follows_from_distances_to_the_mean(rows, sizes) -> None:
     """sum p ||v - mean||^2 = sum p ||v||^2 - ||mean||^2, so that diversity - 1 is the spread in units of ||mean||^2."""

@@ -146,7 +146,7 @@ def test_a_matrix_of_low_rank_ends_the_search_in_any_precision(dtype: torch.dtyp
     assert found.converged and found.products == 20 and found.values[8:].abs().max() < 1e-6 * found.values[0]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     distinct=st.lists(st.integers(2, 40), min_size=1, max_size=4, unique=True),
     copies=st.lists(st.integers(1, 4), min_size=4, max_size=4),

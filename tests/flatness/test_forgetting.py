@@ -21,14 +21,14 @@ def test_forgetting_computed_by_hand() -> None:
     assert found.lowest == pytest.approx([0.4, 0.2, 0.5])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(accuracies)
 def test_rising_accuracies_are_never_forgotten(values) -> None:
     rising = np.sort(values, axis=0)
     assert max(forgetting(rising.tolist()).lost) <= 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(accuracies)
 def test_the_total_change_is_at_least_the_final_loss(values) -> None:
     found = forgetting(values.tolist())

@@ -38,7 +38,7 @@ def check(space: Krylov) -> None:
     np.testing.assert_allclose(residuals.numpy(), ritz.residuals, rtol=1e-6, atol=1e-7)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(first=st.integers(2, 30), keep=st.integers(1, 10), then=st.integers(0, 15))
 def test_the_basis_stays_orthonormal_through_restarts(first: int, keep: int, then: int) -> None:
     space = grown(first)

@@ -42,7 +42,7 @@ def test_gradients_and_losses_are_those_of_the_whole_data(name: str) -> None:
     assert objective.gradient().equal(gradient) and objective.loss().shape == ()
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(batch=st.integers(1, 30))
 def test_results_do_not_depend_on_the_batch_size(batch: int) -> None:
     objective, w = case("group norm").objective(batch), case("group norm").objective(24).weights + 0.1

@@ -25,7 +25,7 @@ def three(seed: int = 0, size: int = 12) -> list[Tensor]:
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_basis_is_orthonormal_and_spans_the_three_models(seed: int) -> None:
     a, b, c = three(seed)
     plane = Plane.through(a, b, c)

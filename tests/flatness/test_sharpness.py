@@ -39,7 +39,7 @@ def true_rise(matrix: torch.Tensor, slope: torch.Tensor, rho: float) -> float:
     return float(along @ e + (values * e * e).sum() / 2)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 50), rho=st.floats(0.01, 2))
 def test_first_order_sharpness(seed: int, rho: float) -> None:
     model = quadratic(seed)
@@ -51,7 +51,7 @@ def test_first_order_sharpness(seed: int, rho: float) -> None:
     assert found.loss == pytest.approx(float(objective.loss())) and found.examples == 4 and found.steps == 1
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 50), rho=st.floats(0.05, 2))
 def test_ascent_reaches_the_worst_point(seed: int, rho: float) -> None:
     model = quadratic(seed)

@@ -30,11 +30,11 @@ SOME = [0.3, -0.1, 0.45, 0.8, -0.25, 0.62, 0.17]
 @pytest.mark.parametrize(("rounds", "every", "count"), [(30, 1, 3), (31, 1, 4), (100, 10, 1), (4, 1, 1), (0, 1, 1)])
 def test_the_mean_covers_the_last_tenth_of_all_evaluations(rounds: int, every: int, count: int) -> None:
     history = [{"round": r, "test": {"server": {"accuracy": r / 1000}}} for r in range(0, rounds + 1, every)]
-    summary = summarise(history, "server", "accuracy")
+    summary = summarise(history, "server", "accuracy", lower_is_better=False)
     assert summary.mean_count == count
     assert summary.mean_last == pytest.approx(np.mean([(rounds - every * back) / 1000 for back in range(count)]))
     history[-1]["test"]["swa"] = {"accuracy": 0.9}
-    average = summarise(history, "swa", "accuracy")
+    average = summarise(history, "swa", "accuracy", lower_is_better=False)
     assert (average.mean_last, average.mean_count) == (0.9, 1)
 
 
@@ -86,7 +86,7 @@ def test_signed_rank_is_scipys_where_scipy_is_exact():
     assert signed_rank_p(SOME) == pytest.approx(stats.wilcoxon(SOME, method="exact").pvalue)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(-4, 4), min_size=1, max_size=8))
 def test_signed_rank_with_ties_is_the_share_of_sign_flips(differences):
     values = np.array([d for d in differences if d], dtype=float)

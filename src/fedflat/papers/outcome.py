@@ -187,7 +187,7 @@ def value_of(statistic: Statistic, run: MeasuredRun, model: str, planned_rounds:
     if isinstance(statistic, ClientSeconds):
         rounds = run.history[-1]["round"] if run.history else 0
         return run.seconds / rounds if rounds else None
-    summary = summarise(run.history, model, run.metric)
+    summary = summarise(run.history, model, run.metric, lower_is_better=False)
     if summary is None:
         return None
     if isinstance(statistic, Last):

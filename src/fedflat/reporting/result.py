@@ -72,7 +72,10 @@ class Result:
 
     def _summaries(self) -> dict[str, Summary]:
         """Return the summaries of the primary metric by model; models without finite values are left out."""
-        summaries = {name: summarise(self.history, name, self.metric) for name in self.record.evaluated}
+        summaries = {
+            name: summarise(self.history, name, self.metric, self.record.lower_is_better)
+            for name in self.record.evaluated
+        }
         return {name: summary for name, summary in summaries.items() if summary is not None}
 
     @classmethod

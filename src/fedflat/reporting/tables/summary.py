@@ -32,9 +32,7 @@ class Summary:
     """The best value over test evaluations; optimistic, because it is selected on the test set."""
 
 
-def summarise(
-    history: Sequence[dict[str, Any]], model: str, metric: str, lower_is_better: bool = False
-) -> Summary | None:
+def summarise(history: Sequence[dict[str, Any]], model: str, metric: str, lower_is_better: bool) -> Summary | None:
     """Summarise a test metric of one model of a run: last value, mean over the last 10 % of evaluations, and best.
 
     The mean leaves out the initial model (round 0). None if the metric was never evaluated for this model.
