@@ -223,6 +223,46 @@ def test_the_documented_numbers_of_mofedsam_are_those_of_its_runs() -> None:
     assert documented == measured
 
 
+def test_the_documented_numbers_of_fedwmsam_are_those_of_the_results() -> None:
+    documented = {}
+    for row in rows_of("FedWMSAM Table 1: CIFAR-100, Dirichlet 0.1", "| `"):
+        method, published, measured, seeds, difference, *models = row
+        assert seeds == "1"
+        assert difference == f"{float(measured) - float(published):+.2f}"
+        documented[method.strip("`").partition("(")[0]] = [measured, *models]
+    measured_by_method = {}
+    for path in (ROOT / "results/fedwmsam/table1/cifar-100-beta-0.1").glob("*-seed0.json"):
+        metrics = json.loads(path.read_text())["metrics"]
+        values = [metrics["server"]["best"], *(metrics[model]["last"] for model in ("server", "wima", "ema"))]
+        method = path.stem.removesuffix("-seed0").removesuffix("-ours")
+        measured_by_method[method] = [f"{100 * value:.2f}" for value in values]
+    assert documented == measured_by_method
+
+
+def test_the_documented_numbers_of_the_released_code_are_those_of_its_run() -> None:
+    released_run = json.loads((STUDIES / "results" / "released_fedswa.json").read_text())["runs"]["main.py, FedSWA"]
+    released = {rounds - 1: accuracy for rounds, accuracy in released_run["curve"]}
+    folder = ROOT / "results/fedswa/table2/cifar100-lenet-5"
+    curves = []
+    for path in sorted(folder.glob("fedswa-seed*.json")):
+        result = json.loads(path.read_text())
+        accuracies = [100 * value for value in result["curve"]["server"]]
+        curves.append(dict(zip(result["curve_rounds"], accuracies, strict=True)))
+    checked = 0
+    for rounds, theirs, ours in rows_of("FedSWA's released code", ("| 100 ", "| 200 ", "| 300 ", "| 400 ", "| mean")):
+        at = range(330, 421, 10) if rounds.startswith("mean") else [int(rounds)]
+        assert theirs == f"{fmean(released[t] for t in at):.2f}"
+        values = [fmean(curve[t] for t in at) for curve in curves]
+        assert ours == f"{fmean(values):.2f} ± {stdev(values):.2f}"
+        checked += 1
+    assert checked == 5
+
+
+def rows_of(title: str, start: str | tuple[str, ...]) -> list[list[str]]:
+    """The cells of a section's table rows that start with one of some texts."""
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in section(title) if line.startswith(start)]
+
+
 def section(title: str) -> list[str]:
     """The lines of a section of the page."""
     page = (ROOT / "docs" / "campaign.md").read_text()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from fedflat.algorithms import algorithm
 from fedflat.cli.application import app
+from fedflat.cli.shared.group import UsageError
 from fedflat.data import canonical_dataset, canonical_partition
 from fedflat.errors import UserError
 from fedflat.models import canonical_model
@@ -91,7 +91,7 @@ def test_example_in_help_parses(example: str) -> None:
     ids=" ".join,
 )
 def test_a_wrong_command_is_noticed(wrong: list[str]) -> None:
-    with pytest.raises((AssertionError, click.exceptions.UsageError, UserError)):
+    with pytest.raises((AssertionError, UsageError, UserError)):
         check(wrong)
 
 

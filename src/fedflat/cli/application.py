@@ -6,7 +6,6 @@ import shlex
 from typing import Any
 
 import typer
-from click import Command, Context, NoSuchOption, UsageError
 from typer.core import TyperOption
 
 from fedflat import __version__
@@ -34,7 +33,7 @@ from fedflat.cli.lookup.papers import papers
 from fedflat.cli.lookup.settings import settings
 from fedflat.cli.shared.error_reporting import errors_as_messages
 from fedflat.cli.shared.flags import keep_argument_help
-from fedflat.cli.shared.group import CommandGroup
+from fedflat.cli.shared.group import CommandGroup, NoSuchOption, UsageError
 from fedflat.errors import UserError
 from fedflat.plugins import VARIABLE, MissingPlugin, listed_plugins, load_plugins
 from fedflat.setting_names import suggest_setting
@@ -47,7 +46,7 @@ class Application(CommandGroup):
         super().__init__(**attributes)
         _add_plugin_option(self)
 
-    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options of ``fedflat`` itself; keep the command line for error messages."""
         self._command_line = list(args)
         return super().parse_args(ctx, args)
@@ -74,7 +73,7 @@ class Application(CommandGroup):
                 raise UsageError(f"No such option '{error.option_name}'; did you mean '{flag}'?", error.ctx) from None
 
 
-def _add_plugin_option(command: Command) -> None:
+def _add_plugin_option(command: Any) -> None:
     """Add ``--plugin`` to a command, or to all commands of a group; the plugins are loaded before the command runs."""
     if hasattr(command, "commands"):
         for subcommand in command.commands.values():

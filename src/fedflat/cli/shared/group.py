@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from click import Group, UsageError
 from typer.core import TyperGroup
 
 from fedflat.errors import one_of
+
+try:  # recent versions of Typer raise the errors of their own copy of Click
+    from typer._click.exceptions import NoSuchOption, UsageError
+except ImportError:
+    from click import NoSuchOption, UsageError
+
+__all__ = ["CommandGroup", "NoSuchOption", "UsageError"]
 
 
 class CommandGroup(TyperGroup):
@@ -16,7 +22,7 @@ class CommandGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the name, the command and the remaining arguments; an unknown command raises a ``UsageError``."""
         try:
-            return Group.resolve_command(self, ctx, args)  # skips Typer's override, which adds a suggestion
+            return super().resolve_command(ctx, args)
         except UsageError:
             if args[0].startswith("-"):  # an unknown option, not a command
                 raise
