@@ -145,5 +145,7 @@ def test_shared_layers_stay_shared() -> None:
 
 
 def test_a_model_without_such_layers_is_not_copied() -> None:
-    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.GroupNorm(2, 8, bias=False), nn.BatchNorm2d(8))
+    without_bias = nn.GroupNorm(2, 8)
+    without_bias.bias = None  # type: ignore[assignment]  # older versions of torch lack the argument
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), without_bias, nn.BatchNorm2d(8))
     assert with_gpu_layers(model) is model

@@ -63,7 +63,7 @@ def test_dataset_paths_are_stored_as_absolute_paths(elsewhere: Path) -> None:
         {"data": {"dataset": "images( size=8, path = pets )", "partition": "listed(path=a.json,hash=x)", "dir": "sets"}}
     ).data
     assert (found.dataset, found.partition) == (
-        f"images( size=8, path = {here}/pets )",
+        f"images(size=8,path={here}/pets)",
         f"listed(path={here}/a.json,hash=x)",
     )
     assert found.dir == here / "sets"

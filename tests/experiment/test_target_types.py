@@ -118,7 +118,7 @@ def test_tasks_and_models_that_do_not_fit_the_targets() -> None:
         fedflat.run("fedavg", dataset=dataset(NUMBERS), task=fedflat.Classification(), **SMALL)
     with pytest.raises(UserError, match="both given"):
         fedflat.run("fedavg", dataset=dataset(NUMBERS), task=fedflat.Huber(), training__task="mse", **SMALL)
-    with pytest.raises(UserError, match="1 target columns; expected one number for each"):
+    with pytest.raises(UserError, match="1 number, one per target column"):
         fedflat.run("fedavg", dataset=dataset(NUMBERS), **(SMALL | {"model": torch.nn.Linear(4, 2)}))
 
 

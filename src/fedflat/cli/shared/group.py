@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 from fedflat.errors import one_of
 
 try:  # recent versions of Typer raise the errors of their own copy of Click
-    from typer._click.exceptions import NoSuchOption, UsageError
+    from typer._click.exceptions import NoSuchOption, UsageError  # type: ignore[import-not-found]
 except ImportError:
     from click import NoSuchOption, UsageError
 

@@ -25,6 +25,7 @@ from fedflat.experiment.config import Config
 from fedflat.experiment.setup.weights import load_weights
 from fedflat.flatness.precision import allow_tf32
 from fedflat.models.lstm import CharacterNetwork
+from fedflat.units import counted
 
 MAX_PIXELS = 2**23
 """Pixels per forward pass when evaluating segmentation: 194 CamVid (180x240) or 16 Cityscapes (512x1024) frames."""
@@ -218,8 +219,8 @@ def _check_model(problem: Problem, name: str) -> None:
     )
     if not fits:
         raise UserError(
-            f"{name} returns an output of shape {tuple(output.shape[1:])} per example, but {data.name} has "
-            f"{data.num_outputs} {expected.nouns}; expected one number for each{expected.hint}"
+            f"{name} returns an output of shape {tuple(output.shape[1:])} per example, but {data.name} requires "
+            f"{counted(data.num_outputs, 'number')}, one per {expected.noun}{expected.hint}"
         )
 
 
@@ -243,7 +244,7 @@ class _ExpectedOutput(NamedTuple):
     per_pixel: bool = False
     exact: bool = False
     """Whether there must be exactly one number per class, label or column; otherwise there may be more."""
-    nouns: str = "classes"
+    noun: str = "class"
     hint: str = ""
     """Completes the error message."""
 
@@ -257,9 +258,10 @@ def _expected_output(task: Task, examples: Examples) -> _ExpectedOutput | None:
     if isinstance(task, NextCharacter):
         return _ExpectedOutput(dimensions=(2, 3))
     if isinstance(task, Regression):
-        return _ExpectedOutput(dimensions=(1, 2), exact=True, nouns="target columns")
+        hint = " (float targets make a regression; for classification, use integer targets)"
+        return _ExpectedOutput(dimensions=(1, 2), exact=True, noun="target column", hint=hint)
     if isinstance(task, MultiLabel):
-        return _ExpectedOutput(dimensions=(2,), exact=True, nouns="labels")
+        return _ExpectedOutput(dimensions=(2,), exact=True, noun="label")
     return _ExpectedOutput(dimensions=(2,)) if isinstance(task, Classification) else None
 
 
