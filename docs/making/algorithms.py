@@ -113,7 +113,9 @@ def algorithm_page(name: str) -> str:
         f"{SLOT_NAMES[slot]} [`{text}`](parts.md#{text.partition('(')[0]})"
         for slot, text in slot_texts(algorithm).items()
     ]
-    lines = [f"# {card.name}", "", f"**{card.title}.** " + "; ".join(full_citations(card.paper)) + ".", ""]
+    citations = full_citations(card.paper)
+    papers = f"{'Papers' if len(citations) > 1 else 'Paper'}: {'; '.join(citations)}."
+    lines = [f"# {card.name}", "", f"**{card.title}.** {papers}", ""]
     lines += [f"Slots: {', '.join(slots) or 'all defaults'}.", ""]
     lines += block([f"fedflat run {name} --rounds 50", f"fedflat compare fedavg {name} --rounds 50"], "bash")
     lines += _curve(name)
@@ -133,10 +135,14 @@ def _capital(text: str) -> str:
 
 
 def _slot(algorithm: Algorithm, slot: str) -> list[str]:
+    """The sentence, equations and remarks of the part that fills a slot; a part without a name is the default."""
     value = getattr(algorithm, slot)
     name = part_name(value)
     first, *rest = _equations(value)
-    return [f"The **{SLOT_NAMES[slot]}** is {f'`{name}`' if name else 'the default'}. {first}", *rest]
+    return [
+        f"The **{SLOT_NAMES[slot]}** is {f'`{name}`' if name else 'the default'}: {first[:1].lower()}{first[1:]}",
+        *rest,
+    ]
 
 
 def _equations(spec: Any) -> list[str]:

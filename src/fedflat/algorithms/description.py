@@ -33,8 +33,8 @@ def describe(part: object) -> Description:
 
     >>> from fedflat.algorithms.drift import Prox
     >>> describe(Prox)
-    Description(title='Proximal term', source='FedProx; Li et al. 2020, eq. 2', equations=('d_k = g + mu (y_k - z)',), \
-remarks='')
+    Description(title="A proximal term pulls the client's model towards the received one", \
+source='FedProx; Li et al. 2020, eq. 2', equations=('d_k = g + mu (y_k - z)',), remarks='')
     """
     text = inspect.getdoc(part if isinstance(part, type) else type(part)) or ""
     paragraphs = [block for block in re.split(r"\n\s*\n", text) if not block.lstrip().startswith(">>>")]

@@ -22,12 +22,12 @@ class Schedule(NamedTuple):
     decay: float = 1.0
     """Factor by which the learning rate is multiplied after every round."""
     rounds: int = 1
-    """Number of rounds T."""
+    """Number of rounds T of the run."""
 
 
 @dataclass(frozen=True)
 class LrSchedule(Slot):
-    """Constant learning rate within a round.
+    """The learning rate is constant within a round.
 
         eta_k = eta decay^t
 
@@ -54,7 +54,7 @@ class LrSchedule(Slot):
 
 @dataclass(frozen=True)
 class Linear(LrSchedule):
-    """Linear decay within a round (FedSWA; Liu et al. 2025, eq. 3).
+    """The learning rate decays linearly within each round (FedSWA; Liu et al. 2025, eq. 3).
 
         eta_k = eta_t (1 - k/K) + (k/K) final_lr eta_t
 
@@ -66,8 +66,10 @@ class Linear(LrSchedule):
     [0.5, 0.30000001192092896]
     """
 
-    final_lr: float = param(0.1, "fraction of eta_t approached at the end of a round (rho in the paper)", low=0, high=1)
-    early_decay: bool = param(False, "apply the decay in round 0 already, as in the published code")
+    final_lr: float = param(
+        0.1, "fraction of eta_t that is approached at the end of a round (rho in the paper)", low=0, high=1
+    )
+    early_decay: bool = param(False, "whether the decay per round already applies in round 0, as in the published code")
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
         """The learning rate of step k of K, which decreases linearly from eta_t towards ``final_lr`` eta_t.
@@ -80,13 +82,14 @@ class Linear(LrSchedule):
 
 @dataclass(frozen=True)
 class Cyclic(LrSchedule):
-    """Cyclic learning rate of SWA, constant within a round (Caldarola et al. 2022, eq. 7).
+    """The learning rate falls in cycles of several rounds, as SWA needs (Caldarola et al. 2022, eq. 7).
 
         eta_t = (1 - q) eta + q low
         q = (t mod c + 1) / c
 
-    Here eta_t is the learning rate of round t and eta the base learning rate; both are multiplied by decay^t. A cycle
-    has c = ``length`` rounds. Cycles begin after the fraction ``start`` of all rounds; before that, eta_t = eta.
+    eta is the base learning rate and eta_t the learning rate of all local steps of round t, before it is multiplied by
+    decay^t. A cycle has c = ``length`` rounds. Cycles begin after the fraction ``start`` of all rounds; before that,
+    eta_t = eta.
 
     >>> cyclic = Cyclic(low=0.1, length=2, start=0.5)
     >>> schedule, zero = Schedule(lr=0.5, rounds=4), torch.tensor(0)
@@ -95,7 +98,7 @@ class Cyclic(LrSchedule):
     """
 
     low: float = param(0.0001, "lowest learning rate of a cycle", low=0)
-    length: int = param(20, "rounds per cycle (c)", low=1)
+    length: int = param(20, "number of rounds per cycle, c", low=1)
     start: float = param(0.75, "fraction of the rounds after which cycles begin", low=0, high=1)
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
@@ -115,7 +118,7 @@ class Cyclic(LrSchedule):
 
 @dataclass(frozen=True)
 class Poly(LrSchedule):
-    """Polynomial decay over the run or within each round (Yu et al. 2021, power 0.9).
+    """The learning rate decays polynomially, over the run or within each round (Yu et al. 2021, with power 0.9).
 
         eta_k = eta decay^t (1 - (t + k/K) / T)^power
 
@@ -127,8 +130,8 @@ class Poly(LrSchedule):
     tensor([0.5000, 0.1250])
     """
 
-    power: float = param(0.9, "exponent; 1 is linear", above=0)
-    span: Literal["run", "round"] = param("run", "decay over the whole run, or anew in every round")
+    power: float = param(0.9, "exponent of the decay; 1 is linear", above=0)
+    span: Literal["run", "round"] = param("run", "period of the decay: the whole run (run), or each round anew (round)")
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
         """The learning rate eta decay^t (1 - progress)^power of a step.

@@ -15,23 +15,23 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Sgd(Slot):
-    """Server SGD with learning rate ``server_lr``.
+    """The server takes an SGD step with learning rate ``server_lr``.
 
         x <- x + server_lr q
 
-    q = target - x is the step from the server model x to the target. The drift correction defines the target; by
-    default it is the mean of the clients' models. If ``server_lr`` is above 1, the server steps beyond the target
-    (over-relaxation, called alpha in FedSWA).
+    q = target - x is the vector from the server model x to the target. The drift correction defines the target; by
+    default it is the mean of the clients' models after local training. If ``server_lr`` is above 1, the server steps
+    beyond the target (over-relaxation). FedSWA calls this learning rate alpha.
 
     >>> from torch import tensor
     >>> Sgd(server_lr=1.5).step(tensor([1.0, 2.0]), tensor([0.2, -0.2]), {})
     (tensor([1.3000, 1.7000]), {})
     """
 
-    server_lr: float = param(1.0, "server learning rate (alpha in FedSWA)", above=0)
+    server_lr: float = param(1.0, "learning rate of the server (alpha in FedSWA)", above=0)
 
     def step(self, x: Tensor, q: Tensor, state: State) -> tuple[Tensor, State]:
-        """Take one server step.
+        """Move the server model by one step.
 
         Args:
             x: server model, shape (P,).
@@ -45,7 +45,7 @@ class Sgd(Slot):
         return x + self.server_lr * q, {}
 
     def divergence_hint(self) -> str | None:
-        """Why a ``server_lr`` above 2 may make a run diverge; None for smaller values."""
+        """Return why a ``server_lr`` above 2 may make a run diverge, or None for smaller values."""
         if self.server_lr <= 2:
             return None
         return f"server_lr={self.server_lr:g} extrapolates far beyond the clients' mean; lower it"
@@ -53,12 +53,13 @@ class Sgd(Slot):
 
 @dataclass(frozen=True)
 class Momentum(Sgd):
-    """Server SGD with heavy-ball momentum (FedAvgM; Hsu et al. 2019).
+    """The server takes SGD steps with heavy-ball momentum (FedAvgM; Hsu et al. 2019).
 
         m <- beta m + q
         x <- x + server_lr m
 
-    q = target - x is the step from the server model x to the target of the drift correction, and m the momentum.
+    q = target - x is the vector from the server model x to the target, which the drift correction defines, and m is the
+    server's momentum.
 
     >>> from torch import tensor
     >>> Momentum(beta=0.5).step(tensor([1.0, 2.0]), tensor([0.2, -0.2]), {"m": tensor([0.4, 0.4])})
@@ -92,13 +93,14 @@ class Adaptive(Sgd, ABC):
     one, which each subclass updates in its own way.
     """
 
-    server_lr: float = param(0.1, "server learning rate", above=0)
+    server_lr: float = param(0.1, "learning rate of the server", above=0)
     beta1: float = param(0.9, "decay of the first moment m", low=0, high=1)
-    tau: float = param(1e-3, "added to sqrt(v), which keeps the step finite", above=0)
-    v_init: float | None = param(None, "initial value of v; none means tau^2", low=0)
-    bias_correction: bool = param(False, "correct m and v for their initial values, as Keras and torch do")
+    tau: float = param(1e-3, "constant added to sqrt(v), which keeps the step finite", above=0)
+    v_init: float | None = param(None, "initial value of v; tau^2 if not set", low=0)
+    bias_correction: bool = param(False, "whether to correct m and v for their initial values, as Keras and torch do")
     second_moment_of: Literal["displacement", "momentum"] = param(
-        "displacement", "v averages the squares of q, or those of m as in one version of the paper"
+        "displacement",
+        "whether v averages squares of q (displacement) or, as in one version of the paper, of m (momentum)",
     )
 
     def on_server(self) -> Fields:
@@ -146,7 +148,7 @@ class ExponentialAdaptive(Adaptive, ABC):
 
 @dataclass(frozen=True)
 class Adam(ExponentialAdaptive):
-    """Adam on the server (FedAdam; Reddi et al. 2021, Algorithm 2).
+    """The server takes Adam steps (FedAdam; Reddi et al. 2021, Algorithm 2).
 
         m <- beta1 m + (1 - beta1) q
         v <- beta2 v + (1 - beta2) q^2
@@ -166,7 +168,7 @@ class Adam(ExponentialAdaptive):
 
 @dataclass(frozen=True)
 class Yogi(ExponentialAdaptive):
-    """Yogi on the server (FedYogi; Reddi et al. 2021, Algorithm 2).
+    """The server takes Yogi steps (FedYogi; Reddi et al. 2021, Algorithm 2).
 
         m <- beta1 m + (1 - beta1) q
         v <- v - (1 - beta2) q^2 sign(v - q^2)
@@ -183,7 +185,7 @@ class Yogi(ExponentialAdaptive):
 
 @dataclass(frozen=True)
 class Adagrad(Adaptive):
-    """Adagrad on the server (FedAdagrad; Reddi et al. 2021, Algorithm 2).
+    """The server takes Adagrad steps (FedAdagrad; Reddi et al. 2021, Algorithm 2).
 
         m <- beta1 m + (1 - beta1) q
         v <- v + q^2

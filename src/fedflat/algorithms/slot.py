@@ -27,20 +27,20 @@ class Field:
     """The declaration of one vector or scalar that a slot keeps or sends."""
 
     name: str
-    """Key of this entry in the state."""
+    """Name of the vector or scalar: its key in the state or message."""
     vector: bool = True
-    """Whether it is a vector of shape (P,) instead of a scalar."""
+    """Whether the field is a vector of shape (P,) instead of a scalar."""
     start: float | Literal["model"] = 0.0
-    """Initial value of every entry; ``"model"`` starts as a copy of the initial model."""
+    """Initial value of every entry; with ``"model"``, the field starts as a copy of the initial model."""
     sent: bool = True
     """For server state: whether clients receive it."""
     by_samples: bool = False
     """For messages: whether their mean is weighted by sample counts instead of uniform."""
     momentum: Literal["ascent", "descent"] | None = None
-    """For server state: marks the slot's momentum, in gradient units (ascent) or displacement units (descent)."""
+    """For server state: marks a momentum, in units of gradients (ascent) or displacements (descent); otherwise None."""
 
     def new(self, x: Tensor) -> Tensor:
-        """The field's initial value: a copy of the initial model ``x`` of shape (P,), or ``start`` in every entry."""
+        """Return the initial value: a copy of the initial model ``x`` of shape (P,), or ``start`` in every entry."""
         if self.start == "model":
             return x.clone()
         if self.vector:
@@ -48,7 +48,7 @@ class Field:
         return torch.full((), self.start, dtype=x.dtype, device=x.device)
 
     def scalars(self, size: int) -> int:
-        """Number of values that this field holds for a model of ``size`` parameters."""
+        """Return the number of values that this field holds for a model of ``size`` parameters."""
         return size if self.vector else 1
 
 
@@ -64,10 +64,11 @@ def vector(
 
     Args:
         name: key of the vector in the state.
-        start: initial value of every entry; ``"model"`` starts as a copy of the initial model.
-        sent: for server state, whether clients receive it.
-        by_samples: for messages, whether to average by sample counts instead of uniformly.
-        momentum: for server state, marks a momentum, in units of gradients (ascent) or displacements (descent).
+        start: initial value of every entry; with ``"model"``, the vector starts as a copy of the initial model.
+        sent: for server state, whether clients receive the vector.
+        by_samples: for messages, whether their mean is weighted by sample counts instead of uniform.
+        momentum: for server state, marks a momentum, in units of gradients (ascent) or displacements (descent); None
+            for other vectors.
     """
     return Field(name, True, start, sent, by_samples, momentum)
 
@@ -92,74 +93,74 @@ class LocalContext(NamedTuple):
     """
 
     y: Tensor
-    """Current local iterate y_k, shape (P,)."""
+    """Current model y_k of the client, shape (P,)."""
     z: Tensor
-    """Received model, from which local training started, shape (P,)."""
+    """Model that the client received and started from, shape (P,)."""
     server: State
-    """This slot's server state that was sent to clients."""
+    """The part of this slot's server state that is sent to clients."""
     client: State
-    """This slot's client state, kept between rounds."""
+    """State that the client keeps for this slot between rounds."""
     local: State
-    """This slot's state within the round: created by ``begin``, updated by every step."""
+    """State of this slot within the round: created by ``begin`` and updated by every step."""
     drift: State
     """The drift slot's ``local`` state, which a perturbation may read."""
     step: Tensor
-    """Step k, counted from 0, shape ()."""
+    """Number k of the current step, counted from 0, shape ()."""
     steps: Tensor
     """Number of local steps K of this client in this round, shape ()."""
     lr_sum: Tensor
-    """H: sum of the learning rates of the steps taken so far in this round, shape ()."""
+    """Sum H of the learning rates of the steps taken so far in this round, shape ()."""
     first_lr: Tensor
     """Learning rate of step 0, shape ()."""
     final_lr: Tensor
-    """Learning rate that step K would have; K-1 is the last step taken, shape ()."""
+    """Learning rate that a further step K would have (the last step has number K-1), shape ()."""
     round: Tensor
-    """Round t, counted from 0, shape ()."""
+    """Number t of the round, counted from 0, shape ()."""
     layout: Layout
     """Names and shapes of the parameters in a flat vector."""
     offset: Tensor | None = None
-    """Current perturbation e_k, shape (P,), once it is known."""
+    """Perturbation e_k of the current step, shape (P,); None if there is none, or before it has been computed."""
     own_gradient: Tensor | None = None
-    """Full-batch gradient of this client at z, shape (P,), if the drift requests it."""
+    """Full-batch gradient of this client at z, shape (P,); None unless the drift correction requests it."""
     common_gradient: Tensor | None = None
-    """Sample-weighted mean of the cohort's full-batch gradients at z, shape (P,), if the drift requests it."""
+    """Mean of the cohort's full-batch gradients at z, weighted by samples, shape (P,); None unless requested."""
 
     def perturbed(self, point: Tensor) -> Tensor:
-        """``point`` shifted by the current perturbation."""
+        """Return ``point`` of shape (P,), shifted by the current perturbation."""
         return point if self.offset is None else point + self.offset
 
     @property
     def displacement(self) -> Tensor:
-        """D = y - z, shape (P,)."""
+        """Displacement D = y - z of the client's model so far, shape (P,)."""
         return self.y - self.z
 
     @property
     def mean_direction(self) -> Tensor:
-        """u = (z - y) / H: the mean direction of the steps taken so far, in gradient units, shape (P,)."""
+        """Mean direction (z - y) / H of the steps taken so far, in units of gradients, shape (P,)."""
         return (self.z - self.y) / self.lr_sum
 
 
 class CohortMeans(NamedTuple):
-    """What the clients of a round sent, averaged over the cohort; vectors have shape (P,)."""
+    """Averages over the cohort of what its clients sent in a round; vectors have shape (P,)."""
 
     x: Tensor
     """Server model at the start of the round."""
     z: Tensor
-    """Broadcast model."""
+    """Model that the server broadcast at the start of the round."""
     displacement: Tensor
-    """Mean of the displacements D_i, weighted by the aggregation weights."""
+    """Mean of the clients' displacements D_i, weighted by the aggregation weights."""
     uniform: Tensor
-    """Uniform mean of the displacements, for duals and control variates."""
+    """Uniform mean of the displacements, which duals and control variates need."""
     direction: Tensor
-    """Uniform mean of (z - y_K) / H_i: displacements in gradient units."""
+    """Uniform mean of (z - y_K) / H_i, where H_i is the sum of the learning rates of client i's K steps."""
     mean: State
-    """Means of this slot's messages."""
+    """Means of the messages that clients sent for this slot, by name."""
     share: float
     """Cohort size divided by the number of clients, |S| / N."""
     round: int
-    """Round t, counted from 0."""
+    """Number t of the round, counted from 0."""
     common_gradient: Tensor | None = None
-    """The cohort's mean full-batch gradient at z, if the drift requests it."""
+    """Mean of the cohort's full-batch gradients at z; None unless the drift correction requests it."""
 
 
 def unit(v: Tensor) -> Tensor:
@@ -180,19 +181,19 @@ class Slot:
     """
 
     def on_server(self) -> Fields:
-        """State that the server keeps for this slot."""
+        """Declare the state that the server keeps for this slot."""
         return ()
 
     def on_client(self) -> Fields:
-        """State that each client keeps for this slot between rounds."""
+        """Declare the state that each client keeps for this slot between rounds."""
         return ()
 
     def sends(self) -> Fields:
-        """What a client sends for this slot in addition to its displacement."""
+        """Declare what a client sends for this slot in addition to its displacement."""
         return ()
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Return why this component cannot be combined with the algorithm's other ones, or None if it can.
+        """Return why this component cannot be combined with the algorithm's other components, or None if it can.
 
         Args:
             slots: all components of the algorithm by slot: drift, perturbation, lr_schedule, server.
@@ -213,13 +214,14 @@ FullGradient = Literal["none", "own", "common"]
 
 @dataclass(frozen=True)
 class Drift(Slot):
-    """No drift correction (FedAvg; McMahan et al. 2017).
+    """Local steps follow the gradient without correction (FedAvg; McMahan et al. 2017).
 
         d_k = g
         target = z + mean_S D_i
 
-    d_k is the direction of local step k and g the gradient of its batch. The target is what the server moves towards: z
-    is the broadcast model, D_i = y_K - z the displacement of client i, and mean_S the mean over the cohort S.
+    d_k is the direction of local step k and g the gradient of its batch. The server moves towards the target, the mean
+    of the clients' final models: z is the broadcast model, D_i = y_K - z the displacement of client i after its K local
+    steps, and mean_S the mean over the cohort S.
 
     >>> from torch import tensor
     >>> from fedflat.testing import cohort_means
@@ -232,7 +234,8 @@ class Drift(Slot):
     def full_gradient(self) -> FullGradient:
         """Which full-batch gradient at the broadcast model z a client needs before local training.
 
-        ``own``: that of its own data; ``common``: the mean of these gradients over the cohort; ``none``: neither.
+        ``own`` is the gradient on the client's own data, ``common`` the mean of these gradients over the cohort, and
+        ``none`` means that no such gradient is needed.
         """
         return "none"
 
@@ -243,63 +246,60 @@ class Drift(Slot):
 
     @property
     def extra_passes(self) -> int:
-        """Backward passes per local step in addition to the one that computes the gradient g."""
+        """Number of backward passes per local step in addition to the one that computes the gradient g."""
         return 0
 
     def start(self, x: Tensor, server: State) -> Tensor:
-        """The model z to broadcast, shape (P,), from the server model ``x`` and this slot's server state."""
+        """Return the model z to broadcast, shape (P,), given the server model ``x`` and this slot's server state."""
         return x
 
     def begin(self, ctx: LocalContext) -> State:
-        """State of a client within one round, at its start, e.g. a correction that stays constant in the round."""
+        """Return the client's state for this round, e.g. a correction that stays constant during the round."""
         return {}
 
     def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
-        """The direction d_k of a local step, shape (P,).
+        """Return the direction d_k of a local step, shape (P,).
 
         Args:
             g: gradient of the current batch at the perturbed model, shape (P,).
             ctx: the client's context; ``ctx.y`` is its model, without the perturbation.
-            gradient: gradient of the current batch at any point, one backward pass per call.
+            gradient: function that computes the current batch's gradient at a point, one backward pass per call.
         """
         return g
 
     def displacement(self, ctx: LocalContext) -> Tensor:
-        """The vector that the client uploads and the server averages; by default D = y_K - z, shape (P,)."""
+        """Return the vector of shape (P,) that the client uploads and the server averages; by default D = y_K - z."""
         return ctx.displacement
 
     def local_displacement(self, uploaded: Tensor, client: State) -> Tensor:
-        """y_K - z recovered from the uploaded vector and the client's state before the round, shape (P,)."""
+        """Recover y_K - z, shape (P,), from the uploaded vector and the client's state before the round."""
         return uploaded
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """After the last local step: changed client state, and messages sent in addition to the displacement."""
+        """Return the changed client state after the last step, and the messages to send along with the displacement."""
         return {}, {}
 
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
-        """The target model that the server optimiser moves towards, shape (P,), and the changed server state."""
+        """Return the target that the server optimiser moves towards, shape (P,), and the changed server state."""
         return means.z + means.displacement, {}
 
     def evaluated(self, server: State) -> State:
-        """Further models by name, made from the server state, to evaluate along with the server model."""
+        """Return further models to evaluate along with the server model, by name, made from the server state."""
         return {}
 
 
 LARGE_RHO = 10
 """A perturbation radius beyond every published value."""
-PERTURB_FROM = "data: ascend along the data gradient; total: along the drift-corrected direction"
+PERTURB_FROM = "direction of the ascent step: the data gradient (data) or the drift-corrected direction (total)"
 
 
 @dataclass(frozen=True)
 class Perturbation(Slot):
-    """No perturbation: gradients are evaluated at the client's model y_k itself, not at y_k + e.
-
-    e = 0
-    """
+    """Gradients are evaluated at the client's model y_k itself, without a perturbation e."""
 
     @property
     def ascent_passes(self) -> int:
-        """Backward passes per local step that are needed to compute the offset e."""
+        """Number of backward passes per local step that are needed to compute the offset e."""
         return 0
 
     @property
@@ -308,20 +308,20 @@ class Perturbation(Slot):
         return False
 
     def divergence_hint(self) -> str | None:
-        """Why a radius ``rho`` above 10 may make a run diverge; None if it is smaller or there is no radius."""
+        """Return why a radius ``rho`` above 10 may make a run diverge, or None if there is no such radius."""
         rho = getattr(self, "rho", 0)
         return f"rho={rho:g} evaluates gradients far from the model; lower it" if rho > LARGE_RHO else None
 
     def begin(self, ctx: LocalContext) -> State:
-        """State of a client within one round, at its start."""
+        """Return the client's state for this round, at the start of the round."""
         return {}
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
-        """The offset e_k from the client's model y_k at which the gradient of a local step is evaluated.
+        """Return the offset e_k from the client's model y_k at which the gradient of a local step is evaluated.
 
         Args:
             ctx: the client's context.
-            gradient: gradient of the current batch at any point, one backward pass per call.
+            gradient: function that computes the current batch's gradient at a point, one backward pass per call.
 
         Returns:
             The offset of shape (P,), or None for no offset; and the fields of the local state that changed.
@@ -329,13 +329,13 @@ class Perturbation(Slot):
         return None, {}
 
     def blend(self, g: Tensor, ctx: LocalContext) -> Tensor:
-        """The gradient to pass to the drift correction, given the gradient ``g`` at the perturbed point, shape (P,)."""
+        """Return the gradient for the drift correction, given the gradient ``g`` at the perturbed point; shape (P,)."""
         return g
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """After the last local step: changed client state, and messages of this slot."""
+        """Return the changed client state after the last local step, and this slot's messages to the server."""
         return {}, {}
 
     def aggregate(self, means: CohortMeans, server: State, x: Tensor) -> State:
-        """Changed server state of this slot, from the cohort's means; ``x`` is the new server model, shape (P,)."""
+        """Return the changed server state, from the cohort's means; ``x`` is the new server model, shape (P,)."""
         return {}

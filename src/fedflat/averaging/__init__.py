@@ -19,7 +19,7 @@ AVERAGES.register("ema", Ema)
 
 
 def average_name(average: Average) -> str:
-    """The text that identifies an averaged model in metrics and files: its name and non-default parameters.
+    """Return the text that identifies an averaged model in metrics and files: name and non-default parameters.
 
     >>> average_name(Wima(window=50))
     'wima(window=50)'

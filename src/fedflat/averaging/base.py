@@ -22,15 +22,15 @@ class RunInfo:
     """What an average may know about its run; P is the number of entries of a model vector."""
 
     rounds: int
-    """Number of rounds T."""
+    """Number of rounds T of the run."""
     cycle: int
-    """Rounds after which the learning-rate schedule repeats; SWA captures one model per cycle."""
+    """Number of rounds after which the learning-rate schedule repeats; SWA captures one model per cycle."""
     classifier: Tensor
-    """Boolean vector of shape (P,), true for the last linear layer."""
+    """Boolean vector of shape (P,) that is true for the parameters of the last linear layer."""
     ring: Callable[[str, int], Ring]
-    """Creates a ring buffer that holds a number of vectors and is stored under a name."""
+    """Function that creates a ring buffer, given the name under which it is stored and the number of its vectors."""
     first: int = 0
-    """Rounds completed before the run started, e.g. by the run it continues."""
+    """Number of rounds that were completed before this run started, e.g. by the run that it continues."""
 
 
 class AverageState(ABC):
@@ -45,14 +45,14 @@ class AverageState(ABC):
 
     @abstractmethod
     def model(self, x: Tensor) -> Tensor | None:
-        """The averaged model of shape (P,); None before averaging has begun.
+        """Return the averaged model of shape (P,), or None before averaging has begun.
 
-        ``x`` is the current server model. It gives the dtype, and the entries that the average leaves out.
+        The current server model ``x`` provides the dtype, and the entries that are not averaged.
         """
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """The state as tensors by name, to store in a checkpoint."""
+        """Return the state as tensors by name, to store in a checkpoint."""
 
     @abstractmethod
     def restore(self, tensors: dict[str, Tensor]) -> None:
@@ -65,10 +65,10 @@ class Average(ABC):
 
     @abstractmethod
     def begin(self, info: RunInfo, x: Tensor) -> AverageState:
-        """The initial state for a run that starts at the model ``x`` of shape (P,)."""
+        """Return the initial state of the average for a run that starts at the model ``x`` of shape (P,)."""
 
     def warning(self, info: RunInfo) -> str | None:
-        """Return why no model would be averaged in this run and what to change, or None if there are models."""
+        """Return why this run would average no model and what to change, or None if it averages at least one."""
         return None
 
 

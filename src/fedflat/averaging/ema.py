@@ -12,11 +12,12 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Ema(Average):
-    """Exponential moving average of server models.
+    """The average is an exponential moving average of the server models.
 
         w <- decay w + (1 - decay) x
 
-    w is the average and x the server model after a round; w starts as the model after the first round.
+    w is the average and x the server model after a round. The first value of w is the server model after the first
+    round.
 
     >>> from torch import tensor
     >>> from fedflat.testing import run_info
@@ -27,7 +28,9 @@ class Ema(Average):
     tensor([2., 3.])
     """
 
-    decay: float = param(0.99, "weight of the previous average", low=0, high=1)
+    decay: float = param(
+        0.99, "weight of the previous average w; the new server model has weight 1 - decay", low=0, high=1
+    )
 
     def begin(self, info: RunInfo, x: Tensor) -> AverageState:
         return EmaState(self.decay)

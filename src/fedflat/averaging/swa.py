@@ -14,14 +14,13 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Swa(Average):
-    """Mean of models captured once per cycle (SWA; Caldarola et al. 2022, Algorithm 1).
+    """The average is the mean of models captured once per cycle (SWA; Caldarola et al. 2022, Algorithm 1).
 
         w <- (n w + x) / (n + 1)
 
-    w is the average, x the captured server model, and n the number of models captured before. Averaging begins after
-    the fraction ``start`` of all rounds, with w equal to the server model at that time; the first captured model
-    replaces it. A cycle has as many rounds as a cycle of the learning-rate schedule ``cyclic``, unless ``every`` is
-    set.
+    w is the average, x a captured server model, and n the number of models captured before x. Averaging begins after
+    the fraction ``start`` of all rounds. Until the first capture, w is the server model at the beginning of averaging.
+    Captures are c rounds apart: c is ``every`` or, if that is not set, the cycle length of the learning-rate schedule.
 
     >>> from torch import tensor
     >>> from fedflat.testing import run_info
@@ -35,19 +34,25 @@ class Swa(Average):
     """
 
     start: float = param(0.75, "fraction of the rounds after which averaging begins", low=0, high=1)
-    every: int | None = param(None, "rounds c between captures; none: the cycle of the schedule", low=1)
+    every: int | None = param(
+        None, "number of rounds c between captures; if not set, the cycle length of the learning-rate schedule", low=1
+    )
     weighting: Literal["mean", "literal"] = param(
-        "mean", "mean: plain mean of the captured models, as in the published code; literal: n = t / c, as printed"
+        "mean",
+        "how captured models are averaged: mean is their plain mean, as in the released code; literal is the running "
+        "average with n = t / c after round t, as printed in the paper",
     )
     capture_phase: Literal["released", "cycle_end"] = param(
-        "released", "released: capture when t - start is a multiple of c; cycle_end: at the lowest learning rate"
+        "released",
+        "rounds t whose model is captured: with released, those for which t minus the first averaging round is a "
+        "multiple of c; with cycle_end, those in which the learning rate is lowest",
     )
 
     def begin(self, info: RunInfo, x: Tensor) -> AverageState:
         return self._state(info)
 
     def warning(self, info: RunInfo) -> str | None:
-        """Why the run captures no model and what to change; None if it captures at least one."""
+        """Return why the run captures no model and what to change, or None if it captures at least one."""
         state = self._state(info)
         if any(state.captures(round) for round in range(state.start, info.rounds)):
             return None

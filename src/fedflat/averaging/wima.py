@@ -14,12 +14,12 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Wima(Average):
-    """Mean of the last W server models (WiMA; Caldarola et al. 2023, eq. 4).
+    """The average is the mean of the last W server models (WiMA; Caldarola et al. 2023, eq. 4).
 
         w = (1 / W) sum_{j<W} x^{t+1-j}
 
-    w is the average after round t (counted from 0), and x^t the server model after t rounds. During the first W rounds,
-    where W is the window, w is the mean of the server models so far; the initial model x^0 is excluded.
+    w is the average after round t (counted from 0), W the window, and x^t the server model after t rounds. During the
+    first W rounds, w is the mean of all server models so far, except the initial model x^0.
 
     >>> from torch import tensor
     >>> from fedflat.testing import run_info
@@ -30,9 +30,9 @@ class Wima(Average):
     tensor([2., 4.])
     """
 
-    window: int = param(100, "number of models W", low=1)
+    window: int = param(100, "number W of most recent server models to average", low=1)
     part: Literal["all", "classifier", "features"] = param(
-        "all", "parameters to average; the others are those of the server model"
+        "all", "parameters to average; all other parameters are those of the current server model"
     )
 
     def begin(self, info: RunInfo, x: Tensor) -> AverageState:

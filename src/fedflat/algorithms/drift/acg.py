@@ -14,7 +14,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Acg(Drift):
-    """Server momentum with look-ahead broadcast (FedACG; Kim et al. 2024).
+    """Clients start from a model that is moved ahead along the server's momentum (FedACG; Kim et al. 2024).
 
         z = x + lam m
         d_k = g + beta (y_k - z)
@@ -34,8 +34,10 @@ class Acg(Drift):
     (tensor([1.2000, 2.0000]), {'m': tensor([0.2000, 0.0000])})
     """
 
-    lam: float = param(0.85, "server momentum and look-ahead factor", low=0, high=1)
-    beta: float = param(0.002, "pull towards z; the paper's 1e-3 multiplies the square without a factor 1/2", low=0)
+    lam: float = param(0.85, "coefficient of the server's momentum, and look-ahead factor", low=0, high=1)
+    beta: float = param(
+        0.002, "strength of the pull towards z; the paper's 1e-3 multiplies the squared distance without 1/2", low=0
+    )
 
     def on_server(self) -> Fields:
         return (vector("m", sent=False, momentum="descent"),)

@@ -12,16 +12,16 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class AdaBest(Drift):
-    """Adaptive bias estimates (AdaBest; Varno et al. 2022).
+    """An adaptive estimate of each client's bias is subtracted from its gradients (AdaBest; Varno et al. 2022).
 
         d_k = g - h_i
         h_i <- h_i / (t - last_i) + mu (z - y_K)
         a = mean_S y_K
         target = a + beta (a - a_previous)
 
-    h_i is the estimate of client i's bias, a the mean of the clients' final models y_K over the cohort S, and
-    a_previous that of the previous round. z is the broadcast model. Rounds are counted from t = 1; last_i is the round
-    in which client i last participated, initially 0.
+    h_i is the estimate of client i's bias, a the mean over the cohort S of the clients' final models y_K, and
+    a_previous the value of a in the previous round. z is the broadcast model. Rounds are counted from t = 1; last_i is
+    the round in which client i last participated, initially 0.
 
     >>> from fedflat.testing import cohort_means, local_context
     >>> ctx = local_context(y=[1.0, 3.0], z=[1.0, 1.0], client={"h": [0.4, 0.4], "last": 0.0}, round=1)
@@ -33,7 +33,7 @@ class AdaBest(Drift):
     """
 
     mu: float = param(0.02, "weight of the displacement in the bias estimate", low=0)
-    beta: float = param(0.9, "server extrapolation from the previous to the new mean", low=0, high=1)
+    beta: float = param(0.9, "factor by which the server extrapolates from the previous to the new mean", low=0, high=1)
 
     def on_server(self) -> Fields:
         return (vector("aggregate", start="model", sent=False),)

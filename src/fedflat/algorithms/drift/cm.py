@@ -12,12 +12,14 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Cm(Drift):
-    """Client-level momentum (FedCM; Xu et al. 2021).
+    """Each local step combines the gradient with the server's momentum (FedCM; Xu et al. 2021).
 
         d_k = alpha g + (1 - alpha) Delta
         Delta <- mean_S (z - y_K) / H
 
-    Delta is the server's momentum, the mean direction of all local steps of the previous round.
+    Delta is the server's momentum: the mean direction of all local steps of the previous round. z is the broadcast
+    model, y_K a client's model after its K local steps, H the sum of their learning rates, and mean_S the mean over the
+    cohort.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -27,7 +29,7 @@ class Cm(Drift):
     tensor([ 1.1000, -0.7000])
     """
 
-    alpha: float = param(0.1, "weight of the gradient; the momentum has 1 - alpha", low=0, high=1)
+    alpha: float = param(0.1, "weight of the gradient; the momentum has weight 1 - alpha", low=0, high=1)
 
     def on_server(self) -> Fields:
         return (vector("momentum", momentum="ascent"),)

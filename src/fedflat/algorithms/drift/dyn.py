@@ -13,7 +13,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Dyn(Drift):
-    """Dynamic regularisation (FedDyn; Acar et al. 2021, eqs. 1-3).
+    """A regulariser that changes every round aligns the clients' minima (FedDyn; Acar et al. 2021, eqs. 1-3).
 
         d_k = g + alpha (y_k - z + a_i)
         a_i <- a_i + D_i
@@ -33,9 +33,15 @@ class Dyn(Drift):
     {'a': tensor([0.5000, 1.5000])}
     """
 
-    alpha: float = param(0.01, "regularisation strength; 1/lambda in FedSpeed, lamb in FedSMOO's code", above=0)
-    dual_scope: Literal["all", "active"] = param("all", "average the duals over all clients or over the cohort")
-    all_mean: bool = param(False, "also evaluate the mean of all clients' latest models; clients keep one more vector")
+    alpha: float = param(
+        0.01, "regularisation strength; called 1/lambda in FedSpeed and lamb in FedSMOO's code", above=0
+    )
+    dual_scope: Literal["all", "active"] = param(
+        "all", "clients whose duals are averaged: all clients (all) or the cohort (active)"
+    )
+    all_mean: bool = param(
+        False, "whether to evaluate the mean of all clients' latest models, too; clients then keep one more vector"
+    )
 
     def on_server(self) -> Fields:
         """``a`` is the mean of all clients' duals, ``active`` the mean of the cohort's models.

@@ -25,7 +25,7 @@ class FrozenMomentum(Drift):
 
     beta: float = param(0.0, "momentum coefficient; 0 is plain SGD", low=0, high=1)
     form: Literal["fedjax", "ema"] = param(
-        "fedjax", "m <- G + beta m as in FedJAX, or the paper's exponential moving average"
+        "fedjax", "update of m: G + beta m, as in FedJAX (fedjax), or the paper's exponential moving average (ema)"
     )
 
     @property
@@ -61,7 +61,7 @@ class FrozenMomentum(Drift):
 
 @dataclass(frozen=True)
 class Mime(FrozenMomentum):
-    """Server momentum with variance-reduced local steps (MIME; Karimireddy et al. 2021, Algorithm 1).
+    """Local steps use the server's momentum and reduced-variance gradients (MIME; Karimireddy et al. 2021, Alg. 1).
 
         q_k = g(y_k) - g(z) + G
         d_k = q_k + beta m
@@ -104,7 +104,7 @@ class Mime(FrozenMomentum):
 
 @dataclass(frozen=True)
 class MimeLite(FrozenMomentum):
-    """Server momentum without variance reduction (MIMELite; Karimireddy et al. 2021, Algorithm 1).
+    """Local steps use the server's momentum and plain gradients (MIMELite; Karimireddy et al. 2021, Algorithm 1).
 
         d_k = g + beta m
         m <- G + beta m

@@ -13,7 +13,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Mo(Drift):
-    """Momentum-based stochastic control (FedMoSWA; Liu et al. 2025, eqs. 5-7).
+    """Control variates and the server's momentum correct each gradient (FedMoSWA; Liu et al. 2025, eqs. 5-7).
 
         d_k = g - c_i + m
         c_i+ = c_i - m + (z - y_K) / H
@@ -35,12 +35,15 @@ class Mo(Drift):
     ({'c': tensor([0.5000, 0.0000])}, {'dm': tensor([-0.5000, -1.0000])})
     """
 
-    gamma: float = param(0.2, "step of the server momentum towards the clients' control variates", low=0, high=1)
-    option: Literal["I", "II"] = param("II", "compute c_i+ from the gradient at z (I) or the displacement (II)")
-    option_I_batches: int = param(0, "batches in option I's gradient; 0 uses all of the client's data", low=0)
-    gamma_first_round: float | None = param(None, "gamma in round 0; 1 in the published code", low=0, high=1)
+    gamma: float = param(0.2, "step size of the server's momentum towards the clients' control variates", low=0, high=1)
+    option: Literal["I", "II"] = param("II", "source of c_i+: the gradient at z (I) or the displacement (II)")
+    option_I_batches: int = param(0, "number of batches in option I's gradient; 0 uses all of the client's data", low=0)
+    gamma_first_round: float | None = param(
+        None, "gamma in round 0, if it differs from gamma; 1 in the published code", low=0, high=1
+    )
     normaliser: Literal["sum", "trapezoid"] = param(
-        "sum", "H: sum of the learning rates, or K (first + final) / 2 as in the published code"
+        "sum",
+        "value of H: the sum of the learning rates, or K (first + final) / 2 as in the published code (trapezoid)",
     )
 
     @property

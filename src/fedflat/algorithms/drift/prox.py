@@ -12,7 +12,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Prox(Drift):
-    """Proximal term (FedProx; Li et al. 2020, eq. 2).
+    """A proximal term pulls the client's model towards the received one (FedProx; Li et al. 2020, eq. 2).
 
         d_k = g + mu (y_k - z)
 

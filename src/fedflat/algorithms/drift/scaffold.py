@@ -13,7 +13,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Scaffold(Drift):
-    """Control variates (SCAFFOLD; Karimireddy et al. 2020, eqs. 3-5).
+    """Control variates correct each client's gradients (SCAFFOLD; Karimireddy et al. 2020, eqs. 3-5).
 
         d_k = g - c_i + c
         c_i+ = c_i - c + (z - y_K) / H
@@ -35,8 +35,10 @@ class Scaffold(Drift):
     ({'c': tensor([0.5000, 0.0000])}, {'dc': tensor([ 0., -2.])})
     """
 
-    option: Literal["I", "II"] = param("II", "compute c_i+ from the full-batch gradient (I) or the displacement (II)")
-    cv_weight: float = param(1.0, "weight of c - c_i in the direction; 0.1 in FedLESAM-S's published code", low=0)
+    option: Literal["I", "II"] = param(
+        "II", "source of c_i+: the full-batch gradient at z (I) or the displacement (II)"
+    )
+    cv_weight: float = param(1.0, "weight of c - c_i in the direction d_k; 0.1 in FedLESAM-S's published code", low=0)
 
     @property
     def full_gradient(self) -> FullGradient:

@@ -17,7 +17,7 @@ SIGNAL_RANGE = (0.1, 0.9)
 
 @dataclass(frozen=True)
 class Wmsam(Drift):
-    """Personalised momentum with an adaptive weight (FedWMSAM; C2 and C3).
+    """Each client follows its own momentum, with an adaptive weight (FedWMSAM; components C2 and C3).
 
         r_i = c - c_i
         d_k = alpha (g + r_i) + (1 - alpha) Delta
@@ -46,11 +46,12 @@ class Wmsam(Drift):
 
     alpha0: float = param(0.1, "initial weight alpha of the gradient against the momentum", low=0, high=1)
     lam: float = param(
-        0.01, "adaptation rate of alpha; 0 keeps it fixed (the ablation without Weighted)", low=0, high=1
+        0.01, "adaptation rate of alpha; 0 keeps alpha fixed (the paper's ablation without Weighted)", low=0, high=1
     )
-    personal: bool = param(True, "add c - c_i for each client; false: the ablation without Mom")
+    personal: bool = param(True, "whether to add c - c_i for each client; false is the paper's ablation without Mom")
     alpha_signal: Literal["disagreement", "agreement"] = param(
-        "disagreement", "sim_i is 1 + cos(D_i, Delta) as in the published code, or -cos(D_i, Delta) as printed"
+        "disagreement",
+        "sim_i: 1 + cos(D_i, Delta) as in the published code, or -cos(D_i, Delta) as printed (agreement)",
     )
 
     def on_server(self) -> Fields:

@@ -14,7 +14,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Asam(Perturbation):
-    """Adaptive SAM (FedASAM; Caldarola et al. 2022, eq. 5).
+    """Adaptive SAM scales the ascent step by the size of each weight (FedASAM; Caldarola et al. 2022, eq. 5).
 
         T = |y_k| + eta
         q = T g(y_k)
@@ -32,9 +32,10 @@ class Asam(Perturbation):
     """
 
     rho: float = param(0.5, "radius of the ascent step in the norm scaled by T", low=0)
-    eta: float = param(0.2, "added to |y| so that small weights are perturbed too", low=0)
+    eta: float = param(0.2, "constant added to |y_k|, so that small weights are perturbed too", low=0)
     scope: Literal["weight", "all"] = param(
-        "weight", "parameters scaled by T: those with weight in their name, or all (another common variant)"
+        "weight",
+        "parameters scaled by T: those with weight in their name (weight), or all, another common variant (all)",
     )
     perturb_from: Literal["data", "total"] = param("data", PERTURB_FROM)
 

@@ -16,7 +16,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Guided(Perturbation):
-    """Momentum-guided perturbation without an extra backward pass (FedWMSAM; C1).
+    """The client's momentum gives the perturbation, without an extra backward pass (FedWMSAM; component C1).
 
         e_k = rho unit((z + k Delta_i) - y_k)
         g = g(y_k + e_k)
@@ -32,10 +32,12 @@ class Guided(Perturbation):
     tensor([0.0600, 0.0800])
     """
 
-    rho: float = param(0.01, "length of the offset", low=0)
-    perturb_sign: Literal[1, -1] = param(1, "1: uphill as in the paper; -1: downhill as in the published code")
+    rho: float = param(0.01, "length of the perturbation", low=0)
+    perturb_sign: Literal[1, -1] = param(
+        1, "sign of the perturbation: 1 is uphill, as in the paper; -1 is downhill, as in the published code"
+    )
     indexing: Literal["vector", "tensor"] = param(
-        "vector", "vector: one offset per parameter; tensor: one scalar per tensor, as in the published code (D3)"
+        "vector", "one offset per parameter (vector), or per parameter tensor, as in the published code (tensor; D3)"
     )
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:

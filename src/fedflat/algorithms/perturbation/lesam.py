@@ -24,7 +24,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Lesam(Perturbation):
-    """Locally estimated global perturbation without an extra backward pass (FedLESAM; Fan et al. 2024).
+    """Each client estimates the global perturbation, without an extra backward pass (FedLESAM; Fan et al. 2024).
 
         e = rho (w_old - z) / ||w_old - z||
         g = g(y_k + e)
@@ -39,12 +39,14 @@ class Lesam(Perturbation):
     tensor([0.0600, 0.0800])
     """
 
-    rho: float = param(0.1, "length of the offset", low=0)
+    rho: float = param(0.1, "length of the perturbation", low=0)
     direction: Literal["client", "global"] = param(
-        "client", "client: towards the model that the client received before; global: against the last server step"
+        "client",
+        "direction of the perturbation: towards the model that the client received before (client), or against the "
+        "server's last step (global)",
     )
     indexing: Literal["vector", "tensor"] = param(
-        "vector", "vector: one offset per parameter; tensor: one scalar per tensor, as in the published code (D3)"
+        "vector", "one offset per parameter (vector), or per parameter tensor, as in the published code (tensor; D3)"
     )
 
     def on_server(self) -> Fields:

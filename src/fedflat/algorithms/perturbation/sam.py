@@ -15,7 +15,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Sam(Perturbation):
-    """Sharpness-aware minimisation (FedSAM; Caldarola et al. 2022, eqs. 3-4).
+    """Each gradient is evaluated after an ascent step of length rho (FedSAM; Caldarola et al. 2022, eqs. 3-4).
 
         e = rho g(y_k) / ||g(y_k)||
         g = g(y_k + e)
@@ -29,9 +29,9 @@ class Sam(Perturbation):
     tensor([0.0600, 0.0800])
     """
 
-    rho: float = param(0.05, "radius of the ascent step", low=0)
-    share: float = param(1.0, "weight of the perturbed gradient in the blend (alpha in FedSpeed)", low=0, high=1)
-    normalise: bool = param(True, "scale the ascent step to length rho; otherwise it is rho g")
+    rho: float = param(0.05, "length of the ascent step", low=0)
+    share: float = param(1.0, "weight of the perturbed gradient in the mean of both (alpha in FedSpeed)", low=0, high=1)
+    normalise: bool = param(True, "whether to scale the ascent step to length rho; otherwise the step is rho g(y_k)")
     perturb_from: Literal["data", "total"] = param("data", PERTURB_FROM)
 
     @property

@@ -16,7 +16,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Smoo(Perturbation):
-    """Perturbation with its own dual variable (FedSMOO; Sun et al. 2023).
+    """A dual variable ties each client's perturbation to a global one (FedSMOO; Sun et al. 2023).
 
         sh = rho unit(g(y_k) - mu_i - s)
         mu_i <- mu_i + sh - s
@@ -35,8 +35,10 @@ class Smoo(Perturbation):
     (tensor([0.0600, 0.0800]), tensor([1.0600, 1.0800]))
     """
 
-    rho: float = param(0.1, "length of the offset", low=0)
-    s_source: Literal["paper", "dual"] = param("paper", "paper: compute s from mu_i - sh; dual: from mu_i alone")
+    rho: float = param(0.1, "length of the perturbation", low=0)
+    s_source: Literal["paper", "dual"] = param(
+        "paper", "what the server computes s from: mu_i - sh, as in the paper (paper), or mu_i alone (dual)"
+    )
 
     @property
     def ascent_passes(self) -> int:
