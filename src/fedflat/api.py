@@ -92,11 +92,11 @@ class Rounds(Iterator[Round]):
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One record per evaluation so far, including the one before the first round."""
+        """The evaluations so far, one dictionary each, including the evaluation before the first round."""
         return self.run.history
 
     def close(self) -> None:
-        """Pause the run; one with a folder writes its models and can be resumed."""
+        """Pause the run. If it has a folder, its models are written, and it can be resumed."""
         self._steps.close()
         self._closed = True
 

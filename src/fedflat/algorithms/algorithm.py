@@ -111,15 +111,15 @@ class Algorithm:
     """
 
     drift: Drift = field(default_factory=Drift)
-    """Correction of the local step's direction."""
+    """Drift correction, which changes the direction of each local step."""
     perturbation: Perturbation = field(default_factory=Perturbation)
-    """Offset at which gradients are evaluated."""
+    """Perturbation, which moves the point at which gradients are evaluated."""
     lr_schedule: LrSchedule = field(default_factory=LrSchedule)
-    """Learning rate of the local steps."""
+    """Schedule that gives the learning rate of each local step."""
     server: Sgd = field(default_factory=Sgd)
-    """Server optimiser."""
+    """Server optimiser, which updates the server model after each round."""
     averages: tuple[Average, ...] = ()
-    """Averages of server models, evaluated along with the server model."""
+    """Averages of server models over rounds, which are evaluated along with the server model."""
 
     def conflict(self) -> str | None:
         """Return why the components in the slots cannot be combined, as a sentence, or None if they can."""
@@ -131,31 +131,31 @@ class Algorithm:
         return None
 
     def slots(self) -> Iterator[tuple[str, Slot]]:
-        """Name and component of each slot that may keep state, i.e. all but the learning-rate schedule."""
+        """Yield name and component of each slot that may keep state, i.e. all but the learning-rate schedule."""
         yield from (("drift", self.drift), ("perturbation", self.perturbation), ("server", self.server))
 
     def server_fields(self) -> dict[str, Fields]:
-        """Declarations of the server state, by slot."""
+        """Return the declarations of the server state, by slot."""
         return {name: slot.on_server() for name, slot in self.slots()}
 
     def client_fields(self) -> dict[str, Fields]:
-        """Declarations of the client state, by slot."""
+        """Return the declarations of the client state, by slot."""
         return {name: slot.on_client() for name, slot in self.slots()}
 
     def message_fields(self) -> dict[str, Fields]:
-        """Declarations of the messages that clients send in addition to the displacement, by slot."""
+        """Return the declarations of the messages that clients send in addition to the displacement, by slot."""
         return {name: slot.sends() for name, slot in self.slots()}
 
     def new_server(self, x: Tensor) -> States:
-        """The initial server state for the initial model ``x`` of shape (P,)."""
+        """Return the initial server state, given the initial model ``x`` of shape (P,)."""
         return {name: new_state(fields, x) for name, fields in self.server_fields().items()}
 
     def new_client(self, x: Tensor) -> States:
-        """The state of a client that has not participated yet, for the initial model ``x`` of shape (P,)."""
+        """Return the state of a client that has not participated yet, given the initial model ``x`` of shape (P,)."""
         return {name: new_state(fields, x) for name, fields in self.client_fields().items()}
 
     def momentum(self, server: States) -> tuple[Tensor, Literal[1, -1]] | None:
-        """The server's momentum vector, for measurements; None if no slot keeps one.
+        """Return the server's momentum vector, which is used in measurements, or None if no slot keeps one.
 
         Args:
             server: server state by slot.
@@ -171,17 +171,17 @@ class Algorithm:
         return None
 
     def floats_down(self, size: int) -> int:
-        """How many floats the server sends to each client per round, for a model of ``size`` parameters.
+        """Return how many floats the server sends to each client per round, for a model of ``size`` parameters.
 
-        It sends the model, the server state that is declared as sent, and the common gradient if the drift needs it.
+        The server sends the model, the state that is declared as sent, and the common gradient if the drift needs it.
         """
         state = sum(field.scalars(size) for field in flat_fields(self.server_fields()).values() if field.sent)
         return size + state + self._common_gradient_floats(size)
 
     def floats_up(self, size: int) -> int:
-        """How many floats each client sends to the server per round, for a model of ``size`` parameters.
+        """Return how many floats each client sends to the server per round, for a model of ``size`` parameters.
 
-        It sends its displacement, the slots' messages, and its full-batch gradient if the drift needs their mean.
+        A client sends its displacement, the slots' messages, and its full-batch gradient if the drift needs its mean.
         """
         messages = sum(field.scalars(size) for field in flat_fields(self.message_fields()).values())
         return size + messages + self._common_gradient_floats(size)
@@ -203,7 +203,7 @@ class Algorithm:
         return 1 + ascent_passes + self.drift.extra_passes * corrected_gradients
 
     def broadcast(self, x: Tensor, server: States) -> Tensor:
-        """The model z from which clients start, shape (P,), given the server model ``x`` and its state by slot."""
+        """Return the model z from which clients start, shape (P,), given the server model ``x`` and its state."""
         return self.drift.start(x, server["drift"])
 
     def begin(
@@ -219,7 +219,7 @@ class Algorithm:
         own_gradient: Tensor | None = None,
         common_gradient: Tensor | None = None,
     ) -> LocalState:
-        """The state of a client before its first local step: its model is z, and the slots' ``begin`` has been called.
+        """Return the state of a client before its first local step, for which the slots' ``begin`` has been called.
 
         Args:
             z: broadcast model, shape (P,).
@@ -261,7 +261,7 @@ class Algorithm:
         return LocalState(drift_ctx, perturbation_ctx, velocity)
 
     def step(self, local: LocalState, gradient: Gradient, schedule: Schedule, descent: Descent) -> LocalState:
-        """Take one local step: perturb, take the gradient, correct it, descend.
+        """Take one local step: perturb the model, compute the gradient there, correct it, and descend.
 
             e_k = offset(y_k)
             g = blend(g(y_k + e_k))
@@ -308,7 +308,7 @@ class Algorithm:
         return corrected
 
     def finish(self, local: LocalState) -> tuple[States, Message]:
-        """The client's new state by slot, and its message to the server, after the last local step.
+        """Return the client's new state by slot and its message to the server, after the last local step.
 
         The server optimiser keeps no client state and receives no message of its own, hence its empty entries.
         """

@@ -35,13 +35,13 @@ class Examples:
     """Labelled examples. Images stay uint8 and are normalised batch by batch.
 
     Attributes:
-        inputs: images [n, channels, height, width] uint8 (0 to 255) or float32; vectors [n, features] float32; token
-            sequences [n, length] int64.
-        targets: class of each example [n] int64; for text also one class per position [n, length]; for segmentation
-            masks [n, height, width] uint8; for regression numbers [n] or [n, columns] float32; for multi-label data
-            whether each label applies [n, labels] bool.
-        groups: natural client of each example [n] int64, e.g. its writer or domain; None if unknown.
-        coarse: superclass of each example [n] int64; None if labels have one level.
+        inputs: images of shape [n, channels, height, width] (uint8 from 0 to 255, or float32), vectors of shape
+            [n, features] (float32), or token sequences of shape [n, length] (int64).
+        targets: class of each example, shape [n] (int64); for text also a class per position, [n, length]. In
+            segmentation, targets are masks [n, height, width] (uint8); in regression, numbers [n] or [n, columns]
+            (float32); in multi-label data, whether each label applies, [n, labels] (bool).
+        groups: natural client of each example, e.g. its writer or domain, shape [n] (int64); None if unknown.
+        coarse: superclass of each example, shape [n] (int64); None if classes have no superclasses.
     """
 
     inputs: torch.Tensor
@@ -53,17 +53,17 @@ class Examples:
         return len(self.targets)
 
     def take(self, indices: torch.Tensor | npt.NDArray[np.int64]) -> Examples:
-        """Return the examples at positions ``indices`` [m]."""
+        """Return the examples at the positions ``indices``, shape [m]."""
         rows = torch.as_tensor(indices)
         return Examples(**{name: tensor[rows] for name, tensor in self.tensors().items()})
 
     def share(self) -> None:
-        """Move the tensors to shared memory for worker processes; mapped tensors stay in their file."""
+        """Move the tensors to shared memory for use in worker processes; memory-mapped tensors stay in their file."""
         for tensor in self.tensors().values():
             tensor.share_memory_()  # type: ignore[no-untyped-call]
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors that are not None, by attribute name."""
+        """Return all tensors except those that are None, by attribute name."""
         return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
 
 
@@ -72,14 +72,14 @@ class Dataset:
     """A training set and a test set; construction checks that they are consistent.
 
     Attributes:
-        name: canonical text, e.g. ``pacs(size=32)``.
+        name: the dataset as text, e.g. ``pacs(size=32)``.
         train: training examples.
         test: test examples.
         classes: names of the classes or labels; empty for regression.
-        mean: mean per channel of uint8 inputs, on the scale from 0 to 1.
-        std: standard deviation per channel, on the same scale.
-        kind: ``image``, ``vector``, ``text`` or ``segmentation``.
-        group_names: names of the natural clients: example i comes from ``group_names[groups[i]]``.
+        mean: mean of each channel of uint8 inputs, after division by 255; empty for other inputs.
+        std: standard deviation of each channel, after division by 255; empty for other inputs.
+        kind: kind of the examples: ``image``, ``vector``, ``text`` or ``segmentation``.
+        group_names: names of the natural clients; example i belongs to ``group_names[groups[i]]``.
     """
 
     name: str
@@ -126,7 +126,7 @@ class Dataset:
         }
 
     def plot(self) -> Figure:
-        """Draw the examples per class of both sets and, for images, one example per class."""
+        """Draw the number of examples per class in both sets and, for images, one example of each class."""
         from fedflat.reporting.figures.dataset import dataset_picture
 
         return dataset_picture(self)
@@ -138,7 +138,7 @@ class Dataset:
 
     @property
     def num_classes(self) -> int:
-        """Number of classes."""
+        """Number of classes or labels; 0 for regression."""
         return len(self.classes)
 
     @property
@@ -159,7 +159,7 @@ class Dataset:
     def as_numbers(self) -> Dataset:
         """Return a copy for regression, whose targets are the class numbers as floats.
 
-        Raises a ``UserError`` if the classes have names other than their numbers, or if an example has several.
+        Raises a ``UserError`` if classes have names other than their numbers, or if an example has several classes.
         """
         are_unnamed = self.classes == tuple(map(str, range(self.num_classes)))
         if self.train.targets.ndim > 1 or not are_unnamed:

@@ -133,13 +133,13 @@ class Partition:
     """Which client has which training examples.
 
     Attributes:
-        clients: sorted positions of each training client's examples; a tuple, or ``VirtualClients``, which generates
-            clients on access.
+        clients: for each training client, the sorted positions of its examples in the training set: a tuple, or
+            ``VirtualClients``, which generates clients when they are accessed.
         validation: sorted positions of the examples set aside for validation.
-        text: canonical text, e.g. ``dirichlet(alpha=0.5)``.
-        seed: seed of the partition.
-        unseen: positions of each client that never trains.
-        dropped: positions of examples that ``longtail`` removed from the training set.
+        text: the partition as text, e.g. ``dirichlet(alpha=0.5)``.
+        seed: seed with which the partition was drawn.
+        unseen: for each held-out client, which never trains, the positions of its examples.
+        dropped: positions of the examples that the modifier ``longtail`` removed from the training set.
     """
 
     clients: Sequence[IntArray]
@@ -151,7 +151,7 @@ class Partition:
 
     @property
     def summarised_clients(self) -> Sequence[IntArray]:
-        """The clients that summaries cover: all of them, or the first 1000 if clients are generated on access."""
+        """The clients that statistics cover: all, or the first 1000 if clients are generated when they are accessed."""
         return list(self.clients[:MAX_SUMMARISED]) if self._is_lazy else self.clients
 
     @property
@@ -160,13 +160,13 @@ class Partition:
 
     @property
     def trained_on(self) -> IntArray:
-        """Sorted positions of the examples of ``summarised_clients``, each once."""
+        """Sorted positions of all examples that ``summarised_clients`` have, without repetitions."""
         return np.unique(np.concatenate(self.summarised_clients))
 
     def digest(self) -> str:
-        """Hash (sha256) the positions of the clients' examples and of the validation examples.
+        """Return the sha256 hash of the positions of the clients' examples and of the validation examples.
 
-        If clients are generated on access, their number and the first 1000 are hashed.
+        If clients are generated when they are accessed, their number and the first 1000 of them are hashed.
         """
         digest = hashlib.sha256(f"{len(self.clients)}\n".encode() if self._is_lazy else b"")
         for positions in (*self.summarised_clients, self.validation, *self.unseen):
@@ -175,7 +175,9 @@ class Partition:
         return digest.hexdigest()
 
     def histogram(self, targets: Labels, num_classes: int) -> IntArray:
-        """Count the examples (for masks: pixels) of each of ``summarised_clients`` per class [clients, classes].
+        """Count the examples (in masks, the pixels) of each class that each client has, shape [clients, classes].
+
+        The clients are ``summarised_clients``.
 
         Args:
             targets: targets of the whole training set, as in ``Examples``.
@@ -187,12 +189,12 @@ class Partition:
     def describe(self, targets: Labels, num_classes: int) -> dict[str, Any]:
         """Summarise the partition as plain values, as written to ``partition.json``.
 
-        If clients are generated on access, the first 1000 are described. ``thinned`` is the number of dropped examples.
-        ``coverage`` is the share of the examples available to training clients that at least one of them has;
-        ``duplicates`` counts how often a client has an example that another client has already. ``heterogeneity`` is
-        the mean over clients of the total variation distance between the class distributions of the client and of the
-        training set (after ``longtail``): near 0 for i.i.d. clients, (C - 1) / C for one of C equally frequent classes
-        per client.
+        If clients are generated when they are accessed, the first 1000 are described. ``thinned`` is the number of
+        dropped examples, and ``coverage`` the share of the available examples that belong to at least one client.
+        ``duplicates`` is the number of additional copies: an example that three clients have counts twice.
+        ``heterogeneity`` is the total variation distance between the class distributions of a client and of the
+        training set (after ``longtail``), averaged over clients. It is near 0 for i.i.d. clients, and (C - 1) / C if
+        each client has one of C equally frequent classes.
 
         Args:
             targets: targets of the whole training set, as in ``Examples``.

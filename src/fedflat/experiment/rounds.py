@@ -27,19 +27,19 @@ class Round:
     number: int
     """Number of completed rounds, including this one."""
     cohort: tuple[int, ...]
-    """The clients that participated."""
+    """Numbers of the clients that participated."""
     loss: float
     """Mean training loss over all local steps of the cohort."""
     evaluation: dict[str, Any]
-    """The evaluation after this round, as in ``history``; empty if none was due (``eval_every``)."""
+    """The evaluation after this round, as in ``history``; empty if the round was not evaluated (``eval_every``)."""
     server: ServerState = field(repr=False)
-    """The server's model and state."""
+    """The server's model, and the state that the algorithm keeps on the server."""
     run: Run = field(repr=False)
-    """The run itself."""
+    """The run that the round belongs to."""
 
     @classmethod
     def of(cls, run: Run) -> Round:
-        """The round that a run has just completed."""
+        """Return the round that a run has just completed."""
         is_evaluated = bool(run.history) and run.history[-1]["round"] == run.rounds
         evaluation = run.history[-1] if is_evaluated else {}
         cohort = tuple(run.cohort(run.rounds - 1))  # cohorts are counted from 0
@@ -47,12 +47,12 @@ class Round:
 
     @property
     def score(self) -> float:
-        """The primary metric of the primary model (the last average, or the server's) on the test set."""
+        """Primary metric of the primary model (the last average, or the server's model) on the test set."""
         return self._test_metric(self.run.metric)
 
     @property
     def accuracy(self) -> float:
-        """The accuracy of the primary model on the test set."""
+        """Accuracy of the primary model on the test set."""
         return self._test_metric("accuracy")
 
     @property
@@ -61,7 +61,7 @@ class Round:
         return self.module()
 
     def module(self, name: str = "server") -> nn.Module:
-        """A copy of one of the run's models, e.g. ``wima``, in evaluation mode."""
+        """Return a copy of one of the run's models, e.g. ``wima``, in evaluation mode."""
         problem = self.run.problem
         # Where clients keep their BatchNorm statistics, those of the server model are estimated on training data.
         state = with_statistics(problem, self._state(name), self.run.partition.trained_on)
@@ -70,15 +70,15 @@ class Round:
         return module.eval()
 
     def state_dict(self, name: str = "server") -> dict[str, Tensor]:
-        """A copy of the state dict of one of the run's models."""
+        """Return a copy of the state dict of one of the run's models."""
         return {key: tensor.clone() for key, tensor in self.run.problem.state_dict(*self._state(name)).items()}
 
     def server_state(self) -> dict[str, Tensor]:
-        """The algorithm's state on the server, by slot and name, e.g. ``drift.m``."""
+        """Return the algorithm's state on the server; keys consist of slot and name, e.g. ``drift.m``."""
         return flat_state(self.server.states)
 
     def client_state(self, number: int) -> dict[str, Tensor]:
-        """The algorithm's state on client ``number``, by slot and name; its initial state before it participates."""
+        """Return the algorithm's state on client ``number``, e.g. ``drift.c``; initially, that of a new client."""
         self._require_current(f"the state of client {number}")
         check_client(number, len(self.run.partition.clients))
         return flat_state(self.run.client(number).state)

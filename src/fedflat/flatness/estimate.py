@@ -15,21 +15,21 @@ class Estimate:
     """A mean with its 95 % confidence interval ``[low, high]``."""
 
     value: float
-    """The mean."""
+    """The mean of the values."""
     low: float
-    """Lower end of the interval."""
+    """Lower end of the confidence interval."""
     high: float
-    """Upper end of the interval."""
+    """Upper end of the confidence interval."""
     draws: int
     """Number of values that were averaged."""
 
     @property
     def half_width(self) -> float:
-        """Half the width of the interval."""
+        """Half the width of the confidence interval."""
         return (self.high - self.low) / 2
 
     def document(self) -> dict[str, float]:
-        """All values as a dictionary."""
+        """Return all values as a dictionary."""
         return asdict(self)
 
 

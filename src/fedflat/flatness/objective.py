@@ -124,12 +124,12 @@ class Objective:
 
     @property
     def size(self) -> int:
-        """Number of weights, P."""
+        """Number P of weights."""
         return self.layout.size
 
     @property
     def examples(self) -> int:
-        """Number of examples in the mean."""
+        """Number of examples over which the loss is averaged."""
         return sum(self._batch_sizes)
 
     @property
@@ -148,7 +148,7 @@ class Objective:
         return "tf32" if self.tf32 and self.device.type == "cuda" else str(self.dtype).removeprefix("torch.")
 
     def with_data(self, batches: Sequence[Batch]) -> Objective:
-        """Return the same model and loss on other batches of (inputs, targets)."""
+        """Return an objective with the same model and loss on other data, given as batches (inputs, targets)."""
         objective = Objective(
             self.module,
             self._loss,
@@ -164,11 +164,11 @@ class Objective:
         return objective
 
     def subset(self, size: int, seed: int) -> Objective:
-        """Return the same objective on ``size`` of its examples, drawn without replacement."""
+        """Return the objective on ``size`` of its examples, drawn without replacement."""
         return self.with_data(select_examples(self.batches, draw_positions(self.examples, size, seed)))
 
     def compile(self) -> None:
-        """Compile Hessian-vector products on first use, for batches of the first batch's size only."""
+        """Compile Hessian-vector products when they are first used; only batches as large as the first are compiled."""
 
         def product(weights: Sequence[Tensor], vector: Sequence[Tensor], inputs: Any, targets: Any) -> Sequence[Tensor]:
             return self._batch_products(weights, [vector], inputs, targets)[0]
@@ -177,13 +177,13 @@ class Objective:
 
     @torch.no_grad()
     def loss(self, w: Tensor | None = None) -> Tensor:
-        """Return the mean loss at ``w`` (default: the model's weights), a scalar tensor."""
+        """Return the mean loss at ``w`` [P] (default: the model's weights) as a scalar tensor."""
         parameters = self._parameters_at(w)
         with self._evaluation_mode():
             return self._mean_over_batches(lambda batch: self._batch_loss(parameters, batch))
 
     def gradient(self, w: Tensor | None = None) -> Tensor:
-        """Return the gradient of the mean loss at ``w``, [P]."""
+        """Return the gradient [P] of the mean loss at ``w`` [P] (default: the model's weights)."""
         return self.loss_and_gradient(w)[1]
 
     @torch.enable_grad()
@@ -203,7 +203,7 @@ class Objective:
         return loss_and_gradient[0], loss_and_gradient[1:]
 
     def hessian_product(self, w: Tensor | None, v: Tensor) -> Tensor:
-        """Return the Hessian of the mean loss at ``w`` times ``v``, [P]."""
+        """Return the product [P] of the Hessian of the mean loss at ``w`` [P] with the vector ``v`` [P]."""
         return self.hessian_products(w, v[None])[0]
 
     @torch.enable_grad()

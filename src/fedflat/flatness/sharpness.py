@@ -33,25 +33,25 @@ SCOPES = ("weight", "all")
 
 @dataclass(frozen=True)
 class Sharpness:
-    """The rise of the loss within a radius ``rho``."""
+    """The rise of the loss around a model, within a ball of radius ``rho``."""
 
     kind: str
-    """``sam``, ``asam`` or ``average``."""
+    """Definition of sharpness: ``sam`` or ``asam`` (largest rise), or ``average`` (mean rise)."""
     rho: float
-    """Radius of the ball."""
+    """Radius of the ball around the model's weights."""
     loss: float
-    """Loss at the centre."""
+    """Loss of the model itself, at the centre of the ball."""
     value: float
-    """The largest rise found, or the mean rise."""
+    """The largest rise that was found (``sam``, ``asam``), or the mean rise (``average``)."""
     interval: Estimate | None = None
-    """Confidence interval of a mean rise."""
+    """Confidence interval of the mean rise; None for ``sam`` and ``asam``."""
     steps: int = 1
-    """Ascent steps of a worst case."""
+    """Number of gradient ascent steps that searched for the largest rise."""
     examples: int = 0
-    """Number of examples of the loss."""
+    """Number of examples over which the loss is averaged."""
 
     def document(self) -> dict[str, Any]:
-        """All values as a dictionary."""
+        """Return all values as a dictionary."""
         return asdict(self)
 
 

@@ -30,7 +30,7 @@ class Layout:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
-        """Return the layout of named tensors."""
+        """Return the layout of tensors that are given by name."""
         return cls(tuple(tensors), tuple(tuple(tensor.shape) for tensor in tensors.values()))
 
     @classmethod
@@ -40,7 +40,7 @@ class Layout:
 
     @classmethod
     def of_buffers(cls, model: nn.Module, without: Collection[str] = ()) -> Layout:
-        """Return the layout of a model's floating-point buffers (e.g. BatchNorm statistics), except ``without``."""
+        """Return the layout of a model's floating-point buffers, e.g. BatchNorm statistics, but not of ``without``."""
         return cls.of({name: b for name, b in model.named_buffers() if b.is_floating_point() and name not in without})
 
     @property
@@ -54,7 +54,7 @@ class Layout:
         return sum(self.sizes)
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
-        """Return the named tensors in a vector [P], sharing its memory."""
+        """Return the tensors in a vector [P] by name, as views that share its memory."""
         if not self.names:  # torch.split with no sizes differs between versions of torch
             return {}
         pieces = torch.split(vector, self.sizes)
@@ -63,7 +63,7 @@ class Layout:
         }
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Copy named tensors into a new vector [P]."""
+        """Copy tensors, given by name, into a new vector [P]."""
         if not self.names:
             return torch.zeros(0)
         return torch.cat([_flatten(tensors[name]) for name in self.names])

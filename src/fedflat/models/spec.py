@@ -15,10 +15,10 @@ class ModelExample(NamedTuple):
     """A documented variant of a model.
 
     Attributes:
-        text: the variant as a text, e.g. ``vgg11(hidden=256)``.
-        input_shape: shape of one sample.
-        classes: number of classes.
-        source: publications.
+        text: the variant as text, e.g. ``vgg11(hidden=256)``.
+        input_shape: shape of one sample that the variant is built for.
+        classes: number of classes that the variant is built for.
+        source: publications that use the variant.
     """
 
     text: str
@@ -29,13 +29,13 @@ class ModelExample(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelSpec(ABC):
-    """The description of a model; its fields are the parameters of the text that names it.
+    """Base class of models: a frozen dataclass whose fields are the model's options, as in ``vgg11(hidden=256)``.
 
     Attributes:
-        name: registered name.
-        examples: variants for the documentation; may be empty.
-        dataset: dataset in the documentation's example command.
-        partition: partition in the documentation's example command.
+        name: name under which the model is registered, e.g. ``cnn``.
+        examples: variants of the model that its documentation page lists; may be empty.
+        dataset: dataset in the example command of the documentation page.
+        partition: partition in the example command of the documentation page.
     """
 
     name: ClassVar[str]
@@ -44,11 +44,11 @@ class ModelSpec(ABC):
     partition: ClassVar[str] = "dirichlet(alpha=0.1)"
 
     def build(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Build a model initialised from torch's global generator.
+        """Check the input shape and build the network; its weights are drawn from torch's global random generator.
 
         Args:
             input_shape: shape of one sample.
-            classes: number of outputs.
+            classes: number of classes, i.e. of outputs.
         """
         if classes < 1:
             raise UserError(f"{self.name} cannot be built for {classes} classes; expected at least 1")
@@ -65,15 +65,15 @@ class ModelSpec(ABC):
 
     @abstractmethod
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Build the model; the shape has been checked."""
+        """Build the network for a shape that ``check`` has accepted; ``classes`` is the number of outputs."""
 
 
 @dataclass(frozen=True)
 class ImageModelSpec(ModelSpec):
-    """The description of a model for images (channels, height, width)."""
+    """Base class of models for images of shape (channels, height, width)."""
 
     def check(self, input_shape: tuple[int, ...]) -> None:
-        """Raise a ``UserError`` unless samples are images of at least the smallest size."""
+        """Raise a ``UserError`` unless samples are images that are at least as large as ``smallest_side``."""
         if len(input_shape) != 3:
             raise UserError(
                 f"{self.name} takes images (channels, height, width), but these samples have shape "

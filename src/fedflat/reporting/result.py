@@ -80,7 +80,7 @@ class Result:
 
     @classmethod
     def load(cls, folder: str | Path) -> Result:
-        """Load the result of a run folder."""
+        """Load the result of a run from its folder."""
         return cls(load_record(as_path("folder", folder)))
 
     @property
@@ -90,21 +90,21 @@ class Result:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One record per evaluation."""
+        """The run's evaluations in order: one dictionary each, with round, metrics and costs."""
         return self.record.history
 
     @property
     def status(self) -> str:
-        """finished, stopped, diverged or running."""
+        """State of the run: ``running``, ``paused``, ``finished``, ``stopped`` or ``diverged``."""
         return self.record.status
 
     @property
     def metric(self) -> str:
-        """The primary metric."""
+        """Name of the primary metric, e.g. ``accuracy``."""
         return self.record.metric
 
     def summary(self, model: str = "server", metric: str | None = None) -> Summary:
-        """Summarise a model's metric on the test set: last value, mean of the last 10 % of evaluations, best.
+        """Summarise a metric of a model on the test set: last value, mean of the last 10 % of evaluations, and best.
 
         Args:
             model: name of an evaluated model.
@@ -127,7 +127,7 @@ class Result:
         return pd.json_normalize(self.history)
 
     def state_dict(self, model: str = "server", *, rounds: int | None = None) -> dict[str, Tensor]:
-        """Return the tensors of a model by name.
+        """Return the parameters and buffers of a model by name, as a torch state dict.
 
         Args:
             model: name of the model.
@@ -151,7 +151,7 @@ class Result:
     ) -> nn.Module:
         """Return a model of the run as a module in evaluation mode.
 
-        If clients kept their own BatchNorm statistics (SiLoBN), the module's are estimated on the training data.
+        If clients kept their own BatchNorm statistics (SiLoBN), those of the module are estimated on the training data.
 
         Args:
             name: name of the model, e.g. ``server`` or ``wima``.
@@ -189,7 +189,7 @@ class Result:
         dataset: Dataset | None = None,
         network: nn.Module | None = None,
     ) -> Path:
-        """Write a model for other tools.
+        """Write a model to a file that other tools can read.
 
         Args:
             path: output file.
@@ -264,14 +264,14 @@ class Result:
         return open_model(self.record, name=model, rounds=rounds, **options)
 
     def post_hoc(self, **options: Any) -> PostHoc:
-        """Return an object that measures the run's saved models: ``.clients()``, ``.gaps()``, ``.accuracies()``, ...
+        """Return an object whose methods, such as ``clients()`` and ``gaps()``, measure the run's saved models.
 
         ``options`` are ``examples``, ``clients``, ``seed``, and the run's custom ``dataset``, ``network`` and ``task``.
         """
         return post_hoc(self.record, **options)
 
     def plot(self, metric: str | None = None, over: str = "round") -> Figure:
-        """Plot a metric (default: the primary one) of every evaluated model over rounds or a cost."""
+        """Plot a metric (default: the primary one) of every evaluated model over rounds or a cost such as bytes."""
         return Comparison([self.record]).plot(metric, over)
 
 
@@ -310,7 +310,7 @@ class Comparison:
 
     @property
     def metric(self) -> str:
-        """The primary metric."""
+        """Name of the primary metric of the runs, e.g. ``accuracy``."""
         return next((record.metric for record in self.records if record.history), "accuracy")
 
     @property
@@ -319,9 +319,9 @@ class Comparison:
         return next((record.lower_is_better for record in self.records if record.history), False)
 
     def rows(self) -> list[Row]:
-        """Return the rows of the comparison: runs that differ only in their seed, one row for each evaluated model.
+        """Return the rows of the comparison, one for each algorithm (with its settings) and evaluated model.
 
-        Runs that differ only in averages train the same server model, which has a single row.
+        A row combines runs that differ only in their seed. Runs that differ only in averages share the server's row.
         """
         groups: dict[tuple[str, str], list[Record]] = {}
         for record in self.records:
@@ -335,11 +335,11 @@ class Comparison:
         return list(rows.values())
 
     def table(self, targets: float | Sequence[float] = ()) -> list[dict[str, Any]]:
-        """Return one dictionary per row, with statistics over seeds and mean costs.
+        """Return one dictionary per row, with statistics of the primary metric over seeds, and mean costs.
 
         Args:
-            targets: values of the metric; ``rounds to TARGET`` is then the tuple (median rounds to reach it, number of
-                runs that reached it, number of runs).
+            targets: one or several values of the metric. For each of them, the entry ``rounds to TARGET`` is a tuple:
+                median number of rounds until a run reached it, number of runs that reached it, and number of runs.
         """
         targets = (targets,) if isinstance(targets, int | float) else targets
         for target in targets:
@@ -374,7 +374,7 @@ class Comparison:
         return values
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return all histories as one data frame: a row per evaluation, with columns for algorithm and seed."""
+        """Return the evaluations of all runs as one data frame, one row each, with columns for algorithm and seed."""
         import pandas as pd
 
         frames = []
@@ -384,7 +384,7 @@ class Comparison:
         return pd.concat(frames, ignore_index=True)
 
     def plot(self, metric: str | None = None, over: str = "round") -> Figure:
-        """Plot a test metric of all rows: the mean over seeds, and a band of one standard deviation.
+        """Plot a test metric of every row: the mean over seeds as a line, and one standard deviation as a band.
 
         Args:
             metric: name of the metric; default: the primary one.

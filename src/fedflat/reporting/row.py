@@ -9,10 +9,10 @@ from fedflat.experiment.store.run_folder import Record
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a comparison: an algorithm and one of its models, over all seeds."""
+    """One row of a comparison: one model of an algorithm, over all runs that differ only in their seed."""
 
     algorithm: str
-    """Canonical text of the algorithm, including its averages."""
+    """The algorithm as text, in its canonical spelling, including its averages."""
     model: str
     """Name of the evaluated model: ``server``, or an average such as ``wima(window=50)``."""
     records: tuple[Record, ...]

@@ -26,11 +26,11 @@ class MultiLabel:
     metric: str = "mAP"
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Binary cross-entropy, averaged over examples and labels."""
+        """Return the binary cross-entropy, averaged over the examples and labels of a batch."""
         return F.binary_cross_entropy_with_logits(output, target.to(output.dtype))
 
     def sums(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """Sums over a batch, from which ``finish`` computes the metrics.
+        """Return sums over a batch, from which ``finish`` computes the metrics.
 
         Returns:
             ``loss`` and ``correct`` [labels] are the summed loss and the number of correct predictions of each label.
@@ -55,7 +55,7 @@ class MultiLabel:
         }
 
     def finish(self, totals: Mapping[str, Tensor], count: int) -> dict[str, float]:
-        """Mean loss, average precision averaged over the labels that occur, and the share of correct labels.
+        """Return mean loss, average precision (averaged over the labels that occur) and share of correct labels.
 
         ``totals`` are the results of ``sums``, added over batches with ``count`` examples in all.
         """
@@ -67,7 +67,7 @@ class MultiLabel:
         }
 
     def by_class(self, totals: Mapping[str, Tensor]) -> dict[int, dict[str, float]]:
-        """Metrics of each label that occurs; ``examples`` is the number of examples with the label.
+        """Return the metrics of each label that occurs; ``examples`` is the number of examples with the label.
 
         ``totals`` are the results of ``sums``, added over batches.
         """

@@ -23,11 +23,11 @@ class Regression:
     metric: str = "rmse"
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Squared error, averaged over examples and columns."""
+        """Return the squared error, averaged over the examples and columns of a batch."""
         return F.mse_loss(*_aligned(output, target))
 
     def sums(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """The loss times the batch size, and sums over the batch by column [columns], for the metrics of ``finish``."""
+        """Return the loss times the batch size, and the sums per column [columns] that ``finish`` needs."""
         predicted, truth = (values.double() for values in _aligned(output, target))
         residual = predicted - truth
         return {
@@ -39,9 +39,10 @@ class Regression:
         }
 
     def finish(self, totals: Mapping[str, Tensor], count: int) -> dict[str, float]:
-        """Mean loss, RMSE and MAE over all examples and columns, and R² averaged over columns (NaN if one is constant).
+        """Return mean loss, RMSE and MAE over all examples and columns, and R² averaged over columns.
 
-        ``totals`` are the results of ``sums``, added over batches with ``count`` examples in all.
+        R² is NaN if a column is constant. ``totals`` are the results of ``sums``, added over batches with ``count``
+        examples in all.
         """
         variation = totals["target_squared"] - totals["target"].square() / count  # sum of (target - mean)^2
         unexplained = totals["squared"] / variation.clamp(min=0)
@@ -68,7 +69,7 @@ class Huber(Regression):
     delta: float = 1.0
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Huber's loss, averaged over examples and columns."""
+        """Return Huber's loss, averaged over the examples and columns of a batch."""
         return F.huber_loss(*_aligned(output, target), delta=self.delta)
 
 

@@ -23,9 +23,9 @@ class Segmentation:
     the sum of all heads' losses (booster training; Yu et al. 2021).
 
     Attributes:
-        hard: share of each image's pixels, those with the highest loss, to average over (Caldarola et al. 2022,
-            appendix C.2).
-        auxiliary: weight of each auxiliary head's loss.
+        hard: share of each image's pixels over which the loss is averaged; these are the pixels with the highest loss
+            (Caldarola et al. 2022, appendix C.2).
+        auxiliary: weight of the loss of each auxiliary head.
         metric: name of the primary metric.
     """
 
@@ -34,7 +34,7 @@ class Segmentation:
     metric: str = "miou"
 
     def loss(self, output: Output, target: Tensor) -> Tensor:
-        """Mean cross-entropy over the hardest pixels of a batch, summed over heads.
+        """Return the mean cross-entropy over the hardest pixels of a batch, summed over heads.
 
         Args:
             output: logits [n, classes, H, W], or a tuple with those of each head.
@@ -63,7 +63,7 @@ class Segmentation:
         return torch.where(is_hard, highest_losses, 0).sum() / hard_pixels.sum().clamp(min=1)
 
     def sums(self, output: Output, target: Tensor) -> dict[str, Tensor]:
-        """Sums over the valid pixels of a batch, from logits [n, classes, H, W] and classes [n, H, W].
+        """Return sums over the valid pixels of a batch, given logits [n, classes, H, W] and classes [n, H, W].
 
         Returns:
             ``confusion`` [truth, prediction] counts pixels, ``loss`` [classes] is the cross-entropy by true class, and
@@ -83,7 +83,7 @@ class Segmentation:
         return {"confusion": confusion[:classes], "loss": loss, "images": images[:classes]}
 
     def finish(self, totals: Mapping[str, Tensor], count: int) -> dict[str, float]:
-        """Mean cross-entropy per pixel, mIoU over the classes that occur, and pixel accuracy.
+        """Return mean cross-entropy per pixel, mIoU over the classes that occur, and pixel accuracy.
 
         Args:
             totals: the results of ``sums``, added over batches.
@@ -100,7 +100,7 @@ class Segmentation:
         }
 
     def by_class(self, totals: Mapping[str, Tensor]) -> dict[int, dict[str, float]]:
-        """For each class that occurs: IoU, mean cross-entropy, and the number of images that contain it.
+        """Return IoU, mean cross-entropy and number of images of each class that occurs.
 
         ``totals`` are the results of ``sums``, added over batches.
         """

@@ -29,7 +29,7 @@ class Task(Protocol):
         ...
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Mean loss of a batch, as a scalar tensor.
+        """Return the mean loss of a batch as a scalar tensor.
 
         Args:
             output: the model's output on the batch.
@@ -38,7 +38,7 @@ class Task(Protocol):
         ...
 
     def sums(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """Every metric and ``loss``, summed over the examples of a batch (not averaged)."""
+        """Return the loss and every metric by name, summed (not averaged) over the examples of a batch."""
         ...
 
 
@@ -51,11 +51,11 @@ class PooledTask(Task, Protocol):
     """
 
     def finish(self, totals: Mapping[str, Tensor], count: int) -> dict[str, float]:
-        """Every metric and ``loss``, from the sums over ``count`` examples."""
+        """Return the loss and every metric by name, computed from the sums over ``count`` examples."""
         ...
 
     def by_class(self, totals: Mapping[str, Tensor]) -> dict[int, dict[str, float]]:
-        """Metrics of each class that occurs; ``examples`` holds the number of examples that contain the class."""
+        """Return the metrics of each class that occurs; ``examples`` is the number of examples with the class."""
         ...
 
 
@@ -67,11 +67,11 @@ class Classification:
     """Name of the primary metric, by which models are compared."""
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Mean cross-entropy."""
+        """Return the mean cross-entropy of a batch."""
         return F.cross_entropy(output, target)
 
     def sums(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """Summed cross-entropy and the number of correct predictions."""
+        """Return the sum of the cross-entropies of a batch, and the number of correct predictions."""
         correct = (output.argmax(1) == target).sum()
         return {"loss": F.cross_entropy(output, target, reduction="sum"), "accuracy": correct}
 
@@ -122,11 +122,11 @@ class NextCharacter:
     """Name of the primary metric, by which models are compared."""
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Mean cross-entropy over all characters of a batch."""
+        """Return the mean cross-entropy over all characters of a batch."""
         return F.cross_entropy(*_per_character(output, target))
 
     def sums(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """The sums over examples of each example's mean cross-entropy and accuracy per character."""
+        """Return each example's mean cross-entropy and accuracy per character, summed over the examples of a batch."""
         logits, characters = _per_character(output, target)
         length = characters.numel() // len(target)
         correct = (logits.argmax(1) == characters).sum()

@@ -62,16 +62,16 @@ class NotAvailable(Exception):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics of one model by part, and the reasons for missing parts."""
+    """Metrics of one model on each part of an evaluation, and why parts are missing."""
 
     model: str
-    """Name of the evaluated model."""
+    """Name of the evaluated model: ``server`` or an average."""
     metric: str
-    """Name of the primary metric."""
+    """Name of the primary metric, e.g. ``accuracy``."""
     parts: dict[str, Part]
-    """Values of each evaluated part, e.g. ``test`` or ``clients``, by name of the part."""
+    """Metrics by part of the evaluation, e.g. ``test`` or ``clients``."""
     missing: dict[str, str]
-    """For each part that was requested but does not apply: the reason."""
+    """For each requested part that does not apply to the run, the reason."""
 
     def __getitem__(self, part: str) -> Part:
         """The metrics of one part."""
@@ -82,14 +82,14 @@ class Evaluation:
         raise one_of("part of this evaluation", part, self.parts)
 
     def document(self) -> dict[str, Any]:
-        """All values as JSON-compatible types."""
+        """Return all values as JSON-compatible types."""
         return {"model": self.model, "metric": self.metric, "on": _plain(self.parts), "missing": self.missing}
 
     def to_pandas(self) -> pd.DataFrame:
-        """All values as a data frame, one row per value.
+        """Return all values as a data frame, one row per value.
 
-        Columns: ``on`` (the part), ``name`` (the client, class or domain; empty for the whole part), ``figure`` (the
-        metric) and ``value``.
+        The columns are ``on`` (the part), ``name`` (the client, class or domain; empty for the whole part), ``figure``
+        (the metric) and ``value``.
         """
         import pandas as pd
 

@@ -42,10 +42,10 @@ class PostHoc:
     """Measurements of a run's models and clients that are made after training, on a fixed sample of its data.
 
     Attributes:
-        record: the run.
-        settings: sizes and seed of the samples.
-        user_objects: user-supplied ``dataset``, ``network`` and ``task``.
-        progress: called with a description of each measurement before it is made.
+        record: the run to measure.
+        settings: numbers of sampled examples and clients, and the seed of these samples.
+        user_objects: user-supplied objects of the run by name: ``dataset``, ``network`` and ``task``.
+        progress: function that is called with a description of each measurement before it is made.
     """
 
     record: Record
@@ -70,7 +70,7 @@ class PostHoc:
         return self.record.rounds
 
     def model_rounds(self, name: str = "server") -> list[int]:
-        """Rounds after which a model is available: the start, saved rounds, and the end."""
+        """Return the rounds after which a model is available: the start, the rounds with saved models, and the end."""
         rounds = set(saved_rounds(self.record.folder.path, name)) if self.record.folder else set()
         if name == "server":
             rounds.add(self.config.init_rounds)  # 0, unless the run branches off another run's later round
@@ -79,7 +79,7 @@ class PostHoc:
         return sorted(rounds)
 
     def model(self, rounds: int, name: str = "server") -> ModelState:
-        """The model called ``name`` as it was after ``rounds`` rounds."""
+        """Return the model called ``name`` as it was after ``rounds`` rounds."""
         if rounds == self.config.init_rounds and name == "server":
             return self.initial
         is_final = rounds == self.last_round and self._has_final(name)
@@ -100,7 +100,7 @@ class PostHoc:
         return str(self.record.folder.path) if self.record.folder else "this run"
 
     def gaps(self) -> dict[str, list[Measurements]]:
-        """The generalisation gap at every available round, by name of the model."""
+        """Measure the generalisation gap at every available round; the result maps model names to lists of rounds."""
         gaps = {}
         for name in self.record.evaluated or ["server"]:
             rows = self._over_rounds(name, f"gap of {name}", self.sample.gap)
@@ -109,7 +109,7 @@ class PostHoc:
         return gaps
 
     def accuracies(self, name: str = "server") -> list[Measurements]:
-        """Accuracies per class and client and feature norms of a model, at every available round."""
+        """Measure accuracies per class and client, and the norms of features, of a model at every available round."""
         sample = self.sample
         return self._over_rounds(
             require_model(self.record, name),
@@ -118,11 +118,11 @@ class PostHoc:
         )
 
     def constants(self, name: str = "server") -> list[Measurements]:
-        """The constants in the bounds of Liu et al. 2025 (FedSWA), for a model at every available round.
+        """Measure the constants in the bounds of Liu et al. 2025 (FedSWA), for a model at every available round.
 
-        L: largest gradient norm of a single example; beta: smoothness (largest Hessian eigenvalue); sigma: standard
-        deviation of an example's gradient within a client; sigma_g: mean distance between clients' gradients and
-        the global one.
+        L is the largest gradient norm of a single example, and beta the smoothness (largest Hessian eigenvalue). sigma
+        is the standard deviation of an example's gradient within a client, and sigma_g the mean distance between the
+        clients' gradients and the global one.
         """
 
         def measure(model: ModelState) -> Measurements:
@@ -141,7 +141,7 @@ class PostHoc:
         return rows
 
     def theory(self, constants: Sequence[Measurements] | None = None) -> Theory:
-        """The generalisation bounds of Theorem 5.1 in Liu et al. 2025 (FedSWA), with the run's measured constants.
+        """Compute the generalisation bounds of Theorem 5.1 in Liu et al. 2025 (FedSWA) from measured constants.
 
         Args:
             constants: the results of ``constants`` and ``logged_constants``, if already computed.
@@ -151,7 +151,7 @@ class PostHoc:
         return theory(self.config, self.partition, trivial_loss(self.problem.data), measured)
 
     def moments(self) -> tuple[list[Moment], str]:
-        """All moments of the run from which the next round can be replayed, in order of rounds.
+        """Return all moments of the run from which the next round can be replayed, in order of rounds.
 
         A moment has the model and the state of server and clients: at the start, at a saved model if the algorithm
         needs no other state, and at the last checkpoint. The second value says why rounds after other saved models
@@ -176,7 +176,7 @@ class PostHoc:
         return [moments[rounds] for rounds in sorted(moments)], reason
 
     def clients(self, numbers: Sequence[int] | None = None, curvature: bool = True) -> tuple[list[Measurements], str]:
-        """Drift and lambda_max of clients in replayed rounds.
+        """Replay rounds, and measure the drift of their clients and lambda_max of the clients' models.
 
         Args:
             numbers: client numbers; default: the cohort of each round.
@@ -203,7 +203,7 @@ class PostHoc:
         return rows, reason
 
     def logged(self) -> list[Measurements]:
-        """Measurements of cohorts that were logged during training, one row per round; empty if there are none."""
+        """Return measurements of cohorts that were logged during training, one row per round; empty without a log."""
         rows = []
         for record in self.record.history:
             if "cohort" in record.get("flatness", {}):
@@ -211,7 +211,7 @@ class PostHoc:
         return rows
 
     def logged_constants(self) -> list[Measurements]:
-        """Constants of the server model that were logged during training, as ``constants`` returns them.
+        """Return the constants of the server model that were logged during training, in the form of ``constants``.
 
         Rounds whose model is available are left out, because ``constants`` measures them. So are rounds in which a
         constant was not finite.
@@ -227,7 +227,7 @@ class PostHoc:
         return rows
 
     def require_saved_rounds(self) -> None:
-        """Reject a run of which only the initial model is available."""
+        """Raise a ``UserError`` if only the initial model of the run is available."""
         if len(self.model_rounds()) == 1 and not self.logged() and not self._has_checkpoint:
             raise UserError(
                 f"{self._name} has no checkpoint, no saved models (run --save-every N) and no log "
@@ -235,7 +235,7 @@ class PostHoc:
             )
 
     def require_client_vectors(self) -> None:
-        """Reject algorithms whose clients have no control variate or dual."""
+        """Raise a ``UserError`` if clients of the run's algorithm have no control variate or dual."""
         if not any(state.vector for state in flat_fields(self.algorithm.client_fields()).values()):
             raise UserError(
                 f"clients of {self.config.algorithm} have no control variate or dual; use scaffold or fedmoswa"

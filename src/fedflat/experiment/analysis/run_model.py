@@ -120,23 +120,23 @@ class RunModel:
     """A model of a run with its problem and partition."""
 
     record: Record
-    """The run."""
+    """The run that trained the model."""
     name: str
     """Name of the model: ``server`` or an average."""
     rounds: int | None
-    """Round after which it was saved; None for the final model."""
+    """Round after which the model was saved; None for the final model."""
     problem: Problem = field(repr=False)
     """Network, task and data of the run."""
     partition: Partition = field(repr=False)
-    """The examples of each client."""
+    """The partition, which lists the examples of each client."""
     state: ModelState = field(repr=False)
     """Weights and buffers of the model."""
     tf32: bool = False
-    """Whether a GPU may use TF32."""
+    """Whether a GPU may round matrix products to TF32."""
 
     @property
     def label(self) -> str:
-        """The model as on the command line, e.g. ``FOLDER:wima@50``; the algorithm replaces a missing folder."""
+        """How the command line names the model, e.g. ``FOLDER:wima@50``; a run without a folder shows its algorithm."""
         run = str(self.record.folder.path) if self.record.folder else self.record.config.algorithm
         return f"{run}:{self.name}{at_round(self.rounds)}"
 
@@ -148,7 +148,7 @@ class RunModel:
     def objective(
         self, on: str = "train", *, client: int | None = None, batch: int | None = None, state: ModelState | None = None
     ) -> Objective:
-        """The loss as a function of the weights.
+        """Return the loss on the run's data as a function of the weights.
 
         Args:
             on: ``train`` (the training data of all clients) or ``test``.
@@ -176,7 +176,7 @@ class RunModel:
         batch: int | None = None,
         state: ModelState | None = None,
     ) -> Objective:
-        """The loss on any examples of the model's input shape, as a function of the weights.
+        """Return the loss on any examples of the model's input shape, as a function of the weights.
 
         Args:
             examples: raw examples.
@@ -215,7 +215,7 @@ class RunModel:
         seed: int = 0,
         batch: int | None = None,
     ) -> list[Objective]:
-        """The loss on the data, or on each of several random subsets.
+        """Return the loss on the run's data, or one loss for each of several random subsets of them.
 
         Args:
             on, client, batch: the data, as in ``objective``.
@@ -239,7 +239,7 @@ class RunModel:
         batch: int | None = None,
         **options: Any,
     ) -> Spectrum:
-        """Eigenvalues of the loss's Hessian.
+        """Compute the spectrum of the Hessian of the loss at the model.
 
         Args:
             count: number of eigenvalues; default as in ``spectrum_of``.
@@ -261,7 +261,7 @@ class RunModel:
         batch: int | None = None,
         **options: Any,
     ) -> Sharpness:
-        """The sharpness of the loss.
+        """Compute the sharpness of the loss at the model.
 
         Args:
             kind: definition of sharpness, as in ``sharpness_of``.
@@ -273,7 +273,7 @@ class RunModel:
         return sharpness_of(objective, kind, seed=seed, **options)
 
     def sibling(self, name: str | None = None, rounds: int | None = None) -> RunModel:
-        """Another model of the run: the one called ``name`` (default: this name), after ``rounds`` (default: final)."""
+        """Return the run's model ``name`` (default: this model's name) after round ``rounds`` (default: final)."""
         name = require_model(self.record, name or self.name)
         return replace(self, name=name, rounds=rounds, state=state_of(self.record, name, self.problem, rounds))
 

@@ -291,33 +291,33 @@ class Record:
     config: Config
     """The complete config of the run."""
     history: list[dict[str, Any]]
-    """One record per evaluation, as in metrics.jsonl."""
+    """The run's evaluations in order, one dictionary each, as in ``metrics.jsonl``."""
     status: str
-    """``running``, ``paused``, ``finished``, ``stopped`` or ``diverged``."""
+    """State of the run: ``running``, ``paused``, ``finished``, ``stopped`` or ``diverged``."""
     reason: str
     """Why the run stopped early or diverged; empty otherwise."""
     seconds: float
-    """Wall-clock seconds of the run so far, without the time between interruption and resumption."""
+    """Wall-clock time of the run so far in seconds, without the time between interruption and resumption."""
     models: dict[str, ModelState] = field(repr=False)
-    """The final models by name; empty if they are only on disk."""
+    """Final models by name; empty if they are only on disk."""
     folder: RunFolder | None = None
     """The run folder; None for a run in memory."""
     user_objects: dict[str, Any] = field(default_factory=dict, repr=False)
-    """User-supplied ``data``, ``model`` and ``task``, while the run is in memory."""
+    """User-supplied objects under ``data``, ``model`` and ``task``, for a run that was made in this process."""
     statistics: dict[int, Tensor] = field(default_factory=dict, repr=False)
-    """BatchNorm statistics of each participating client, if clients keep them and the run is in memory."""
+    """BatchNorm statistics by client number, if clients keep their own and the run was made in this process."""
     rounds: int = 0
-    """Number of completed rounds; the last need not have been evaluated."""
+    """Number of completed rounds; the last round need not have been evaluated."""
     metric: str = "accuracy"
-    """The primary metric: the task's metric, by which models are compared."""
+    """Name of the primary metric, by which the task compares models."""
     lower_is_better: bool = False
     """Whether lower values of the primary metric are better."""
     averages: tuple[str, ...] = ()
-    """The names of the algorithm's averages, with which the text of the algorithm ends."""
+    """Names of the algorithm's averages, e.g. ``wima(window=50)``."""
 
     @property
     def evaluated(self) -> list[str]:
-        """The names of the models in the last evaluation."""
+        """Names of the models in the last evaluation."""
         return list(self.history[-1]["test"]) if self.history else []
 
 

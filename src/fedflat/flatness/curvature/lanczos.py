@@ -195,58 +195,58 @@ def _combine_rows(vectors: np.ndarray, rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Ends:
-    """Requests the ``high`` largest and the ``low`` smallest eigenvalues."""
+    """A request for the ``high`` largest and the ``low`` smallest eigenvalues."""
 
     high: int
-    """Number of largest eigenvalues."""
+    """How many of the largest eigenvalues are requested."""
     low: int = 0
-    """Number of smallest eigenvalues."""
+    """How many of the smallest eigenvalues are requested."""
 
     @property
     def count(self) -> int:
-        """Number of requested eigenvalues."""
+        """Total number of requested eigenvalues."""
         return self.high + self.low
 
     def select(self, values: np.ndarray) -> np.ndarray:
-        """Return the indices of the requested values among ascending ``values``, largest first."""
+        """Return the indices of the requested values in ``values`` (in ascending order), largest value first."""
         descending = np.arange(len(values))[::-1]
         if self.count >= len(values):  # both ends together cover all values
             return descending
         return np.concatenate([descending[: self.high], descending[len(values) - self.low :]])
 
     def extended(self) -> Ends:
-        """Return the request extended by one at each requested end."""
+        """Return a request for one more eigenvalue at each requested end of the spectrum."""
         return Ends(self.high + bool(self.high), self.low + bool(self.low))
 
 
 @dataclass(frozen=True)
 class Largest:
-    """Requests the ``count`` eigenvalues of largest magnitude."""
+    """A request for the ``count`` eigenvalues of largest magnitude."""
 
     count: int
-    """Number of eigenvalues."""
+    """Number of requested eigenvalues."""
 
     def select(self, values: np.ndarray) -> np.ndarray:
-        """Return the indices of the requested values among ascending ``values``, largest magnitude first."""
+        """Return the indices of the requested values in ``values`` (in ascending order), largest magnitude first."""
         return np.argsort(-np.abs(values), kind="stable")[: self.count]
 
     def extended(self) -> Largest:
-        """Return the request extended by one."""
+        """Return a request for one more eigenvalue."""
         return Largest(self.count + 1)
 
 
 @dataclass(frozen=True)
 class Eigenpairs:
-    """Eigenpairs in the requested order, with residuals."""
+    """The k requested eigenvalues of a P x P matrix H with their eigenvectors, in the requested order."""
 
     values: Tensor
-    """[k] float64, on the CPU."""
+    """Eigenvalues, shape [k], float64, on the CPU."""
     vectors: Tensor
-    """[k, P], unit eigenvectors as rows."""
+    """Unit eigenvectors as rows, shape [k, P]."""
     residuals: Tensor
-    """[k], |H v - lambda v| of each pair."""
+    """Norm of H v - lambda v for each eigenvalue lambda and eigenvector v, shape [k]."""
     products: int
-    """Number of matrix-vector products used."""
+    """Number of matrix-vector products that were computed."""
     converged: bool
     """Whether every residual is below the tolerance."""
 

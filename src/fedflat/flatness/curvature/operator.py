@@ -19,18 +19,18 @@ from fedflat.flatness.objective import Objective
 
 @dataclass
 class Operator:
-    """Matrix-vector products of a symmetric P x P matrix, with a counter."""
+    """A symmetric P x P matrix that is given by its products with vectors; the products are counted."""
 
     apply: Callable[[Tensor], Tensor]
-    """Maps rows [b, P] to the products of the matrix with each row, [b, P]."""
+    """Function that maps b vectors, the rows of [b, P], to the products of the matrix with each of them, [b, P]."""
     size: int
     """Number of rows P of the matrix."""
     dtype: torch.dtype = torch.float32
-    """Type of the vectors."""
+    """Data type of the vectors."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     """Device of the vectors."""
     products: int = 0
-    """Number of products computed so far."""
+    """Number of matrix-vector products computed so far."""
 
     @classmethod
     def of_matrix(cls, matrix: Tensor) -> Operator:
@@ -39,7 +39,7 @@ class Operator:
 
     @classmethod
     def of_hessian(cls, objective: Objective, w: Tensor | None = None) -> Operator:
-        """Return the Hessian of an objective at ``w`` (default: its weights)."""
+        """Return the Hessian of an objective at the weights ``w`` [P] (default: the objective's weights)."""
         return cls(lambda rows: objective.hessian_products(w, rows), objective.size, objective.dtype, objective.device)
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -51,11 +51,11 @@ class Operator:
         return products
 
     def normal(self, seed: int, purpose: str, number: int = 0) -> Tensor:
-        """Draw a standard normal vector [P], determined by the arguments."""
+        """Draw a standard normal vector [P]; the same arguments always give the same vector."""
         return self._to_tensor(generator(seed, purpose, number).standard_normal(self.size, dtype="float32"))
 
     def rademacher(self, seed: int, purpose: str, number: int = 0) -> Tensor:
-        """Draw a Rademacher vector [P] (random signs), determined by the arguments."""
+        """Draw a vector [P] of random signs; the same arguments always give the same vector."""
         return self._to_tensor(generator(seed, purpose, number).integers(0, 2, self.size, dtype="int8") * 2.0 - 1.0)
 
     def _to_tensor(self, values: object) -> Tensor:

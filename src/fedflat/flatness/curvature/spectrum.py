@@ -38,29 +38,29 @@ class Spectrum:
     eigenvalues: tuple[float, ...]
     """The largest eigenvalues in descending order (of magnitude if ``by`` is ``magnitude``)."""
     residuals: tuple[float, ...]
-    """|H v - lambda v| of each; the true eigenvalue lies within this distance."""
+    """Norm of H v - lambda v for each eigenvalue lambda, with eigenvector v: a bound on the eigenvalue's error."""
     lambda_min: float | None
-    """The smallest (most negative) eigenvalue; None with power iteration."""
+    """The smallest (most negative) eigenvalue; None if it was not computed."""
     trace: Estimate | None
     """Estimated trace; None if it was not requested."""
     density: Density | None
     """Estimated density of all eigenvalues; None if it was not requested."""
     method: str
-    """``lanczos`` or ``power``."""
+    """Method that computed the eigenvalues: ``lanczos`` or ``power``."""
     by: str
     """Order of the eigenvalues: ``value`` or ``magnitude``."""
     converged: bool
     """Whether every residual is below the tolerance."""
     products: int
-    """Total number of Hessian-vector products."""
+    """Total number of Hessian-vector products that were computed."""
     seconds: float
-    """Wall-clock seconds of the computation."""
+    """Wall-clock time of the computation in seconds."""
     parameters: int
     """Number of parameters P of the model."""
     examples: int
-    """Number of examples of the loss."""
+    """Number of examples over which the loss is averaged."""
     loss: float
-    """Loss at the weights."""
+    """Mean loss at the weights."""
     precision: str
     """Precision of matrix products: ``tf32``, ``float32`` or ``float64``."""
 
@@ -71,7 +71,7 @@ class Spectrum:
 
     @property
     def ratio(self) -> float | None:
-        """lambda_max / lambda_5: the largest eigenvalue over the fifth largest, a measure of the spectrum's decay.
+        """The largest eigenvalue divided by the fifth largest, which shows how fast the spectrum decays.
 
         Used by Jastrzebski et al. (2020) and Caldarola et al. (2022). None if fewer than five eigenvalues were computed
         or the fifth is 0.
@@ -81,7 +81,7 @@ class Spectrum:
 
     @property
     def negative(self) -> int:
-        """Number of computed eigenvalues that are negative beyond their uncertainty."""
+        """Number of computed eigenvalues that are negative by more than their uncertainty."""
         count = sum(value < -residual for value, residual in zip(self.eigenvalues, self.residuals, strict=True))
         # lambda_min is usually not among ``eigenvalues``, which are the largest ones.
         if self.lambda_min is not None and self.lambda_min not in self.eigenvalues:
@@ -113,7 +113,7 @@ class Spectrum:
         return spectrum_picture({"model": [self]})
 
     def document(self) -> dict[str, Any]:
-        """Return all fields and two derived values, as JSON-compatible types."""
+        """Return all fields, ``lambda_max`` and ``ratio`` as JSON-compatible types."""
         return {
             "lambda_max": self.lambda_max,
             "lambda_max_over_lambda_5": self.ratio,

@@ -74,10 +74,10 @@ class Density:
     weights: tuple[np.ndarray, ...]
     """Weight of each node; the weights of a random vector sum to 1."""
     products: int
-    """Number of Hessian-vector products used."""
+    """Number of Hessian-vector products that were computed."""
 
     def moment(self, power: int) -> Estimate:
-        """Estimate the mean of eigenvalue^power, i.e. tr H^power / P."""
+        """Estimate the mean of eigenvalue^power over all P eigenvalues of H, i.e. tr(H^power) / P."""
         return estimate(
             [float(weights @ nodes**power) for nodes, weights in zip(self.nodes, self.weights, strict=True)]
         )
@@ -101,7 +101,7 @@ class Density:
 
     @property
     def default_width(self) -> float:
-        """Smoothing width: 1/100 of the spectrum's width, or of max(|eigenvalue|, 1) if all eigenvalues are equal."""
+        """Default width of the Gaussians: 1/100 of the spectrum's width, or of max(|eigenvalue|, 1) if that is zero."""
         nodes = np.concatenate(self.nodes)
         return float(np.ptp(nodes)) / 100 or max(abs(float(nodes[0])), 1.0) / 100
 

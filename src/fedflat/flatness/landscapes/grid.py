@@ -30,9 +30,9 @@ class Model(NamedTuple):
     """A point of a landscape: flat weights [P] and flat floating-point buffers (e.g. BatchNorm statistics)."""
 
     weights: Tensor
-    """Flat weights, [P]."""
+    """All weights as one flat vector, [P]."""
     buffers: Tensor
-    """Flat floating-point buffers; empty if the model has none."""
+    """All floating-point buffers as one flat vector; empty if the model has none."""
 
 
 Measure = Callable[[Model], Mapping[str, Tensor]]
@@ -47,16 +47,16 @@ def silent(done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class Mark:
-    """A model's position in a landscape."""
+    """A model that is marked in a landscape, with its position."""
 
     name: str
     """Name of the model."""
     position: tuple[float, ...]
     """Coordinates of the model, one per axis."""
     distance: float = 0.0
-    """Distance of the model from the plane, if it was projected onto it."""
+    """Distance of the model from the plane onto which it was projected; 0 for a model in the plane."""
     values: dict[str, float] = field(default_factory=dict)
-    """Measurements of the model itself, which need not lie on a grid point."""
+    """Values measured at the model itself, which need not lie on a grid point."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,19 +68,19 @@ class Landscape:
     """
 
     kind: Kind
-    """``around`` a model, ``plane`` through three models, or ``path`` between two."""
+    """Kind of landscape: ``around`` a model, on a ``plane`` through three models, or on a ``path`` between two."""
     axes: tuple[tuple[float, ...], ...]
     """Coordinates of the grid points along each axis."""
     values: dict[str, Values]
-    """For each quantity, e.g. ``train_loss``: an array with one dimension per axis."""
+    """Values of each quantity, e.g. ``train_loss``, as an array with one dimension per axis."""
     marks: tuple[Mark, ...] = ()
-    """Models shown in the landscape."""
+    """Models that are marked in the landscape."""
     metadata: dict[str, Any] = field(default_factory=dict)
-    """How it was computed: names, seed, radius, number of examples, ..."""
+    """How the landscape was computed: names, seed, radius, number of examples and more."""
 
     @property
     def test_metric(self) -> str:
-        """Name of the task's metric on the test set, which is measured last: ``test_error``, ``test_rmse``."""
+        """Name of the quantity that holds the task's metric on the test set, e.g. ``test_error`` or ``test_rmse``."""
         return list(self.values)[-1]
 
     def __repr__(self) -> str:
@@ -118,7 +118,7 @@ class Landscape:
 
     @property
     def dimensions(self) -> int:
-        """1 for a line, 2 for a plane."""
+        """Number of axes: 1 for a line, 2 for a plane."""
         return len(self.axes)
 
     def at(self, name: str, *position: float) -> float:

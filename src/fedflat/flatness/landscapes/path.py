@@ -38,9 +38,9 @@ class Barrier:
     """The largest rise of the loss on a path above the straight line between its end values, and where it occurs."""
 
     height: float
-    """Largest rise above the straight line between the end values."""
+    """Largest rise of the loss above the straight line between its values at both ends of the path."""
     at: float
-    """Position on the path, from 0 (first model) to 1 (second model)."""
+    """Position of this rise on the path, from 0 (first model) to 1 (second model)."""
 
 
 def path_landscape(

@@ -43,13 +43,13 @@ class Plane:
     """
 
     origin: Tensor
-    """The first model a, [P] float64."""
+    """Weights of the first model a, which is the origin of the plane; shape [P], float64."""
     u: Tensor
-    """Unit vector from the first model to the second, [P]."""
+    """Unit vector that points from the first model to the second, shape [P]."""
     v: Tensor
-    """Unit vector orthogonal to u, towards the third model, [P]."""
+    """Unit vector orthogonal to u, on the side of the third model, shape [P]."""
     corners: tuple[tuple[float, float], ...]
-    """The coordinates of the three models."""
+    """Coordinates (x, y) of the three models."""
 
     @classmethod
     def through(cls, a: Tensor, b: Tensor, c: Tensor) -> Plane:
@@ -72,12 +72,12 @@ class Plane:
         return cls(origin, u, rest / c_along_v, corners)
 
     def coordinates(self, weights: Tensor) -> tuple[float, float]:
-        """Return the coordinates (x, y) of the orthogonal projection of ``weights`` onto the plane."""
+        """Return the coordinates (x, y) of the orthogonal projection of ``weights`` [P] onto the plane."""
         offset = weights.double() - self.origin
         return float(offset @ self.u), float(offset @ self.v)
 
     def distance(self, weights: Tensor) -> float:
-        """Return the distance of ``weights`` from the plane."""
+        """Return the Euclidean distance of ``weights`` [P] from the plane."""
         x, y = self.coordinates(weights)
         return float((weights.double() - self.at(x, y)).norm())
 

@@ -20,16 +20,16 @@ MEAN_LABEL = "mean of the last 10 % of evaluations"
 
 @dataclass(frozen=True)
 class Summary:
-    """Summary of one model's metric on the test set."""
+    """Summary of the values that a metric of one model had in the run's test evaluations."""
 
     last: float
     """The value at the last evaluation."""
     mean_last: float
-    """The mean over the last 10 % of the run's evaluations (rounded up), without those before the model existed."""
+    """The mean over the last 10 % of the run's evaluations (rounded up), as far as the model existed by then."""
     mean_count: int
-    """Number of evaluations in that mean."""
+    """Number of evaluations in the mean ``mean_last``."""
     best: float
-    """The best value over test evaluations; optimistic, because it is selected on the test set."""
+    """The best value over all evaluations; it is optimistic, because it is selected on the test set."""
 
 
 def summarise(history: Sequence[dict[str, Any]], model: str, metric: str, lower_is_better: bool) -> Summary | None:
