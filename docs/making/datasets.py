@@ -33,7 +33,7 @@ def published_page(source: DatasetSource) -> str:
         "how to get it": how_to_get(source),
         "verified": card.checks,
     }
-    lines = [f"# {name}", "", f"{_sentence(source.title)} {first_paragraph(type(source))}", ""]
+    lines = [f"# {name}", "", f"**{_sentence(source.title)}** {first_paragraph(type(source))}", ""]
     lines += table(("", ""), [fact for fact in facts.items() if fact[1]])
     lines += ["## Usage", "", *block(_commands(source), "bash")]
     python = [
@@ -54,7 +54,7 @@ def published_page(source: DatasetSource) -> str:
 
 def user_page(source: DatasetSource) -> str:
     """The page of a kind of user data."""
-    lines = [f"# {source.name}", "", f"{_sentence(source.title)} {first_paragraph(type(source))}", ""]
+    lines = [f"# {source.name}", "", f"**{_sentence(source.title)}** {first_paragraph(type(source))}", ""]
     commands = [
         f"fedflat data describe '{source.example}'",
         f"fedflat run fedavg --dataset '{source.example}' --model mlp --clients 10 --rounds 20",

@@ -10,6 +10,7 @@ from typing import Any
 
 DOCS = Path(__file__).parents[1]
 ARGUMENTS = "Arguments"
+EXAMPLE = "Example:"
 SECTIONS = {"Args:": ARGUMENTS} | {f"{name}:": name for name in ("Attributes", "Returns", "Raises", "Yields")}
 """Sections of Google-style docstrings, and their headings."""
 
@@ -71,7 +72,7 @@ def arguments(thing: Any) -> list[str]:
 
 def summary(thing: Any) -> str:
     """A docstring in one line, without sections, examples and equations."""
-    paragraphs = (p for p in _paragraphs(thing) if not p.startswith((">>>", "    ")) and not _section(p))
+    paragraphs = (p for p in _paragraphs(thing) if not p.startswith((">>>", "    ", EXAMPLE)) and not _section(p))
     return " ".join(" ".join(paragraphs).replace("``", "`").split())
 
 
@@ -86,6 +87,8 @@ def _section(paragraph: str) -> str | None:
 def _paragraph(text: str, thing: Any) -> str:
     if text.startswith(">>>"):
         return f"```pycon\n{text}\n```"
+    if text.startswith(EXAMPLE):
+        return f"{EXAMPLE}\n\n```pycon\n{inspect.cleandoc(text.removeprefix(EXAMPLE))}\n```"
     if text.startswith("    "):
         return f"```equations\n{inspect.cleandoc(text)}\n```"
     heading, text = _section(text), text.replace("``", "`")

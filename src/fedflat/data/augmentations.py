@@ -78,7 +78,7 @@ class CropFlip(AugmentationStep):
 
     padding: int = param(4, "pixels of padding on each side", low=0)
     style: Literal["pixel", "mean"] = param(
-        "pixel", "pixel: pad with black, always crop; mean: pad with the mean, crop with probability 1/2"
+        "pixel", "padding and cropping: black, always crop (pixel), or the mean, crop with probability 1/2 (mean)"
     )
     moves_masks = True
     per_example = 4
@@ -243,8 +243,8 @@ class ScaleCrop(AugmentationStep):
 
     low: float = param(0.5, "smallest scale", above=0)
     high: float = param(1.5, "largest scale", above=0)
-    height: int | None = param(None, "height of the window in pixels; none: that of the image", low=1)
-    width: int | None = param(None, "width of the window in pixels; none: that of the image", low=1)
+    height: int | None = param(None, "height of the window in pixels; none means that of the image", low=1)
+    width: int | None = param(None, "width of the window in pixels; none means that of the image", low=1)
     moves_masks = True
     needs_masks = True
     per_example = 3

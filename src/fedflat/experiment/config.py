@@ -183,7 +183,7 @@ class EngineSettings(SettingsGroup):
     """Where and how training executes; only precision affects results."""
 
     name: Literal["auto", "loop", "lanes", "ray"] = Field(
-        "auto", description="loop: clients over worker processes; lanes: side by side on a GPU; ray: on a Ray cluster"
+        "auto", description="loop trains clients in worker processes, lanes side by side on a GPU, ray on a Ray cluster"
     )
     ray_address: str | None = Field(
         None, description="HOST:PORT of a Ray cluster, or auto; default: start a local one for this run"

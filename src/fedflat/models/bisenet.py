@@ -20,7 +20,7 @@ EXPANSION = 6
 
 @dataclass(frozen=True)
 class BiSeNetV2(NormalisedModelSpec):
-    """Bilateral segmentation network that predicts a class per pixel, with four auxiliary heads in training."""
+    """A bilateral segmentation network that predicts a class per pixel, with four auxiliary heads in training."""
 
     name = "bisenetv2"
     dataset = "camvid"

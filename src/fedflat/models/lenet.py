@@ -34,7 +34,7 @@ class LeNet5(ImageModelSpec):
 
 @dataclass(frozen=True)
 class Cnn(ImageModelSpec):
-    """Two unpadded 5x5 convolutions (64 channels) and two hidden layers (384, 192); FedSWA's paper calls it LeNet-5."""
+    """Two unpadded 5x5 convolutions (64 channels) and two hidden layers (384, 192); LeNet-5 in the FedSWA paper."""
 
     name = "cnn"
     examples = (

@@ -22,7 +22,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class CharLstm(ModelSpec):
-    """LSTM that predicts the next character at each position of a text (McMahan et al. 2017; LEAF; FedJAX)."""
+    """An LSTM that predicts the next character at each position of a text (McMahan et al. 2017; LEAF; FedJAX)."""
 
     name = "char-lstm"
     dataset = "shakespeare"

@@ -13,7 +13,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Mlp(ModelSpec):
-    """Multilayer perceptron with hidden layers of equal width and ReLU; layers=0 is multinomial logistic regression."""
+    """A multilayer perceptron: hidden layers of equal width with ReLU; layers=0 is multinomial logistic regression."""
 
     name = "mlp"
     dataset = "digits"

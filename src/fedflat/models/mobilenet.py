@@ -18,7 +18,7 @@ STEM_CHANNELS, LAST_CHANNELS = 32, 1280
 
 @dataclass(frozen=True)
 class MobileNetV2(NormalisedModelSpec):
-    """MobileNetV2: 17 inverted residual blocks and a linear classifier, without dropout (as in the FedSAM paper)."""
+    """MobileNetV2, with 17 inverted residual blocks and a linear classifier, but without dropout."""
 
     name = "mobilenetv2"
     dataset = "landmarks"
@@ -32,7 +32,7 @@ class MobileNetV2(NormalisedModelSpec):
     groups: int = param(8, GROUPS_HELP, low=1)
     width: float = param(1.0, "factor on all channel counts, which are rounded to multiples of 8", above=0)
     stem: Literal["standard", "small"] = param(
-        "standard", "standard: total stride 32; small: total stride 8, for CIFAR"
+        "standard", "total stride: 32 (standard), or 8 for images of CIFAR's size (small)"
     )
 
     def smallest_side(self) -> int:

@@ -19,7 +19,7 @@ MakeShortcut = Callable[[int, int, int], nn.Module]
 
 @dataclass(frozen=True)
 class ResNet18(NormalisedModelSpec):
-    """ResNet-18: four stages of two basic blocks, 64 to 512 channels, with 1x1 projections where the shape changes."""
+    """ResNet-18, with four stages of two basic blocks (64 to 512 channels) and 1x1 projections where shapes change."""
 
     name = "resnet18"
     examples = (
@@ -27,7 +27,8 @@ class ResNet18(NormalisedModelSpec):
         ModelExample("resnet18(stem=torchvision)", (3, 32, 32), 10, "FedWMSAM (2025)"),
     )
     stem: Literal["small", "torchvision"] = param(
-        "small", "small: 3x3 (FedSWA); torchvision: 7x7 with stride 2 and max-pooling (FedWMSAM)"
+        "small",
+        "first layer: a 3x3 convolution (small; FedSWA), or 7x7 with stride 2 and max-pooling (torchvision; FedWMSAM)",
     )
 
     def smallest_side(self) -> int:
@@ -51,7 +52,7 @@ class ResNet18(NormalisedModelSpec):
 
 @dataclass(frozen=True)
 class ResNet20(NormalisedModelSpec):
-    """ResNet-20 for CIFAR: three stages of three basic blocks, 16 to 64 channels, with parameter-free shortcuts."""
+    """ResNet-20 for CIFAR, with three stages of three basic blocks, 16 to 64 channels, and parameter-free shortcuts."""
 
     name = "resnet20"
     examples = (ModelExample("resnet20", (3, 32, 32), 10, "He et al. 2016; WiMA (2023)"),)

@@ -103,7 +103,8 @@ class Lora(TrainedPart):
     rank: int = param(8, "rank of the update of each layer (r)", low=1)
     alpha: float = param(16.0, "the update is scaled by alpha / rank", above=0)
     layers: str | int | float = param(
-        "qv", "qv: query and value of attention; all: all linear layers except the head; or names joined by |"
+        "qv",
+        "layers to adapt: query and value of attention (qv), all linear layers except the head (all), or names joined by |",
     )
     head: bool = param(True, "also train the full head")
     only_b: bool = param(

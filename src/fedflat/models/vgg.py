@@ -16,7 +16,7 @@ STRIDE = 32
 
 @dataclass(frozen=True)
 class Vgg11(ImageModelSpec):
-    """VGG-11: eight 3x3 convolutions without normalisation, and a head without dropout (as in the FedSWA paper)."""
+    """VGG-11, with eight 3x3 convolutions without normalisation and a head without dropout, as in the FedSWA paper."""
 
     name = "vgg11"
     examples = (

@@ -39,7 +39,7 @@ class ImageOptions:
 
     size: int = param(64, "height and width in pixels to which images are resized", low=1)
     fit: Literal["squash", "crop"] = param(
-        "squash", "squash: resize the whole image to the square; crop: use the largest centred square"
+        "squash", "how images become square: resize the whole image (squash), or use its largest centred square (crop)"
     )
 
 

@@ -35,7 +35,7 @@ class MaskOptions:
     """How images and masks are resized."""
 
     size: int | None = param(
-        None, "height in pixels to which images are resized, keeping their shape; none: original size", low=1
+        None, "height in pixels to which images are resized, keeping their shape; none keeps the original size", low=1
     )
 
 

@@ -35,7 +35,7 @@ class Listed(Partitioner):
         None, "JSON file with the number of training examples and a list of positions per client", path=True
     )
     hash: str | None = param(
-        None, "required hash of the file: sha256- and its first 16 hexadecimal digits; none: not checked"
+        None, "required hash of the file: sha256- and its first 16 hexadecimal digits; none skips the check"
     )
 
     def divide(self, data: LabelledExamples, clients: int | None, rng: np.random.Generator) -> list[IntArray]:

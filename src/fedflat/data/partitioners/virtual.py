@@ -19,15 +19,16 @@ class Virtual(Partitioner):
     """Each client draws class probabilities q ~ Dir(alpha), then ``size`` training examples according to q.
 
     If examples do not have one class each (regression, multi-label, masks), a client draws uniformly from all of them.
-    Different clients may have the same examples. A client's examples are drawn when the client is first used, from the
-    seed and the client's number, so the cost depends on how many clients are used, not on how many there are.
+    Clients may share examples. The examples of a client depend only on the seed and the client's number, and are drawn
+    when the client is first used. Memory and time therefore depend on how many clients participate, not on how many
+    there are.
     """
 
     by_label = False
     disjoint = False
     citation = "for studies of scale"
     examples = ("virtual(size=100,alpha=0.1)",)
-    clients: int | None = param(None, "number of clients; none: the setting data.clients", low=1, high=10**15)
+    clients: int | None = param(None, "number of clients; if not set, the setting data.clients", low=1, high=10**15)
     size: int = param(50, "number of examples per client", low=1)
     alpha: float = param(0.1, ALPHA_HELP, low=0)
 

@@ -33,7 +33,7 @@ class CityscapesOptions(MaskOptions):
     """Image size."""
 
     size: int | None = param(
-        512, "height in pixels to which images are resized (original: 1024); none: original size", low=1
+        512, "height in pixels to which images are resized (original: 1024); none keeps the original size", low=1
     )
 
 

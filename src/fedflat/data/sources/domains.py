@@ -25,7 +25,7 @@ class DomainOptions(ImageOptions):
     """Image size, and which domain is the test set."""
 
     test_domain: str | None = param(
-        None, "domain used as the test set; none: every fifth image of each class and domain"
+        None, "domain used as the test set; none tests on every fifth image of each class and domain"
     )
 
 

@@ -40,8 +40,8 @@ class HubOptions(ImageOptions):
     size: int = param(32, "height and width in pixels to which images are resized", low=1)
     path: str = param("", "name on the Hub, e.g. ylecun/mnist")
     subset: str | None = param(None, "configuration, if the dataset has several")
-    inputs: str | None = param(None, "column of inputs; none: the first column of images")
-    target: str | None = param(None, "column of classes; none: the first column of class labels")
+    inputs: str | None = param(None, "column of inputs; none means the first column of images")
+    target: str | None = param(None, "column of classes; none means the first column of class labels")
     group: str | None = param(None, "column of natural clients")
     train: str = param("train", "name of the training split")
     test: str | None = param(

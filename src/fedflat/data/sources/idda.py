@@ -34,7 +34,7 @@ class IddaOptions(MaskOptions):
     """Image size, and which domains are unseen in training."""
 
     size: int | None = param(
-        540, "height in pixels to which images are resized (original: 1080); none: original size", low=1
+        540, "height in pixels to which images are resized (original: 1080); none keeps the original size", low=1
     )
     unseen: str | None = param("country", "domains used only for testing: country, rainy (hard rain) or none")
 

@@ -32,10 +32,10 @@ class LandmarksOptions(ImageOptions):
 
     size: int = param(224, "height and width in pixels to which images are resized", low=1)
     fit: Literal["squash", "crop"] = param(
-        "crop", "squash: resize the whole image to the square; crop: use the largest centred square"
+        "crop", "how images become square: resize the whole image (squash), or use its largest centred square (crop)"
     )
     decode: Literal["once", "streamed"] = param(
-        "once", "once: decode all images into a mapped file; streamed: decode images on access"
+        "once", "when images are decoded: all of them once, into a memory-mapped file (once), or on access (streamed)"
     )
     cache: float = param(2.0, "GB of decoded images that each process keeps in memory (decode=streamed)", low=0)
 

@@ -23,7 +23,8 @@ class ShakespeareOptions:
     """Which characters to predict."""
 
     targets: Literal["all", "last"] = param(
-        "all", "all: predict the next character at each of the 80 positions; last: only the one after the sequence"
+        "all",
+        "characters to predict: the next one at each of the 80 positions (all), or the one after the sequence (last)",
     )
 
 
