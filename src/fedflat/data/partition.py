@@ -247,7 +247,7 @@ def full_partition(text: str) -> str:
 
 
 def fixes_clients(text: str) -> bool:
-    """Whether a partition determines the number of clients itself, so that it need not be given.
+    """Return whether a partition determines the number of clients itself, so that ``data.clients`` stays unset.
 
     >>> fixes_clients("natural+held-out"), fixes_clients("virtual(clients=100000)"), fixes_clients("iid")
     (True, True, False)

@@ -104,7 +104,8 @@ class Lora(TrainedPart):
     alpha: float = param(16.0, "the update is scaled by alpha / rank", above=0)
     layers: str | int | float = param(
         "qv",
-        "layers to adapt: query and value of attention (qv), all linear layers except the head (all), or names joined by |",
+        "layers to adapt: query and value of attention (qv), all linear layers except the head (all), or names joined "
+        "by |",
     )
     head: bool = param(True, "also train the full head")
     only_b: bool = param(

@@ -44,12 +44,12 @@ class PaperTable:
 
     @property
     def full_name(self) -> str:
-        """The name on the command line: ``fedswa/table3``."""
+        """Name of the table on the command line, e.g. ``fedswa/table3``."""
         return f"{self.paper.name}/{self.name}"
 
     @property
     def title(self) -> str:
-        """The name in the paper: ``Table 3``."""
+        """Name of the table in the paper, e.g. ``Table 3``."""
         return re.sub(r"(\d+)", r" \1", self.name).capitalize()
 
     @cached_property
@@ -59,7 +59,7 @@ class PaperTable:
 
     @property
     def columns(self) -> list[tuple[str, ...]]:
-        """The labels of every column, from the top of the header to the bottom."""
+        """Labels of every column, from the top to the bottom of the table's header."""
         return list(itertools.product(*self.file.header))
 
     @cached_property
@@ -95,7 +95,7 @@ class PaperTable:
         return Cell(name, self.full_name, labels, published, words, self.paper.protocol(str(words["protocol"])))
 
     def choose(self, patterns: list[str] | tuple[str, ...]) -> list[Cell]:
-        """Return the cells whose names match any of the patterns, such as ``fedavg/*``; all cells if there is none."""
+        """Return the cells whose names match any of ``patterns``, e.g. ``fedavg/*``; without patterns, all cells."""
         chosen: set[str] = set()
         for pattern in patterns or ["*"]:
             matching = [name for name in self.cells if fnmatchcase(name, pattern.lower())]
@@ -179,7 +179,7 @@ class Paper:
     """A paper with its tables and figures."""
 
     name: str
-    """Short name, e.g. ``fedswa``."""
+    """Short name of the paper, e.g. ``fedswa``."""
     file: PaperFile = field(repr=False)
     """Content of the paper's data file: title, protocols and notes."""
     tables: dict[str, PaperTable] = field(default_factory=dict, repr=False)

@@ -30,7 +30,7 @@ def local_context(
     own_gradient: Numbers | None = None,
     common_gradient: Numbers | None = None,
 ) -> LocalContext:
-    """What a slot can see in a local step, built from plain numbers; the model has one parameter, ``weight``.
+    """Build the context that a slot sees in a local step from plain numbers, for a model with one tensor, ``weight``.
 
     Args:
         y: the client's current weights.
@@ -109,7 +109,9 @@ def cohort_means(
 
 
 def run_info(rounds: int, size: int = 2, cycle: int = 1) -> RunInfo:
-    """What an average may know about a run, for calling averages by hand; no layer counts as the classifier.
+    """Build the information about a run that an average needs, for calling averages by hand.
+
+    No parameter of the model counts as part of the classifier.
 
     Args:
         rounds: number of rounds of the run.
