@@ -101,8 +101,9 @@ def parts_page() -> str:
         for name, (where, spec) in parts().items():
             if where == slot:
                 lines += [f"### {name}", "", *_equations(spec), *_parameters([(slot, spec())])]
-                users = [n for n, card in CARDS.items() if type(getattr(card.algorithm, slot)) is spec]
-                lines += [f"Used by {', '.join(f'[{CARDS[n].name}]({n}.md)' for n in users)}.", ""] if users else []
+                users = [user for user, card in CARDS.items() if type(getattr(card.algorithm, slot)) is spec]
+                links = ", ".join(f"[{CARDS[user].name}]({user}.md)" for user in users)
+                lines += [f"Algorithms that use `{name}`: {links}.", ""] if users else []
     return joined(lines)
 
 
