@@ -184,17 +184,18 @@ def section(numbers: dict[str, Any], figure: str) -> str:
     s = numbers["settings"]
     seconds = sum(run["seconds"] for run in numbers["runs"].values())
     settings = (
-        f"`{s['model']}` on `{s['dataset']}`, {s['clients']} clients of equal size, {s['clients_per_round']} per "
-        f"round, {s['rounds']} rounds, {s['local_epochs']} local epochs of batch size {s['batch_size']}, learning rate "
-        f"{s['lr']:g}, momentum {s['training__momentum']:g}, weight decay {s['weight_decay']:g}, clip {s['clip']:g}, "
-        f"`{s['augmentation']}`, seed {s['seed']}, {numbers['precision']}; {seconds:.0f} s in total, three runs at a "
-        "time. IoU in per cent on the 233 test frames after the last round."
+        f"All methods train `{s['model']}` on `{s['dataset']}` with {s['clients']} clients of equal size, "
+        f"{s['clients_per_round']} per round, for {s['rounds']} rounds of {s['local_epochs']} local epochs. The other "
+        f"settings are batch size {s['batch_size']}, learning rate {s['lr']:g}, momentum {s['training__momentum']:g}, "
+        f"weight decay {s['weight_decay']:g}, gradients clipped at {s['clip']:g}, augmentation "
+        f"`{s['augmentation']}`, seed {s['seed']} and {numbers['precision']}. The runs took {seconds:.0f} s in total, "
+        "three at a time. The table shows IoU in percent on the 233 test frames after the last round."
     )
     algorithms = "\n".join(f"- {name}: `{run['algorithm']}`" for name, run in numbers["runs"].items())
     notes = (
-        "SiLoBN is FedAvg with `training.statistics=own`: it trains the same weights as FedAvg and normalises each "
-        "test batch with its own mean and variance. For SWA, BatchNorm statistics are re-estimated for the averaged "
-        "model."
+        "SiLoBN is FedAvg with `training.statistics=own`: it trains the same weights as FedAvg, but in evaluation it "
+        "normalises each test batch with the mean and variance of that batch. For SWA, BatchNorm statistics are "
+        "re-estimated for the averaged model."
     )
     image = f"![Frame, truth and prediction of each method]({figure})"
     return f"{settings}\n\n{table(numbers)}\n{algorithms}\n\n{notes}\n\n{image}"
