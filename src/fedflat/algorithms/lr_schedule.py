@@ -122,7 +122,8 @@ class Poly(LrSchedule):
 
         eta_k = eta decay^t (1 - (t + k/K) / T)^power
 
-    With ``span=round`` the decay restarts every round: eta_k = eta decay^t (1 - k/K)^power. Caldarola et al. 2022 also
+    eta is the base learning rate, t the number of the round (of T) and k that of the local step (of K). With
+    ``span=round`` the decay restarts every round: eta_k = eta decay^t (1 - k/K)^power. Caldarola et al. 2022 also
     restart it every round, but set its length to 10,000 epochs, so that the learning rate is practically constant.
 
     >>> schedule, zero = Schedule(lr=0.5, rounds=2), torch.tensor(0)

@@ -67,9 +67,10 @@ class Mime(FrozenMomentum):
         d_k = q_k + beta m
         m <- G + beta m
 
-    q_k is the variance-reduced gradient; g(y_k) and g(z) are gradients on the same batch. G is the mean of the clients'
-    full-batch gradients at z, in which each client's weight is its number of samples; it is computed before local
-    training. m is the server's momentum. With ``form=ema``, q_k and G are multiplied by 1 - beta.
+    q_k is the variance-reduced gradient of local step k; g(y_k) and g(z) are the gradients of the step's batch at the
+    client's model y_k and at the broadcast model z. G is the mean of the clients' full-batch gradients at z, weighted
+    by their numbers of samples; it is computed before local training. m is the server's momentum. With ``form=ema``,
+    q_k and G are multiplied by 1 - beta.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -109,9 +110,10 @@ class MimeLite(FrozenMomentum):
         d_k = g + beta m
         m <- G + beta m
 
-    m is the server's momentum. Clients upload their full-batch gradient at z along with the displacement. G is the mean
-    of these gradients, in which each client's weight is its number of samples. With ``form=ema``, g and G are
-    multiplied by 1 - beta. With beta = 0, MIMELite equals FedAvg.
+    d_k is the direction of local step k, g the gradient of its batch, and m the server's momentum. Along with its
+    displacement, each client uploads its full-batch gradient at the broadcast model z. G is the mean of these
+    gradients, weighted by the clients' numbers of samples. With ``form=ema``, g and G are multiplied by 1 - beta. With
+    beta = 0, MIMELite equals FedAvg.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context

@@ -24,9 +24,9 @@ class Smoo(Perturbation):
         s <- rho unit(mean_S (mu_i - sh))
 
     unit(v) is v / ||v||. sh is the perturbation of a client's step, s the global perturbation that the server
-    estimates, and mu_i the dual variable of client i, which changes at every step and is kept between rounds. To
-    compute s, the server uses sh of each client's last step; with ``s_source=dual`` it uses mu_i alone, as FL-Simulator
-    does.
+    estimates, and mu_i the dual variable of client i, which changes at every step and is kept between rounds. The
+    server computes s from mu_i - sh after each client's last step; with ``s_source=dual`` it uses mu_i alone, as
+    FL-Simulator does.
 
     >>> from fedflat.testing import local_context
     >>> ctx = local_context(y=[2.0, 2.5], z=[0.0, 0.0], server={"s": [0.0, 0.0]}, local={"mu": [1.0, 1.0]})
