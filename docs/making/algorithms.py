@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fedflat.algorithms import Algorithm
@@ -126,7 +127,10 @@ def algorithm_page(name: str) -> str:
     lines += ["### Server step", "", *_slot(algorithm, "server")]
     lines += ["## Parameters", "", *(_parameters(specs_of(algorithm)) or ["None.", ""])]
     if card.values:
-        lines += [f"Published values: {card.values}.", ""]
+        values = re.sub(
+            r"\((D\d+)\)", lambda match: f"([{match[1]}](../differences.md#{match[1].lower()}))", card.values
+        )
+        lines += [f"Published values: {values}.", ""]
     lines += ["## Cost", "", "For a model of P parameters, per client:", "", *_cost(algorithm), *_state(algorithm)]
     return joined([*lines, *_differences(name), *_source(algorithm)])
 
@@ -141,7 +145,7 @@ def _slot(algorithm: Algorithm, slot: str) -> list[str]:
     name = part_name(value)
     first, *rest = _equations(value)
     return [
-        f"The **{SLOT_NAMES[slot]}** is {f'`{name}`' if name else 'the default'}: {first[:1].lower()}{first[1:]}",
+        f"The **{SLOT_NAMES[slot]}** is {f'`{name}`' if name else 'the default one'}: {first[:1].lower()}{first[1:]}",
         *rest,
     ]
 

@@ -84,7 +84,7 @@ def from_arrays(
 
 
 def from_clients(clients: Sequence[Pair], test: Pair | None = None, name: str = "clients", **options: Any) -> Dataset:
-    """Build a dataset from the data of each client; the partition ``natural`` restores the clients.
+    """Build a dataset from the data of each client; with the partition ``natural``, each client gets its own data.
 
     Args:
         clients: ``(inputs, targets)`` for each client, shaped as for ``from_arrays``.

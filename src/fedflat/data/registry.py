@@ -36,7 +36,7 @@ from fedflat.registry import Registry
 from fedflat.text import parse_one, revise
 
 DATASETS: Registry[DatasetSource] = Registry("dataset", see="fedflat data list")
-"""All datasets by name: published ones, and the kinds of user data (those with an ``example``)."""
+"""Registry of all datasets by name: published datasets, and kinds of user data, which have an ``example``."""
 for _module in (
     digits, idx, cifar, corruptions, femnist, shakespeare, tiny_imagenet, landmarks, domains, camvid, cityscapes, idda,
     digit_masks, image_folder, array_files, hub,

@@ -17,7 +17,7 @@ SIGNAL_RANGE = (0.1, 0.9)
 
 @dataclass(frozen=True)
 class Wmsam(Drift):
-    """Each client follows its own momentum, with an adaptive weight (FedWMSAM; components C2 and C3).
+    """Each client combines its gradients with its own momentum, adaptively weighted (FedWMSAM; components C2 and C3).
 
         r_i = c - c_i
         d_k = alpha (g + r_i) + (1 - alpha) Delta
