@@ -53,7 +53,7 @@ def trajectories(
         schedule = Schedule(lr, 1.0, rounds)
         return Training(algorithm, Descent(), schedule, Plan(1, steps=k), 0, 2, Aggregation("uniform"))
 
-    weights, buffers, integer_buffers = problem.initial()
+    weights, buffers, integer_buffers = problem.initial_state()
     model, server = ModelState(weights, buffers, integer_buffers), algorithm.new_server(weights)
     states = [algorithm.new_client(weights) for _ in range(2)]
     path, local_paths = [weights.numpy().copy()], []

@@ -111,7 +111,7 @@ def predictions(result: fedflat.Result, name: str) -> np.ndarray:
     problem, _ = build_problem(result.config)
     model, test = result.record.models[name], problem.evaluation_sets["test"]
     rows = spread_over(len(test), result.config.evaluation.batch_size)
-    buffers = {**problem.buffers.views(model.buffers), **model.integer_buffers}
+    buffers = {**problem.buffer_layout.views(model.buffers), **model.integer_buffers}
     logits = problem.predict(model.weights, buffers, test.inputs[rows.to(test.inputs.device)])
     return logits.argmax(1)[shown_rows(len(rows))].to(torch.uint8).cpu().numpy()
 

@@ -158,7 +158,7 @@ def walk(
         clients=setting.problem.N,
         aggregation=Aggregation(weighting),  # type: ignore[arg-type]
     )
-    weights, buffers, integer_buffers = problem.initial()
+    weights, buffers, integer_buffers = problem.initial_state()
     model, server = ModelState(weights, buffers, integer_buffers), built.new_server(weights)
     states = {i: built.new_client(weights) for i in range(setting.problem.N)}
     for round, cohort in enumerate(setting.cohorts):

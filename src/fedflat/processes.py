@@ -210,28 +210,35 @@ def usable_cores() -> int:
 
 
 def cpu_quota(root: Path, own_cgroups: Path) -> float:
-    """The CPU quota of Linux control groups, as set by ``docker --cpus``, in cores; infinity without a limit.
+    """The number of CPU cores that Linux control groups (cgroups) allow, e.g. 1.5 after ``docker --cpus 1.5``.
+
+    A group inherits the limits of all its parents, so the smallest one counts. The result is infinity without a limit.
 
     Args:
-        root: root of the cgroup file system.
-        own_cgroups: file that lists this process's groups, one ``id:controllers:path`` per line. Limits of all parent
-            groups apply. Version 2 writes ``cpu.max``, version 1 separate files for quota and period.
+        root: root of the cgroup file system, ``/sys/fs/cgroup``.
+        own_cgroups: file that lists this process's groups, one ``id:controllers:path`` per line
+            (``/proc/self/cgroup``). Version 2 of cgroups lists a single group, without controllers.
     """
     smallest = math.inf
     for line in _read(own_cgroups).splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and "cpu" not in controllers.split(","):  # e.g. a group that only limits memory
             continue
-        group = root / controllers  # version 2 lists no controllers
+        group = root / controllers
         for part in ("", *Path(path).parts[1:]):  # from the root group down to this process's
             group /= part
-            if limit := _read(group / "cpu.max"):
-                quota, _, period = limit.partition(" ")
-            else:
-                quota, period = _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")
-            if quota.isdigit():  # neither "max" nor -1
-                smallest = min(smallest, int(quota) / int(period))
+            smallest = min(smallest, _group_quota(group))
     return smallest
+
+
+def _group_quota(group: Path) -> float:
+    """The cores that one control group allows: its CPU time (quota) per period; infinity without a limit."""
+    limit = _read(group / "cpu.max")
+    if limit:  # version 2: "quota period", or "max period" without a limit
+        quota, _, period = limit.partition(" ")
+    else:  # version 1: a file for each; the quota is -1 without a limit
+        quota, period = _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")
+    return int(quota) / int(period) if quota.isdigit() else math.inf
 
 
 def _read(file: Path) -> str:

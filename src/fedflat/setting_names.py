@@ -118,7 +118,7 @@ def nest(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def suggest_setting(name: str) -> str | None:
-    """Our name for a setting that other frameworks call ``name``, or None if there is none.
+    """Return the name in fedflat of a setting that other frameworks call ``name``; None if it is unknown.
 
     Args:
         name: the name as typed: a keyword, a flag or a full name.
@@ -132,7 +132,9 @@ def suggest_setting(name: str) -> str | None:
 
 
 def unknown_setting(name: str, known: Iterable[str], group: str = "", keyword: bool = False) -> UserError:
-    """The error for an unknown setting, with our name for it or the nearest valid names.
+    """The error for an unknown setting.
+
+    It suggests fedflat's name if the unknown one is that of another framework, otherwise the nearest valid names.
 
     Args:
         name: the unknown name.

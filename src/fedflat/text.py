@@ -207,7 +207,7 @@ def respell(text: str, specs: Mapping[str, Any]) -> str:
     by_name = {folded(name): (name, spec) for name, spec in specs.items()}
 
     def convert(call: re.Match[str]) -> str:
-        """Rewrite one ``name(arguments)`` of the text."""
+        """Rewrite one ``name(arguments)`` of the text: registered spelling, all values named, absolute paths."""
         name, inside = call.groups(default="")
         registered_name, spec = by_name.get(folded(name), (name, None))
         fields = () if spec is None else parameters(spec)
@@ -247,7 +247,9 @@ def _type_hints(spec: type) -> dict[str, Any]:
 
 
 def _checked(spec: object, field: dataclasses.Field[Any], value: Value, what: str) -> Value:
-    """Check a value against a parameter's type and range; returns it, with 1 and 1.0 converted to that type.
+    """Check a value against the type and range of a parameter, and return it as that type.
+
+    An integer such as 1 is accepted for a float parameter, and a whole float such as 1.0 for an integer parameter.
 
     Args:
         spec: the spec that has the parameter.
@@ -255,17 +257,18 @@ def _checked(spec: object, field: dataclasses.Field[Any], value: Value, what: st
         value: the value to check.
         what: names the component in error messages.
     """
-    annotation = _type_hints(type(spec))[field.name]  # type: ignore[arg-type]
     setting = f"{what}: {field.name}={write_value(value)}"
-    allowed = choices(spec, field.name)
+    allowed = choices(spec, field.name)  # of a Literal parameter
     if allowed:
-        if not any(value == choice and type(value) is type(choice) for choice in allowed):  # 1 == 1.0 == True
+        # Types are compared as well, because 1 == 1.0 == True in Python.
+        if not any(value == choice and type(value) is type(choice) for choice in allowed):
             raise UserError(f"{setting} is invalid; expected one of {', '.join(map(write_value, allowed))}")
         return value
+    annotation = _type_hints(type(spec))[field.name]  # type: ignore[arg-type]
     accepted = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
     if value is None and type(None) in accepted:
         return None
-    if float in accepted and isinstance(value, int) and not isinstance(value, bool):
+    if float in accepted and type(value) is int:  # not a bool, which is a subclass of int
         value = float(value)
     if int in accepted and isinstance(value, float) and value.is_integer():
         value = int(value)

@@ -167,7 +167,7 @@ def test_an_error_in_a_worker_is_raised_in_the_driver(ray: Any) -> None:
 
 
 def model_arrays(engine: Any) -> Any:
-    weights, buffers, integer_buffers = engine.problem.initial()
+    weights, buffers, integer_buffers = engine.problem.initial_state()
     return weights.numpy(), buffers.numpy(), {name: value.numpy() for name, value in integer_buffers.items()}
 
 

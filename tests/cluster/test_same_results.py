@@ -71,7 +71,7 @@ def test_evaluation_agrees_with_the_loop(ray: Any) -> None:
     config = small(data__validation=0.1, evaluation__batch_size=50)
     engine = engine_of(config, 2)
     problem = build_problem(config)[0]
-    model = ModelState(*problem.initial())
+    model = ModelState(*problem.initial_state())
     models = {"one": model, "other": model._replace(weights=model.weights * 2)}
     assert engine.evaluate(models, engine.problem.evaluation_sets) == LoopEngine(problem, 1).evaluate(
         models, problem.evaluation_sets

@@ -22,7 +22,7 @@ def test_dropout_in_a_full_gradient_agrees_with_the_simulation(tmp_path: Path) -
         "federation": {"clients_per_round": 2},
     }
     site = Site(config(values), 1, tmp_path, model=model)
-    received = {MODEL: site.problem.initial()[0]}
+    received = {MODEL: site.problem.initial_state()[0]}
     torch.manual_seed(1)  # earlier draws must not matter
     gradient, _ = site.full_gradient(3, received)
     cohort = site._cohort_of_one(received, {})

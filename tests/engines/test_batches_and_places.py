@@ -58,7 +58,7 @@ def test_augmented_images_stay_contiguous():
 def test_gradients_do_not_depend_on_earlier_calls_or_pickling(model):
     """Leaf tensors are reused between calls and left out of a pickled problem."""
     problem = problem_of(model)
-    weights, statistics, integer_buffers = problem.initial()
+    weights, statistics, integer_buffers = problem.initial_state()
     batch = Batch(problem.normalised(problem.data.train.inputs[:8]), problem.data.train.targets[:8])
 
     def gradient(of: Problem, point: torch.Tensor) -> torch.Tensor:

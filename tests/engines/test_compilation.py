@@ -23,7 +23,7 @@ def a_run(model: str = "lenet5", compiled: str = "on", augmentation: str = "none
 
 def test_full_batches_are_compiled() -> None:
     problem = a_run().problem
-    weights = problem.initial()[0]
+    weights = problem.initial_state()[0]
     fast = CompiledGradient(problem.model, problem.plain_loss, 8, backend="eager")
     batch = problem.batch(torch.arange(8), {})
     result = fast(weights, batch)
@@ -37,14 +37,14 @@ def test_full_batches_are_compiled() -> None:
 def test_other_batches_are_not_compiled() -> None:
     problem = a_run().problem
     fast = CompiledGradient(problem.model, problem.plain_loss, 8, backend="eager")
-    assert fast(problem.initial()[0], problem.batch(torch.arange(5), {})) is None
+    assert fast(problem.initial_state()[0], problem.batch(torch.arange(5), {})) is None
     mixing = a_run(augmentation="mixup").problem
     draws = {
         name: draw[0] for name, draw in mixing.augmentation.draw(np.random.default_rng(0), 1, 8, (3, 32, 32)).items()
     }
     assert (
         CompiledGradient(mixing.model, mixing.plain_loss, 8, backend="eager")(
-            mixing.initial()[0], mixing.batch(torch.arange(8), draws)
+            mixing.initial_state()[0], mixing.batch(torch.arange(8), draws)
         )
         is None
     )
@@ -57,7 +57,7 @@ def test_a_compiler_error_falls_back_to_eager() -> None:
         raise RuntimeError("no compiler here")
 
     problem = a_run().problem
-    weights, batch = problem.initial()[0], problem.batch(torch.arange(8), {})
+    weights, batch = problem.initial_state()[0], problem.batch(torch.arange(8), {})
     fast = CompiledGradient(problem.model, problem.plain_loss, 8, backend=broken)  # type: ignore[arg-type]
     with pytest.warns(UserWarning, match="could not be compiled"):
         assert fast(weights, batch) is None
@@ -74,7 +74,7 @@ def test_out_of_memory_is_not_a_compiler_error() -> None:
     fast = CompiledGradient(problem.model, problem.plain_loss, 8, backend="eager")
     fast._compiled = full
     with pytest.raises(torch.OutOfMemoryError):
-        fast(problem.initial()[0], problem.batch(torch.arange(8), {}))
+        fast(problem.initial_state()[0], problem.batch(torch.arange(8), {}))
 
 
 def test_a_run_compiles_on_request(monkeypatch: pytest.MonkeyPatch) -> None:

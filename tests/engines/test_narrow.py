@@ -112,7 +112,7 @@ def test_a_compiled_narrow_gradient_agrees() -> None:
     run = Run(setting.config("fedavg", "float32", "loop", 10), data=RandomImages(size=200, side=20).dataset())
     problem = run.problem
     assert problem.data.train.inputs.is_contiguous()
-    weights, batch = problem.initial()[0], problem.batch(torch.arange(16), {})
+    weights, batch = problem.initial_state()[0], problem.batch(torch.arange(16), {})
     result = CompiledGradient(problem.model, problem.plain_loss, 16, backend="aot_eager")(weights, batch)
     assert result is not None
     problem.compiled_size = None
@@ -137,7 +137,7 @@ def test_gradients_reach_parameters_before_a_convolution() -> None:
     data = RandomImages(size=32, side=6, classes=4).dataset()
     torch.manual_seed(0)
     problem = Problem(Shaded(), Classification(), data, augmentation("none"))
-    weights, batch = problem.initial()[0], problem.batch(torch.arange(16), {})
+    weights, batch = problem.initial_state()[0], problem.batch(torch.arange(16), {})
     result = CompiledGradient(problem.model, problem.plain_loss, 16, backend="aot_eager")(weights, batch)
     _, gradient = problem.loss_and_gradient(weights, {}, batch)
     assert result is not None and float(gradient[:3].norm()) > 0
@@ -181,4 +181,4 @@ def test_a_model_that_depends_on_layer_order_is_not_rearranged() -> None:
     fast = CompiledGradient(problem.model, problem.plain_loss, 16, backend="eager")
     assert is_narrow(problem.model, 16)
     with pytest.warns(UserWarning, match="another loss"):
-        assert fast(problem.initial()[0], problem.batch(torch.arange(16), {})) is None
+        assert fast(problem.initial_state()[0], problem.batch(torch.arange(16), {})) is None

@@ -298,7 +298,7 @@ def test_batches_with_batch_statistics_are_spread_over_the_set() -> None:
     spread = [part.tolist() for part in replace(problem, batch_statistics=True).evaluation_batches(9)]
     assert spread == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
     assert [part.tolist() for part in problem.evaluation_batches(9, batch_statistics=True)] == spread
-    weights, buffers, integer_buffers = problem.initial()
+    weights, buffers, integer_buffers = problem.initial_state()
     test = problem.data.test
     for own in (True, False):
         scorer = Scorer(problem, ModelState(weights, buffers, integer_buffers), batch_statistics=own)

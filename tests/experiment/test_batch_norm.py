@@ -47,8 +47,8 @@ def test_estimated_statistics_match_the_training_data() -> None:
     run = Run(
         config({"data": {"clients": 4}, "federation": {"clients_per_round": 2}, "engine": {"workers": 1}}), model=model
     )
-    weights, _, integer_buffers = run.problem.initial()
-    buffers = run.problem.buffers.views(run.problem.estimate_buffers(weights, integer_buffers))
+    weights, _, integer_buffers = run.problem.initial_state()
+    buffers = run.problem.buffer_layout.views(run.problem.estimate_buffers(weights, integer_buffers))
     train = run.problem.data.train.inputs
     hidden = model.layers[1](run.problem.normalised(train).flatten(1).to(torch.float32))
     parts = hidden.split(run.problem.evaluation_batch)

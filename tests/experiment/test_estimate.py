@@ -87,7 +87,7 @@ def test_client_statistics_are_counted() -> None:
     }
     run = Run(config(own), data=RandomImages(size=48, side=8).dataset())
     run._open()
-    assert forecast(run, 1.0).states == 12 * 4 * run.problem.buffers.size
+    assert forecast(run, 1.0).states == 12 * 4 * run.problem.buffer_layout.size
 
 
 def test_describe_forecast() -> None:

@@ -51,18 +51,18 @@ def test_the_server_is_measured_with_statistics_of_the_training_set(own: tuple[R
     _, found = own
     problem, state = found.problem, found.state
     train = problem.data.train.take(torch.from_numpy(found.training_positions))
-    fresh = problem.initial()[1]
+    fresh = problem.initial_state()[1]
     assert torch.equal(state.buffers, fresh), "clients have kept theirs"
     objective = found.objective(batch=len(train))
     with torch.no_grad():
         problem.model.eval()
         batch = problem.normalised(train.inputs)
         still = with_statistics(problem, state, found.training_positions)
-        buffers = {**problem.buffers.views(still.buffers), **state.integer_buffers}
+        buffers = {**problem.buffer_layout.views(still.buffers), **state.integer_buffers}
         expected = problem.task.loss(
             problem.predict_normalised(state.weights, buffers, batch, batch_statistics=False), train.targets
         )
-        unknowing = {**problem.buffers.views(fresh), **state.integer_buffers}
+        unknowing = {**problem.buffer_layout.views(fresh), **state.integer_buffers}
         wrong = problem.task.loss(
             problem.predict_normalised(state.weights, unknowing, batch, batch_statistics=False), train.targets
         )
@@ -73,7 +73,7 @@ def test_the_server_is_measured_with_statistics_of_the_training_set(own: tuple[R
 def test_estimated_statistics_are_mean_and_variance_of_the_layer_inputs(own: tuple[Record, RunModel]) -> None:
     _, found = own
     problem = found.problem
-    statistics = problem.buffers.views(with_statistics(problem, found.state, np.arange(300)).buffers)
+    statistics = problem.buffer_layout.views(with_statistics(problem, found.state, np.arange(300)).buffers)
     mean, variance = (
         next(value for name, value in statistics.items() if name.endswith(end))
         for end in ("running_mean", "running_var")
@@ -90,7 +90,7 @@ def test_an_exported_model_has_statistics_of_the_training_set(own: tuple[Record,
     record, found = own
     result = Result(record)
     problem = found.problem
-    expected = problem.buffers.views(with_statistics(problem, found.state, found.training_positions).buffers)
+    expected = problem.buffer_layout.views(with_statistics(problem, found.state, found.training_positions).buffers)
     written = torch.load(result.export(tmp_path / "model.pt"), weights_only=True)
     for tensors in (result.model().state_dict(), written):
         assert all(torch.allclose(tensors[name], statistics, atol=1e-6) for name, statistics in expected.items())
@@ -109,7 +109,7 @@ def test_a_module_of_a_round_has_statistics_of_the_training_set() -> None:
         **OWN,
     }
     (only,) = fedflat.rounds("fedavg", network(), **settings)
-    expected = only.run.problem.buffers.views(
+    expected = only.run.problem.buffer_layout.views(
         with_statistics(only.run.problem, only.server.model, only.run.partition.trained_on).buffers
     )
     assert all(torch.equal(only.model.state_dict()[name], statistics) for name, statistics in expected.items())

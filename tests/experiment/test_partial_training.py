@@ -130,7 +130,7 @@ def test_frozen_batch_norm_keeps_its_statistics_and_uses_them() -> None:
     moved = changed(before, state(run))
     statistics = {name for name in moved if "running" in name}
     assert statistics == {name for name in before if name.startswith("blocks.8.") and "running" in name}
-    assert run.problem.buffers.size == 4 * 64
+    assert run.problem.buffer_layout.size == 4 * 64
     run.problem.set_training_mode()
     modes = {name: m.training for name, m in run.problem.model.named_modules() if isinstance(m, nn.BatchNorm2d)}
     assert {name for name, on in modes.items() if on} == {name for name in modes if name.startswith("blocks.8.")}
@@ -181,7 +181,7 @@ def weights_by(engine: Any, algorithm: str, arithmetic: torch.dtype | None = Non
     run.engine = engine(run.problem)
     before = state(run)
     run.execute()
-    assert changed(before, state(run)) <= {*run.problem.layout.names, *run.problem.buffers.names}
+    assert changed(before, state(run)) <= {*run.problem.layout.names, *run.problem.buffer_layout.names}
     return run.server.model.weights
 
 

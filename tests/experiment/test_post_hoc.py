@@ -96,6 +96,15 @@ def test_a_run_with_initial_weights_is_reopened_with_them(folder: Path, tmp_path
     assert torch.equal(replay.moment.model.weights, first.record.models["server"].weights)
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+def test_the_first_round_of_a_branched_run_is_replayed_once(algorithm: str, folder: Path, tmp_path: Path) -> None:
+    start = {"init": folder / "model.safetensors", "init_rounds": 4}
+    fedflat.run(algorithm, out=tmp_path / "branch", **{**SETTINGS, "rounds": 5}, **start)
+    moments, reason = fedflat.load(tmp_path / "branch").post_hoc().moments()
+    assert [moment.rounds for moment in moments] == [4, 5]
+    assert not reason
+
+
 def test_a_run_in_memory_with_a_user_supplied_model() -> None:
     own = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     result = fedflat.run("fedsam", **{**SETTINGS, "model": own})

@@ -38,7 +38,7 @@ def test_a_state_dict_saved_by_torch(tmp_path):
         ),
         model=fresh,
     )
-    for name, tensor in run.problem.buffers.views(run.server.model.buffers).items():
+    for name, tensor in run.problem.buffer_layout.views(run.server.model.buffers).items():
         assert torch.equal(tensor, model.state_dict()[name])
     assert run.server.model.integer_buffers["2.num_batches_tracked"] == 1
     assert torch.equal(run.problem.layout.views(run.server.model.weights)["1.weight"], model[1].weight)

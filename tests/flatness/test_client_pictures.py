@@ -95,7 +95,7 @@ def test_the_gap_is_between_the_lines() -> None:
     drawn = {line.get_label(): list(line.get_ydata()) for line in between.lines if not line.get_label().startswith("_")}
     assert drawn == {
         "server, test minus training": pytest.approx([0.5, 0.1]),
-        "server, held-out minus training": pytest.approx([1.0, 0.2]),
+        "server, held-out clients minus training": pytest.approx([1.0, 0.2]),
     }
     assert len(losses.lines) == 3
     assert losses.get_ylabel() == "loss"

@@ -41,7 +41,7 @@ def trained(text: str = "fedavg", engine=LoopEngine, **kept):
     """Train one round of all clients on an engine."""
     built = algorithm(text)
     problem = problem_of(Setting(Quadratics(A, B), X0, RATE, STEPS, [[0, 1, 2]]))
-    model = ModelState(*problem.initial())
+    model = ModelState(*problem.initial_state())
     training = Training(built, Descent(), Schedule(RATE), Plan(1, steps=STEPS), 0, 3, Aggregation("uniform"))
     server = built.new_server(model.weights)
     server["drift"] |= kept.get("server", {})

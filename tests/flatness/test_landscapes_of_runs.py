@@ -167,26 +167,28 @@ def test_statistics_are_the_models_or_estimated() -> None:
     problem, partition = build_problem(
         config({"model": "custom:Normalised", "engine": {"device": "cpu"}}), model=Normalised()
     )
-    weights, buffers, integer_buffers = problem.initial()
+    weights, buffers, integer_buffers = problem.initial_state()
     own, estimated = (
         LossAndError(problem, partition, integer_buffers, statistics=how) for how in ("interpolated", "estimated")
     )
     fresh = problem.estimate_buffers(weights, integer_buffers)
     inputs = problem.normalised(problem.data.train.inputs).flatten(1)
-    torch.testing.assert_close(problem.buffers.views(fresh)["norm.running_mean"], inputs.mean(0), rtol=0, atol=0.02)
+    torch.testing.assert_close(
+        problem.buffer_layout.views(fresh)["norm.running_mean"], inputs.mean(0), rtol=0, atol=0.02
+    )
     expected = float(own(Model(weights, fresh))["train_loss"])
     assert float(own(Model(weights, buffers))["train_loss"]) != pytest.approx(expected, rel=1e-3)
     assert float(estimated(Model(weights, buffers))["train_loss"]) == pytest.approx(expected, rel=1e-3)
-    assert torch.equal(buffers, problem.initial()[1])
+    assert torch.equal(buffers, problem.initial_state()[1])
 
 
 def test_statistics_of_the_librarys_own_normalisation_are_estimated_too() -> None:
     """This layer does not count batches, so that its estimated statistics once stayed at zero."""
     small = {"model": "resnet20(norm=batch)", "data": {"dataset": "digits"}, "engine": {"device": "cpu"}}
     problem, _ = build_problem(config(small))
-    weights, _, integer_buffers = problem.initial()
+    weights, _, integer_buffers = problem.initial_state()
     inputs = problem.normalised(problem.data.train.inputs[:40])
-    found = problem.buffers.views(problem.estimate_buffers(weights, integer_buffers, [inputs[:20], inputs[20:]]))
+    found = problem.buffer_layout.views(problem.estimate_buffers(weights, integer_buffers, [inputs[:20], inputs[20:]]))
     stem = torch.nn.functional.conv2d(inputs, problem.layout.views(weights)["stem.0.weight"], padding=1)
     torch.testing.assert_close(found["stem.1.running_mean"], stem.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
     halves = torch.stack([part.var((0, 2, 3), correction=1) for part in (stem[:20], stem[20:])]).mean(0)
@@ -197,10 +199,10 @@ def test_negative_extrapolated_variances_are_set_to_zero() -> None:
     problem, partition = build_problem(
         config({"model": "custom:Normalised", "engine": {"device": "cpu"}}), model=Normalised()
     )
-    weights, buffers, integer_buffers = problem.initial()
+    weights, buffers, integer_buffers = problem.initial_state()
     measure = LossAndError(problem, partition, integer_buffers, examples=20)
     figures = measure(Model(weights, torch.full_like(buffers, -0.5)))
     assert torch.isfinite(figures["train_loss"])
-    views = problem.buffers.views(zero := torch.full_like(buffers, -0.5))
+    views = problem.buffer_layout.views(zero := torch.full_like(buffers, -0.5))
     views["norm.running_var"].zero_()
     assert float(measure(Model(weights, zero))["train_loss"]) == float(figures["train_loss"])

@@ -42,7 +42,7 @@ def gradients() -> np.ndarray:
 
 
 def test_constants_in_closed_form(look: FixedSample) -> None:
-    found, apart = look.constants(ModelState(*look.problem.initial()))
+    found, apart = look.constants(ModelState(*look.problem.initial_state()))
     single, whole = gradients(), gradients().mean(1)
     centre = whole.mean(0)
     sigma = np.sqrt(((single - whole[:, None]) ** 2).sum(2).mean(1)).max()
@@ -69,7 +69,7 @@ def test_noise_shrinks_with_the_batch_as_one_over_its_size(look: FixedSample) ->
 
 
 def test_the_gap_in_closed_form(look: FixedSample) -> None:
-    found = look.gap(ModelState(*look.problem.initial()))
+    found = look.gap(ModelState(*look.problem.initial_state()))
     train = np.mean([0.5 * (X - B[i, j]) @ A[i] @ (X - B[i, j]) for i in range(CLIENTS) for j in range(EACH)])
     test = 0.5 * X @ A[0] @ X
     assert found == {
@@ -83,11 +83,11 @@ def test_sharpness_along_the_gradient_in_closed_form(look: FixedSample) -> None:
     """f(x + r) - f(x) = g r + r A r / 2 with r = 0.05 g / ||g||."""
     g = gradients().mean((0, 1))
     r = 0.05 * g / np.linalg.norm(g)
-    assert look.sharpness(ModelState(*look.problem.initial())) == pytest.approx(g @ r + 0.5 * r @ A.mean(0) @ r)
+    assert look.sharpness(ModelState(*look.problem.initial_state())) == pytest.approx(g @ r + 0.5 * r @ A.mean(0) @ r)
 
 
 def test_local_curvature_is_that_of_each_clients_own_loss(look: FixedSample) -> None:
-    model = ModelState(*look.problem.initial())
+    model = ModelState(*look.problem.initial_state())
     members = [Client(i, look.partition.clients[i], {}) for i in (0, 2)]
     elsewhere = model._replace(weights=model.weights + 1)
     found = look.local_curvature([model, elsewhere], members)
@@ -96,7 +96,7 @@ def test_local_curvature_is_that_of_each_clients_own_loss(look: FixedSample) -> 
 
 
 def test_the_norm_of_features(look: FixedSample) -> None:
-    found = look.features(ModelState(*look.problem.initial()))
+    found = look.features(ModelState(*look.problem.initial_state()))
     assert found["1"] == pytest.approx(np.mean([0.5 * (X - b) @ A[1] @ (X - b) for b in B[1]]), rel=1e-6)
 
 

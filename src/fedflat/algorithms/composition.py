@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import entry_points
@@ -213,10 +213,9 @@ def _slot_of(name: str) -> str | None:
 
 
 def _named(call: Call) -> Algorithm:
-    """The algorithm that a call such as ``fedsam(rho=0.1)`` names, with its parameters set.
+    """Build the algorithm that a call such as ``fedsam(rho=0.1)`` names, with its parameters set.
 
-    A parameter is set in every part of the algorithm that has one of this name. ``variant=released`` also sets the
-    parameters in which the published code differs from the paper, unless the call sets them itself.
+    A parameter is set in every part of the algorithm that has one of this name.
     """
     name = NAMED.spelling(call.name)
     if name is None:
@@ -225,29 +224,45 @@ def _named(call: Call) -> Algorithm:
         _reject_setting(call.name)
         raise NAMED.unknown(call.name)
     result = NAMED[name]
-    part_by_slot = {slot: getattr(result, slot) for slot in SLOTS}
-    parameters_by_slot = {slot: [field.name for field in parameters(part)] for slot, part in part_by_slot.items()}
-    # A value without a name sets the first parameter of the parts that distinguish the algorithm from FedAvg.
+    values = _values_of_call(name, call.values)
+    for slot in SLOTS:
+        part = getattr(result, slot)
+        names = [field.name for field in parameters(part)]
+        slot_values = {key: value for key, value in values.items() if key in names}
+        result = replace(result, **{slot: revise(part, slot_values, name)})
+    return result
+
+
+def _values_of_call(name: str, values: Mapping[str, Value]) -> dict[str, Value]:
+    """Convert the arguments in the text of a named algorithm to values of its parts' parameters, by parameter.
+
+    A value without a name sets the first parameter of the parts that distinguish the algorithm from FedAvg.
+    ``variant=released`` adds the values in which the published code differs from the paper, unless the text sets them.
+
+    Args:
+        name: the named algorithm, as registered.
+        values: the arguments by name.
+    """
+    known: set[str] = set()
     positional: list[str] = []
-    for slot, part in part_by_slot.items():
+    for slot in SLOTS:
+        part = getattr(NAMED[name], slot)
+        names = [field.name for field in parameters(part)]
+        known |= set(names)
         if not _is_default(part):
-            positional += parameters_by_slot[slot]
-    values = with_names(call.values, positional, name)
-    variant = values.pop("variant", "paper")
+            positional += names
+    named_values = with_names(values, positional, name)
+    variant = named_values.pop("variant", "paper")
     if variant == "released" and name in RELEASED:
-        values = RELEASED[name] | values
+        named_values = RELEASED[name] | named_values
     elif variant != "paper":
         released = ", ".join(RELEASED)
         raise UserError(f"{name} has no variant '{variant}'; expected paper, or released (available for {released})")
-    known = {parameter for names in parameters_by_slot.values() for parameter in names}
-    for parameter in values:
+    for parameter, value in named_values.items():
         if parameter not in known:
-            value = write_value(values[parameter])
-            raise unknown_parameter(parameter, value, [*known, "variant"], name, f"fedflat algorithms {name}")
-    for slot, part in part_by_slot.items():
-        slot_values = {key: value for key, value in values.items() if key in parameters_by_slot[slot]}
-        result = replace(result, **{slot: revise(part, slot_values, name)})
-    return result
+            options = [*known, "variant"]
+            raise unknown_parameter(parameter, write_value(value), options, name, f"fedflat algorithms {name}")
+    return named_values
 
 
 def _with_part(base: Algorithm, call: Call, text: str, set_slots: set[str]) -> Algorithm:

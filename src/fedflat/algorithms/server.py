@@ -104,7 +104,10 @@ class Adaptive(Sgd, ABC):
     )
 
     def on_server(self) -> Fields:
-        """The moments m and v, and the number of rounds t for bias correction; clients receive none of them."""
+        """Declare the moments m and v, and the number of rounds t for bias correction; clients receive none of them.
+
+        v starts at ``v_init``, by default tau^2; ``momentum`` marks m for measurements of clients' agreement with it.
+        """
         start = self.tau**2 if self.v_init is None else self.v_init
         return (
             vector("m", sent=False, momentum="descent"),

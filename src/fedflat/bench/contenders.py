@@ -91,17 +91,17 @@ class SpeedBound(Contender):
         model = problem.model.train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if self.compiled and on_gpu:
             model = with_gpu_layers(model)  # as the lanes engine does, so that the bound is no slower
-        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        weights = [parameter.detach().clone().requires_grad_() for parameter in trained.values()]  # in the same order
+        trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        weights = [parameter.detach().clone().requires_grad_() for parameter in trainable.values()]  # in the same order
         size = self.setting.clients_per_round * self.setting.batch_size
         batch = problem.data.train.take(torch.arange(size, device=problem.device) % len(problem.data.train))
         inputs = problem.normalised(batch.inputs).to(problem.dtype)
         use_bf16 = config.engine.precision == "bf16"
 
         def loss_of(weights: list[Tensor]) -> Tensor:
-            """Cross-entropy on the constant batch, with ``weights`` in place of the model's trained parameters."""
+            """Cross-entropy on the constant batch, with ``weights`` in place of the model's trainable parameters."""
             with torch.autocast(problem.device.type, torch.bfloat16, enabled=use_bf16):
-                output = functional_call(model, dict(zip(trained, weights, strict=True)), (inputs,))
+                output = functional_call(model, dict(zip(trainable, weights, strict=True)), (inputs,))
                 return F.cross_entropy(output.to(problem.dtype), batch.targets)
 
         loss = torch.compile(loss_of) if self.compiled else loss_of

@@ -165,7 +165,7 @@ class Pfl(Other):
             """Reports every completed round to the timer."""
 
             def after_central_iteration(self, metrics: Any, model: Any, *, central_iteration: int) -> tuple[bool, Any]:
-                """Count and report a round; returns that training continues, and no metrics."""
+                """Count a round and report it to the timer; returns whether training stops (no), and no metrics."""
                 nonlocal rounds_done
                 rounds_done += 1
                 timer.round_done()

@@ -43,7 +43,10 @@ class RandomImages:
 
 @dataclass(frozen=True)
 class BenchmarkSetting:
-    """The federation whose rounds are measured; fields are those of a config."""
+    """The federation whose rounds are timed, for fedflat and for the programs it is compared with.
+
+    The fields are settings of a config.
+    """
 
     model: str = "cnn"
     dataset: str = RANDOM
@@ -61,9 +64,16 @@ class BenchmarkSetting:
     def config(
         self, algorithm: str = "fedavg", precision: str = "float32", engine: str = "auto", clients: int = 100
     ) -> Config:
-        """The config of a run with this setting; other contenders take the same data, cohorts and batches from it.
+        """The config of a run of fedflat with this setting.
 
-        Evaluation happens only after the last round, which is never reached.
+        The programs that fedflat is compared with build the same data, cohorts and batches from this config. A run
+        would evaluate only after its last round, but the benchmark stops earlier, so that no evaluation is timed.
+
+        Args:
+            algorithm: text of the algorithm, e.g. ``fedavg``.
+            precision: ``engine.precision``.
+            engine: ``engine.name``.
+            clients: number of clients in the federation.
         """
         return config(
             {
@@ -83,7 +93,7 @@ class BenchmarkSetting:
                     "batch_size": self.batch_size,
                     "lr": self.lr,
                 },
-                "evaluation": {"every": ROUNDS},
+                "evaluation": {"every": ROUNDS},  # i.e. after the last round
                 "engine": {
                     "name": engine,
                     "precision": precision,

@@ -54,26 +54,12 @@ def from_arrays(
             ``natural`` makes each of them a client.
         test_groups: natural client of each test example.
     """
-    is_segmentation = np.ndim(train_targets) == 3
-    label_names: list[str] = []
     inputs = [_to_inputs(train_inputs, name), _to_inputs(test_inputs, name)]
-    kind = "segmentation" if is_segmentation else _infer_kind(name, inputs[0])
-    if is_segmentation:
-        targets = [_to_masks(train_targets), _to_masks(test_targets)]
-    elif _are_regression_targets(train_targets, test_targets):
-        targets = [torch.tensor(np.asarray(values), dtype=torch.float32) for values in (train_targets, test_targets)]
-        classes = () if classes is None else classes
-    elif kind != "text" and _are_multi_labels(train_targets, test_targets):
-        targets = [torch.tensor(np.asarray(values), dtype=torch.bool) for values in (train_targets, test_targets)]
-        label_names = [str(label) for label in range(targets[0].shape[1])]
-    else:
-        targets, label_names = encode_labels(train_targets, test_targets, name, classes)
+    kind: Kind = "segmentation" if np.ndim(train_targets) == 3 else _infer_kind(name, inputs[0])
+    targets, classes = _to_targets(train_targets, test_targets, name, kind, classes)
     groups, group_names = encode_labels(train_groups, test_groups, name)
     train = Examples(inputs[0], targets[0], groups[0])
     test = Examples(inputs[1], targets[1], groups[1])
-    if classes is None:
-        highest = max(_highest_label(split.targets, is_segmentation) for split in (train, test))
-        classes = label_names or [str(label) for label in range(highest + 1)]
     if train.inputs.dtype == torch.uint8 and len(train) and (mean is None or std is None):
         computed_mean, computed_std = channel_statistics(train.inputs)
         mean = computed_mean if mean is None else mean
@@ -81,6 +67,38 @@ def from_arrays(
     means = () if mean is None else tuple(map(float, mean))
     stds = () if std is None else tuple(map(float, std))
     return Dataset(name, train, test, tuple(map(str, classes)), means, stds, kind, tuple(group_names))
+
+
+def _to_targets(
+    train: Array, test: Array, name: str, kind: Kind, classes: Sequence[str] | None
+) -> tuple[list[torch.Tensor], Sequence[str]]:
+    """Convert training and test targets to tensors, and determine the class names.
+
+    Args:
+        train: training targets, as for ``from_arrays``; their type and shape tell the task.
+        test: test targets.
+        name: name of the dataset, for messages.
+        kind: kind of the dataset; ``segmentation`` has masks, and ``text`` no multi-label targets.
+        classes: class names that the user gave; None to derive them from the targets.
+
+    Returns:
+        The tensors ``[train, test]``, and the class names, of which regression has none.
+    """
+    label_names: list[str] = []
+    if kind == "segmentation":
+        targets = [_to_masks(train), _to_masks(test)]
+    elif _are_regression_targets(train, test):
+        targets = [torch.tensor(np.asarray(values), dtype=torch.float32) for values in (train, test)]
+        return targets, () if classes is None else classes
+    elif kind != "text" and _are_multi_labels(train, test):
+        targets = [torch.tensor(np.asarray(values), dtype=torch.bool) for values in (train, test)]
+        label_names = [str(label) for label in range(targets[0].shape[1])]
+    else:
+        targets, label_names = encode_labels(train, test, name, classes)
+    if classes is None:
+        highest = max(_highest_label(values, kind == "segmentation") for values in targets)
+        classes = label_names or [str(label) for label in range(highest + 1)]
+    return targets, classes
 
 
 def from_clients(clients: Sequence[Pair], test: Pair | None = None, name: str = "clients", **options: Any) -> Dataset:

@@ -95,16 +95,19 @@ class CropFlip(AugmentationStep):
         return {"corner": torch.from_numpy(corner), "mirrored": torch.from_numpy(flip < 0.5)}
 
     def on_pixels(self, pixels: torch.Tensor, draws: Draws) -> torch.Tensor:
-        return self._crop(pixels, draws) if self.style == "pixel" else pixels
+        return self._crop_and_flip(pixels, draws) if self.style == "pixel" else pixels
 
     def on_values(self, values: torch.Tensor, draws: Draws) -> torch.Tensor:
-        return self._crop(values, draws) if self.style == "mean" else values
+        return self._crop_and_flip(values, draws) if self.style == "mean" else values
 
     def on_masks(self, masks: torch.Tensor, draws: Draws) -> torch.Tensor:
-        return self._crop(masks[:, None], draws, IGNORED)[:, 0]
+        return self._crop_and_flip(masks[:, None], draws, IGNORED)[:, 0]
 
-    def _crop(self, images: torch.Tensor, draws: Draws, padding_value: int = 0) -> torch.Tensor:
-        """Pad images [n, C, H, W], then cut out the drawn windows, which have the original size, and flip some."""
+    def _crop_and_flip(self, images: torch.Tensor, draws: Draws, padding_value: int = 0) -> torch.Tensor:
+        """Cut the drawn windows out of the padded images [n, C, H, W], and mirror those drawn to be mirrored.
+
+        Windows have the size of the original images. Both operations are one gather of rows and columns of pixels.
+        """
         batch, _, height, width = images.shape
         corner, mirrored = draws["corner"][:batch], draws["mirrored"][:batch]
         window_rows = torch.arange(height, device=images.device)
@@ -196,7 +199,8 @@ class RandomResizedCrop(AugmentationStep):
     def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
         """Return the top, left, height and width of each window in pixels (``window``).
 
-        All attempts are drawn at once, and the first window that fits into the image is used. Arguments as in
+        A window has a random size and a random corner. Sizes are drawn for all attempts at once; the first that fits
+        into the image is used. If none fits, the window is the largest centred one. Arguments as in
         ``AugmentationStep.draws``.
         """
         image_size = np.array(shape[1:])  # height, width
@@ -205,17 +209,19 @@ class RandomResizedCrop(AugmentationStep):
             per_example, [self.attempts, 2 * self.attempts], axis=-1
         )
         area = image_size.prod() * (self.scale + (1 - self.scale) * area_uniforms)
-        aspect = np.exp((2 * aspect_uniforms - 1) * np.log(self.ratio))
-        window_sizes = np.rint(np.sqrt(np.stack([area / aspect, area * aspect], -1)))  # [..., attempts, 2]
-        fits = ((window_sizes >= 1) & (window_sizes <= image_size)).all(-1)
-        first_fit = np.take_along_axis(window_sizes, fits.argmax(-1)[..., None, None], -2)[..., 0, :]
+        aspect = np.exp((2 * aspect_uniforms - 1) * np.log(self.ratio))  # width / height, from 1 / ratio to ratio
+        attempted_sizes = np.rint(np.sqrt(np.stack([area / aspect, area * aspect], -1)))  # [..., attempts, 2]
+        fits = ((attempted_sizes >= 1) & (attempted_sizes <= image_size)).all(-1)
         any_fits = fits.any(-1)[..., None]
+        first_fit = fits.argmax(-1)[..., None, None]  # index of the first attempt that fits
+        fitting_size = np.take_along_axis(attempted_sizes, first_fit, -2)[..., 0, :]
         # Each side is limited by the image and, through the largest aspect ratio, by the other side.
-        largest = np.minimum(image_size, np.rint(image_size[::-1] * self.ratio))
-        window = np.where(any_fits, first_fit, largest).astype(np.int64)
-        random_corner = uniform_integers(corner_uniforms, image_size - window + 1)
-        corner = np.where(any_fits, random_corner, (image_size - window) // 2)
-        return {"window": torch.from_numpy(np.concatenate([corner, window], -1))}
+        largest_size = np.minimum(image_size, np.rint(image_size[::-1] * self.ratio))
+        window_size = np.where(any_fits, fitting_size, largest_size).astype(np.int64)
+        random_corner = uniform_integers(corner_uniforms, image_size - window_size + 1)
+        centred_corner = (image_size - window_size) // 2
+        corner = np.where(any_fits, random_corner, centred_corner)
+        return {"window": torch.from_numpy(np.concatenate([corner, window_size], -1))}
 
     def on_pixels(self, pixels: torch.Tensor, draws: Draws) -> torch.Tensor:
         """Resize the drawn windows to the size of the images [n, C, H, W], interpolating bilinearly inside them."""

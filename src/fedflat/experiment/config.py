@@ -372,9 +372,10 @@ def _user_error(error: ValidationError) -> UserError:
     """Convert the first of pydantic's validation errors into a message that names the setting and suggests a fix."""
     errors = error.errors()
     first = errors[0]
+    # The path to the setting, e.g. ("training", "lr"): the groups that contain it, then its name.
     *groups, name = (str(part) for part in first["loc"] or ("the config",))
     full_name = ".".join([*groups, name])
-    if first["type"] == "extra_forbidden":
+    if first["type"] == "extra_forbidden":  # the group has no setting of this name
         group: Any = Config
         for part in groups:
             group = group.model_fields[part].annotation
@@ -383,6 +384,6 @@ def _user_error(error: ValidationError) -> UserError:
         suggestion = suggest_setting(full_name)
         hint = f"did you mean {SHORT_NAMES.get(suggestion, suggestion)}?" if suggestion else "set those instead"
         return UserError(f"{full_name}={first['input']!r} is invalid: {full_name} is a group of settings; {hint}")
-    message = first["msg"][0].lower() + first["msg"][1:]
+    message = first["msg"][0].lower() + first["msg"][1:]  # pydantic's message, as the end of ours
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return UserError(f"{full_name}={first['input']!r} is invalid: {message}{more}")

@@ -95,7 +95,7 @@ class Run:
         self._train_loss = torch.tensor(math.nan)
         self.training = training_of(config, self.algorithm, len(self.partition.clients))
         self._sampler = sampler_of(config, len(self.partition.clients))
-        initial = ModelState(*self.problem.initial())
+        initial = ModelState(*self.problem.initial_state())
         self.server = ServerState(config.init_rounds, initial, self.algorithm.new_server(initial.weights), Cost())
         self._observer = Observer(config.flatness, self.problem, self.partition, self.algorithm, config.training.rounds)
         self._stores: dict[str, RowStore] = {}  # client states and averages, by name
@@ -116,7 +116,7 @@ class Run:
     def steps(self) -> Generator[int, None, None]:
         """Run one round at a time and yield the number of completed rounds; closing the generator pauses the run.
 
-        At the end, ``record`` is set. A verdict, the status and the reason of a run that ends, ends the loop.
+        The loop ends with a verdict: the status of the run and the reason why it ends. Then ``record`` is set.
         """
         try:
             earlier_seconds = self._open()
@@ -218,22 +218,22 @@ class Run:
 
     def _train_round(self) -> None:
         """Train the next cohort, aggregate its updates and update server state, client state and averages."""
-        server, round_index = self.server, self.rounds
+        server, round_index = self.server, self.rounds  # before this round; rounds are counted from 0
         for store in self._stores.values():
-            store.current_round = round_index + 1
+            store.current_round = round_index + 1  # rows are labelled with the number of completed rounds
         flat_model = _flat(server.model)
         for average in self.averages.values():
             average.before_round(round_index, flat_model)
         cohort = [self.client(number) for number in self.cohort(round_index)]
         outcome = self.engine.train(self.training, round_index, server.model, server.states, cohort)
-        if self._observer.is_due(round_index + 1):
+        if self._observer.is_due(round_index + 1):  # measure now: the next round overwrites the clients' updates
             self._observer.observe_cohort(cohort, outcome, server.states)
         weights, states = self.algorithm.aggregate(outcome.returned, outcome.means, server.states)
         for client in outcome.clients:
             self._clients.write(client)
         total_cost = Cost(**{key: value + getattr(outcome.cost, key) for key, value in asdict(server.cost).items()})
         model = ModelState(weights, outcome.buffers, outcome.integer_buffers)
-        self.server = ServerState(round_index + 1, model, states, total_cost)
+        self.server = ServerState(round_index + 1, model, states, total_cost)  # from now on, self.rounds is one higher
         if self.rounds < self.config.training.rounds:  # the engine may load the next cohort's data meanwhile
             upcoming = [(number, self.partition.clients[number]) for number in self.cohort(self.rounds)]
             self.engine.prepare(self.training, self.rounds, upcoming)
@@ -347,7 +347,7 @@ class Run:
                 write_checkpoint(self.folder, self.server, self.averages, self._stores, self.config, loss, frozen)
 
     def _restore(self, folder: RunFolder, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
-        """Continue from a checkpoint, given its tensors by name and its metadata."""
+        """Continue from a checkpoint, given its tensors and metadata; discard all that was written after it."""
         require_rows(folder, self._stores, metadata)
         folder.truncate_metrics(metadata["metrics"])
         self.server = ServerState.from_checkpoint(tensors, metadata)

@@ -31,6 +31,7 @@ def tf32_allowed(allowed: bool) -> Iterator[None]:
     if not torch.cuda.is_available():  # TF32 exists only on GPUs
         yield
         return
+    # A switch is a pair of an object and the name of its attribute, the arguments of getattr and setattr.
     previous = [(switch, getattr(*switch)) for switch in _switches() if _is_readable(switch)]
     try:
         allow_tf32(allowed)

@@ -104,10 +104,10 @@ class MobileNetwork(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """Applies a branch that expands, filters each channel and projects; adds its input if the shapes agree."""
+    """Applies ``branch``, which expands the channels, filters each and projects; adds the input if ``residual``."""
 
     def __init__(self, branch: nn.Module, residual: bool) -> None:
-        """Wrap a branch; ``residual`` adds its input to its output."""
+        """Store the branch; ``residual`` says whether to add its input to its output, which needs equal shapes."""
         super().__init__()
         self.branch = branch
         self.residual = residual

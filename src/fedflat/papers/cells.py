@@ -108,7 +108,7 @@ def substitute(value: Any, words: Words) -> Any:
         return value
 
     def word_value(match: re.Match[str]) -> Any:
-        """Return the value of a matched word, with the words in it replaced."""
+        """Return the value of a matched ``{word}``; words in braces within the value are replaced as well."""
         name = match[1]
         if name not in words:
             raise UserError(f"the word {{{name}}} has no value; expected one of {', '.join(sorted(words))}")

@@ -34,7 +34,11 @@ def paper_document(paper: Paper) -> dict[str, Any]:
 
 
 def table_document(table: PaperTable) -> dict[str, Any]:
-    """Return a table as JSON-compatible values, with the configs of every cell."""
+    """Return a table as JSON-compatible values.
+
+    ``states`` lists numbers that the paper's running text states about the table, ``notes`` our remarks on it, and
+    ``cells`` the published numbers with the configs of the runs that reproduce them.
+    """
     file = table.file
     return {
         "name": table.full_name,

@@ -120,12 +120,16 @@ class PaperTable:
             return (cell,)
         row_index = list(self.cells).index(cell.name) // len(self.columns)
         group, method = self.rows[row_index]
-        # The header level that declares the gain also has the columns that it is computed from.
+        # The header level whose word ``number`` declares the gain also has the columns that it is computed from.
         levels = zip(self.file.header, cell.labels, strict=True)
         gain_level = next(index for index, (level, label) in enumerate(levels) if "number" in (level[label] or {}))
 
         def source(row: str, label: str) -> Cell:
-            """Return the cell in a row of this group, in the gain's column but with another label at ``gain_level``."""
+            """Return a cell that the gain, a difference of two cells, is computed from.
+
+            It is in ``row`` of the gain's group, and in the gain's column except for its ``label`` at the header level
+            ``gain_level``.
+            """
             labels = (*cell.labels[:gain_level], label, *cell.labels[gain_level + 1 :])
             return self.cell_at(group, row, labels)
 

@@ -247,7 +247,11 @@ def _values(cell: Cell, runs: Sequence[MeasuredRun]) -> tuple[float, ...]:
 
 
 def _diverged_outcome(plan: ReproductionPlan, cell: Cell) -> CellOutcome:
-    """Return the outcome of a cell whose runs all diverged; if the paper prints N/A, that agrees with it."""
+    """Return the outcome of a cell whose runs all diverged.
+
+    The verdict is ``within`` (as published) if the paper prints N/A, which means divergence as well, else ``diverged``.
+    It is ``ran`` if the plan deviates from the paper too much to judge.
+    """
     if plan.deviations.reason_for_no_verdict(cell):
         return CellOutcome(cell, (), "ran", "diverged")
     if cell.published is not None and cell.published.value is None:  # printed as N/A

@@ -89,6 +89,7 @@ class _ModelMeasurements:
         match statistic:
             case Eigenvalue():
                 values = self._spectrum(model, statistic.needed)["eigenvalues"]
+                # The largest eigenvalue, or its ratio to the eigenvalue of rank ``over``.
                 return float(values[0] if statistic.over is None else values[0] / values[statistic.over - 1])
             case ClientEigenvalue():
                 return float(max(self._cached("curvature of clients", self._client_curvature)["lambda_max"].values()))

@@ -58,9 +58,8 @@ class Result:
         columns = ("model", f"last {with_unit(self.metric)}", "mean of the last evaluations", "best")
         rows = []
         for name, summary in self._summaries().items():
-            last, mean, best = (
-                shown_metric(value, self.metric) for value in (summary.last, summary.mean_last, summary.best)
-            )
+            values = (summary.last, summary.mean_last, summary.best)
+            last, mean, best = (shown_metric(value, self.metric) for value in values)
             rows.append((name, last, f"{mean} (n={summary.mean_count})", best))
         return html_table(self._title(), columns, rows)
 
@@ -157,8 +156,7 @@ class Result:
             name: name of the model, e.g. ``server`` or ``wima``.
             rounds: select a model saved after this round.
             merge: whether to merge low-rank adapters (LoRA) into the weights.
-            dataset: the run's dataset, if it is custom and the run was made in another process.
-            network: the run's module, if it is custom and the run was made in another process.
+            dataset, network: needed if the run used a custom one and was made in another process.
         """
         if self.record.folder is not None:
             self.record.folder.load_plugins()
@@ -196,7 +194,7 @@ class Result:
             model: name of the model.
             format: ``torch``, ``safetensors`` or ``onnx``; default: from the file extension.
             rounds: select a model saved after this round.
-            dataset, network: the run's custom dataset and module, if it was made in another process.
+            dataset, network: needed if the run used a custom one and was made in another process.
         """
         from fedflat.experiment.store.export import format_of, write_onnx, write_state
 
@@ -220,10 +218,9 @@ class Result:
     def _tensors(
         self, name: str, rounds: int | None, dataset: Dataset | None, network: nn.Module | None
     ) -> dict[str, Tensor]:
-        """Return the tensors of a model by name.
+        """Return the tensors of a model by name; the arguments are those of ``model``.
 
         If clients kept their own BatchNorm statistics (SiLoBN), those of the model are estimated on the training data.
-        The arguments are those of ``model``.
         """
         if self.config.training.statistics == "averaged":  # the server has them
             return self.state_dict(name, rounds=rounds)

@@ -21,9 +21,11 @@ from fedflat.engines.round.plan import Plan
 
 
 class QuadraticModel(nn.Module):
-    """A model whose only parameter is the point x of shape (P,).
+    """A model whose only parameter is the point x of shape (P,), and whose inputs are quadratics.
 
-    An input of shape (n, P^2 + P) holds A and b of n quadratics; the output of shape (n,) holds their values at x.
+    A quadratic is f(x) = 0.5 (x - b)^T A (x - b), with the matrix A of shape (P, P) and the centre b of shape (P,). An
+    input of shape (n, P^2 + P) has one row per quadratic: A, flattened, then b. The output of shape (n,) holds the
+    values of the n quadratics at x.
     """
 
     def __init__(self, x: Tensor) -> None:
@@ -31,7 +33,7 @@ class QuadraticModel(nn.Module):
         self.x = nn.Parameter(x.clone())
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The value of each quadratic at x."""
+        """Evaluate f(x) = 0.5 (x - b)^T A (x - b) for the A and b in each row of ``inputs``."""
         size = len(self.x)
         matrices, centres = inputs[:, : size**2].reshape(-1, size, size), inputs[:, size**2 :]
         offsets = self.x - centres
@@ -149,7 +151,7 @@ def run_rounds(
         clients=quadratics.clients,
         aggregation=Aggregation("uniform"),
     )
-    weights, buffers, integer_buffers = problem.initial()
+    weights, buffers, integer_buffers = problem.initial_state()
     model, server = ModelState(weights, buffers, integer_buffers), algorithm.new_server(weights)
     states: dict[int, Mapping[str, State]] = {
         number: algorithm.new_client(weights) for number in range(quadratics.clients)

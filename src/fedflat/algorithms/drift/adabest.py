@@ -54,7 +54,7 @@ class AdaBest(Drift):
         return {"h": h, "last": t.to(h.dtype)}, {}
 
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
-        """The mean of the clients' models a, extrapolated: target = a + beta (a - a_previous)."""
+        """Return the target a + beta (a - a_previous), and the new server state, a: the mean of the cohort's models."""
         a = means.z + means.displacement
         return a + self.beta * (a - server["aggregate"]), {"aggregate": a}
 

@@ -44,9 +44,11 @@ class Dyn(Drift):
     )
 
     def on_server(self) -> Fields:
-        """``a`` is the mean of all clients' duals, ``active`` the mean of the cohort's models.
+        """Declare the vectors that the server keeps between rounds; clients need none of them (``sent=False``).
 
-        With ``all_mean``, ``everyone`` is the mean of all clients' latest models.
+        ``a`` is the mean of all clients' duals, which is added to the cohort's mean model. ``active`` is that mean
+        without the dual; it is only evaluated. So is ``everyone``, the mean of all clients' latest models, which is
+        kept with ``all_mean``.
         """
         fields = (vector("a", sent=False), vector("active", start="model", sent=False))
         return (*fields, vector("everyone", start="model", sent=False)) if self.all_mean else fields
@@ -68,7 +70,7 @@ class Dyn(Drift):
         return uploaded if self.dual_scope == "all" else (uploaded - client["a"]) / 2
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """Add the displacement D_i to the dual a_i.
+        """Return the new client state and the message: the dual is a_i + D_i, and nothing is sent.
 
         With ``all_mean`` the client also keeps its model and sends how far it has changed since the client last
         participated, from which the server updates the mean of all clients' models.
@@ -79,7 +81,7 @@ class Dyn(Drift):
         return state | {"last": ctx.y}, {"change": ctx.y - ctx.client["last"]}
 
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
-        """target = mean_S y_K + a, where the server's a is the mean of all clients' a_i.
+        """Return the target model, mean_S y_K + a, and the new server state; a is the mean of all clients' duals a_i.
 
         With ``dual_scope=active`` the uploaded vectors contain the duals already (see ``displacement``).
         """

@@ -122,7 +122,7 @@ def bench(
 
     if out is not None:
         create_folder(out.parent)  # fail early if the folder cannot be created
-    command_line = shlex.join(["fedflat", *sys.argv[1:]])
+    command_line = shlex.join(["fedflat", *sys.argv[1:]])  # stored with the results
     document = benchmark(request, command_line, print_progress)
     if out is not None:
         write_atomically(out, json.dumps(document, indent=2) + "\n")

@@ -148,7 +148,8 @@ def _disk_space(plan: Sweep, jobs: int | None) -> tuple[dict[str, int] | None, s
     """Estimate the disk space that a sweep needs.
 
     Returns:
-        The bytes by kind, or None if they are unknown because a dataset is missing; and a description for the screen.
+        The bytes used at the peak (``most``) and at the end (``kept``), or None if a dataset is missing, so that model
+        sizes are unknown; and a description for the screen.
     """
     from fedflat.experiment.campaign.disk_space import sweep_disk
     from fedflat.experiment.campaign.estimate import is_available

@@ -72,7 +72,6 @@ def landscape(
     """
     from fedflat.experiment.analysis.landscapes import landscapes, measured_values
     from fedflat.flatness.landscapes.directions import ONE_DIMENSIONAL
-    from fedflat.reporting.figures.landscape_scale import with_unit
     from fedflat.reporting.figures.landscapes import Panel, contours, lines, surfaces
 
     _require_known("treatment of one-dimensional tensors", one_dimensional, ONE_DIMENSIONAL)
@@ -100,13 +99,20 @@ def landscape(
     if as_json:
         print_json({"files": files, "models": {name: _document(grid) for name, grid in grids.items()}})
         return
+    _print_landscapes(grids, value, radius)
+    print_files(files)
+
+
+def _print_landscapes(grids: dict[str, Landscape], value: str, radius: float) -> None:
+    """Print one row per model: its losses and test metric, and the highest ``value`` within ``radius`` of it."""
+    from fedflat.reporting.figures.landscape_scale import with_unit
+
+    first = next(iter(grids.values()))  # all models share data and task
     highest = f"highest {with_unit(value)} within {radius:g}"
-    test_metric = with_unit(next(iter(grids.values())).test_metric)
-    columns = ("model", "training loss", "test loss", test_metric, highest, "not finite")
+    columns = ("model", "training loss", "test loss", with_unit(first.test_metric), highest, "not finite")
     rows = [_landscape_row(name, grid, value) for name, grid in grids.items()]
     heading = f"Landscapes around {counted(len(grids), 'model')}"
-    print_table(heading, columns, rows, subtitle=_describe_data(next(iter(grids.values()))))
-    print_files(files)
+    print_table(heading, columns, rows, subtitle=_describe_data(first))
 
 
 def plane(

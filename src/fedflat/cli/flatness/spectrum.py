@@ -67,7 +67,7 @@ def spectrum(
     from fedflat.reporting.figures.spectrum import spectrum_picture
 
     count, silent = flags.number_of_subsets(subsets, examples), quiet or as_json
-    spectra: dict[str, list[Spectrum]] = {}
+    spectra: dict[str, list[Spectrum]] = {}  # by model, one for each subset of the examples
     with status_line(silent) as progress:
         opened = open_models(models, silent, device, precision, module, dataset, data_dir)
         for name, model in opened.items():
@@ -89,12 +89,13 @@ def spectrum(
                 )
                 for objective in objectives
             ]
+    all_examples = {name: model.objective(on, client=client).examples for name, model in opened.items()}
     document: dict[str, Any] = {"on": flags.data_name(on, client), "seed": seed, "models": {}}
     for name, model in opened.items():
         document["models"][name] = {
             "model": model.label,
             "described": describe_model(model),
-            "examples_of": model.objective(on, client=client).examples,
+            "examples_of": all_examples[name],
             "subsets": [subset.document() for subset in spectra[name]],
         }
     figure = spectrum_picture(spectra, {name: describe_model(model) for name, model in opened.items()})
@@ -102,8 +103,7 @@ def spectrum(
     if as_json:
         print_json({"files": files, **document})
         return
-    all_examples = next(iter(document["models"].values()))["examples_of"]
-    _print_spectra(spectra, document["on"], all_examples)
+    _print_spectra(spectra, document["on"], next(iter(all_examples.values())))
     print_files(files)
 
 
@@ -143,7 +143,7 @@ def _row(name: str, subsets: Sequence[Spectrum]) -> tuple[object, ...]:
     """
 
     def mean_of(values: Sequence[float | None]) -> str | None:
-        """Return mean and standard deviation as text, or None if a subset has no value."""
+        """Return mean and standard deviation of one value per subset as text; None if a subset has no value."""
         numbers = [value for value in values if value is not None]
         return plus_minus(numbers) if len(numbers) == len(values) else None
 

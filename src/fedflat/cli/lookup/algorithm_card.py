@@ -148,7 +148,11 @@ def _state(algorithm: Algorithm) -> Content:
     for holder, fields_by_slot in holders.items():
         for slot, fields in fields_by_slot.items():
             for field in fields:
-                sent = {"server": "down" if field.sent else "never", "every client": "never", "message": "up"}[holder]
+                sent = "never"
+                if holder == "message":
+                    sent = "up"
+                elif holder == "server" and field.sent:
+                    sent = "down"
                 kind = "vector" if field.vector else "scalar"
                 rows.append({"where": holder, "name": field.name, "slot": slot, "kind": kind, "sent": sent})
     return rows

@@ -61,7 +61,7 @@ def _list(as_json: bool) -> None:
 
 
 def _summarise(name: str) -> dict[str, Any]:
-    """Return the slots, cost and paper of a named algorithm; a slot as in plain FedAvg is None."""
+    """Return the slots, cost and paper of a named algorithm; slots that do not differ from plain FedAvg are None."""
     from fedflat.algorithms.algorithm import SLOTS
     from fedflat.algorithms.named import CARDS, NAMED
     from fedflat.cli.lookup.algorithm_card import cost_of, slot_texts

@@ -84,7 +84,10 @@ def with_settings(*excluded: str, show_defaults: bool = True) -> Callable[[Calla
     setting_of_flag = {flag: setting for flag, setting in FLAGS.items() if flag not in excluded}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        """Return a function with the command's parameters except ``settings``, and one parameter per setting."""
+        """Return the command with one flag per setting in place of its parameter ``settings``.
+
+        Typer makes a flag of every parameter, so the returned function has a parameter for each setting.
+        """
         parameters = [
             parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
             for parameter in inspect.signature(command, eval_str=True).parameters.values()

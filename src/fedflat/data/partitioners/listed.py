@@ -108,14 +108,16 @@ def listed(
     folder: str | Path | None = None,
     made_by: dict[str, Any] | None = None,
 ) -> str:
-    """Write a partition to a JSON file, and return the text that selects it.
+    """Write a partition to a JSON file, and return the text with which ``data.partition`` selects it.
+
+    The file name ends in a hash of the content, so that another partition with the same name gets another file.
 
     Args:
         clients: for each client, the positions of its examples in the training set.
-        examples: size of the training set.
-        name: prefix of the file name, which ends in a hash of the content.
+        examples: size of the training set; the file can only be used with a training set of this size.
+        name: beginning of the file name.
         folder: where to write; ``partitions`` in the data directory by default.
-        made_by: plain values that document how the partition was made.
+        made_by: JSON-compatible values that document how the partition was made; default: its name.
 
     Returns:
         The text of the partition, ``listed(path=...,hash=...)``.
@@ -132,6 +134,7 @@ def listed(
         raise UserError(
             f"{path} contains a comma or a parenthesis, which a partition text cannot; choose another folder="
         )
+    # Written under another name first, so that no other process reads half a file.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         directory.mkdir(parents=True, exist_ok=True)

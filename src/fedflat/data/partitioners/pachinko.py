@@ -49,9 +49,10 @@ class Pachinko(Partitioner):
         log_fine = log_dirichlet(self.beta, (number, data.num_classes), rng)  # log r, unnormalised
 
         def priors(remaining: IntArray) -> Reals:
-            """Return every client's probabilities of the remaining fine labels [clients, remaining].
+            """Return every client's probabilities of the fine labels that are not exhausted [clients, remaining].
 
-            They are q * r, with q renormalised over the coarse labels that remain, and r over the fine labels of each.
+            Each is q * r, where q is the client's probability of the coarse label, and r that of the fine label given
+            the coarse one. Both are renormalised over the labels that remain.
             """
             coarse_labels, parents = np.unique(coarse[remaining], return_inverse=True)
             shares = softmax(log_coarse[:, coarse_labels])[:, parents]

@@ -168,24 +168,26 @@ def draw_examples(counts: IntArray, targets: IntArray, rng: np.random.Generator)
 
 
 def class_counter(targets: torch.Tensor | IntArray, num_classes: int) -> Callable[[IntArray], IntArray]:
-    """Return a function that maps positions of examples to the number of examples (or pixels) per class [classes].
+    """Return a function that counts the classes among some examples, for the class histogram of a client.
 
-    Examples with several labels count once for each. If targets are numbers (regression), there is a single class. The
-    pixels of masks are counted here, mask by mask, since all masks may exceed memory; ignored pixels do not count.
+    The function takes positions of examples in the training set, and returns the number of examples, or of pixels if
+    targets are masks, of each class [classes].
 
     Args:
         targets: targets of the whole training set, as in ``Examples``.
         num_classes: number of classes.
     """
     labels = np.asarray(targets)
-    if labels.dtype.kind == "f":
+    if labels.dtype.kind == "f":  # regression: no classes, so all examples count as one class
         return lambda positions: np.array([len(positions)])
-    if labels.dtype.kind == "b" and labels.ndim == 2:
+    if labels.dtype.kind == "b" and labels.ndim == 2:  # multi-label: an example counts once for each of its labels
         return lambda positions: labels[positions].sum(0)
-    if labels.ndim < 3:
+    if labels.ndim < 3:  # one class per example, or per token of a sequence
         return lambda positions: np.bincount(labels[positions].ravel(), minlength=num_classes)
-    counts = np.stack([np.bincount(mask.ravel(), minlength=num_classes)[:num_classes] for mask in labels])
-    return lambda positions: counts[positions].sum(0)
+    # Masks [n, height, width]: count the pixels of each mask now, one mask at a time, as all masks may exceed memory.
+    # The slice drops ignored pixels, whose label is above all classes.
+    pixel_counts = np.stack([np.bincount(mask.ravel(), minlength=num_classes)[:num_classes] for mask in labels])
+    return lambda positions: pixel_counts[positions].sum(0)
 
 
 def coarse_of_class(labels: IntArray, coarse: IntArray, num_classes: int) -> IntArray:

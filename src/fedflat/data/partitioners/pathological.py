@@ -137,10 +137,12 @@ def _balanced_counts(assignment: Assignment, sizes: IntArray, examples_per_class
 def _feasible_counts(
     assignment: Assignment, sizes: IntArray, examples_per_class: IntArray, least: int
 ) -> IntArray | None:
-    """Find counts [clients, classes] with the given row and column sums, or None if there are none.
+    """Find how many examples of each class every client gets, [clients, classes]; None if it is impossible.
 
-    After ``least`` examples for each pair of a client and a class it holds, the remaining examples are a maximum flow
-    from a source through clients and classes to a sink.
+    Row sums are the clients' sizes, and column sums the classes' sizes. Every client gets ``least`` examples of each
+    class it holds. The remaining examples are distributed as a maximum flow: from a source to the clients, from each
+    client to the classes it holds, and from the classes to a sink. Capacities are the numbers of remaining examples,
+    so a flow that fills all clients is a solution.
 
     Args:
         assignment: which client holds which class [clients, classes].
@@ -152,17 +154,19 @@ def _feasible_counts(
     from scipy.sparse.csgraph import maximum_flow
 
     clients, classes = assignment.shape
-    client, label = np.nonzero(assignment)
-    # Nodes: the clients, the classes, the source, the sink.
+    client, label = np.nonzero(assignment)  # one entry per pair of a client and a class it holds
+    # Examples that each client still needs, and that remain of each class, after ``least`` per pair.
+    needed, remaining = sizes - least * assignment.sum(1), examples_per_class - least * assignment.sum(0)
+    # Nodes of the graph: the clients, the classes, the source, the sink.
+    client_nodes, class_nodes = np.arange(clients), clients + np.arange(classes)
     source, sink = clients + classes, clients + classes + 1
-    tails = np.concatenate([np.full(clients, source), client, clients + np.arange(classes)])
-    heads = np.concatenate([np.arange(clients), clients + label, np.full(classes, sink)])
-    # What remains to be distributed of each client's size, and of each class, after ``least`` per pair.
-    supply, demand = sizes - least * assignment.sum(1), examples_per_class - least * assignment.sum(0)
-    capacity = np.concatenate([supply, supply[client], demand]).astype(np.int32)
+    # Edges: source to clients, clients to their classes, classes to sink.
+    tails = np.concatenate([np.full(clients, source), client, class_nodes])
+    heads = np.concatenate([client_nodes, class_nodes[label], np.full(classes, sink)])
+    capacity = np.concatenate([needed, needed[client], remaining]).astype(np.int32)
     result = maximum_flow(csr_array((capacity, (tails, heads)), shape=(sink + 1, sink + 1)), source, sink)
-    if result.flow_value < supply.sum():  # some clients cannot be filled
+    if result.flow_value < needed.sum():  # some clients cannot be filled
         return None
     counts = np.zeros(assignment.shape, dtype=np.int64)
-    counts[client, label] = result.flow.toarray()[client, clients + label] + least
+    counts[client, label] = result.flow.toarray()[client, class_nodes[label]] + least
     return counts

@@ -50,10 +50,14 @@ class Cityscapes(FolderSource):
 
     @property
     def parts(self) -> tuple[str, ...]:
+        """The folders that must exist: images and masks, each of train and val."""
         return tuple(f"{kind}/{split}" for kind in (IMAGES, MASKS) for split in SPLITS)
 
     def read(self, data_dir: Path) -> Dataset:
-        """List the images of train and val with their masks; the folder of an image is its city."""
+        """Return the dataset: train is the training set, val the test set, and the folder of an image is its city.
+
+        The file of a mask has the path of its image, with another top folder and another suffix.
+        """
         tree = self.tree(data_dir)
         train, val = (
             [name for name in tree.files_below(f"{IMAGES}/{split}") if name.endswith(IMAGE_SUFFIX)] for split in SPLITS

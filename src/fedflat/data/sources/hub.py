@@ -125,7 +125,7 @@ class Hub(DatasetSource):
         """
         types: dict[str, str] = {name: type(feature).__name__ for name, feature in features.items()}
 
-        def choose(parameter: str, column: str | None, default_type: str) -> str:
+        def choose_column(parameter: str, column: str | None, default_type: str) -> str:
             """Return the name of the column for an option of this dataset.
 
             Args:
@@ -139,9 +139,9 @@ class Hub(DatasetSource):
             problem = f"no column {column}" if column else "no suitable column"
             raise UserError(f"{self.path} has {problem} for {parameter}=; its columns are {', '.join(types)}")
 
-        inputs = choose("inputs", self.options.inputs, "Image")
-        target = choose("target", self.options.target, "ClassLabel")
-        group = None if self.options.group is None else choose("group", self.options.group, "")
+        inputs = choose_column("inputs", self.options.inputs, "Image")
+        target = choose_column("target", self.options.target, "ClassLabel")
+        group = None if self.options.group is None else choose_column("group", self.options.group, "")
         return inputs, target, group
 
     def _read_items(

@@ -29,7 +29,7 @@ def message_content(
     Args:
         tensors: sent as arrays, by name: a constant such as ``MODEL``, or ``slot.field`` for the state of an algorithm.
         header: what the message is about: experiment, round, client, ...
-        numbers: metrics and counts of an answer.
+        numbers: metrics and counts of a reply.
     """
     records = RecordDict()
     if tensors is not None:
@@ -43,7 +43,7 @@ def message_content(
 
 
 def refusal(reason: str) -> RecordDict:
-    """Return the content of an answer that refuses a task."""
+    """Return the content of a reply that refuses a task."""
     return RecordDict({REFUSAL: ConfigRecord({"why": reason})})
 
 
@@ -64,13 +64,13 @@ def numpy_of(record: ArrayRecord) -> dict[str, np.ndarray]:
 
 
 def numbers_of(records: RecordDict) -> dict[str, float]:
-    """Return the numbers of an answer, without values that are not numbers."""
+    """Return the numbers in a reply by name; values of other types, which an untrusted site may send, are dropped."""
     numbers = records.metric_records.get(NUMBERS) or {}
     return {name: value for name, value in numbers.items() if isinstance(value, int | float)}
 
 
 def refusal_reason(records: RecordDict) -> str | None:
-    """Return why an answer refuses its task; None if it does not."""
+    """Return why a reply refuses its task; None if it does not."""
     record = records.config_records.get(REFUSAL)
     return None if record is None else str(record.get("why", "it gives no reason"))
 

@@ -279,7 +279,7 @@ def expected_arrays(problem: Problem, training: Training) -> dict[str, ArraySpec
     for name, field in flat_fields(training.algorithm.message_fields()).items():
         specs[name] = ArraySpec((size,) if field.vector else (), dtype)
     if not training.own_statistics:
-        _, buffers, integer_buffers = problem.initial()
+        _, buffers, integer_buffers = problem.initial_state()
         if len(buffers):
             specs[BUFFERS] = ArraySpec((len(buffers),), dtype)
         for name, value in integer_buffers.items():

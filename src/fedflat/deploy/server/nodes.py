@@ -151,7 +151,14 @@ class Nodes:
     def _exchange(self, kind: str, contents: Mapping[int, RecordDict], group: str, timeout: float) -> Answers:
         """Send a message to each node and collect answers until all have arrived or the time is up.
 
-        The same as ``ask``, but with nodes instead of clients.
+        Args:
+            kind: Flower's type of the messages, such as ``train``.
+            contents: content of the message to each node.
+            group: Flower's group id of the messages, e.g. the round.
+            timeout: seconds to wait for answers.
+
+        Returns:
+            The answers by node, and for each node without one the reason.
         """
         deadline = time.monotonic() + timeout
         messages = [Message(records, node, kind, ttl=timeout + 5, group_id=group) for node, records in contents.items()]

@@ -140,7 +140,7 @@ def _require_same_client(site: Site, header: Mapping[str, Any]) -> None:
 
 
 def _compute_gradient(site: Site, message: Message, context: Context) -> RecordDict:
-    """Do the first of two phases of a round: send the gradient of all of the site's data at the received model.
+    """Do the first of two phases of a round: return the gradient of all of the site's data at the received model.
 
     The received arrays are kept in Flower's context for the second phase, ``_train``.
     """
@@ -153,10 +153,10 @@ def _compute_gradient(site: Site, message: Message, context: Context) -> RecordD
 
 
 def _train(site: Site, message: Message, context: Context) -> RecordDict:
-    """Train a round and send the update.
+    """Train a round and return the content of the reply, which contains the update.
 
-    If the message has a gradient (the cohort's), this is the second phase of the round, and the other arrays are those
-    that the first phase, ``_compute_gradient``, has kept.
+    Some algorithms need the mean gradient of the cohort; their rounds have two phases. If the message contains this
+    gradient, it is the second phase, and the other arrays are those that the first one, ``_compute_gradient``, kept.
     """
     header, device = _header(message), site.problem.device
     _require_same_client(site, header)
@@ -172,6 +172,6 @@ def _train(site: Site, message: Message, context: Context) -> RecordDict:
 
 
 def _score(site: Site, message: Message) -> RecordDict:
-    """Send the metrics of the received model on the site's held-out data."""
+    """Return the content of the reply: the metrics of the received model on the site's held-out data."""
     received = tensors_of(message.content.array_records[ARRAYS], site.problem.device)
     return message_content(numbers=site.score(received))

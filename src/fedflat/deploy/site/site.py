@@ -102,7 +102,7 @@ class Site:
         memory = ClientMemory(self.folder, experiment, self.client)
         cohort = self._cohort_of_one(received, memory.read(state_version) if self.has_state else {})
         # Integer buffers, such as BatchNorm's counter of batches: the server's unless sites keep their own statistics.
-        _, _, initial_integer_buffers = self.problem.initial()
+        _, _, initial_integer_buffers = self.problem.initial_state()
         integer_buffers = {
             name: received.get(INTEGERS + name, value) for name, value in initial_integer_buffers.items()
         }
@@ -139,7 +139,7 @@ class Site:
 
     def score(self, received: Mapping[str, Tensor]) -> dict[str, float]:
         """Return the metrics of the received model on the data that this site holds out."""
-        _, buffers, integer_buffers = self.problem.initial()
+        _, buffers, integer_buffers = self.problem.initial_state()
         state = ModelState(received[MODEL], received.get(BUFFERS, buffers), integer_buffers)
         examples = self.problem.evaluation_sets["test"]
         metrics = LoopEngine(self.problem, workers=1).evaluate({"server": state}, {"test": examples})["server"]["test"]
@@ -150,7 +150,7 @@ class Site:
 
         ``saved`` is empty if the client has no state yet; it then starts with that of a new client.
         """
-        weights, buffers, _ = self.problem.initial()
+        weights, buffers, _ = self.problem.initial_state()
         algorithm = self.training.algorithm
         cohort = CohortBuffers.new(algorithm, len(weights), len(buffers), 1, weights)
         cohort.z.copy_(received[MODEL])

@@ -19,7 +19,15 @@ LONGEST = 200
 
 @dataclass(frozen=True)
 class Identity:
-    """Version of fedflat, algorithm, hashes of model and training, and class names."""
+    """What server and sites must agree on before they train together; each side computes its own and compares.
+
+    Attributes:
+        fedflat: version of the package.
+        algorithm: the algorithm with all parameters, and its hash.
+        model: hash of the model's layout and frozen weights.
+        training: hash of the settings of local training.
+        classes: names of the classes, and their hash.
+    """
 
     fedflat: str
     algorithm: str
@@ -65,14 +73,14 @@ def model_hash(problem: Problem, training: Training) -> str:
     included only if the algorithm's client state starts from them; otherwise clients receive all from the server.
     """
     digest = hashlib.sha256()
-    for layout in (problem.layout, problem.buffers):
+    for layout in (problem.layout, problem.buffer_layout):
         names_and_shapes = [(name, tuple(shape)) for name, shape in zip(layout.names, layout.shapes, strict=True)]
         digest.update(repr(names_and_shapes).encode())
     digest.update(str(problem.dtype).encode())
     digest.update(problem.frozen.fingerprint().encode())
     initial_values = [field.start for fields in training.algorithm.client_fields().values() for field in fields]
     if "model" in initial_values:
-        weights, _, _ = problem.initial()
+        weights, _, _ = problem.initial_state()
         digest.update(weights.cpu().numpy().tobytes())
     return digest.hexdigest()[:12]
 

@@ -42,7 +42,10 @@ def apply_mods(mods: Sequence[Mod], message: Message, context: Context, work: Ca
     answers: list[Message] = []
 
     def answer_message(message: Message, context: Context) -> Message:
-        """Compute the answer from the arrays that were received; called by the innermost mod."""
+        """Compute the answer; called by the innermost mod.
+
+        The mods saw a message with a displacement of zero, so the arrays that the server sent are restored first.
+        """
         message.content[ARRAYS] = received
         answer = work()
         answers.append(answer)
@@ -91,7 +94,7 @@ def privacy_gap(problem: Problem, training: Training) -> str:
     algorithm = training.algorithm
     # What clients send in addition to their displacement
     sent = [field.name for fields in algorithm.message_fields().values() for field in fields]
-    has_buffers = len(problem.initial()[1]) > 0
+    has_buffers = len(problem.initial_state()[1]) > 0
     if algorithm.drift.full_gradient == "common":
         return "clients also send the gradient of their data, which would need its own noise"
     if sent:

@@ -61,7 +61,7 @@ class LoopEngine(CohortEngine):
         It is reused until a larger cohort or another training needs new memory.
         """
         if self.buffers is None or self.buffers.rows < rows or self._allocated_for is not training:
-            sizes = self.problem.layout.size, self.problem.buffers.size
+            sizes = self.problem.layout.size, self.problem.buffer_layout.size
             self.buffers = CohortBuffers.new(training.algorithm, *sizes, rows, like, shared=self.workers > 1)
             self._allocated_for = training
             self._share("cohort", self.buffers)
@@ -187,9 +187,9 @@ def _evaluate(shared: dict[str, Any], model: int, name: str, positions: Tensor) 
     """
     problem: Problem = shared["problem"]
     models, integer_buffers = shared["models"]
-    weights, buffers = torch.split(models[model], [problem.layout.size, problem.buffers.size])
+    weights, buffers = torch.split(models[model], [problem.layout.size, problem.buffer_layout.size])
     examples: Examples = shared["examples"][name]
-    named_buffers = {**problem.buffers.views(buffers), **integer_buffers[model]}
+    named_buffers = {**problem.buffer_layout.views(buffers), **integer_buffers[model]}
     sums = problem.metric_sums(weights, named_buffers, examples.take(positions))
     return to_arrays({name: value.double() for name, value in sums.items()})
 

@@ -49,7 +49,7 @@ class LaneEngine(CohortEngine):
         super().__init__(problem)
         self.max_lanes, self.step = lanes, step
         self.lanes: list[Lane] = []
-        self._prepared: dict[tuple[int, int], ClientBatches] = {}
+        self._prepared: dict[tuple[int, int], ClientBatches] = {}  # drawn in advance, by round and client
         self._batches_at_once = BATCHES_AT_ONCE if problem.device.type == "cuda" else 1
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
@@ -71,7 +71,7 @@ class LaneEngine(CohortEngine):
                 local_step = self.lanes[0].local_step  # may have been compiled
             else:
                 local_step = self.step(problem, training)
-            sizes = problem.layout.size, problem.buffers.size
+            sizes = problem.layout.size, problem.buffer_layout.size
             self.buffers = CohortBuffers.new(training.algorithm, *sizes, rows, like)
             self.lanes = [Lane(problem, training, self.buffers, local_step) for _ in range(min(rows, self.max_lanes))]
         return self.buffers
@@ -211,7 +211,7 @@ class LaneEngine(CohortEngine):
     def _metrics_over_batches(self, model: ModelState, examples: Any) -> dict[str, float]:
         """A model's metrics on a set of examples, with ``_batches_at_once`` evaluation batches per forward pass."""
         problem, totals = self.problem, Totals(self.problem.task)
-        buffers = {**problem.buffers.views(model.buffers), **model.integer_buffers}
+        buffers = {**problem.buffer_layout.views(model.buffers), **model.integer_buffers}
         for positions in problem.evaluation_batches(len(examples), at_once=self._batches_at_once):
             totals.add(problem.metric_sums(model.weights, buffers, examples.take(positions)), len(positions))
         return totals.metrics()

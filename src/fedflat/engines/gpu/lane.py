@@ -242,7 +242,7 @@ class Lane:
     def _load_buffers(self, row: int, integer_buffers: dict[str, Tensor]) -> None:
         """Copy BatchNorm statistics, from the client's row, and integer buffers to the tensors that the step reads."""
         self.statistics.copy_(self.cohort.buffers[row])
-        if not self.integer_buffers:
+        if not self.integer_buffers:  # allocate them for the first client; later ones reuse the memory
             self.integer_buffers = {name: value.clone() for name, value in integer_buffers.items()}
         for name, value in integer_buffers.items():
             self.integer_buffers[name].copy_(value)
@@ -273,20 +273,23 @@ class Lane:
         self.loss.zero_()
 
     def _step(self, size: int) -> None:
-        """Take step k with a batch of ``size`` examples, and copy the new values into the static tensors.
+        """Take the client's next local step, with a batch of ``size`` examples.
 
-        k is read from a tensor on the device, so that a captured graph takes the next step at every replay.
+        This method is captured as a CUDA graph, so it reads and writes only static tensors, which keep their place in
+        memory. The number k of the step is one of them: every replay reads the batch k, then increments k.
         """
         assert self.local is not None
+        # Row k of each tensor: the positions of the batch's examples, and the random numbers of the augmentation.
         draws = {name: tensor.index_select(0, self.k)[0] for name, tensor in self.batches.items()}
-        positions = draws.pop("indices")[:size]  # without the padding
+        positions = draws.pop("indices")[:size]  # the rest is padding
         with cudnn_benchmark(size == self.training.plan.batch_size):
             result = self.local_step(self.local, positions, draws, self.statistics, self.integer_buffers)
+        # Pair each new value with the static tensor that it replaces.
         pairs = [*zip(result.client, changing_tensors(self.local), strict=True), (result.statistics, self.statistics)]
         pairs += [(new, self.integer_buffers[name]) for name, new in result.integer_buffers.items()]
-        changed = [(new, old) for new, old in pairs if new is not old]  # the eager step changes some in place
-        for new, old in without_overlap(changed):
-            old.copy_(new)
+        replaced = [(new, static) for new, static in pairs if new is not static]  # the eager step changes some in place
+        for new, static in without_overlap(replaced):
+            static.copy_(new)
         self.loss.add_(result.loss)
         self.k.add_(1)
         self.passes = result.passes
@@ -334,26 +337,27 @@ def without_overlap(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Te
 def _with_static_tensors(local: LocalState) -> LocalState:
     """Copy a client's state so that captured graphs can update it in place.
 
-    Tensors that change during a round are cloned; all others are shared with the original. A tensor that drift and
-    perturbation share under one name, such as the client's model, is shared in the copy as well.
+    Tensors that change from step to step are cloned; all others are shared with the original. Several fields may hold
+    the same tensor, e.g. the contexts of drift and perturbation both hold the client's model y. Such fields share one
+    clone, so that an update of one reaches the others.
     """
-    copies: dict[Any, Tensor] = {}
-    per_round = ("y", "local", "drift", "step", "lr_sum", "first_lr", "final_lr")
+    clones: dict[Any, Tensor] = {}
+    changing_fields = ("y", "local", "drift", "step", "lr_sum", "first_lr", "final_lr")
 
-    def clone(path: Any, leaf: Any) -> Any:
-        """Clone a leaf of the client's state if it is a tensor that changes during a round; otherwise return it.
+    def clone_if_changing(path: Any, leaf: Any) -> Any:
+        """Return a leaf of the client's state, or its clone if it is a tensor that changes from step to step.
 
-        The fields in ``per_round`` and the velocity change. ``path`` is (slot, field of ``LocalContext``, name) or
-        ("velocity",). Leaves of the same name that are one tensor get one clone.
+        ``path`` leads to the leaf: (slot, field of ``LocalContext``, name), or ("velocity",), which changes too.
         """
-        if not isinstance(leaf, Tensor) or (len(path) > 1 and path[1].name not in per_round):
+        is_in_context = len(path) > 1
+        if not isinstance(leaf, Tensor) or (is_in_context and path[1].name not in changing_fields):
             return leaf
-        # LocalContext.drift refers to the same tensors as LocalContext.local of the drift.
-        is_slot_state = len(path) > 1 and path[1].name in ("local", "drift")
+        # The field ``drift`` of a context holds the same tensors as the drift's ``local``, so both count as one field.
+        is_slot_state = is_in_context and path[1].name in ("local", "drift")
         name = tuple(path[2:]) if is_slot_state else tuple(path[1:])
-        return copies.setdefault((name, id(leaf)), leaf.clone())
+        return clones.setdefault((name, id(leaf)), leaf.clone())  # fields with the same tensor share its clone
 
-    copy: LocalState = pytree.tree_map_with_path(clone, local)
+    copy: LocalState = pytree.tree_map_with_path(clone_if_changing, local)
     return copy
 
 

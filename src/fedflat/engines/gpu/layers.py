@@ -59,9 +59,11 @@ class ChannelsLastGroupNorm(nn.GroupNorm):
 
 
 class PatchConvolution(nn.Conv2d):
-    """A convolution as one matrix product per image, with a row for each patch.
+    """A convolution computed as one matrix product per image ("im2col").
 
-    A single product for all images would compute the weight's small gradient on only a few of the GPU's processors.
+    A patch is the part of the image under the kernel at one position. The matrix of an image has one row per patch, and
+    its product with the flattened kernels gives all output pixels. A single product for all images would compute the
+    weight's small gradient on only a few of the GPU's processors.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -70,17 +72,17 @@ class PatchConvolution(nn.Conv2d):
         Falls back to torch's convolution if the matrix of patches would be too large or too short to pay off.
         """
         outputs, _, kernel_height, kernel_width = self.weight.shape
-        rows, columns = (int(padding) for padding in self.padding)
-        pixels = F.pad(input, (columns, columns, rows, rows)).permute(0, 2, 3, 1)
-        windows = pixels.unfold(1, kernel_height, self.stride[0]).unfold(2, kernel_width, self.stride[1])
+        row_padding, column_padding = (int(padding) for padding in self.padding)
+        padded = F.pad(input, (column_padding, column_padding, row_padding, row_padding)).permute(0, 2, 3, 1)
+        windows = padded.unfold(1, kernel_height, self.stride[0]).unfold(2, kernel_width, self.stride[1])
         patches = windows.permute(0, 1, 2, 4, 5, 3)  # [n, height, width, kernel_height, kernel_width, channels]
-        examples, height, width = patches.shape[:3]
+        examples, height, width = patches.shape[:3]  # height and width of the output
         # With fewer patches than weights, the gradients would be larger than the patches.
         if patches.numel() > MOST_PATCHES or height * width < self.weight[0].numel():
             return super().forward(input)
-        matrix = _pad_to_multiple(patches.reshape(examples, height * width, -1))
-        kernel = _pad_to_multiple(self.weight.permute(0, 2, 3, 1).reshape(outputs, -1))
-        product = torch.bmm(matrix, kernel.T.expand(examples, -1, -1))
+        matrices = _pad_to_multiple(patches.reshape(examples, height * width, -1))  # [n, patches, weights of a kernel]
+        kernels = _pad_to_multiple(self.weight.permute(0, 2, 3, 1).reshape(outputs, -1))  # in the order of the patches
+        product = torch.bmm(matrices, kernels.T.expand(examples, -1, -1))  # [n, patches, outputs]
         convolved = product.view(examples, height, width, outputs).permute(0, 3, 1, 2)
         return convolved if self.bias is None else convolved + self.bias[:, None, None]
 

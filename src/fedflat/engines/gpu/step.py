@@ -63,7 +63,7 @@ def eager_step(problem: Problem, training: Training) -> LocalStep:
             integer_buffers: integer buffers, such as batch counters, by name.
         """
         gradient = StepGradient(
-            problem, problem.batch(positions, draws), {**problem.buffers.views(statistics), **integer_buffers}
+            problem, problem.batch(positions, draws), {**problem.buffer_layout.views(statistics), **integer_buffers}
         )
         new_local = training.algorithm.step(local, gradient, training.schedule, training.descent)
         return StepResult(changing_tensors(new_local), statistics, integer_buffers, gradient.loss, gradient.passes)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedflat.data import Augmentation, Examples, MappedTensor, normalise
+from fedflat.errors import UserError
 
 CACHE_BYTES = 64 * 2**20
 """Normalise the training images once and keep them if they take at most this many bytes."""
@@ -104,3 +105,15 @@ def _are_images_in_memory(inputs: Tensor) -> bool:
         and inputs.device.type == "cpu"
         and not isinstance(inputs, MappedTensor)
     )
+
+
+def move_examples(examples: Examples, device: torch.device) -> Examples:
+    """Move examples to ``device``; raises ``UserError`` if they do not fit on the GPU."""
+    try:
+        return Examples(**{name: tensor.to(device) for name, tensor in examples.tensors().items()})
+    except torch.OutOfMemoryError:
+        size = examples.inputs.numel() * examples.inputs.element_size() / 1e9
+        raise UserError(
+            f"the dataset does not fit on the GPU: its {len(examples):,} inputs take {size:.1f} GB; "
+            "use smaller images, for example landmarks(size=64), or engine.device=cpu, which reads them from the file"
+        ) from None

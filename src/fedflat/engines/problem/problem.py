@@ -2,8 +2,8 @@
 
 Weights live in flat vectors [parameters] of ``Problem.dtype`` on ``Problem.device``; ``Problem.layout`` maps them to
 the model's tensors. Floating-point buffers (BatchNorm statistics) live in flat vectors [buffers], mapped by
-``Problem.buffers``. Integer buffers (BatchNorm's batch counters) are kept by name. A local step calls ``batch`` to draw
-its batch and ``loss_and_gradient`` to differentiate it (``engines/round/client.py``).
+``Problem.buffer_layout``. Integer buffers (BatchNorm's batch counters) are kept by name. A local step calls ``batch``
+to draw its batch and ``loss_and_gradient`` to differentiate it (``engines/round/client.py``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedflat.data import Augmentation, Dataset, Examples, normalise
-from fedflat.engines.problem.batches import Batch, BatchLoader
+from fedflat.engines.problem.batches import Batch, BatchLoader, move_examples
 from fedflat.engines.problem.compiled import CompiledGradient
 from fedflat.engines.problem.narrow_networks import is_narrow
 from fedflat.engines.problem.parameters import (
@@ -30,7 +30,6 @@ from fedflat.engines.problem.parameters import (
     first_names,
 )
 from fedflat.engines.problem.task import Task
-from fedflat.errors import UserError
 from fedflat.models.layout import Layout
 
 
@@ -52,7 +51,7 @@ class Problem:
 
     Attributes:
         layout: maps flat weights [parameters] to the trained tensors.
-        buffers: maps flat statistics [buffers] to the floating-point buffers that training changes.
+        buffer_layout: maps flat statistics [buffers] to the floating-point buffers that training changes.
         whole_layout: both, one after the other.
         frozen: parameters and statistics that are not trained.
         compiled_size: batch size for which the gradient is compiled on a CPU, if any.
@@ -81,11 +80,13 @@ class Problem:
         has_images = any(parameter.ndim == 4 for parameter in self.model.parameters())  # i.e. has convolutions
         self.channels_last = has_images and not crashes_channels_last(self.model)
         self.frozen = FrozenParameters(self.model, self.arithmetic, self.channels_last)
-        self.buffers = Layout.of_buffers(self.model, self.frozen.buffers)
+        self.buffer_layout = Layout.of_buffers(self.model, self.frozen.buffers)
         # Kept on the device, because a captured step must not copy from the host.
         self._mean = torch.tensor(self.data.mean, dtype=self.dtype, device=self.device)
         self._std = torch.tensor(self.data.std, dtype=self.dtype, device=self.device)
-        self.whole_layout = Layout(self.layout.names + self.buffers.names, self.layout.shapes + self.buffers.shapes)
+        self.whole_layout = Layout(
+            self.layout.names + self.buffer_layout.names, self.layout.shapes + self.buffer_layout.shapes
+        )
         self._first_names = first_names(self.model)
         self._tied = any(name != first for name, first in self._first_names.items())
         self._functional_call = FunctionalCall(self.model)
@@ -103,7 +104,7 @@ class Problem:
 
         Compilation itself takes place in the first step.
         """
-        if self.buffers.names:
+        if self.buffer_layout.names:
             return
         self.compiled_size = size
         if is_narrow(self.model, size):  # its kernels have a memory layout of their own
@@ -116,15 +117,24 @@ class Problem:
         )
         self.data = replace(self.data, train=self._loader.examples)
 
-    def initial(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The model's own weights [parameters], statistics [buffers] and integer buffers by name."""
+    def initial_state(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return the weights and buffers that the network itself holds; a run starts from them.
+
+        Returns:
+            The trained weights as a flat vector [parameters], the floating-point buffers (BatchNorm statistics) as a
+            flat vector [buffers], and copies of the integer buffers by name.
+        """
         weights = self.layout.flatten({name: p.detach() for name, p in self.model.named_parameters()})
         buffers = dict(self.model.named_buffers())
+        statistics = self.buffer_layout.flatten(buffers).to(self.device, self.dtype)
         integer_buffers = {name: b.clone() for name, b in buffers.items() if not b.is_floating_point()}
-        return weights, self.buffers.flatten(buffers).to(self.device, self.dtype), integer_buffers
+        return weights, statistics, integer_buffers
 
     def state_dict(self, weights: Tensor, buffers: Tensor, integer_buffers: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A model as a torch ``state_dict``, frozen tensors included; tied tensors are copied for each of their names.
+        """A model as a torch ``state_dict``, frozen tensors included.
+
+        A tied tensor has several names in the model, but only the first one in the flat vectors; it is copied for
+        each of the others.
 
         Args:
             weights: flat weights [parameters].
@@ -134,7 +144,7 @@ class Problem:
         tensors = {
             **self.frozen.tensors(),
             **self.layout.views(weights),
-            **self.buffers.views(buffers),
+            **self.buffer_layout.views(buffers),
             **integer_buffers,
         }
         return {
@@ -270,7 +280,7 @@ class Problem:
             """
             new_statistics = statistics.clone()
             new_counters = {name: integer_buffers[name].clone() for name in self._counters}
-            buffers = {**self.buffers.views(new_statistics), **integer_buffers, **new_counters}
+            buffers = {**self.buffer_layout.views(new_statistics), **integer_buffers, **new_counters}
             loss = self._loss(self.output(point, buffers, batch.inputs, model), batch)
             return loss, (loss, new_statistics, new_counters)
 
@@ -331,9 +341,9 @@ class Problem:
         """
         norms = self._norms()
         original_momenta = [norm.momentum for norm in norms]
-        flat = torch.zeros(self.buffers.size, dtype=self.dtype, device=self.device)
+        flat = torch.zeros(self.buffer_layout.size, dtype=self.dtype, device=self.device)
         buffers = {
-            **self.buffers.views(flat),
+            **self.buffer_layout.views(flat),
             **{name: torch.zeros_like(value) for name, value in integer_buffers.items()},
         }
         if batches is None:
@@ -371,18 +381,6 @@ class Problem:
             yield from (positions[first::batches] for first in range(batches))
         else:
             yield from torch.split(positions, at_once * self.evaluation_batch)
-
-
-def move_examples(examples: Examples, device: torch.device) -> Examples:
-    """Move examples to ``device``; raises ``UserError`` if they do not fit on the GPU."""
-    try:
-        return Examples(**{name: tensor.to(device) for name, tensor in examples.tensors().items()})
-    except torch.OutOfMemoryError:
-        size = examples.inputs.numel() * examples.inputs.element_size() / 1e9
-        raise UserError(
-            f"the dataset does not fit on the GPU: its {len(examples):,} inputs take {size:.1f} GB; "
-            "use smaller images, for example landmarks(size=64), or engine.device=cpu, which reads them from the file"
-        ) from None
 
 
 class PassResult(NamedTuple):

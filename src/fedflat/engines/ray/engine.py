@@ -228,7 +228,9 @@ class RayEngine:
     def _work_items(self, call: str, context: RoundContext, weights: CohortWeights | None) -> list[WorkItem]:
         """Divide the cohort into work items, and plan each for a worker such that workers finish together.
 
-        The plan counts the expected training time of the clients, and the time to send states to workers without them.
+        Clients that must be trained by the same worker form a group. Every worker gets a share of the groups, according
+        to their expected training time and the time to send states to a worker without them. A share is split into
+        several items, so that a worker that finishes early can take over items of another.
 
         Args:
             call: the worker's method, ``train`` or ``full_gradients``.
@@ -236,36 +238,29 @@ class RayEngine:
             weights: weights of the cohort if workers return sums; None if they return every client's row.
         """
         cohort = context.cohort
-        costs = [
-            self.costs.expected_seconds(client.number, samples)
-            for client, samples in zip(cohort, context.planned_samples(), strict=True)
-        ]
+        # A worker that sums blocks needs whole blocks; otherwise every client is a group of its own.
         by_block = weights is not None and not self.sums_shares
-        # The cohort in groups of rows that stay together: blocks, or single clients.
         groups = aggregation_blocks(len(cohort)) if by_block else [[row] for row in range(len(cohort))]
+        samples = context.planned_samples()
+        costs = [self.costs.expected_seconds(client.number, n) for client, n in zip(cohort, samples, strict=True)]
         group_costs = [sum(costs[row] for row in group) for group in groups]
         # If no worker has started yet, plan for anonymous ones.
         workers: list[WorkerHandle | None] = [*self.pool.started_workers] or [None] * self.workers
         state_bytes = 0 if call == "full_gradients" else client_state_bytes(context.training, self.problem)
-        # transfers[group][worker]: seconds to send the states of the group's clients to the worker
-        transfers = [
-            [sum(self.states.transfer_seconds(cohort[row], worker, state_bytes) for row in group) for worker in workers]
-            for group in groups
-        ]
+        transfers = []  # for each group, the seconds to send its clients' states to each worker
+        for group in groups:
+            clients = [cohort[row] for row in group]
+            transfers.append(
+                [sum(self.states.transfer_seconds(c, worker, state_bytes) for c in clients) for worker in workers]
+            )
         items = []
         for worker, share in zip(workers, assign_shares(group_costs, transfers), strict=True):
             for item_groups in self._split_share(share, group_costs, by_block):
                 rows = sorted(row for group in item_groups for row in groups[group])
-                items.append(
-                    WorkItem(
-                        call,
-                        self._arguments(call, context, rows, weights, worker, state_bytes),
-                        rows,
-                        home=worker,
-                        seconds=sum(group_costs[group] for group in item_groups),
-                        transfer_seconds=sum(max(transfers[group]) for group in item_groups),
-                    )
-                )
+                item = WorkItem(call, self._arguments(call, context, rows, weights, worker, state_bytes), rows, worker)
+                item.seconds = sum(group_costs[group] for group in item_groups)
+                item.transfer_seconds = sum(max(transfers[group]) for group in item_groups)
+                items.append(item)
         return items
 
     def _split_share(self, share: list[int], group_costs: list[float], by_block: bool) -> list[list[int]]:
@@ -294,13 +289,16 @@ class RayEngine:
         home: WorkerHandle | None,
         state_bytes: int,
     ) -> Callable[[WorkerHandle, bool], tuple[Any, ...]]:
-        """A function that returns a work item's arguments for the worker that runs the item (``WorkItem.arguments``).
+        """Return a function that builds the arguments of a work item, once the worker that runs it is known.
 
-        The worker may not be the planned one. The planned one (``home``) receives states that it lacks directly from
-        other workers, which this method asks to send them.
+        The planned worker, ``home``, receives client states that it lacks directly from the workers that have them;
+        this method asks those to send them. Any other worker receives them from the driver, with the arguments.
 
-        ``rows`` are the item's rows of the cohort, and ``state_bytes`` is the size of one client's state in bytes, 0 if
-        it is not needed. The other arguments are those of ``_work_items``.
+        Args:
+            call, context, weights: as in ``_work_items``.
+            rows: the item's rows of the cohort.
+            home: the planned worker; None if no worker has started.
+            state_bytes: size of one client's state in bytes; 0 if the call needs no states.
         """
         clients = [context.cohort[row] for row in rows]
         client_weights = None if weights is None else weights.subset(rows)
@@ -311,10 +309,10 @@ class RayEngine:
             transferred, transfers = self.states.request_transfers(clients, home, broadcast, state_bytes)
 
         def arguments(worker: WorkerHandle, with_state: bool) -> tuple[Any, ...]:
-            """Arguments of the method ``call`` of ``Worker`` (``train`` or ``full_gradients``) for ``clients``.
+            """Arguments of the method ``call`` of ``Worker`` for ``clients``, with the states that ``worker`` lacks.
 
-            They contain the states that ``worker`` lacks, or all states ``with_state``. The planned worker, ``home``,
-            gets the states of the clients in ``transferred`` from other workers; ``transfers`` refer to them.
+            If ``with_state``, they contain all states, because the worker has turned out not to have some of them.
+            Otherwise ``home`` gets the states of the clients in ``transferred`` from other workers (``transfers``).
             """
             uses_transfers = worker is home and not with_state
             dispatched = []
@@ -367,7 +365,7 @@ class RayEngine:
         """Buffers for the rows of a cohort: those of earlier rounds if they are large enough."""
         cohort_size = len(results.context.cohort)
         if self.buffers is None or self.buffers.rows < cohort_size:
-            sizes = self.problem.layout.size, self.problem.buffers.size
+            sizes = self.problem.layout.size, self.problem.buffer_layout.size
             self.buffers = CohortBuffers.new(results.context.training.algorithm, *sizes, cohort_size, results.z)
         return self.buffers
 

@@ -64,10 +64,12 @@ class ClientCosts:
 
 
 def assign_shares(costs: Sequence[float], transfers: Sequence[Sequence[float]]) -> list[list[int]]:
-    """Divide positions (clients or blocks of clients) among workers so that the slowest worker ends early.
+    """Divide the work of a round among workers so that the slowest worker ends early.
 
-    First, each position goes to the worker that has its state, or to the least loaded worker if none has. Then the
-    most loaded worker passes positions to the least loaded one as long as this shortens the longer of the two loads.
+    The work is a list of positions, each a client or a block of clients. First, each position goes to the worker that
+    has its state, or to the least loaded worker if none has. Then the most loaded worker passes positions to the least
+    loaded one as long as this shortens the longer of the two loads. A load is the seconds of work and transfers of a
+    worker's share.
 
     Args:
         costs: seconds of work at each position.
@@ -84,9 +86,11 @@ def assign_shares(costs: Sequence[float], transfers: Sequence[Sequence[float]]) 
     [[2, 3], [0, 1]]
     """
     workers = range(len(transfers[0]))
-    loads = [0.0 for _ in workers]  # seconds of each worker's share
+    loads = [0.0 for _ in workers]
     shares: list[list[int]] = [[] for _ in workers]
-    has_home = [min(seconds) < max(seconds) for seconds in transfers]  # the worker that has the state needs less
+    # If a worker has the state of a position, it needs less time for the transfer than the others.
+    has_home = [min(seconds) < max(seconds) for seconds in transfers]
+    # Positions whose state a worker has come first, since the others then even out the loads.
     for position in sorted(range(len(costs)), key=lambda p: (not has_home[p], -costs[p])):
         preference = transfers[position] if has_home[position] else loads
         worker = min(workers, key=lambda worker: preference[worker])
@@ -99,12 +103,12 @@ def assign_shares(costs: Sequence[float], transfers: Sequence[Sequence[float]]) 
             p: (loads[busiest] - costs[p] - transfers[p][busiest], loads[idlest] + costs[p] + transfers[p][idlest])
             for p in shares[busiest]
         }
-        position = min(loads_after_move, key=lambda p: max(loads_after_move[p]))
-        new_loads = loads_after_move[position]
+        best_move = min(loads_after_move, key=lambda p: max(loads_after_move[p]))
+        new_loads = loads_after_move[best_move]
         if max(new_loads) >= loads[busiest] * (1 - 1e-6):  # no move helps by more than rounding
             return [sorted(share, key=lambda p: -costs[p]) for share in shares]
-        shares[busiest].remove(position)
-        shares[idlest].append(position)
+        shares[busiest].remove(best_move)
+        shares[idlest].append(best_move)
         loads[busiest], loads[idlest] = new_loads
 
 

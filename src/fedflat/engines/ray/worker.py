@@ -30,7 +30,7 @@ from fedflat.engines.ray.messages import (
     WorkerSetup,
     bytes_of,
 )
-from fedflat.engines.round.cohort import CohortWeights, GradientCost, weighted_rows
+from fedflat.engines.round.cohort import ClientReport, CohortWeights, GradientCost, weighted_rows
 from fedflat.engines.round.cohort_buffers import Arrays, CohortBuffers, state_from_arrays, to_arrays, to_tensors
 from fedflat.engines.round.contract import Client, Training, block_sum
 from fedflat.errors import UserError
@@ -141,7 +141,9 @@ class Worker:
         return_state: bool,
         *transfers: StateTransfer,
     ) -> TrainedClients:
-        """Train some clients and keep their new states. A client's row is what it sends to the server.
+        """Train some clients for one round; their new states stay in this worker's cache.
+
+        A client's row is what it sends to the server: displacement, BatchNorm statistics and the algorithm's messages.
 
         Args:
             broadcast: what every client of the round reads.
@@ -153,10 +155,7 @@ class Worker:
             transfers: states of these clients that other workers sent.
         """
         start = time.perf_counter()
-        for transfer in transfers:
-            for number, state_version, state in transfer:
-                copy = {name: np.array(array) for name, array in state.items()}  # out of Ray's object store
-                self._cache.put(broadcast.training_key, number, state_version, copy)
+        self._cache_transfers(broadcast, transfers)
         setup = self._built_setup()
         training = self._current_training(setup, broadcast)
         count = len(clients)
@@ -179,19 +178,25 @@ class Worker:
                 name: field_rows[:count].detach().to("cpu", copy=True).numpy()
                 for name, field_rows in buffers.client.items()
             }
-            # Reports are sent with plain numbers and CPU tensors.
-            reports = [
-                report.with_numbers()._replace(
-                    integer_buffers={name: value.cpu() for name, value in report.integer_buffers.items()}
-                )
-                for report in reports
-            ]
-        if states:
-            for row, client in enumerate(clients):
-                state = {name: field_rows[row].copy() for name, field_rows in states.items()}
-                self._cache.put(broadcast.training_key, client.number, broadcast.state_version, state)
+            reports = [_sendable(report) for report in reports]
+        self._cache_states(broadcast, clients, states)
         seconds = time.perf_counter() - start
         return TrainedClients(reports, states if return_state else {}, statistics, rows, sums, seconds)
+
+    def _cache_transfers(self, broadcast: Broadcast, transfers: tuple[StateTransfer, ...]) -> None:
+        """Put client states that other workers sent into the cache, where training looks them up."""
+        for transfer in transfers:
+            for number, state_version, state in transfer:
+                copy = {name: np.array(array) for name, array in state.items()}  # out of Ray's object store
+                self._cache.put(broadcast.training_key, number, state_version, copy)
+
+    def _cache_states(self, broadcast: Broadcast, clients: list[DispatchedClient], states: Arrays) -> None:
+        """Put the clients' new states into the cache; ``states`` has arrays by name with one row per client."""
+        if not states:  # the algorithm's clients keep no state
+            return
+        for row, client in enumerate(clients):
+            state = {name: field_rows[row].copy() for name, field_rows in states.items()}
+            self._cache.put(broadcast.training_key, client.number, broadcast.state_version, state)
 
     def copy_states(self, training_key: str, clients: list[int], state_version: int) -> Arrays:
         """One version of the states of some clients, given by number, for the driver: arrays with a row per client."""
@@ -234,7 +239,7 @@ class Worker:
             for model, set_name, positions in tasks:
                 if model not in loaded:
                     weights, statistics, integer_buffers = models[model]
-                    views = problem.buffers.views(torch.tensor(statistics, device=device))
+                    views = problem.buffer_layout.views(torch.tensor(statistics, device=device))
                     loaded[model] = torch.tensor(weights, device=device), views | to_tensors(integer_buffers, device)
                 examples = problem.evaluation_sets[set_name].take(torch.tensor(positions, device=device))
                 sums = problem.metric_sums(*loaded[model], examples)
@@ -304,7 +309,7 @@ def problem_facts(problem: Problem) -> dict[str, Any]:
         "training examples": len(problem.data.train),
         "held-out examples": {name: len(examples) for name, examples in problem.evaluation_sets.items()},
         "trained parameters": problem.layout.size,
-        "buffers": problem.buffers.size,
+        "buffers": problem.buffer_layout.size,
         "frozen weights": problem.frozen.fingerprint(),
     }
 
@@ -336,6 +341,12 @@ def _sent_rows(buffers: CohortBuffers, count: int) -> Arrays:
     sent = {f"sent/{name}": rows for name, rows in buffers.sent.items()}
     all_rows = {"displacement": buffers.displacement, "buffers": buffers.buffers, **sent}
     return to_arrays({name: rows[:count] for name, rows in all_rows.items()})
+
+
+def _sendable(report: ClientReport) -> ClientReport:
+    """A client's report with plain numbers and CPU tensors, which any other process can unpickle."""
+    integer_buffers = {name: value.cpu() for name, value in report.integer_buffers.items()}
+    return report.with_numbers()._replace(integer_buffers=integer_buffers)
 
 
 def _array(tensor: Tensor) -> np.ndarray:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedflat.algorithms.algorithm import LocalState
 from fedflat.engines.problem.batches import Batch
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.cohort import ClientReport, GradientCost
@@ -86,42 +87,32 @@ def train_client(
     Returns:
         What the client reports in addition to its row: loss, costs, sum of learning rates and integer buffers.
     """
-    algorithm, schedule, descent = training.algorithm, training.schedule, training.descent
+    z, algorithm = cohort.z, training.algorithm
+    # The batches of the round, as positions in ``indices``, and the random numbers of their augmentation.
     batches = training.plan.batches(training.seed, round, client, len(indices))
-    draws = problem.augmentation.draw(  # random numbers for all batches of the round
+    draws = problem.augmentation.draw(
         generator(training.seed, "augment", round, client),
         len(batches),
         training.plan.batch_size,
         problem.data.input_shape,
     )
-    z = cohort.z
+    # Views of the client's row: a step that updates BatchNorm statistics writes them into the row.
     integer_buffers = {name: value.clone() for name, value in integer_buffers.items()}
-    buffers = {**problem.buffers.views(cohort.buffers[row]), **integer_buffers}
-    seed_torch(training.seed, "dropout", round, client)
+    buffers = {**problem.buffer_layout.views(cohort.buffers[row]), **integer_buffers}
+    seed_torch(training.seed, "dropout", round, client)  # results must not depend on which worker trains the client
     problem.set_training_mode()
 
-    own_gradient, cost = None, GradientCost()
+    own_gradient, gradient_cost = None, GradientCost()
     if algorithm.drift.full_gradient == "own":
-        own_gradient, cost = full_gradient(problem, training, cohort, round, client, indices, row)
-    backward_passes, samples = cost
-    local = algorithm.begin(
-        z,
-        cohort.server_state(),
-        cohort.client_state(row),
-        problem.layout,
-        schedule,
-        torch.tensor(round, dtype=z.dtype, device=z.device),
-        torch.tensor(len(batches), dtype=z.dtype, device=z.device),
-        descent,
-        own_gradient=own_gradient,
-        common_gradient=cohort.common_gradient if algorithm.drift.full_gradient == "common" else None,
-    )
+        own_gradient, gradient_cost = full_gradient(problem, training, cohort, round, client, indices, row)
+    local = _begin(problem, training, cohort, round, row, len(batches), own_gradient)
+    backward_passes, samples = gradient_cost
     loss = torch.zeros((), dtype=z.dtype, device=z.device)
     for k, positions in enumerate(batches):
         examples = torch.from_numpy(indices[positions]).to(z.device)
         batch = problem.batch(examples, {name: draw[k].to(z.device) for name, draw in draws.items()})
         gradient = StepGradient(problem, batch, buffers)
-        local = algorithm.step(local, gradient, schedule, descent)
+        local = algorithm.step(local, gradient, training.schedule, training.descent)
         backward_passes += gradient.passes
         samples += gradient.passes * len(positions)
         loss = loss + gradient.loss
@@ -134,6 +125,35 @@ def train_client(
         backward_passes=backward_passes,
         samples=samples,
         integer_buffers=integer_buffers,
+    )
+
+
+def _begin(
+    problem: Problem,
+    training: Training,
+    cohort: CohortBuffers,
+    round: int,
+    row: int,
+    steps: int,
+    own_gradient: Tensor | None,
+) -> LocalState:
+    """The state of a client before its first local step, from the algorithm's ``begin``.
+
+    ``steps`` is the number of local steps, and ``own_gradient`` the gradient of the client's whole dataset, None if the
+    drift correction does not need it. The other arguments are those of ``train_client``.
+    """
+    z, algorithm = cohort.z, training.algorithm
+    return algorithm.begin(
+        z,
+        cohort.server_state(),
+        cohort.client_state(row),
+        problem.layout,
+        training.schedule,
+        torch.tensor(round, dtype=z.dtype, device=z.device),
+        torch.tensor(steps, dtype=z.dtype, device=z.device),
+        training.descent,
+        own_gradient=own_gradient,
+        common_gradient=cohort.common_gradient if algorithm.drift.full_gradient == "common" else None,
     )
 
 
@@ -189,7 +209,7 @@ def full_gradient(
     problem.set_training_mode()
     for start in range(0, size, problem.evaluation_batch):
         examples = problem.train_examples(indices[start : start + problem.evaluation_batch])
-        buffers = {name: b.clone() for name, b in problem.buffers.views(cohort.buffers[row]).items()}
+        buffers = {name: b.clone() for name, b in problem.buffer_layout.views(cohort.buffers[row]).items()}
         batch = Batch(problem.normalised(examples.inputs), examples.targets)
         _, gradient = problem.loss_and_gradient(cohort.z, buffers, batch)
         mean_gradient.add_(gradient, alpha=len(examples) / size)

@@ -176,7 +176,8 @@ def _robust_centres(aggregation: Aggregation, weighted: WeightedRows, model: Mod
         weighted: rows and weights by name, from ``weighted_rows``.
         model: the server's model before the round.
     """
-    # The weights of directions are scales, -1 / (count H_i): apply them first, because a median ignores weights.
+    # A direction is a displacement divided by -H_i, the client's sum of learning rates. Its weight, -1 / (count H_i),
+    # contains this division, which must be applied first, because a median ignores weights.
     displacements, scales = weighted["direction"]
     count = len(displacements)
     directions = displacements * (count * torch.as_tensor(scales))[:, None]

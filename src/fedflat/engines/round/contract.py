@@ -305,7 +305,7 @@ class RemoteState(Mapping[str, State]):
 
         ``store`` writes the state and returns a function that reads it, so that it need not stay in memory.
         """
-        if self._read is None:
+        if self._read is None:  # not delivered yet
             self._store = store
         else:
             self._read = store(self._read())

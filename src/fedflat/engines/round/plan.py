@@ -65,7 +65,7 @@ def isolated_rng(rounds: Callable[P, Rounds]) -> Callable[P, Rounds]:
 
     @functools.wraps(rounds)
     def isolated(*args: P.args, **kwargs: P.kwargs) -> Rounds:
-        """Run the generator, switching to its own random stream whenever it is active."""
+        """Run the decorated generator; while it computes, torch draws from a random stream of its own."""
         stream, running = RngStream(), rounds(*args, **kwargs)
         try:
             while True:

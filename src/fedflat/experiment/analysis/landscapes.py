@@ -166,6 +166,7 @@ class _SharedSpace:
         seed: int,
         statistics: Statistics,
     ) -> None:
+        """Check that the models have the same shapes and dataset, and prepare the measurement."""
         names, first = _checked_names(models, names), models[0]
         layouts = {name: model.problem.whole_layout for name, model in zip(names, models, strict=True)}
         require_same_shapes(layouts, place)
@@ -259,11 +260,11 @@ class LossAndError:
             "test": _sample(test, np.arange(len(test)), examples, generator(seed, "landscape: test examples")),
         }
         self._cached = {name: self._normalised_batches(sample) for name, sample in self.sets.items()}
-        variances = [name for name in problem.buffers.names if name.endswith("running_var")]
+        variances = [name for name in problem.buffer_layout.names if name.endswith("running_var")]
         self._is_variance: Tensor | None = None
         if variances:
             device_example = torch.empty(0, device=problem.device)  # the indicator is created on its device
-            self._is_variance = problem.buffers.indicator(variances.__contains__, device_example)
+            self._is_variance = problem.buffer_layout.indicator(variances.__contains__, device_example)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -284,7 +285,7 @@ class LossAndError:
             flat_buffers = self._buffers(model)
             for name in self.sets:
                 totals = Totals(task)
-                buffers = {**problem.buffers.views(flat_buffers), **self._integer_buffers}
+                buffers = {**problem.buffer_layout.views(flat_buffers), **self._integer_buffers}
                 for inputs, targets in self._batches(name):
                     output = problem.predict_normalised(model.weights, buffers, inputs)
                     totals.add(task.sums(output, targets), len(targets))
@@ -294,7 +295,7 @@ class LossAndError:
         return values
 
     def _buffers(self, model: Model) -> Tensor:
-        """The model's flat buffers, with valid BatchNorm statistics."""
+        """The model's flat buffers, with valid BatchNorm statistics: extrapolated variances may be negative."""
         if not len(model.buffers):
             return model.buffers
         if self.statistics == "estimated":

@@ -124,7 +124,7 @@ class FixedSample:
     def features(self, model: ModelState) -> dict[str, float | None]:
         """The mean norm of the model's outputs f(x) on each sampled client's data (Caldarola et al. 2022, Fig. 7)."""
         problem = self.problem
-        buffers = {**problem.buffers.views(model.buffers), **model.integer_buffers}
+        buffers = {**problem.buffer_layout.views(model.buffers), **model.integer_buffers}
         means = {}
         for client in self.clients:
             norms = []

@@ -58,7 +58,7 @@ class PostHoc:
         self.problem, self.partition = reopen(
             self.record, config=self.config, method="post_hoc", with_initial_weights=True, **self.user_objects
         )
-        self.initial = ModelState(*self.problem.initial())
+        self.initial = ModelState(*self.problem.initial_state())
         self.sample = FixedSample(self.problem, self.partition, self.settings)
         self.algorithm = algorithm(self.config.algorithm)
 
@@ -122,7 +122,7 @@ class PostHoc:
 
         L is the largest gradient norm of a single example, and beta the smoothness (largest Hessian eigenvalue). sigma
         is the standard deviation of an example's gradient within a client, and sigma_g the mean distance between the
-        clients' gradients and the global one.
+        clients' gradients and the global one. ``gradients`` states how much the clients' gradients disagree.
         """
 
         def measure(model: ModelState) -> Measurements:
@@ -157,9 +157,10 @@ class PostHoc:
         needs no other state, and at the last checkpoint. The second value says why rounds after other saved models
         cannot be replayed; it is empty if all can.
         """
-        moments = {0: moment_at_start(self.algorithm, self.initial, self.config)}
+        start = self.config.init_rounds  # 0, unless the run branches off another run's later round
+        moments = {start: moment_at_start(self.algorithm, self.initial, self.config)}
         missing = missing_state(self.algorithm, self.config)
-        saved = [rounds for rounds in self.model_rounds() if rounds]  # without the start
+        saved = [rounds for rounds in self.model_rounds() if rounds != start]
         if not missing:
             for rounds in saved:
                 moments[rounds] = moment_at_model(rounds, self.model(rounds), self.algorithm, self.config)
@@ -211,19 +212,22 @@ class PostHoc:
         return rows
 
     def logged_constants(self) -> list[Measurements]:
-        """Return the constants of the server model that were logged during training, in the form of ``constants``.
+        """Return the constants of FedSWA's bounds (L, beta, sigma, sigma_g) that were logged, one row per round.
 
-        Rounds whose model is available are left out, because ``constants`` measures them. So are rounds in which a
-        constant was not finite.
+        Rows are as ``constants`` returns them: ``gradients`` states how much the clients' gradients disagree. Rounds
+        whose model is available are left out, because ``constants`` measures them. So are rounds in which a constant
+        was not finite, which is logged as None.
         """
-        saved = set(self.model_rounds())
+        measurable_rounds = set(self.model_rounds())
         rows = []
         for record in self.record.history:
             logged = record.get("flatness", {})
-            is_complete = "constants" in logged and None not in logged["constants"].values()
-            if is_complete and record["round"] not in saved:
-                row = {"constants": logged["constants"], "gradients": logged["gradients"]}
-                rows.append({"round": record["round"], **row})
+            if "constants" not in logged or record["round"] in measurable_rounds:
+                continue
+            all_finite = None not in logged["constants"].values()
+            if all_finite:
+                values = {"constants": logged["constants"], "gradients": logged["gradients"]}
+                rows.append({"round": record["round"], **values})
         return rows
 
     def require_saved_rounds(self) -> None:

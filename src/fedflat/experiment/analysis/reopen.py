@@ -113,7 +113,7 @@ def state_of(record: Record, name: str, problem: Problem, rounds: int | None = N
         return ModelState(weights.to(device, dtype), buffers.to(device, dtype), on_device)
     source = f"model {name} of {record.folder and record.folder.path}"
     load_tensors(problem.model, record.config.model, saved_tensors(record, name, rounds), source)
-    return ModelState(*problem.initial())
+    return ModelState(*problem.initial_state())  # of the network, which now has the loaded weights
 
 
 def saved_tensors(record: Record, name: str, rounds: int | None = None) -> dict[str, Tensor]:

@@ -62,7 +62,7 @@ class Replay:
     ) -> None:
         self.config, self.problem, self.partition = config, problem, partition
         self.algorithm: Algorithm = algorithm(config.algorithm)
-        self.moment = moment or moment_at_start(self.algorithm, ModelState(*problem.initial()), config)
+        self.moment = moment or moment_at_start(self.algorithm, ModelState(*problem.initial_state()), config)
         self.engine: Engine = engine_for(config, problem) if workers is None else LoopEngine(problem, workers)
         self._training = training_of(config, self.algorithm, len(partition.clients))
         self._sampler = sampler_of(config, len(partition.clients))
@@ -89,7 +89,7 @@ class Replay:
         Args:
             numbers: client numbers; default: the cohort of the next round.
         """
-        # With "common", the full gradient is averaged over the cohort, so a client's update depends on the others.
+        # "common": every client uses the mean full-batch gradient of the cohort, so its update depends on the others.
         if numbers is not None and self.algorithm.drift.full_gradient == "common":
             raise UserError(
                 f"clients of {self.config.algorithm} use the mean gradient of their cohort; "
@@ -183,7 +183,8 @@ def moment_at_checkpoint(
         require_rows(folder, {rows_file.name: store}, metadata)
         return store
 
-    client_states = ClientStateStore(algorithm, initial or ModelState(*problem.initial()), own_statistics, open_rows)
+    initial = initial or ModelState(*problem.initial_state())
+    client_states = ClientStateStore(algorithm, initial, own_statistics, open_rows)
 
     def client_memory(number: int) -> ClientMemory:
         """A client's state and BatchNorm statistics as of the checkpoint.

@@ -62,11 +62,11 @@ def with_statistics(problem: Problem, model: ModelState, positions: np.ndarray) 
 
 
 def estimated_statistics(problem: Problem, model: ModelState, positions: np.ndarray) -> Tensor:
-    """BatchNorm statistics of a model, estimated on the training examples at ``positions``, as flat buffers.
-
-    Batches have equal sizes: they are weighted equally, and BatchNorm rejects a batch of one example.
-    """
-    batches = torch.tensor_split(_as_indices(positions), ceil(len(positions) / problem.evaluation_batch))
+    """Estimate BatchNorm statistics [buffers] of a model on the training examples at ``positions`` [count]."""
+    # Batch sizes differ by at most one, because the estimate weights batches equally, and because a short last batch
+    # might have a single example, which BatchNorm rejects.
+    batch_count = ceil(len(positions) / problem.evaluation_batch)
+    batches = torch.tensor_split(_as_indices(positions), batch_count)
     inputs = (problem.normalised(take_on_device(problem, problem.data.train, indices).inputs) for indices in batches)
     return problem.estimate_buffers(model.weights, model.integer_buffers, inputs)
 
@@ -105,7 +105,7 @@ def objective_on(
         prepare=prepare,
         # Pooled metrics, such as mIoU, are not means over examples; then only the loss is reported.
         sums=None if isinstance(problem.task, PooledTask) else problem.task.sums,
-        buffers={**problem.buffers.views(model.buffers), **model.integer_buffers},
+        buffers={**problem.buffer_layout.views(model.buffers), **model.integer_buffers},
         weights=model.weights,
         tf32=tf32,
     )

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedflat.data import Examples
 from fedflat.engines.cpu.engine import one_thread
-from fedflat.engines.problem.problem import Problem, move_examples
+from fedflat.engines.problem.batches import move_examples
+from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import PooledTask
 from fedflat.engines.problem.totals import Totals
 from fedflat.engines.round.contract import ModelState
@@ -31,7 +32,7 @@ class Scorer:
 
     def __init__(self, problem: Problem, model: ModelState, batch_statistics: bool | None = None) -> None:
         self.problem, self.model, self._batch_statistics = problem, model, batch_statistics
-        self._buffers = {**problem.buffers.views(model.buffers), **model.integer_buffers}
+        self._buffers = {**problem.buffer_layout.views(model.buffers), **model.integer_buffers}
 
     def scores(self, examples: Examples, positions: np.ndarray | None = None) -> Scores:
         """Metrics on all examples, or on those at ``positions``."""
@@ -51,7 +52,7 @@ class Scorer:
             return self.problem.task.by_class(self.totals(examples).sums)
 
         def labelled_outputs() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-            """Batches of (labels, outputs, targets) with one row per label."""
+            """Yield batches of (labels, outputs, targets) with one row per label; here the target is the label."""
             for batch, output in self._outputs(examples):
                 if batch.targets.ndim > 1:  # sequences: one row per position
                     output = output.reshape(-1, output.shape[-1])

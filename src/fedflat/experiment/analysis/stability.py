@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from fedflat.data import Dataset, Examples
-from fedflat.engines.problem.problem import Problem, move_examples
+from fedflat.engines.problem.batches import move_examples
+from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import Task
 from fedflat.engines.round.contract import ModelState
 from fedflat.engines.round.plan import generator
@@ -69,6 +70,7 @@ class Twins:
         model: nn.Module | None = None,
         task: Task | None = None,
     ) -> None:
+        """Build the run and its twins at their start, without training."""
         if twins < 1:
             raise UserError(f"twins={twins} is invalid; expected at least 1")
         self.config = config
@@ -158,7 +160,7 @@ class Twins:
 
 def losses_of(problem: Problem, model: ModelState, examples: Examples) -> Tensor:
     """The loss of a model on each example, [examples]."""
-    buffers = {**problem.buffers.views(model.buffers), **model.integer_buffers}
+    buffers = {**problem.buffer_layout.views(model.buffers), **model.integer_buffers}
     losses = []
     for positions in problem.evaluation_batches(len(examples)):
         batch = examples.take(positions)

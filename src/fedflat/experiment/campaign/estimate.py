@@ -69,7 +69,7 @@ def forecast(run: RunView, seconds_per_round: float) -> Forecast:
     """
     problem, config = run.problem, run.config
     bytes_per_scalar = problem.dtype.itemsize
-    size, buffers = problem.layout.size, problem.buffers.size
+    size, buffers = problem.layout.size, problem.buffer_layout.size
     all_clients = len(run.partition.clients)
     cohort_size = min(config.federation.clients_per_round, all_clients)
     scalars_per_state = client_scalars(run.algorithm, config, size, buffers)
@@ -196,9 +196,13 @@ def remaining_work(runs: Iterable[PlannedRun], at_once: int = 1, probing: bool =
 
 
 def _probed_seconds(remaining: Sequence[tuple[Config, int]], at_once: int) -> float:
-    """Estimate the seconds for all remaining rounds, given pairs of a config and its remaining rounds.
+    """Estimate how many seconds all remaining rounds of several runs take, by timing a short probe of each run.
 
-    Configs with the same probe are timed once. Raises a ``UserError`` if a probe fails or takes too long.
+    Runs with the same probe are timed once. Raises a ``UserError`` if a probe fails or takes too long.
+
+    Args:
+        remaining: for each run its config and number of remaining rounds.
+        at_once: number of runs that will run at the same time.
     """
     start, seconds = time.monotonic(), 0.0
     speeds: dict[Config, ProbedSpeed] = {}
@@ -211,11 +215,14 @@ def _probed_seconds(remaining: Sequence[tuple[Config, int]], at_once: int) -> fl
                 raise UserError(f"probes took more than {MAX_PROBING:.0f} s")
             speeds[probed] = measure_speed(probed)
         seconds += speeds[probed].seconds(config, rounds)
-    return seconds / max(1, min(at_once, available_cores()))
+    return seconds / max(1, min(at_once, available_cores()))  # more runs than cores are not faster
 
 
 def _probe_config(config: Config, at_once: int) -> Config:
-    """A config that times a run by three rounds of plain SGD; runs that differ only in seed or lr share it."""
+    """A config that times a run by three rounds of plain SGD; runs that differ only in seed or lr share it.
+
+    If several runs will run ``at_once``, each trains in one process, and so does its probe.
+    """
     training = config.training.model_copy(update={"rounds": 3, "lr": 0.01, "lr_decay": 1.0})
     evaluation = config.evaluation.model_copy(update={"final": 0, "save_every": None})
     engine = config.engine.model_copy(update={"compile": "off", "workers": 1 if at_once > 1 else config.engine.workers})

@@ -38,6 +38,7 @@ class Study:
     """
 
     def __init__(self, out: Path, tune: Tune, lower_is_better: bool = False) -> None:
+        """Open the journal of the search, Optuna's file with all trials, or create it."""
         self._optuna = _import_optuna()
         self._tune = tune
         lock = FileLock(out / LOCK)  # released when its process dies, unlike Optuna's lock file
@@ -53,7 +54,10 @@ class Study:
         )
 
     def identify(self, search: Values, out: Path) -> None:
-        """Record which search this is if there are no trials yet, then :meth:`check` it."""
+        """Record the settings of a new search in the journal, or :meth:`check` that the journal has the same ones.
+
+        ``search`` holds the settings, and ``out`` is the folder of the search, for messages.
+        """
         if SEARCH not in self._study.user_attrs and not self.count():
             self._study.set_user_attr(SEARCH, _through_json(search))
         self.check(search, out)
@@ -87,11 +91,11 @@ class Study:
         return int(self._study.ask().number)
 
     def values(self, number: int, space: Space) -> Values:
-        """The values that a trial tries; drawn on the first call."""
-        frozen = self._study.trials[number]
-        if frozen.state.is_finished():
-            return {name: frozen.params[name] for name in space if name in frozen.params}
-        trial = self._optuna.trial.Trial(self._study, frozen._trial_id)
+        """The values of the settings in ``space`` that trial ``number`` tries; drawn on the first call."""
+        stored = self._study.trials[number]
+        if stored.state.is_finished():
+            return {name: stored.params[name] for name in space if name in stored.params}
+        trial = self._optuna.trial.Trial(self._study, stored._trial_id)
         drawn: Values = {}
         for name, values in space.items():
             self._study.sampler = self._sampler(number, name)
@@ -106,9 +110,9 @@ class Study:
 
     def should_prune(self, number: int, rounds: int, score: float) -> bool:
         """Report a trial's score after ``rounds`` rounds; returns whether it is below the median of the others."""
-        frozen = self._study.trials[number]
-        trial = self._optuna.trial.Trial(self._study, frozen._trial_id)
-        if rounds not in frozen.intermediate_values:
+        stored = self._study.trials[number]
+        trial = self._optuna.trial.Trial(self._study, stored._trial_id)
+        if rounds not in stored.intermediate_values:  # a resumed trial repeats rounds
             trial.report(score, rounds)
         return bool(trial.should_prune())
 
@@ -132,7 +136,10 @@ def _through_json(search: Values) -> Values:
 
 
 def _difference(recorded: Values, current: Values) -> str:
-    """The settings in which two searches differ; a setting that only one version of fedflat has does not count."""
+    """The settings in which two searches differ, as text; empty if they are the same search.
+
+    A setting of runs that only one of them has does not count: it belongs to another version of fedflat.
+    """
     differing = []
     for name in {**recorded, **current}:
         is_comparable = name.startswith("tune.") or (name in recorded and name in current)

@@ -300,6 +300,7 @@ def _warnings_sent(send: Callable[[object], None]) -> Iterator[None]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
+        """Replace ``warnings.showwarning``: send the warning to the parent process."""
         # The parent may be unable to import another package's warning class.
         known_category = category if category.__module__ == "builtins" else UserWarning
         send(RunWarning(str(message), known_category, filename, lineno))

@@ -87,7 +87,7 @@ class SweepLocation(NamedTuple):
                 f"node {socket.gethostname()} of the Ray cluster does not see the sweep's folder {self.marker.parent}; "
                 "choose a folder that all nodes share, with --out"
             )
-        os.environ[VARIABLE] = str(self.data)
+        os.environ[VARIABLE] = str(self.data)  # the data directory
         with suppress(OSError):  # the folder may not exist here; only relative paths need it
             os.chdir(self.folder)
         load_plugins(self.plugins)

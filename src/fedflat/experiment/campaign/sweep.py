@@ -84,7 +84,7 @@ def plan_sweep(file: SweepFile, out: Path) -> Sweep:
     runs = []
     for name, combination, run_config in zip(_folder_names(varied, base), varied, configs, strict=True):
         settings = fill_placeholders({**base, **combination})
-        # A combination also has values of placeholders, which are no settings and stay as they are.
+        # A combination also has values of placeholders, which are not settings and stay as they are.
         filled_combination = {key: settings.get(key, value) for key, value in combination.items()}
         runs.append(SweepRun(run_config, out / name, name, filled_combination))
     return Sweep(file, out, tuple(runs))
@@ -178,6 +178,13 @@ def _folder_names(varied: Sequence[Values], base: Values) -> list[str]:
 def _folder_name(varied: Values, base: Values) -> str:
     """A readable folder name for a combination: the algorithm, then ``setting-value`` pairs.
 
+    A combination may also contain values of placeholders, such as ``a`` below. They are left out if a text contains
+    the placeholder, because the text then shows the value.
+
+    Args:
+        varied: the settings and placeholders of the combination, by name.
+        base: settings that all runs share, by full name.
+
     >>> _folder_name({"data.partition": "dirichlet(alpha={a})", "algorithm": "fedavg", "a": 0.1, "seed": 0}, {})
     'fedavg--partition-dirichlet_alpha_0.1--seed-0'
     """
@@ -186,8 +193,8 @@ def _folder_name(varied: Values, base: Values) -> str:
     placeholders_in_texts = all_placeholders(varied.values())
     texts = {}
     for setting, value in varied.items():
-        # Leave out a placeholder if another text of the combination already shows its value.
-        if setting in filled or setting not in placeholders_in_texts:
+        is_shown_in_a_text = setting not in filled and setting in placeholders_in_texts
+        if not is_shown_in_a_text:
             texts[setting] = folder_name(str(filled.get(setting, value)))
     parts = [texts.pop("algorithm")] if "algorithm" in texts else []
     last_words = Counter(setting.rpartition(".")[2] for setting in texts)
@@ -257,7 +264,7 @@ def run_sweep(
             yield SweepResult(run, load_record(run.folder), "before")
         else:
             unfinished.append(run)
-    reported = 0
+    reported = 0  # the number of waiting runs that ``on_wait`` was last called with
     while unfinished:
         held_by_others = []
         with closing(_start_runs(sweep, unfinished, callbacks, jobs)) as outcomes:

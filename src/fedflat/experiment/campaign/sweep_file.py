@@ -234,7 +234,7 @@ def _normal_form(name: str, value: Any) -> Any:
 
 
 def fill_placeholders(values: Values) -> Values:
-    """Replace placeholders in settings by their values, and drop the values that are no settings themselves.
+    """Replace placeholders in settings by their values, and drop values that belong only to placeholders.
 
     >>> fill_placeholders({"algorithm": "fedsam(rho={rho})", "rho": 0.1})
     {'algorithm': 'fedsam(rho=0.1)'}

@@ -395,6 +395,6 @@ def _with_test_scores(trial: Values) -> Values:
 
 
 def _describes(content: Values, trial: Values) -> bool:
-    """Whether the content of ``best.json`` describes this trial; its folders may have been moved."""
+    """Whether ``best.json`` has this trial with all test scores; folders may have been moved, so they may differ."""
     is_same = all(content.get(name) == trial[name] for name in ("trial", "settings", "validation"))
     return is_same and len(content["test"]) == len(trial["folders"])

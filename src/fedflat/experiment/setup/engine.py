@@ -92,6 +92,7 @@ def ray_engine(config: Config, problem: Problem, user_objects: UserObjects) -> R
 def _worker_setup(config: Config, user_objects: UserObjects, device: Device) -> Callable[[], WorkerSetup]:
     """The function that a Ray worker calls to set up; it reads named datasets from the worker's own node."""
     engine = config.engine.model_copy(update={"name": "auto", "device": device, "workers": 1, "ray_address": None})
+    # Absolute, because a worker has another working directory and environment.
     data = config.data.model_copy(update={"dir": data_dir(config.data.dir).absolute()})
     worker_config = config.model_copy(update={"engine": engine, "data": data})
     return partial(_set_up_worker, worker_config, user_objects, tuple(loaded_plugins()))

@@ -112,7 +112,7 @@ def build_problem(
         evaluation_sets=_held_out_sets(data, partition, config.evaluation.examples),
         batch_statistics=config.training.statistics == "own",
     )
-    if config.training.statistics == "own" and not problem.buffers.names:
+    if config.training.statistics == "own" and not problem.buffer_layout.names:
         warnings.warn(f"training.statistics=own has no effect: {config.model} has no BatchNorm layers", stacklevel=2)
     _check_model(problem, config.model)
     return problem, partition
@@ -164,7 +164,7 @@ def build_partition(config: Config, data: Dataset) -> Partition:
 
 
 def _held_out_sets(data: Dataset, partition: Partition, limit: int | None) -> dict[str, Examples]:
-    """The sets to evaluate on: test, validation and the data of unseen clients, at most ``limit`` examples each."""
+    """The sets to evaluate on: test, validation and the data of held-out clients, at most ``limit`` examples each."""
     sets = {"test": data.test}
     if len(partition.validation):
         sets["validation"] = data.train.take(torch.from_numpy(partition.validation))
@@ -195,10 +195,11 @@ def _check_model(problem: Problem, name: str) -> None:
         _check_tokens(problem, name, problem.model.embedding.num_embeddings)
     data, test = problem.data, problem.evaluation_sets["test"]
     examples = test.take(torch.arange(min(2, len(test)), device=problem.device))
-    weights, buffers, integer_buffers = problem.initial()
+    weights, buffers, integer_buffers = problem.initial_state()
     try:
         with torch.random.fork_rng(devices=[]):
-            output = problem.predict(weights, {**problem.buffers.views(buffers), **integer_buffers}, examples.inputs)
+            all_buffers = {**problem.buffer_layout.views(buffers), **integer_buffers}
+            output = problem.predict(weights, all_buffers, examples.inputs)
     except (RuntimeError, ValueError, IndexError) as error:
         dtype = str(examples.inputs.dtype).removeprefix("torch.")
         raise UserError(
@@ -210,6 +211,7 @@ def _check_model(problem: Problem, name: str) -> None:
         return
     if not isinstance(output, torch.Tensor):
         raise UserError(f"{name} returns a {type(output).__name__}; expected a tensor with one row per example")
+    # For some tasks, the model may have more outputs than the dataset has classes.
     fits = (
         output.ndim in expected.dimensions
         and len(output) == len(examples)

@@ -164,7 +164,11 @@ def last_checkpoint(
 
 
 def require_rows(folder: RunFolder, stores: Mapping[str, RowStore], header: Mapping[str, Any]) -> None:
-    """Raise a ``UserError`` if row stores have lost rows that the checkpoint with this header needs."""
+    """Raise a ``UserError`` if row stores have lost rows that the checkpoint with this header needs.
+
+    The header states the number of rows of each store, by the store's name; a store that it does not list has no
+    required number.
+    """
     for name, store in stores.items():
         present = store.readable(header["rounds"])
         needed = header.get("rows", {}).get(name, present)

@@ -83,7 +83,8 @@ def remove(run: Path, parts: Iterable[str] = DEFAULT_PARTS) -> int:
 def remove_locked(run: Path, parts: Iterable[str]) -> int:
     """Like ``remove``, for a folder that this process has already locked; returns the number of bytes freed.
 
-    The lock on the folder decides which process does the run. The run's own lock is taken here.
+    A sweep locks a run's folder to decide which process does the run. The run itself has a second lock, which is taken
+    here, so that files of a run in progress are never removed.
     """
     folder = RunFolder(run)
     try:

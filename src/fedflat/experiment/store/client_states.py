@@ -142,14 +142,17 @@ class FileRowStore(RowStore):
         self._committed = rounds
 
     def rewind(self, rounds: int) -> None:
-        """Erase newer stamps from the index and cut off rows that did not exist after ``rounds`` rounds."""
+        """Return to the rows as they were after ``rounds`` rounds: discard all copies that were written later.
+
+        Erases the stamps of these copies from the index, and cuts off rows that have no copy left.
+        """
         for key, stamps in list(self._stamps.items()):
             self._stamps[key] = _as_of(rounds, stamps)
             if not any(self._stamps[key]):
                 del self._stamps[key], self._position[key]
             elif self._stamps[key] != stamps:
                 self._write_index(key)
-        # Positions are assigned in order, so the discarded ones are the last.
+        # Positions are assigned in order, so the discarded ones are the last. Every row has two copies.
         os.ftruncate(self._index, len(self._position) * _ENTRY_BYTES)
         os.ftruncate(self._data, min(os.fstat(self._data).st_size, len(self._position) * 2 * self._row_bytes))
         self.commit(rounds)
@@ -170,6 +173,10 @@ class PastRowStore(FileRowStore):
     """Read-only view of a file's rows as of a checkpoint after ``rounds`` rounds."""
 
     def __init__(self, folder: Path, width: int, dtype: torch.dtype, rounds: int) -> None:
+        """Open the file, and ignore copies of rows that were written later; rows without another copy do not exist.
+
+        The stamps of a row are the rounds that wrote its two copies, 0 for a copy that does not exist.
+        """
         RowStore.__init__(self)
         self._open(folder, width, dtype, os.O_RDONLY)
         self._stamps = {key: _as_of(rounds, stamps) for key, stamps in self._stamps.items()}

@@ -16,7 +16,7 @@ from fedflat.data import Dataset, Examples, Partition
 from fedflat.errors import UserError
 from fedflat.experiment.store.run_folder import RunFolder
 
-OWN = "own"
+FINGERPRINTS_KEY = "own"
 """Key in ``partition.json`` for the fingerprints of user-supplied objects."""
 MAX_HASHED_BYTES, SAMPLED_EXAMPLES = 2**26, 1000
 """Inputs larger than 64 MiB are fingerprinted by 1000 of their examples."""
@@ -26,7 +26,10 @@ ARGUMENTS = {"data": "dataset"}
 
 def provenance(partition: Partition, data: Dataset, user_objects: Mapping[str, Any]) -> dict[str, Any]:
     """The content of ``partition.json``: the partition's description and the user-supplied objects' fingerprints."""
-    return {**partition.describe(data.train.targets.cpu(), data.num_classes), OWN: fingerprints(user_objects)}
+    return {
+        **partition.describe(data.train.targets.cpu(), data.num_classes),
+        FINGERPRINTS_KEY: fingerprints(user_objects),
+    }
 
 
 def fingerprints(user_objects: Mapping[str, Any]) -> dict[str, str]:
@@ -45,10 +48,11 @@ def require_same_inputs(folder: RunFolder, current: Mapping[str, str], partition
     Args:
         folder: the run's folder.
         current: fingerprints of the user-supplied objects.
-        partition: hash of the partition, if the run is to be resumed; None skips the checks for that.
+        partition: hash of the partition, if the run is to be resumed; None if it is only read, which needs no
+            partition and no client state.
     """
     recorded = folder.partition()
-    previous = recorded.get(OWN, current)  # nothing to compare with if the run recorded no fingerprints
+    previous = recorded.get(FINGERPRINTS_KEY, current)  # nothing to compare with if the run recorded no fingerprints
     for name in (*previous, *current):
         if previous.get(name) != current.get(name):
             raise UserError(
@@ -101,7 +105,7 @@ def _call(name: str, arguments: Mapping[Any, Any]) -> str:
 
 
 def _describe(name: str, object_fingerprints: Mapping[str, str]) -> str:
-    """One user-supplied object for messages, by its name and fingerprint."""
+    """Describe a user-supplied object, e.g. the model, by its fingerprint, or say that there is none; for messages."""
     if name not in object_fingerprints:
         return f"no user-supplied {name}"
     return f"{name} {object_fingerprints[name]}"

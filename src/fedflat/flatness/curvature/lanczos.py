@@ -98,12 +98,13 @@ class Krylov:
         return self._projection[: self.size, : self.size]
 
     def step(self) -> None:
-        """Append the next vector to the basis and compute the following one from its product with H.
+        """Append the next vector to the basis, and compute the vector that follows it from one product with H.
 
-        The coefficients of the product in the basis are the next column of the projection T. The remainder is the
-        direction of the following vector, and its norm, ``_beta``, measures how far the basis is from invariant.
+        The product H v of the appended vector v is split into a part in the basis and a remainder orthogonal to it. The
+        coefficients of the first part are the next column of the projection T. The normalised remainder is the vector
+        that follows. Its norm, ``_beta``, is 0 if H maps the basis into itself, i.e. if the basis is invariant.
         """
-        basis = self._rows[: self.size + 1]
+        basis = self._rows[: self.size + 1]  # its last row is the vector to append
         remainder = self.operator(basis[-1:])[0]
         coefficients = torch.zeros_like(basis[:, 0])
         for _ in range(2):  # once leaves rounding errors, twice is orthogonal to working precision
@@ -116,13 +117,20 @@ class Krylov:
         self.size += 1
         if self.is_complete:  # the basis spans the whole space, so the remainder is rounding error
             self._beta = 0.0
-            return
+        else:
+            self._set_next_row(remainder, float(np.linalg.norm(column)))
+
+    def _set_next_row(self, remainder: Tensor, norm_in_basis: float) -> None:
+        """Set the vector that the next step appends: the normalised ``remainder`` [P], or a random one if it is 0.
+
+        ``norm_in_basis`` is the norm of the product's part in the basis, whose rounding error is in the remainder.
+        """
         self._beta = float(remainder.norm())
         eps = torch.finfo(remainder.dtype).eps
         if self._beta <= 10 * eps * self._scale:  # only rounding error is left: the subspace is invariant
             self._beta = 0.0
             self._rows[self.size] = self._random_row()
-        elif self._beta <= eps**0.5 * np.linalg.norm(column):  # partly rounding error, which normalising would amplify
+        elif self._beta <= eps**0.5 * norm_in_basis:  # partly rounding error, which normalising would amplify
             self._rows[self.size] = self._orthogonalise(remainder / self._beta)
         else:
             self._rows[self.size] = remainder / self._beta
@@ -261,10 +269,12 @@ def lanczos(
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda products, converged: None,
 ) -> Eigenpairs:
-    """Compute the requested eigenpairs until every residual is below ``tolerance`` times the eigenvalue's magnitude.
+    """Compute eigenpairs of a large symmetric matrix from its products with vectors.
 
-    Lanczos finds a repeated eigenvalue only once per starting vector. Once all requested eigenvalues have converged,
-    the search therefore restarts from a random vector, and it ends when such a restart changes none of them.
+    The search takes a few Lanczos steps at a time, then checks whether all requested eigenvalues have converged, i.e.
+    have residuals below ``tolerance`` times their magnitude. A basis without room for further steps is reduced to its
+    best vectors. Lanczos finds a repeated eigenvalue only once per starting vector. After convergence, the search
+    therefore restarts from a random vector, and it ends when such a restart changes none of the eigenvalues.
 
     Args:
         operator: the symmetric matrix.
@@ -293,10 +303,10 @@ def lanczos(
             progress(products, int(converged.sum()))
             if space.is_complete or products >= max_products:  # a complete basis spans the whole space
                 break
-            is_found = converged.all() and len(ritz.values) > wanted.count  # the next eigenvalue must be known, too
-            if is_found and previous_values is not None:  # a missed copy may still appear among the next eigenvalues
-                is_found = _next_are_excluded(ritz, wanted, tolerance, dtype)
-            if is_found:
+            all_found = converged.all() and len(ritz.values) > wanted.count  # the next eigenvalue must be known, too
+            if all_found and previous_values is not None:  # a missed copy may still appear among the next eigenvalues
+                all_found = _next_are_excluded(ritz, wanted, tolerance, dtype)
+            if all_found:
                 if previous_values is not None and _are_unchanged(ritz, selected, previous_values, dtype):
                     break  # the last restart found no missed copy
                 previous_values = ritz.values[selected]

@@ -95,7 +95,7 @@ class Density:
         return np.asarray(np.exp(-(distances**2) / 2) @ weights / (width * np.sqrt(2 * np.pi)))
 
     def grid(self, count: int = 500) -> np.ndarray:
-        """Return ``count`` evenly spaced points that cover the spectrum and the Gaussians' tails."""
+        """Return ``count`` evenly spaced points that cover the spectrum and the tails of its Gaussian smoothing."""
         nodes, margin = np.concatenate(self.nodes), 3 * self.default_width
         return np.linspace(nodes.min() - margin, nodes.max() + margin, count)
 

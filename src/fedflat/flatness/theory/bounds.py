@@ -121,6 +121,7 @@ def run_bound(
 
     where h_t is the sum of the learning rates of round t and eta_t the largest one, c_t = 1 + (1 + c)^(K-1) beta h_t
     and c = 1 + beta eta_t; for FedMoSWA, sigma_g has no factor c_t. The ``factor`` of the bound is the largest c_t.
+    All computations are in logarithms, because the terms can exceed the largest float.
 
     Args:
         algorithm: one of ``ALGORITHMS``.
@@ -131,17 +132,18 @@ def run_bound(
     """
     _check(algorithm, constants)
     beta = constants.smoothness
-    log_terms, largest_log_factor = [], 0.0
+    log_terms, largest_log_factor = [], 0.0  # of the sum over t, and log of the largest c_t
     exponent = 0.0  # beta (h_t + the sum of all later h_l)
     for rates in reversed(rounds):  # backwards, because the exponent of a round sums over later rounds
-        if not rates.total:  # no client moved
+        h, eta = rates.total, rates.highest
+        if not h:  # no client moved, so the round's term is 0
             continue
-        c = 1 + beta * rates.highest
+        c = 1 + beta * eta
         log_power = (setting.steps - 1) * math.log(c if tight else 1 + c)
-        log_factor = _log_one_plus(log_power + math.log(beta * rates.total))
+        log_factor = _log_one_plus(log_power + math.log(beta * h))  # log c_t
         largest_log_factor = max(largest_log_factor, log_factor)
-        exponent += beta * rates.total
-        term = _bound(algorithm, constants, setting, log_factor, exponent + math.log(rates.total))
+        exponent += beta * h
+        term = _bound(algorithm, constants, setting, log_factor, exponent + math.log(h))
         log_terms.append(term.log10 * math.log(10))
     log_total = _log_sum(log_terms) if log_terms else -math.inf
     return GeneralisationBound(log_total / math.log(10), largest_log_factor / math.log(10))

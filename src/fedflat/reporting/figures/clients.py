@@ -71,7 +71,7 @@ def gap_picture(gaps: Mapping[str, Sequence[Entry]], title: str) -> Figure:
     """Plot training and test loss of every model over rounds, and the gap between them.
 
     Args:
-        gaps: the losses of each model by name, one entry per round; those on unseen clients are optional.
+        gaps: the losses of each model by name, one entry per round; those on held-out clients are optional.
         title: title of the figure.
     """
     figure = Figure(figsize=(10.4, 4.4), layout="constrained")
@@ -84,12 +84,12 @@ def gap_picture(gaps: Mapping[str, Sequence[Entry]], title: str) -> Figure:
         loss_axes.plot(rounds, test, **solid, label=f"{name}, test")
         loss_axes.plot(rounds, train, **dashed, label=f"{name}, training")
         gap_axes.plot(rounds, test - train, **solid, label=f"{name}, test minus training")
-        if "unseen_loss" in entries[-1]:  # on clients that were held out and never train
-            unseen = np.array([entry["unseen_loss"] for entry in entries], float)
+        if "unseen_loss" in entries[-1]:  # on held-out clients, which never train
+            held_out = np.array([entry["unseen_loss"] for entry in entries], float)
             dotted = {"color": colour, "lw": 1.3, "ls": ":"}
-            loss_axes.plot(rounds, unseen, **dotted, label=f"{name}, unseen clients")
-            label = f"{name}, held-out minus training"
-            gap_axes.plot(rounds, unseen - train, **dotted, marker="s", ms=3.5, label=label)
+            loss_axes.plot(rounds, held_out, **dotted, label=f"{name}, held-out clients")
+            label = f"{name}, held-out clients minus training"
+            gap_axes.plot(rounds, held_out - train, **dotted, marker="s", ms=3.5, label=label)
     _draw_zero(gap_axes)
     loss_axes.set_ylim(bottom=0)
     for axes, label in ((loss_axes, "loss"), (gap_axes, "gap")):

@@ -306,7 +306,7 @@ def _panel_axes(
     """
     columns = min(count, PER_ROW)
     size = (width * columns + (0.7 if has_shared_bar else 0), height * ceil(count / columns))
-    # The padding keeps titles above a legend from being cropped.
+    # More vertical padding than matplotlib's default, with which a figure's title would be cropped if it has a legend.
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(h_pad=0.14))
     return figure, subplot_list(figure, count, columns, **options)
 

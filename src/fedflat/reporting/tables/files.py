@@ -102,27 +102,35 @@ def _result_caption(section: Values) -> str:
 
 
 def _emphasis(section: Values) -> dict[tuple[int, str], str]:
-    """Return which cells (row number, summary value) hold the ``best`` and the ``second``-best means.
+    """Decide which means a table prints in bold or underlined: in each column the best and the second-best.
 
-    Means that look equal as formatted share their place. Rows that cannot be compared have no emphasis.
+    Means that are equal after rounding share their place. A column whose means cannot be compared has no emphasis.
+
+    Returns:
+        ``best`` or ``second`` by row number and name of the column's summary value.
     """
-    emphasis, sign = {}, 1 if section["lower_is_better"] else -1
+    emphasis = {}
+    sign = 1 if section["lower_is_better"] else -1  # sorts the best mean first
     for name in SUMMARY_LABELS:
         if has_uneven_means(section["rows"], name):
             continue
-        spreads = {row["number"]: row["spread"][name] for row in section["rows"] if row["spread"][name]}
-        shown = {number: shown_metric(spread["mean"], section["metric"]) for number, spread in spreads.items()}
-        ordered = sorted(spreads, key=lambda number: sign * spreads[number]["mean"])
-        places = list(dict.fromkeys(shown[number] for number in ordered))  # distinct texts, best first
-        if len(ordered) > 1:
-            for number, text in shown.items():
-                if text in places[:2]:
-                    emphasis[number, name] = "best" if text == places[0] else "second"
+        means = {row["number"]: row["spread"][name]["mean"] for row in section["rows"] if row["spread"][name]}
+        if len(means) < 2:  # nothing to compare
+            continue
+        texts = {number: shown_metric(mean, section["metric"]) for number, mean in means.items()}
+        best_first = sorted(means, key=lambda number: sign * means[number])
+        distinct_texts = list(dict.fromkeys(texts[number] for number in best_first))
+        for number, text in texts.items():
+            if text in distinct_texts[:2]:
+                emphasis[number, name] = "best" if text == distinct_texts[0] else "second"
     return emphasis
 
 
 def _shown_spread(spread: Values | None, metric: str) -> str:
-    """Format mean and, for several seeds, standard deviation over seeds; a dash if there are none."""
+    """Format a mean with its standard deviation over seeds, e.g. ``61.2 ± 0.4``.
+
+    For a single seed, the mean stands alone. ``spread`` is None if no run has the value, which gives a dash.
+    """
     if spread is None:
         return "–"
     mean = shown_metric(spread["mean"], metric)
