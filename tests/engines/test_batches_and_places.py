@@ -63,7 +63,7 @@ def test_gradients_do_not_depend_on_earlier_calls_or_pickling(model):
 
     def gradient(of: Problem, point: torch.Tensor) -> torch.Tensor:
         buffers = {
-            **of.buffers.views(statistics.clone()),
+            **of.buffer_layout.views(statistics.clone()),
             **{name: value.clone() for name, value in integer_buffers.items()},
         }
         return of.loss_and_gradient(point, buffers, batch)[1]
