@@ -68,7 +68,7 @@ def test_runs_what_is_missing_once(campaign: ModuleType, tmp_path: Path) -> None
 
 
 def test_never_starts_what_does_not_fit(campaign: ModuleType, tmp_path: Path) -> None:
-    words = small(tmp_path, "--only", JOB)
+    words = small(tmp_path, "--only", JOB, "--rounds", "3")
     campaign.main([*words, "--minutes", "0.5"])
     assert not (tmp_path / "results").exists()
     (tmp_path / "work").mkdir()
@@ -80,7 +80,7 @@ def test_never_starts_what_does_not_fit(campaign: ModuleType, tmp_path: Path) ->
 @pytest.mark.slow
 def test_resumes_after_being_killed(campaign: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["campaign_results"], "WINDOW", 5)
-    words = ["--only", JOB, "--rounds", "60", "--checkpoint-every", "2"]
+    words = ["--only", JOB, "--rounds", "30", "--checkpoint-every", "2"]
     script = [sys.executable, str(STUDIES / "campaign.py")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     process = subprocess.Popen([*script, *small(tmp_path / "killed", *words)], env=environment)
