@@ -64,7 +64,7 @@ def page(comparison: Comparison) -> str:
         if "last" in values:
             values["mean"] = mean_of_all(row, comparison.metric)
     for row in sorted(rows, key=lambda row: row["mean"].mean if "mean" in row else 0.0, reverse=True):
-        accuracies = [row[key].percent() if key in row else "–" for key in ("mean", "last", "best")]
+        accuracies = [row[key].shown("accuracy") if key in row else "–" for key in ("mean", "last", "best")]
         rounds, reached, seeds = row[f"rounds to {TARGET:g}"]
         to_target = (
             "–" if rounds is None else f"{rounds:.0f}" + ("" if reached == seeds else f" ({reached} of {seeds} seeds)")

@@ -24,14 +24,7 @@ from fedflat.experiment.stopping import check_target
 from fedflat.experiment.store.run_folder import Record, load_record, model_file
 from fedflat.notebook import html_table
 from fedflat.reporting.row import Row
-from fedflat.reporting.tables.summary import (
-    RoundsToTarget,
-    SeedStatistics,
-    Summary,
-    rounds_to,
-    seed_statistics,
-    summarise,
-)
+from fedflat.reporting.tables.summary import RoundsToTarget, Summary, rounds_to, seed_statistics, summarise
 from fedflat.units import counted, is_error, shown_metric, with_unit
 
 if TYPE_CHECKING:
@@ -272,14 +265,6 @@ class Result:
         return Comparison([self.record]).plot(metric, over)
 
 
-def _shown_statistics(statistics: SeedStatistics | None, metric: str) -> str | None:
-    """Format the mean over seeds of a metric and, for several seeds, the standard deviation; None stays None."""
-    if statistics is None:
-        return None
-    deviation = f" ± {shown_metric(statistics.std, metric)}" if statistics.count > 1 else ""
-    return f"{shown_metric(statistics.mean, metric)}{deviation}"
-
-
 class Comparison:
     """A comparison of several runs; those that differ only in their seed are averaged."""
 
@@ -297,8 +282,8 @@ class Comparison:
         columns = ("algorithm", "mean of the last evaluations", "last", "seeds")
         rows = []
         for row in self.table():
-            statistics = [_shown_statistics(row.get(name), self.metric) for name in ("mean_last", "last")]
-            rows.append((row["label"], *statistics, row["seeds"]))
+            shown = [row[name].shown(self.metric) if name in row else None for name in ("mean_last", "last")]
+            rows.append((row["label"], *shown, row["seeds"]))
         return html_table(f"{self._title()}, test {with_unit(self.metric)}", columns, rows)
 
     def _title(self) -> str:

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from fedflat.units import shown_metric
+
 MEAN_LABEL = "mean of the last 10 % of evaluations"
 """Label of ``Summary.mean_last``."""
 
@@ -104,9 +106,10 @@ class SeedStatistics:
     std: float
     count: int
 
-    def percent(self) -> str:
-        """Percent with standard deviation, e.g. ``83.12 ± 0.45``."""
-        return f"{100 * self.mean:.2f} ± {100 * self.std:.2f}" if self.count > 1 else f"{100 * self.mean:.2f}"
+    def shown(self, metric: str) -> str:
+        """Format the mean of a metric and, for several seeds, the standard deviation."""
+        deviation = f" ± {shown_metric(self.std, metric)}" if self.count > 1 else ""
+        return f"{shown_metric(self.mean, metric)}{deviation}"
 
 
 def seed_statistics(values: Sequence[float]) -> SeedStatistics:
