@@ -46,7 +46,7 @@ from torch import Tensor
 
 from fedflat.data import Examples, load
 from fedflat.errors import UserError
-from fedflat.experiment.store.files import create_folder, write_whole
+from fedflat.experiment.store.files import create_folder, write_atomically
 
 UNUSED = ("datasets", "dataset", "imageio", "matplotlib", "mpl_toolkits", "peft", "timm", "torchsummary")
 """Packages that the scripts import, but that LeNet-5 on CIFAR does not need."""
@@ -99,7 +99,7 @@ class Recorder:
     def save(self, **values: Any) -> None:
         """Write the file, with further values."""
         self.values |= {"seconds": round(time.monotonic() - self._start, 1), **values}
-        write_whole(self.path, json.dumps(self.values) + "\n")
+        write_atomically(self.path, json.dumps(self.values) + "\n")
 
 
 class Unused(ModuleType):

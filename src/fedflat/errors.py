@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -38,3 +39,10 @@ def one_of(what: str, name: object, known: Iterable[str], see: str = "", owner: 
         hint = f"for example {', '.join(names[:5])}"
     problem = f"{owner} has no {what} '{name}'" if owner else f"unknown {what} '{name}'"
     return UserError(f"{problem}; {hint}" + (f" (list all: {see})" if see else ""))
+
+
+def similar_file(path: Path) -> str:
+    """A hint for a missing file, such as `` (did you mean wine.npz?)``; empty if its folder has no similar name."""
+    names = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""

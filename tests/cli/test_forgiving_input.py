@@ -89,3 +89,19 @@ def test_downloads_and_corruptions_by_natural_names(fedflat, monkeypatch):
     assert json.loads(fedflat("data", "get", "CIFAR-10", "--json").stdout)["name"] == "cifar10"
     with pytest.raises(UserError, match="cifar10_c is incomplete"):
         load_corruptions("CIFAR-10", data_dir=".", download=False)
+
+
+def test_a_mistaken_path_is_corrected(fedflat):
+    np.savez("wine.npz", X=np.zeros((4, 2)), y=np.arange(4))
+    (Path("pets") / "cat").mkdir(parents=True)
+    library.run("fedavg", out=Path("demo") / "fedavg", rounds=1, local_steps=1, workers=1)
+    for arguments, correction in (
+        (("data", "describe", "pets"), "images(path=pets)"),
+        (("data", "describe", "images(path=pet)"), "did you mean pets?"),
+        (("data", "describe", "wines.npz"), "did you mean wine.npz?"),
+        (("data", "describe", "wine.npz"), "expected inputs and targets"),
+        (("flatness", "spectrum", "demo"), str(Path("demo") / "fedavg")),
+    ):
+        result = fedflat(*arguments)
+        assert result.exit_code != 0 and correction in " ".join(result.stderr.split()), result.stderr
+    assert "(pixel / 255 - 0.305" in fedflat("data", "describe", "digits").stdout

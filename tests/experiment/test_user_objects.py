@@ -22,7 +22,7 @@ SMALL = {"rounds": 1, "clients": 12, "clients_per_round": 2, "local_steps": 1, "
     ("arguments", "message"),
     [
         ({"task": fedflat.Classification}, "task is the class Classification"),
-        ({"task": "accuracy"}, "task is a str; .*metric"),
+        ({"task": "accuracy"}, "task='accuracy'.*'mse'"),
         ({"dataset": 123}, "dataset is an int"),
         ({"base": {"seed": 1}}, "base is a dict; .*YAML"),
         ({"callbacks": fedflat.Callback}, "<class .* is not a callback"),

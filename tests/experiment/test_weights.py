@@ -137,11 +137,11 @@ def test_frozen_and_tied_parameters_may_be_missing():
         (nn.Conv2d(3, 10, 3), "Conv2d cannot be used on digits"),
         (
             nn.Sequential(nn.Flatten(), nn.Linear(64, 9)),
-            r"shape \(9,\) .* digits has 10 classes",
+            r"shape \(9,\) .* digits requires 10 numbers",
         ),
         (
             nn.Sequential(nn.Flatten(0), nn.Linear(128, 10)),
-            "shape .* digits has 10 classes",
+            "shape .* digits requires 10 numbers",
         ),
     ],
 )

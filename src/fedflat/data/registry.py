@@ -57,6 +57,10 @@ def dataset_source(text: str) -> DatasetSource:
     32
     """
     call = parse_one(spell_dataset(text))
+    if call.name not in DATASETS and Path(text).is_dir():
+        raise UserError(
+            f"{text} is a folder; use images(path={text}) for images, or arrays(path={text}) for .npy files"
+        )
     source = DATASETS.find(call.name)
     return dataclasses.replace(source, options=revise(source.options, call.values, source.name))
 

@@ -125,7 +125,11 @@ def short_names(models: Sequence[RunModel]) -> list[str]:
 
 
 def describe_model(model: RunModel) -> str:
-    """Describe a model, e.g. ``wima model, seed 0, round 50``."""
+    """Describe a model, e.g. ``wima model, seed 0, round 50``, or name its weights file."""
+    from fedflat.experiment.analysis.external_model import ExternalModel
+
+    if isinstance(model, ExternalModel):
+        return model.file.name
     rounds = model.record.rounds if model.rounds is None else model.rounds
     return f"{model.name} model, seed {model.record.config.seed}, round {rounds}"
 

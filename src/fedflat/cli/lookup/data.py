@@ -146,6 +146,18 @@ def describe(
             _print_histogram(partition_description["histogram"], description["classes"], description["kind"])
 
 
+def _normalisation(mean: list[float], std: list[float]) -> str | None:
+    """Describe how images are normalised; None for other data.
+
+    >>> _normalisation([0.5], [0.25])
+    '(pixel / 255 - 0.5) / 0.25'
+    """
+    if not mean:
+        return None
+    means, deviations = (", ".join(f"{value:.4g}" for value in values) for values in (mean, std))
+    return f"(pixel / 255 - {means}) / {deviations}"
+
+
 def _print_dataset(description: dict[str, Any]) -> None:
     """Print the size, input shape, targets, number of natural clients and content hash of a dataset."""
     kind = description["kind"]
@@ -153,6 +165,7 @@ def _print_dataset(description: dict[str, Any]) -> None:
         "dataset": description["name"],
         "examples": f"{shown_count(description['train'])} for training, {shown_count(description['test'])} for testing",
         "shape": f"{'x'.join(map(str, description['input_shape']))} ({kind})",
+        "normalisation": _normalisation(description["mean"], description["std"]),
         **_target_texts(description),
         "natural clients": description["groups"] or None,
         "content": shown_hash(description["content"]),

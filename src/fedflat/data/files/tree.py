@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO
 
-from fedflat.errors import UserError
+from fedflat.errors import UserError, similar_file
 
 
 class Tree(ABC):
@@ -135,4 +135,5 @@ def open_tree(path: Path) -> Tree:
         return FolderTree(path)
     if path.is_file():
         return ZipTree(path)
-    raise UserError(f"{path} is neither a folder nor a zip archive; expected one that contains the images")
+    problem = "is neither a folder nor a zip archive" if path.exists() else f"does not exist{similar_file(path)}"
+    raise UserError(f"{path} {problem}; expected a folder or a zip archive of images")

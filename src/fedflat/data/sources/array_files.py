@@ -22,7 +22,7 @@ from fedflat.data.dataset import Dataset, every_fifth
 from fedflat.data.files.cache import cache_entry, fingerprint, fits_in_memory, select_rows
 from fedflat.data.files.mapped import open_mapped
 from fedflat.data.sources.source import DatasetSource
-from fedflat.errors import UserError
+from fedflat.errors import UserError, similar_file
 from fedflat.text import param
 
 SUFFIXES = (".npz", ".parquet", ".csv")
@@ -73,10 +73,8 @@ class ArrayFiles(DatasetSource):
         elif path.is_dir():
             arrays = {file.stem: _read_npy(file) for file in sorted(path.glob("*.npy"))}
         else:
-            raise UserError(
-                f"{path} does not exist or has an unknown format; expected an .npz, .parquet or .csv file, "
-                "or a folder of .npy files"
-            )
+            problem = "has an unknown format" if path.exists() else f"does not exist{similar_file(path)}"
+            raise UserError(f"{path} {problem}; expected an .npz, .parquet or .csv file, or a folder of .npy files")
         return dataset_of_arrays(self.text, arrays, path, data_dir)
 
 
@@ -97,7 +95,8 @@ def dataset_of_arrays(name: str, arrays: NamedArrays, path: Path, data_dir: Path
     available = ", ".join(arrays) or "none"
     for required in ("train_inputs", "train_targets"):
         if arguments[required] is None:
-            raise UserError(f"{path} has no array {required}; it has: {available}")
+            expected = "expected inputs and targets, or train_inputs, train_targets, test_inputs and test_targets"
+            raise UserError(f"{path} has no array {required}; {expected}; it has: {available}")
     if (arguments["test_inputs"] is None) != (arguments["test_targets"] is None):
         missing = "test_inputs" if arguments["test_inputs"] is None else "test_targets"
         raise UserError(

@@ -140,9 +140,9 @@ class RunFolder:
     def config(self) -> Config:
         """The run's config; its algorithm need not be registered in this process."""
         if not self.exists:
-            raise UserError(
-                f"there is no run in {self.path}; expected a folder with a config.yaml (list runs: fedflat show runs)"
-            )
+            configs = sorted(self.path.glob("*/config.yaml")) or sorted(self.path.glob("*/*/config.yaml"))
+            hint = f"choose one of the runs in it, e.g. {configs[0].parent}" if configs else "list runs: fedflat show"
+            raise UserError(f"there is no run in {self.path}; expected a folder with a config.yaml ({hint})")
         return config(read_yaml(self.path / "config.yaml"), is_stored=True)
 
     def load_plugins(self) -> None:

@@ -48,22 +48,25 @@ def curves(
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
     scale = 100 if is_share(metric) else 1
-    styles, means = line_styles(label for label, _, _ in lines), []
+    styles, bounds = line_styles(label for label, _, _ in lines), []
     for label, histories, model in lines:
         x, values = _align([series(history, model, metric, over) for history in histories])
         if not len(x):
             continue
         mean = values.mean(0) * scale
         std = values.std(0, ddof=1) * scale if len(values) > 1 else np.zeros(len(x))
-        means.append(mean)
+        bounds += [mean - std, mean + std]
         legend_label = f"{label}   {mean[-1]:.1f}" if scale == 100 else label  # with the last value in per cent
         axes.plot(x, mean, **styles[label].line, markevery=marker_spacing(len(x)), lw=1.8, label=legend_label)
         axes.fill_between(x, mean - std, mean + std, color=styles[label].colour, alpha=0.15, lw=0)
     hidden_fraction = HIDDEN_FRACTION if has_many_lines else 0.0
-    limits = late_limits(means, lower_is_better=not is_share(metric), hidden_fraction=hidden_fraction)
+    limits = late_limits(bounds, lower_is_better=not is_share(metric), hidden_fraction=hidden_fraction)
+    note = ""
     if limits is not None:
         axes.set_ylim(limits)
-    axes.set_xlabel(AXES[over])
+        if any(np.nanmin(bound) < limits[0] or np.nanmax(bound) > limits[1] for bound in bounds):
+            note = " (early values are outside the axis)"
+    axes.set_xlabel(AXES[over] + note)
     axes.set_ylabel(f"test {metric}" + (" (%)" if scale == 100 else ""))
     open_frame(axes)
     if has_many_lines:  # sort the legend by the last value of each line
