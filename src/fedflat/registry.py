@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from fedflat.errors import UserError, one_of
@@ -93,7 +94,9 @@ class Registry(Mapping[str, T]):
 
     def unknown(self, name: str, also: Iterable[str] = ()) -> UserError:
         """The error for an unknown ``name``; ``also`` lists further valid names to suggest."""
-        return one_of(self.kind, name, [*self, *also], self.see)
+        error = one_of(self.kind, name, [*self, *also], self.see)
+        plugin = Path(f"{name.replace('-', '_')}.py")
+        return UserError(f"{error}; if {plugin} registers it, add --plugin {plugin}") if plugin.is_file() else error
 
     def name_of(self, component: T) -> str | None:
         """The name of ``component``, or None if it is not registered."""

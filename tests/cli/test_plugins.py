@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from fedflat.plugins import load_plugins
+from fedflat.reporting.page.document import report_document
+from fedflat.reporting.page.gather import gather
 from tests.cli.conftest import call
 from tests.registries import registries_restored
 
@@ -98,6 +100,11 @@ def test_a_run_stays_visible_without_its_plugin(fedflat, own_run, tmp_path):
     assert [row["label"] for row in report["sections"][0]["rows"]] == ["fedavg", *labels]
     assert "my-algorithm" in fedflat("watch", "runs", "--once").stdout
     assert not any(name.startswith("my_") for name in sys.modules)
+    (section,) = report_document(gather([own_run]))["sections"]
+    plugins = "--plugin my_algorithm.py --plugin my_dataset.py --plugin my_model.py"
+    assert section["repeat"]["command"].endswith(plugins)
+    Path("my_algorithm.py").touch()
+    assert "--plugin my_algorithm.py" in fedflat("run", "my-algorithm").stderr
 
 
 def test_a_run_loads_its_plugins_again(fedflat, own_run, tmp_path):

@@ -40,7 +40,7 @@ def test_reference_describes_arguments_and_results() -> None:
     assert re.search(r"^\| `claims` \| `Sequence\[str\]` \| `\(\)` \| .*properties", page, re.MULTILINE)
     assert re.search(r"^Returns: .*`ALWAYS`", page, re.MULTILINE)
     method = (DOCS / "reference" / "results.md").read_text("utf-8")
-    assert "\n    | `network` | `nn.Module \\| None` | `None` | the run's module" in method
+    assert "\n    | `network` | `nn.Module \\| None` | `None` | " in method
 
 
 def test_every_part_has_a_title_equations_and_a_doctest() -> None:

@@ -10,6 +10,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import fedflat
+from fedflat.experiment.make_config import make_config
+from fedflat.experiment.run import Run
 from fedflat.experiment.setup.weights import first_mismatch, load_tensors, load_weights
 
 SMALL = {"rounds": 2, "local_steps": 2, "workers": 1, "device": "cpu", "partition": "iid"}
@@ -32,10 +34,8 @@ def test_a_state_dict_saved_by_torch(tmp_path):
     model(torch.randn(32, 64))
     save_file(model.state_dict(), tmp_path / "torch.safetensors")
     fresh = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))
-    run = fedflat.experiment.run.Run(
-        fedflat.api.make_config(
-            None, SMALL | {"init": str(tmp_path / "torch.safetensors"), "model": "custom:Sequential"}
-        ),
+    run = Run(
+        make_config(None, SMALL | {"init": str(tmp_path / "torch.safetensors"), "model": "custom:Sequential"}),
         model=fresh,
     )
     for name, tensor in run.problem.buffer_layout.views(run.server.model.buffers).items():

@@ -147,8 +147,11 @@ class RunFolder:
 
     def load_plugins(self) -> None:
         """Load the plugins that the run began with, so that the names in its config are registered."""
-        if (self.path / PLUGINS).exists():
-            load_recorded(self.path, self._read_json(PLUGINS))
+        load_recorded(self.path, self.plugins())
+
+    def plugins(self) -> dict[str, str]:
+        """The plugins that the run began with: sha256 by absolute path."""
+        return self._read_json(PLUGINS) if (self.path / PLUGINS).exists() else {}
 
     def status(self) -> dict[str, Any]:
         """The content of status.json.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -364,7 +365,9 @@ def _repeat_values(group: Group, targets: Sequence[float]) -> Values:
         algorithms = dict.fromkeys(record.config.algorithm for record in group.records)
         quoted = " ".join(f"'{name}'" if "(" in name else name for name in algorithms)
         seeds = _seeds_option(sorted({record.config.seed for record in group.records}))
+        plugins = {path: None for record in group.records if record.folder for path in record.folder.plugins()}
         options = "".join(f" --target {target:g}" for target in targets)
+        options += "".join(f" --plugin {Path(path).name}" for path in plugins)
         command = f"fedflat compare {quoted} --config settings.yaml --seeds {seeds}{options}"
     return {
         "command": command,
