@@ -47,7 +47,7 @@ class Round:
 
     @property
     def score(self) -> float:
-        """Primary metric of the primary model (the last average, or the server's model) on the test set."""
+        """Primary metric on the test set of the primary model: the last average, or without averages the server's."""
         return self._test_metric(self.run.metric)
 
     @property
@@ -78,7 +78,10 @@ class Round:
         return flat_state(self.server.states)
 
     def client_state(self, number: int) -> dict[str, Tensor]:
-        """Return the algorithm's state on client ``number``, e.g. ``drift.c``; initially, that of a new client."""
+        """Return the algorithm's state on client ``number``, e.g. ``drift.c``.
+
+        For a client that has not yet participated, this is the initial state.
+        """
         self._require_current(f"the state of client {number}")
         check_client(number, len(self.run.partition.clients))
         return flat_state(self.run.client(number).state)

@@ -356,7 +356,7 @@ class Comparison:
         return values
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return the evaluations of all runs as one data frame, one row each, with columns for algorithm and seed."""
+        """Return a data frame with one row per evaluation of every run, and columns for algorithm and seed."""
         import pandas as pd
 
         frames = []
@@ -366,7 +366,7 @@ class Comparison:
         return pd.concat(frames, ignore_index=True)
 
     def plot(self, metric: str | None = None, over: str = "round") -> Figure:
-        """Plot a test metric of every row: the mean over seeds as a line, and one standard deviation as a band.
+        """Plot a test metric of every algorithm: the mean over seeds as a line, with a band of one standard deviation.
 
         Args:
             metric: name of the metric; default: the primary one.

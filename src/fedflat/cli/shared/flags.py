@@ -96,7 +96,7 @@ def with_settings(*excluded: str, show_defaults: bool = True) -> Callable[[Calla
         parameters += [_parameter(flag, setting, show_defaults) for flag, setting in setting_of_flag.items()]
 
         def with_flags(**arguments: Any) -> None:
-            """Call the command with the flags that were given, which are not None, as ``settings``."""
+            """Collect the flags that were given (those that are not None) in ``settings``, and call the command."""
             values = {flag: arguments.pop(flag) for flag in setting_of_flag}
             command(settings={flag: value for flag, value in values.items() if value is not None}, **arguments)
 

@@ -51,12 +51,12 @@ class HubOptions(ImageOptions):
 
 @dataclass(frozen=True)
 class Hub(DatasetSource):
-    """The dataset is downloaded with Flower's ``flwr-datasets``, converted to arrays, and cached."""
+    """A dataset of the Hugging Face Hub, downloaded with Flower's ``flwr-datasets``, converted to arrays and cached."""
 
     options: HubOptions = field(default=HubOptions(), kw_only=True)
 
     def read(self, data_dir: Path) -> Dataset:
-        """Download the dataset unless it is cached, and map its arrays."""
+        """Download the dataset unless it is cached, and load its arrays; inputs are memory-mapped."""
         name = f"hub-{self.path.rpartition('/')[2]}"
         entry = cache_entry(data_dir, name, fingerprint([self.text]), self._write_arrays)
         arrays: dict[str, Any] = {}

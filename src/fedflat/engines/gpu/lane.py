@@ -347,15 +347,17 @@ def _with_static_tensors(local: LocalState) -> LocalState:
     def clone_if_changing(path: Any, leaf: Any) -> Any:
         """Return a leaf of the client's state, or its clone if it is a tensor that changes from step to step.
 
-        ``path`` leads to the leaf: (slot, field of ``LocalContext``, name), or ("velocity",), which changes too.
+        A tensor that is reachable by several paths is cloned once. ``path`` is (slot, field of ``LocalContext``, name),
+        or ("velocity",), which always changes.
         """
         is_in_context = len(path) > 1
         if not isinstance(leaf, Tensor) or (is_in_context and path[1].name not in changing_fields):
             return leaf
-        # The field ``drift`` of a context holds the same tensors as the drift's ``local``, so both count as one field.
-        is_slot_state = is_in_context and path[1].name in ("local", "drift")
-        name = tuple(path[2:]) if is_slot_state else tuple(path[1:])
-        return clones.setdefault((name, id(leaf)), leaf.clone())  # fields with the same tensor share its clone
+        # The field ``drift`` of a context holds the same tensors as the drift's ``local``. The key omits the field, so
+        # that both get the same clone.
+        is_drift_state = is_in_context and path[1].name in ("local", "drift")
+        key = tuple(path[2:]) if is_drift_state else tuple(path[1:])
+        return clones.setdefault((key, id(leaf)), leaf.clone())
 
     copy: LocalState = pytree.tree_map_with_path(clone_if_changing, local)
     return copy

@@ -62,7 +62,7 @@ class NotAvailable(Exception):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics of one model on each part of an evaluation, and why parts are missing."""
+    """Metrics of one model on several parts, such as the test set or the clients, and why parts are missing."""
 
     model: str
     """Name of the evaluated model: ``server`` or an average."""

@@ -73,7 +73,7 @@ class FileRowStore(RowStore):
     """Rows in a file, with an index of their keys and stamps.
 
     Every row has two copies, 0 and 1, each stamped with the round that wrote it. A write overwrites the copy that the
-    last checkpoint does not need, so that a killed run finds its rows unharmed.
+    last checkpoint does not need, so that a killed run finds its rows intact.
 
     Args:
         folder: holds ``rows.bin`` and ``index.bin``; created if necessary.
@@ -85,7 +85,7 @@ class FileRowStore(RowStore):
         super().__init__()
         create_folder(folder)
         self._folder = folder
-        self._committed = 0  # round of the last checkpoint
+        self._checkpoint_round = 0  # round of the last checkpoint
         self._open(folder, width, dtype, os.O_RDWR | os.O_CREAT)
 
     def _open(self, folder: Path, width: int, dtype: torch.dtype, flags: int) -> None:
@@ -114,7 +114,7 @@ class FileRowStore(RowStore):
         size = os.fstat(self._data).st_size
         count = 0
         for key, stamps in self._stamps.items():
-            past_stamps = _as_of(rounds, stamps)
+            past_stamps = _stamps_up_to(rounds, stamps)
             if any(past_stamps) and self._offset(key, _newest_copy(past_stamps)) + self._row_bytes <= size:
                 count += 1
         return count
@@ -129,9 +129,9 @@ class FileRowStore(RowStore):
             self._position[key] = len(self._position)
             self._stamps[key] = [UNWRITTEN, UNWRITTEN]
         stamps = self._stamps[key]
-        committed_stamps = _as_of(self._committed, stamps)
+        committed_stamps = _stamps_up_to(self._checkpoint_round, stamps)
         # The last checkpoint needs the newest copy that it committed, if there is one.
-        copy = 1 - _newest_copy(committed_stamps) if any(committed_stamps) else 0
+        copy = 1 - _newest_copy(committed_stamps) if any(stamp != UNWRITTEN for stamp in committed_stamps) else 0
         data = row.detach().cpu().numpy().astype(self._dtype, copy=False).tobytes()
         with explain_os_error(self._folder):
             write_at(self._data, data, self._offset(key, copy))
@@ -139,7 +139,7 @@ class FileRowStore(RowStore):
             self._write_index(key)
 
     def commit(self, rounds: int) -> None:
-        self._committed = rounds
+        self._checkpoint_round = rounds
 
     def rewind(self, rounds: int) -> None:
         """Return to the rows as they were after ``rounds`` rounds: discard all copies that were written later.
@@ -147,7 +147,7 @@ class FileRowStore(RowStore):
         Erases the stamps of these copies from the index, and cuts off rows that have no copy left.
         """
         for key, stamps in list(self._stamps.items()):
-            self._stamps[key] = _as_of(rounds, stamps)
+            self._stamps[key] = _stamps_up_to(rounds, stamps)
             if not any(self._stamps[key]):
                 del self._stamps[key], self._position[key]
             elif self._stamps[key] != stamps:
@@ -179,7 +179,7 @@ class PastRowStore(FileRowStore):
         """
         RowStore.__init__(self)
         self._open(folder, width, dtype, os.O_RDONLY)
-        self._stamps = {key: _as_of(rounds, stamps) for key, stamps in self._stamps.items()}
+        self._stamps = {key: _stamps_up_to(rounds, stamps) for key, stamps in self._stamps.items()}
         self._position = {key: position for key, position in self._position.items() if any(self._stamps[key])}
 
     def __setitem__(self, key: int, row: Tensor) -> None:
@@ -248,7 +248,7 @@ def cache_size(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).total_memory // 4 if device.type == "cuda" else 2 * 10**9
 
 
-def _as_of(rounds: int, stamps: list[int]) -> list[int]:
+def _stamps_up_to(rounds: int, stamps: list[int]) -> list[int]:
     """The stamps after ``rounds`` rounds: later ones count as unwritten."""
     return [stamp if stamp <= rounds else UNWRITTEN for stamp in stamps]
 

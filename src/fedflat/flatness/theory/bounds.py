@@ -92,8 +92,8 @@ def theorem_bound(
         algorithm: one of ``ALGORITHMS``.
         constants: Lipschitz constant L, smoothness beta, gradient noise sigma, heterogeneity sigma_g, convexity mu.
         setting: m clients with n examples each, K local steps, T rounds.
-        tight: whether to use the base 1 + 1/(K T) instead of 2 + 1/(K T), which suffices in the paper's proof
-            (non-convex only).
+        tight: whether to use the base 1 + 1/(K T), which is all that the paper's proof requires, instead of the
+            published 2 + 1/(K T) (non-convex only).
     """
     _check(algorithm, constants)
     K, T, mu, beta = setting.steps, setting.rounds, constants.convexity, constants.smoothness
@@ -102,8 +102,8 @@ def theorem_bound(
     else:
         base, exponent = (1 if tight else 2) + 1 / (K * T), 1 + 1 / T
     log_factor = _log_one_plus((K - 1) * math.log(base) - math.log(T))
-    log_rest = exponent - math.log(beta)  # of e^exponent / beta
-    return _bound(algorithm, constants, setting, log_factor, log_rest)
+    log_scale = exponent - math.log(beta)  # log(e^exponent / beta)
+    return _bound(algorithm, constants, setting, log_factor, log_scale)
 
 
 def run_bound(
@@ -150,9 +150,9 @@ def run_bound(
 
 
 def _bound(
-    algorithm: str, constants: Constants, setting: FederationSize, log_factor: float, log_rest: float
+    algorithm: str, constants: Constants, setting: FederationSize, log_factor: float, log_scale: float
 ) -> GeneralisationBound:
-    """Return (2 L / (m n)) e^log_rest (c L + c sigma_g + c sigma); FedMoSWA has sigma_g without the factor c.
+    """Return (2 L / (m n)) e^log_scale (c L + c sigma_g + c sigma); FedMoSWA has sigma_g without the factor c.
 
     Everything is computed in logarithms, because bounds can exceed the largest float.
 
@@ -161,7 +161,7 @@ def _bound(
         constants: Lipschitz constant L, gradient noise sigma, heterogeneity sigma_g.
         setting: m clients with n examples each.
         log_factor: log c.
-        log_rest: logarithm of all remaining factors.
+        log_scale: logarithm of all remaining factors.
     """
     L, sigma, sigma_g = constants.lipschitz, constants.noise, constants.heterogeneity
     if algorithm == "fedmoswa":
@@ -170,7 +170,7 @@ def _bound(
             log_bracket_terms.append(math.log(sigma_g))
     else:
         log_bracket_terms = [log_factor + math.log(L + sigma + sigma_g)]
-    log_bound = math.log(2 * L / (setting.clients * setting.examples)) + log_rest + _log_sum(log_bracket_terms)
+    log_bound = math.log(2 * L / (setting.clients * setting.examples)) + log_scale + _log_sum(log_bracket_terms)
     return GeneralisationBound(log_bound / math.log(10), log_factor / math.log(10))
 
 

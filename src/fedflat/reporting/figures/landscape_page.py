@@ -123,7 +123,10 @@ def _surface(panel: Panel, scale: LandscapeScale, style: LineStyle) -> Any:
         yaxis=axes[1],
         zaxis={**axes[2], "range": [np.log10(scale.low), np.log10(scale.high)], **_ticks(scale)},
         aspectratio={"x": 1, "y": 1, "z": 0.7},
-        camera={"eye": {"x": 1.6, "y": -1.7, "z": 1.0}, "center": {"x": 0, "y": 0, "z": -0.15}},
+        camera={
+            "eye": {"x": 1.95, "y": -2.05, "z": 1.2},
+            "center": {"x": 0, "y": 0, "z": -0.1},
+        },  # leaves room for titles
     )
     return _styled(figure, panel, scale, has_bar=False)
 
@@ -144,8 +147,8 @@ def _contours(panel: Panel, scale: LandscapeScale, style: LineStyle) -> Any:
     for mark, marker in _markers(panel.landscape, style):
         figure.add_trace(graph_objects.Scatter(**_mark_values(mark), marker={**marker, "size": 11}))
     x_title, y_title = AXIS_TITLES[panel.landscape.kind]
-    figure.update_xaxes(title={"text": x_title, "standoff": 4}, nticks=5)
-    figure.update_yaxes(title={"text": y_title, "standoff": 4}, nticks=5)
+    figure.update_xaxes(title={"text": x_title, "standoff": 4}, nticks=5, constrain="domain")
+    figure.update_yaxes(title={"text": y_title, "standoff": 4}, nticks=5, constrain="domain", scaleanchor="x")
     figure.update_layout(plot_bgcolor=NOT_FINITE, showlegend=len(panel.landscape.marks) > 1)
     return _styled(figure, panel, scale, has_bar=True)
 

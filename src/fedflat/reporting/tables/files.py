@@ -79,7 +79,7 @@ def result_table(section: Values, targets: Sequence[float]) -> TextTable:
             for name in SUMMARY_LABELS
         ]
         seeds = f"{len(row['seeds'])}" + (f" ({len(row['diverged'])} diverged)" if row["diverged"] else "")
-        rounds = [_shown_rounds(target) for target in row["reached"]]
+        rounds = [_shown_rounds(reached) for reached in row["reached"]]
         passes, bytes_up = shown_count(row["cost"]["backward_passes"]), row["cost"]["bytes_up"]
         megabytes = "–" if bytes_up is None else f"{bytes_up / 1e6:.4g}"
         rows.append((row["label"], *values, seeds, *rounds, passes, megabytes, shown_seconds(row["seconds"])))
