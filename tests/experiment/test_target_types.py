@@ -18,8 +18,7 @@ import fedflat
 from fedflat.data import Dataset, describe, from_arrays, from_clients, load, make_partition
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
-from fedflat.engines.problem.task import Task, lower_is_better, task_for
-from fedflat.engines.problem.totals import Totals
+from fedflat.engines.problem.task import Task, Totals, lower_is_better, task_for
 from fedflat.errors import UserError
 from fedflat.experiment.campaign.sweep_file import read_sweep
 from fedflat.experiment.campaign.tune import evaluate_best, plan_search, run_search

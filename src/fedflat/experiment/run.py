@@ -24,8 +24,7 @@ from fedflat.experiment.analysis.observer import Observer
 from fedflat.experiment.analysis.run_model import estimated_statistics
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
-from fedflat.experiment.setup.averages import begin_averages
-from fedflat.experiment.setup.engine import engine_for, explain_out_of_memory, sampler_of, training_of
+from fedflat.experiment.setup.engine import begin_averages, engine_for, explain_out_of_memory, sampler_of, training_of
 from fedflat.experiment.setup.problem import build_problem
 from fedflat.experiment.stopping import Verdict, check_stopping_rules, check_target, describe_divergence
 from fedflat.experiment.store.checkpoint import (

@@ -57,13 +57,8 @@ def open_models(
     Returns:
         The models by their shortest distinct names.
     """
-    from fedflat.experiment.analysis.external_model import (
-        build_module,
-        external_config,
-        is_weights_file,
-        open_external_model,
-    )
-    from fedflat.experiment.analysis.model_reference import parse_reference
+    from fedflat.experiment.analysis.external_model import build_module, external_config, open_external_model
+    from fedflat.experiment.analysis.reopen import is_weights_file, parse_reference
     from fedflat.experiment.analysis.run_model import open_model_or_client
     from fedflat.experiment.store.run_folder import load_record
 

@@ -25,8 +25,7 @@ from fedflat.data import (
     load_corruptions,
 )
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.problem.task import Task, lower_is_better
-from fedflat.engines.problem.totals import Totals
+from fedflat.engines.problem.task import Task, Totals, lower_is_better
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.analysis.cohort import finite_or_none

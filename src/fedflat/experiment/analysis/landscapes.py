@@ -17,7 +17,7 @@ from torch import Tensor
 from fedflat.data import Examples, Partition
 from fedflat.engines.cpu.engine import one_thread
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.problem.totals import Totals
+from fedflat.engines.problem.task import Totals
 from fedflat.engines.round.plan import generator
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.run_model import RunModel

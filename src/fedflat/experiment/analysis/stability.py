@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedflat.data import Dataset, Examples
-from fedflat.engines.problem.batches import move_examples
+from fedflat.data.batches import move_examples
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import Task
 from fedflat.engines.round.contract import ModelState

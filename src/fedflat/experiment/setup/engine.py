@@ -1,4 +1,7 @@
-"""From a config to its engine, local training and client sampler; and the message for a GPU without free memory."""
+"""From a config to its engine, local training, client sampler and averages.
+
+Also the message for a GPU without free memory.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from fedflat.algorithms import Algorithm
 from fedflat.algorithms.algorithm import Descent
 from fedflat.algorithms.lr_schedule import Schedule
-from fedflat.data.data_dir import data_dir
+from fedflat.averaging import AverageState, Ring, RunInfo, average_name
 from fedflat.data.files.streamed import StreamedTensor
+from fedflat.data.sources.source import data_dir
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.gpu.step import compiled_step, eager_step
@@ -24,6 +29,7 @@ from fedflat.engines.round.plan import Plan, Sampler
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import build_problem
+from fedflat.models import classifier_parameters
 from fedflat.plugins import load_plugins, loaded_plugins
 from fedflat.processes import available_cores
 
@@ -154,3 +160,32 @@ def sampler_of(config: Config, clients: int) -> Sampler:
     """The sampler of each round's cohort among ``clients`` clients."""
     federation = config.federation
     return Sampler(clients, min(federation.clients_per_round, clients), federation.sampling, federation.dropout)
+
+
+def begin_averages(
+    algorithm: Algorithm, problem: Problem, config: Config, flat_model: Tensor, open_rows: Callable[[str], Ring]
+) -> dict[str, AverageState]:
+    """The initial state of every average of an algorithm, by name; warns of averages that the run is too short for.
+
+    Args:
+        algorithm: the algorithm.
+        problem: the problem that it solves.
+        config: the experiment.
+        flat_model: weights and floating-point buffers of the initial model, as one vector.
+        open_rows: opens a named store of past models, which some averages need.
+    """
+    # Finding the classifier can fail, so it is looked for only if an average distinguishes it from the other layers.
+    needs_classifier = any(getattr(average, "part", "all") != "all" for average in algorithm.averages)
+    classifier = classifier_parameters(problem.model) if needs_classifier else set()
+    info = RunInfo(
+        config.training.rounds,
+        algorithm.lr_schedule.cycle,
+        classifier=problem.whole_layout.indicator(classifier.__contains__, flat_model),
+        ring=lambda name, _: open_rows(name),  # a store grows, so it needs no number of models
+        first=config.init_rounds,
+    )
+    for average in algorithm.averages:
+        warning = average.warning(info)
+        if warning:
+            warnings.warn(warning, stacklevel=2)
+    return {average_name(average): average.begin(info, flat_model) for average in algorithm.averages}
