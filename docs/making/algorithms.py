@@ -8,8 +8,7 @@ from typing import Any
 from fedflat.algorithms import Algorithm
 from fedflat.algorithms.algorithm import SLOTS
 from fedflat.algorithms.composition import SLOT_NAMES, part_name, parts
-from fedflat.algorithms.description import describe
-from fedflat.algorithms.differences import DIFFERENCES
+from fedflat.algorithms.description import DIFFERENCES, describe
 from fedflat.algorithms.named import CARDS, RELEASED
 from fedflat.cli.lookup.algorithm_card import cost_of, parameter_rows, slot_texts, specs_of
 from fedflat.text import show

@@ -12,16 +12,17 @@ from hypothesis import strategies as st
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.theory import conditions, round_learning_rates, theory
 from fedflat.experiment.config import config
-from fedflat.flatness.theory.bounds import (
+from fedflat.flatness.theory import (
     ALGORITHMS,
+    Constants,
     FederationSize,
     GeneralisationBound,
     RoundLearningRates,
+    largest_constants,
     largest_lr,
     run_bound,
     theorem_bound,
 )
-from fedflat.flatness.theory.noise import Constants, largest_constants
 
 CONSTANTS = Constants(lipschitz=2.0, smoothness=4.0, noise=0.5, heterogeneity=1.5)
 SETTING = FederationSize(clients=10, examples=50, steps=3, rounds=20)

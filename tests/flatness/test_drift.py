@@ -18,7 +18,7 @@ from fedflat.engines.round.contract import Aggregation, Client, ModelState, Trai
 from fedflat.engines.round.plan import Plan
 from fedflat.experiment.analysis.cohort import measure_cohort
 from fedflat.experiment.analysis.replay import each_local_model
-from fedflat.flatness.clients.drift import disagreement, update_drift
+from fedflat.flatness.clients import disagreement, update_drift
 
 from ..quadratics import problem_of, walk
 from ..reference.problem import Quadratics, Setting

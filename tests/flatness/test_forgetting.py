@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedflat.errors import UserError
-from fedflat.flatness.clients.forgetting import forgetting
+from fedflat.flatness.clients import forgetting
 
 accuracies = arrays(np.float64, st.tuples(st.integers(2, 6), st.integers(1, 4)), elements=st.floats(0, 1))
 

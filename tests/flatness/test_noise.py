@@ -11,7 +11,7 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Client, ModelState
 from fedflat.experiment.analysis.observer import FixedSample
 from fedflat.experiment.config import FlatnessSettings
-from fedflat.flatness.theory.noise import Constants, GradientSpread, heterogeneity
+from fedflat.flatness.theory import Constants, GradientSpread, heterogeneity
 
 from ..quadratics import Bowl, Value
 

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from fedflat.algorithms import algorithm
 from fedflat.data import Dataset
+from fedflat.display import finite_or_none
 from fedflat.engines.problem.task import Task, lower_is_better
 from fedflat.engines.round.contract import Client, Cost, Engine, ModelState
 from fedflat.engines.round.plan import isolated_rng
 from fedflat.errors import UserError
-from fedflat.experiment.analysis.cohort import finite_or_none
 from fedflat.experiment.analysis.observer import Observer
 from fedflat.experiment.analysis.run_model import estimated_statistics
 from fedflat.experiment.callback import Callback

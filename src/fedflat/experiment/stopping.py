@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fedflat.algorithms import Algorithm
+from fedflat.display import is_share
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config, StopSettings
-from fedflat.units import is_share
 
 ENDED_STATUSES = ("finished", "stopped", "diverged")
 """The statuses of a run that has ended and cannot be resumed."""

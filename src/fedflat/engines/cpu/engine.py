@@ -34,7 +34,6 @@ from fedflat.engines.round.cohort import CohortEngine
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
 from fedflat.errors import UserError
 from fedflat.operating_system import keep_memory
-from fedflat.plugins import loaded_plugins
 from fedflat.processes import (
     PATIENCE,
     ChildDied,
@@ -46,6 +45,7 @@ from fedflat.processes import (
     sendable_error,
     wait_for_any,
 )
+from fedflat.registry import loaded_plugins
 
 
 class LoopEngine(CohortEngine):

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedflat.data import Dataset, Examples
+from fedflat.display import is_error
 from fedflat.errors import UserError
-from fedflat.units import is_error
 
 if TYPE_CHECKING:
     from fedflat.engines.problem.problem import Problem

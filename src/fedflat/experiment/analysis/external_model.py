@@ -17,7 +17,7 @@ from fedflat.experiment.config import Config
 from fedflat.experiment.make_config import describe_type, make_config
 from fedflat.experiment.setup.problem import build_problem, name_user_objects
 from fedflat.experiment.store.run_folder import Record
-from fedflat.plugins import import_file
+from fedflat.registry import import_file
 
 
 @dataclass(eq=False)

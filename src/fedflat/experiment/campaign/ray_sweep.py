@@ -28,8 +28,8 @@ from fedflat.experiment.campaign.processes import DistantRun, Results, RunTask
 from fedflat.experiment.config import Config
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
 from fedflat.operating_system import keep_memory
-from fedflat.plugins import load_plugins, loaded_plugins
 from fedflat.processes import use_cores
+from fedflat.registry import load_plugins, loaded_plugins
 
 SECONDS_BETWEEN_POLLS = 0.5
 """Pause before the folders of running runs are read again."""

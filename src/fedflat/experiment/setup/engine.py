@@ -30,8 +30,8 @@ from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import build_problem
 from fedflat.models import classifier_parameters
-from fedflat.plugins import load_plugins, loaded_plugins
 from fedflat.processes import available_cores
+from fedflat.registry import load_plugins, loaded_plugins
 
 if TYPE_CHECKING:
     from fedflat.engines.ray.cluster import Device

@@ -1,5 +1,5 @@
 """Matplotlib and Plotly figures: curves, landscapes, spectra, datasets, partitions, clients."""
 
-from fedflat.notebook import show_figures
+from fedflat.display import show_figures
 
 show_figures()

@@ -1,0 +1,188 @@
+"""How values are shown: numbers with units, numbers in JSON, and tables and figures in notebooks."""
+
+from __future__ import annotations
+
+import html
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SHARES = frozenset({"accuracy", "miou", "iou", "pixel_accuracy", "mAP", "label_accuracy"})
+"""Metrics between 0 and 1, which are shown in per cent."""
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric lies between 0 and 1 and is shown in per cent.
+
+    >>> is_share("miou"), is_share("loss")
+    (True, False)
+    """
+    return metric in SHARES
+
+
+ERRORS = frozenset({"loss", "rmse", "mse", "mae"})
+"""Metrics that are better if lower."""
+
+
+def is_error(metric: str) -> bool:
+    """Whether lower values of a metric are better, unless its task says otherwise.
+
+    >>> is_error("rmse"), is_error("r2")
+    (True, False)
+    """
+    return metric in ERRORS
+
+
+def shown_metric(value: float | None, metric: str) -> str:
+    """Format a metric: accuracies and other shares in per cent, anything else with four digits.
+
+    >>> shown_metric(0.91234, "accuracy"), shown_metric(1.5, "loss")
+    ('91.23', '1.5')
+    """
+    if value is None:
+        return "–"
+    return f"{100 * value:.2f}" if is_share(metric) else f"{value:.4g}"
+
+
+def with_unit(metric: str) -> str:
+    """A metric's name with its unit, for column headings.
+
+    >>> with_unit("accuracy"), with_unit("loss")
+    ('accuracy %', 'loss')
+    """
+    return f"{metric} %" if is_share(metric) else metric
+
+
+def shown_bytes(count: float | None) -> str:
+    """Format a number of bytes in decimal units.
+
+    >>> shown_bytes(123), shown_bytes(45_600_000)
+    ('123 B', '45.6 MB')
+    """
+    if count is None:
+        return "–"
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"
+
+
+def shown_seconds(seconds: float | None) -> str:
+    """Format a duration in seconds.
+
+    >>> shown_seconds(3.14), shown_seconds(75), shown_seconds(3720)
+    ('3.1 s', '1 min 15 s', '1 h 2 min')
+    """
+    if seconds is None:
+        return "–"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def shown_count(count: float | None) -> str:
+    """Format an integer, grouped by thousands.
+
+    >>> shown_count(1234567)
+    '1,234,567'
+    """
+    return "–" if count is None else f"{count:,.0f}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun, in the plural unless the count is 1.
+
+    >>> counted(1, "round"), counted(3, "round")
+    ('1 round', '3 rounds')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def notebook_shell() -> Any | None:
+    """Return the IPython shell of the running notebook, or None outside notebooks."""
+    if "IPython" not in sys.modules:
+        return None
+    from IPython import get_ipython
+
+    shell = get_ipython()  # IPython in a terminal has a shell, too, but no kernel
+    return shell if shell is not None and hasattr(shell, "kernel") else None
+
+
+def show_figures() -> None:
+    """Let the running notebook show matplotlib figures as images, as ``%matplotlib inline`` does."""
+    shell = notebook_shell()
+    if shell is not None:
+        from IPython.core.pylabtools import select_figure_formats
+
+        select_figure_formats(shell, {"png"})
+
+
+def html_table(title: str, columns: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    """Return a table with a title as HTML.
+
+    >>> html_table("Runs", ["algorithm"], [["fedavg"]])
+    '<p><b>Runs</b></p><table><tr><th>algorithm</th></tr><tr><td>fedavg</td></tr></table>'
+    """
+    header = "".join(f"<th>{_escape(column)}</th>" for column in columns)
+    body = "".join(f"<tr>{''.join(f'<td>{_escape(value)}</td>' for value in row)}</tr>" for row in rows)
+    return f"<p><b>{_escape(title)}</b></p><table>{f'<tr>{header}</tr>' if header else ''}{body}</table>"
+
+
+def html_values(title: str, values: Mapping[str, object]) -> str:
+    """Return names and values as an HTML table with a title; values that are None are left out."""
+    return html_table(title, (), ((name, value) for name, value in values.items() if value is not None))
+
+
+def _escape(value: object) -> str:
+    return html.escape("–" if value is None else str(value))
+
+
+def finite_or_none(value: Tensor | float) -> float | None:
+    """A number for JSON: None if it is infinite or NaN."""
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def finite_values(values: Tensor) -> list[float | None]:
+    """A vector for JSON: None in place of infinite and NaN values."""
+    return [finite_or_none(value) for value in values.tolist()]
+
+
+def shown_difference(value: float, metric: str) -> str:
+    """Format a difference of a metric with its sign; differences of shares are in percentage points.
+
+    >>> shown_difference(0.0123, "accuracy"), shown_difference(-0.5, "loss")
+    ('+1.23', '−0.5')
+    """
+    return ("+" if value > 0 else "") + shown_metric(value, metric).replace("-", "−")
+
+
+def shown_interval(bounds: Sequence[float] | None, metric: str) -> str:
+    """Format the confidence interval of a difference; None becomes a dash.
+
+    >>> shown_interval((-0.01, 0.02), "accuracy")
+    '−1.00 to +2.00'
+    """
+    if bounds is None:
+        return "–"
+    low, high = bounds
+    return f"{shown_difference(low, metric)} to {shown_difference(high, metric)}"
+
+
+def shown_p(p: float | None) -> str:
+    """Format a p-value, never as zero.
+
+    >>> shown_p(0.0123), shown_p(0.00001), shown_p(None)
+    ('0.012', '< 0.001', '–')
+    """
+    if p is None:
+        return "–"
+    if p < 0.001:
+        return "< 0.001"
+    return f"{p:.2g}" if p < 0.1 else f"{p:.2f}"
