@@ -1,15 +1,9 @@
-"""How values are shown: numbers with units, numbers in JSON, and tables and figures in notebooks."""
+"""How values are shown: numbers with units on screen and in reports, and HTML tables in notebooks."""
 
 from __future__ import annotations
 
 import html
-import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 SHARES = frozenset({"accuracy", "miou", "iou", "pixel_accuracy", "mAP", "label_accuracy"})
 """Metrics between 0 and 1, which are shown in per cent."""
@@ -22,19 +16,6 @@ def is_share(metric: str) -> bool:
     (True, False)
     """
     return metric in SHARES
-
-
-ERRORS = frozenset({"loss", "rmse", "mse", "mae"})
-"""Metrics that are better if lower."""
-
-
-def is_error(metric: str) -> bool:
-    """Whether lower values of a metric are better, unless its task says otherwise.
-
-    >>> is_error("rmse"), is_error("r2")
-    (True, False)
-    """
-    return metric in ERRORS
 
 
 def shown_metric(value: float | None, metric: str) -> str:
@@ -104,25 +85,6 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def notebook_shell() -> Any | None:
-    """Return the IPython shell of the running notebook, or None outside notebooks."""
-    if "IPython" not in sys.modules:
-        return None
-    from IPython import get_ipython
-
-    shell = get_ipython()  # IPython in a terminal has a shell, too, but no kernel
-    return shell if shell is not None and hasattr(shell, "kernel") else None
-
-
-def show_figures() -> None:
-    """Let the running notebook show matplotlib figures as images, as ``%matplotlib inline`` does."""
-    shell = notebook_shell()
-    if shell is not None:
-        from IPython.core.pylabtools import select_figure_formats
-
-        select_figure_formats(shell, {"png"})
-
-
 def html_table(title: str, columns: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
     """Return a table with a title as HTML.
 
@@ -141,17 +103,6 @@ def html_values(title: str, values: Mapping[str, object]) -> str:
 
 def _escape(value: object) -> str:
     return html.escape("–" if value is None else str(value))
-
-
-def finite_or_none(value: Tensor | float) -> float | None:
-    """A number for JSON: None if it is infinite or NaN."""
-    number = float(value)
-    return number if math.isfinite(number) else None
-
-
-def finite_values(values: Tensor) -> list[float | None]:
-    """A vector for JSON: None in place of infinite and NaN values."""
-    return [finite_or_none(value) for value in values.tolist()]
 
 
 def shown_difference(value: float, metric: str) -> str:

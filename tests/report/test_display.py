@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 
 import fedflat
 from fedflat.data import from_arrays, load
-from fedflat.display import notebook_shell, show_figures
+from fedflat.reporting.figures import show_figures
+from fedflat.reporting.progress import notebook_shell
 
 SMALL = {"model": "mlp(hidden=2)", "rounds": 2, "local_steps": 1, "workers": 1}
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, Self
 
-from fedflat.display import counted, is_share, notebook_shell, shown_bytes, shown_metric, shown_seconds
+from fedflat.display import counted, is_share, shown_bytes, shown_metric, shown_seconds
 from fedflat.experiment.callback import Callback, RemoteCallback
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from fedflat.experiment.campaign.estimate import Forecast
     from fedflat.experiment.config import Config
     from fedflat.experiment.store.run_folder import Record
+
+    pass
 
 LINES_PER_RUN = 10
 """Approximate number of lines per run when piped."""
@@ -318,3 +320,13 @@ class ForecastCallback(Callback):
         expected = forecast(run, (now - self._start) / (LAST_TIMED - FIRST_TIMED))
         if expected.seconds >= self._min_seconds:
             self._report(expected)
+
+
+def notebook_shell() -> Any | None:
+    """Return the IPython shell of the running notebook, or None outside notebooks."""
+    if "IPython" not in sys.modules:
+        return None
+    from IPython import get_ipython
+
+    shell = get_ipython()  # IPython in a terminal has a shell, too, but no kernel
+    return shell if shell is not None and hasattr(shell, "kernel") else None

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from fedflat import models
 from fedflat.data import Dataset
-from fedflat.display import counted, html_table, is_error, shown_metric, with_unit
+from fedflat.display import counted, html_table, shown_metric, with_unit
+from fedflat.engines.problem.task import is_error
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.analysis.evaluation import Evaluation, evaluate
 from fedflat.experiment.analysis.post_hoc import PostHoc, post_hoc

@@ -16,8 +16,8 @@ from fedflat.cli.shared.screen import (
     table,
 )
 from fedflat.display import shown_seconds, with_unit
-from fedflat.reporting.figures.style import check_figure as check_figure
-from fedflat.reporting.figures.style import write_figure as write_figure
+from fedflat.reporting.figures.files import check_figure as check_figure
+from fedflat.reporting.figures.files import write_figure as write_figure
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -5,6 +5,7 @@ Users may supply their own tasks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
@@ -14,13 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedflat.data import Dataset, Examples
-from fedflat.display import is_error
 from fedflat.errors import UserError
 
 if TYPE_CHECKING:
     from fedflat.engines.problem.problem import Problem
 
 Metrics = dict[str, float]
+ERRORS = frozenset({"loss", "rmse", "mse", "mae"})
+"""Metrics that are better if lower."""
 
 
 @runtime_checkable
@@ -272,3 +274,23 @@ def evaluation_result(
     for batch, batch_sums in zip(plan, sums, strict=True):
         totals[models[batch.model]][batch.examples].add(batch_sums, len(batch.positions))
     return {model: {name: total.metrics() for name, total in sets.items()} for model, sets in totals.items()}
+
+
+def is_error(metric: str) -> bool:
+    """Whether lower values of a metric are better, unless its task says otherwise.
+
+    >>> is_error("rmse"), is_error("r2")
+    (True, False)
+    """
+    return metric in ERRORS
+
+
+def finite_or_none(value: Tensor | float) -> float | None:
+    """A number for JSON: None if it is infinite or NaN."""
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def finite_values(values: Tensor) -> list[float | None]:
+    """A vector for JSON: None in place of infinite and NaN values."""
+    return [finite_or_none(value) for value in values.tolist()]

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedflat.algorithms import Algorithm
 from fedflat.algorithms.algorithm import States, flat_fields, flat_state
 from fedflat.algorithms.drift import Drift
-from fedflat.display import finite_or_none, finite_values
+from fedflat.engines.problem.task import finite_or_none, finite_values
 from fedflat.engines.round.contract import Client, Outcome, weights_by_samples
 from fedflat.experiment.analysis.replay import rows_of
 from fedflat.flatness.clients import cosine, disagreement, update_drift

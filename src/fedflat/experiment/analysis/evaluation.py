@@ -24,9 +24,8 @@ from fedflat.data import (
     data_dir,
     load_corruptions,
 )
-from fedflat.display import finite_or_none
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.problem.task import Task, Totals, lower_is_better
+from fedflat.engines.problem.task import Task, Totals, finite_or_none, lower_is_better
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.analysis.fine_tuning import FineTuner, FineTuning

@@ -16,9 +16,9 @@ from fedflat.algorithms import Algorithm
 from fedflat.algorithms.algorithm import States
 from fedflat.algorithms.slot import unit
 from fedflat.data import Partition
-from fedflat.display import finite_or_none
 from fedflat.engines.cpu.engine import one_thread
 from fedflat.engines.problem.problem import Problem
+from fedflat.engines.problem.task import finite_or_none
 from fedflat.engines.round.contract import Client, ModelState, Outcome
 from fedflat.engines.round.plan import generator
 from fedflat.errors import UserError

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from fedflat.data import Dataset, Examples
 from fedflat.data.batches import move_examples
-from fedflat.display import finite_or_none
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.problem.task import Task
+from fedflat.engines.problem.task import Task, finite_or_none
 from fedflat.engines.round.contract import ModelState
 from fedflat.engines.round.plan import generator
 from fedflat.errors import UserError

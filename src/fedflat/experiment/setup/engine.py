@@ -1,17 +1,12 @@
-"""From a config to its engine, local training, client sampler and averages.
-
-Also the message for a GPU without free memory.
-"""
+"""From a config to its engine, local training, client sampler and averages."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from fedflat.algorithms import Algorithm
@@ -112,23 +107,6 @@ def _set_up_worker(config: Config, user_objects: UserObjects, plugins: tuple[str
     problem, _ = build_problem(config, **user_objects)
     engine: Any = engine_for(config, problem)
     return WorkerSetup(problem, engine)
-
-
-@contextmanager
-def explain_out_of_memory(config: Config) -> Iterator[None]:
-    """Turn a GPU out-of-memory error into a ``UserError`` that names the settings to lower."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        symptom = "the GPU of a Ray worker is out of memory"
-        if config.engine.name != "ray":
-            free, total = (size / 2**30 for size in torch.cuda.mem_get_info())
-            symptom = f"the GPU is out of memory ({total - free:.1f} of {total:.1f} GB in use)"
-        raise UserError(
-            f"{symptom}; lower training.batch_size (now {config.training.batch_size}), engine.lanes (now "
-            f"{config.engine.lanes}) or evaluation.batch_size (now {config.evaluation.batch_size}), "
-            "or use engine.precision=bf16"
-        ) from None
 
 
 def training_of(config: Config, algorithm: Algorithm, clients: int) -> Training:

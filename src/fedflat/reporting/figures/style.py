@@ -1,22 +1,15 @@
-"""Style and layout that figures share, and writing them to files.
-
-Free of matplotlib imports, so that reports can use it without figures.
-"""
+"""Style and layout that figures share; free of matplotlib imports, so that reports can use it without figures."""
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import numpy as np
-
-from fedflat.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +26,6 @@ MARKS_PER_LINE = 8
 """Number of markers along a curve."""
 EARLY_FRACTION = 1 / 3
 """Fraction of a curve that does not determine the range of its axis."""
-FORMATS = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True)
@@ -147,20 +139,3 @@ def subplot_list(figure: Figure, count: int, columns: int, **options: Any) -> li
     for unused in subplots[count:]:
         unused.set_visible(False)
     return list(subplots[:count])
-
-
-def write_figure(figure: Figure, path: Path) -> None:
-    """Write a figure atomically, in the format of the file's extension."""
-    from fedflat.experiment.store.files import create_folder, write_atomically
-
-    check_figure(path)
-    content = io.BytesIO()
-    figure.savefig(content, format=path.suffix.lower().lstrip("."), dpi=150)
-    create_folder(path.parent)
-    write_atomically(path, content.getvalue())
-
-
-def check_figure(path: Path) -> None:
-    """Raise a ``UserError`` if the extension of a file is not a supported figure format."""
-    if path.suffix.lower() not in FORMATS:
-        raise UserError(f"cannot write a figure to {path.name}; use an extension out of {', '.join(FORMATS)}")

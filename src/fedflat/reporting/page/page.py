@@ -23,7 +23,8 @@ from fedflat.display import (
     shown_seconds,
 )
 from fedflat.experiment.store.files import create_folder, write_atomically
-from fedflat.reporting.figures.style import MARKERS, LineStyle, write_figure
+from fedflat.reporting.figures.files import write_figure
+from fedflat.reporting.figures.style import MARKERS, LineStyle
 from fedflat.reporting.page.document import (
     SUMMARY_LABELS,
     has_uneven_means,
