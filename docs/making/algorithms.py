@@ -208,7 +208,7 @@ def _differences(name: str) -> list[str]:
         return [*lines, "No differences between the paper and published code are known.", ""]
     unknown = [number for number in numbers if number not in DIFFERENCES]
     if unknown:
-        raise ValueError(f"the card of {name} cites {', '.join(unknown)}, missing in algorithms/differences.py")
+        raise ValueError(f"the card of {name} cites {', '.join(unknown)}, missing in algorithms/differences.yaml")
     found = [DIFFERENCES[number] for number in numbers]
     rows = [(f"[{d.number}](../differences.md#{d.number.lower()})", d.where, d.fault, d.here) for d in found]
     lines += [

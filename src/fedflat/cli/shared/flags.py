@@ -21,10 +21,10 @@ from fedflat.setting_names import SHORT_NAMES
 from fedflat.text import write_value
 
 try:  # recent versions of Typer raise the errors of their own copy of Click
-    from typer._click.exceptions import NoSuchOption, UsageError  # type: ignore[import-not-found]
+    from typer._click import exceptions  # type: ignore[import-not-found]
 except ImportError:
-    from click import NoSuchOption as NoSuchOption
-    from click import UsageError as UsageError
+    from click import exceptions
+NoSuchOption, UsageError = exceptions.NoSuchOption, exceptions.UsageError
 
 FLAGS = {"model": "model", "init": "init", "init_head": "init_head", "seed": "seed", **SHORT_NAMES}
 """Flags and their full setting names."""
