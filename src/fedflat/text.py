@@ -230,7 +230,7 @@ def _normalised(piece: str, path_parameters: set[str]) -> str:
     name, equals, value = (part.strip() for part in piece.partition("="))
     if name in path_parameters:
         absolute = str(Path(value.strip("\"'")).expanduser().absolute())
-        if not set(absolute) & set(",()"):  # such a path cannot be written, because the notation has no escapes
+        if not set(absolute) & set(",()"):  # a path with these characters stays as it is: there are no escapes
             value = absolute
     return f"{name}{equals}{value}"
 

@@ -245,7 +245,7 @@ class Algorithm:
             steps=steps,
             lr_sum=zero,
             first_lr=self.lr_schedule(schedule, round, zero, steps),
-            final_lr=self.lr_schedule(schedule, round, steps, steps),
+            next_lr=self.lr_schedule(schedule, round, steps, steps),
             round=round,
             layout=layout,
             own_gradient=own_gradient,

@@ -112,8 +112,8 @@ class LocalContext(NamedTuple):
     """Sum H of the learning rates of the steps taken so far in this round, shape ()."""
     first_lr: Tensor
     """Learning rate of step 0, shape ()."""
-    final_lr: Tensor
-    """Learning rate that a further step K would have (the last step has number K-1), shape ()."""
+    next_lr: Tensor
+    """Learning rate that the schedule gives after the last step, i.e. for step K (steps count from 0), shape ()."""
     round: Tensor
     """Number t of the round, counted from 0, shape ()."""
     layout: Layout

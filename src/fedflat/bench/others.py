@@ -80,7 +80,7 @@ class Flower(Other):
             """FedAvg that reports every completed round to the timer."""
 
             def aggregate_train(self, server_round: int, replies: Any) -> Any:
-                """Average the replies, after checking that all clients answered: a failed client would be faster."""
+                """Average the replies if all clients answered; a round with failed clients would seem too fast."""
                 received = list(replies)
                 errors = [str(reply.error.reason) for reply in received if reply.has_error()]
                 if errors:

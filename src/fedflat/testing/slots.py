@@ -62,7 +62,7 @@ def local_context(
         steps=torch.tensor(float(steps)),
         lr_sum=torch.tensor(lr_sum),
         first_lr=torch.tensor(lr),
-        final_lr=torch.tensor(lr),
+        next_lr=torch.tensor(lr),
         round=torch.tensor(round),
         layout=Layout(("weight",), (tuple(received.shape),)),
         own_gradient=None if own_gradient is None else _tensor(own_gradient),

@@ -92,4 +92,4 @@ class Mo(Drift):
 
     def _normaliser(self, ctx: LocalContext) -> Tensor:
         """H, which turns a displacement into gradient units: the sum of the round's learning rates, or an estimate."""
-        return ctx.lr_sum if self.normaliser == "sum" else ctx.steps * (ctx.first_lr + ctx.final_lr) / 2
+        return ctx.lr_sum if self.normaliser == "sum" else ctx.steps * (ctx.first_lr + ctx.next_lr) / 2

@@ -250,13 +250,13 @@ class _RoundAttempt:
         """Average accepted updates with the code that reduces a simulated cohort."""
         size = len(self.z)
         buffers = CohortBuffers.new(self.training.algorithm, size, len(self.model.buffers), len(updates), self.z)
-        buffers.client = {}  # clients' states stay at the sites
+        buffers.client_states = {}  # clients' states stay at the sites
         if common_gradient is not None:
             buffers.common_gradient.copy_(common_gradient)
         for row, update in enumerate(updates):
             tensors = {name: torch.from_numpy(array) for name, array in update.arrays.items()}
             buffers.displacement[row].copy_(tensors[DISPLACEMENT])
-            buffers.buffers[row].copy_(tensors.get(BUFFERS, self.model.buffers))
+            buffers.statistics[row].copy_(tensors.get(BUFFERS, self.model.buffers))
             for name, rows in buffers.sent.items():
                 rows[row].copy_(tensors[name])
         noise = draw_noise(self.engine.deployment, size)

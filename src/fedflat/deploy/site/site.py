@@ -117,14 +117,14 @@ class Site:
                 integer_buffers=integer_buffers,
             )
         if self.has_state:
-            state = {name: rows[0] for name, rows in cohort.client.items()}
+            state = {name: rows[0] for name, rows in cohort.client_states.items()}
             if self.training.own_statistics:
-                state[STATISTICS] = cohort.buffers[0]
+                state[STATISTICS] = cohort.statistics[0]
             memory.write(state, round + 1, state_version)
         sent = {DISPLACEMENT: cohort.displacement[0], **{name: rows[0] for name, rows in cohort.sent.items()}}
         if not self.training.own_statistics:
-            if cohort.buffers.shape[1]:  # the model has buffers
-                sent[BUFFERS] = cohort.buffers[0]
+            if cohort.statistics.shape[1]:  # the model has buffers
+                sent[BUFFERS] = cohort.statistics[0]
             sent |= {INTEGERS + name: value for name, value in report.integer_buffers.items()}
         numbers = {
             LR_SUM: float(report.lr_sum),
@@ -158,8 +158,8 @@ class Site:
         if GRADIENT in received:
             cohort.common_gradient.copy_(received[GRADIENT])
         for name, value in flat_state(algorithm.new_client(weights)).items():
-            cohort.client[name][0].copy_(saved.get(name, value))
-        cohort.buffers[0].copy_(saved.get(STATISTICS, received.get(BUFFERS, buffers)))
+            cohort.client_states[name][0].copy_(saved.get(name, value))
+        cohort.statistics[0].copy_(saved.get(STATISTICS, received.get(BUFFERS, buffers)))
         return cohort
 
     @property

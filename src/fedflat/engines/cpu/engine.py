@@ -72,7 +72,8 @@ class LoopEngine(CohortEngine):
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
         """Train a cohort for one round and average what it sends, in cohort order; arguments as in ``Engine.train``.
 
-        Falls back to this process for a training, e.g. a user's algorithm, that worker processes cannot import.
+        If worker processes cannot import something that ``training`` uses, such as an algorithm defined in the running
+        script, this and all later rounds run in this process.
         """
         with one_thread(), explain_full_shared_memory():
             if training is not self._checked_training:

@@ -130,11 +130,11 @@ class Lane:
         self._finish: Callable[[], None] | None = None
         self._uses: Counter[int] = Counter()  # batches seen, by size
         # Static tensors of the loaded client; k is the number of its next step.
-        self.client = {name: torch.zeros_like(rows[0]) for name, rows in cohort.client.items()}
+        self.client = {name: torch.zeros_like(rows[0]) for name, rows in cohort.client_states.items()}
         self.round, self.steps, self.loss = (z.new_zeros(()) for _ in range(3))
         self.own_gradient = torch.zeros_like(z) if training.algorithm.drift.full_gradient == "own" else None
         self.k = torch.zeros(1, dtype=torch.int64, device=z.device)
-        self.statistics = torch.zeros_like(cohort.buffers[0])
+        self.statistics = torch.zeros_like(cohort.statistics[0])
         self.integer_buffers: dict[str, Tensor] = {}
         self.batches: dict[str, Tensor] = {}
         self.local: LocalState | None = None
@@ -165,7 +165,7 @@ class Lane:
         training, cohort = self.training, self.cohort
         self._row, self._sizes, self._gradient_cost = row, batches.sizes, GradientCost()
         self._load_batches(batches)
-        for name, rows in cohort.client.items():
+        for name, rows in cohort.client_states.items():
             self.client[name].copy_(rows[row])
         if self.own_gradient is not None:
             gradient, self._gradient_cost = full_gradient(
@@ -211,7 +211,7 @@ class Lane:
         assert self.finished is not None
         state, message = self.finished
         self.cohort.write(self._row, state, message)
-        self.cohort.buffers[self._row].copy_(self.statistics)
+        self.cohort.statistics[self._row].copy_(self.statistics)
         return ClientReport(
             lr_sum=message.lr_sum.clone(),
             loss=self.loss.clone(),
@@ -239,7 +239,7 @@ class Lane:
 
     def _load_buffers(self, row: int, integer_buffers: dict[str, Tensor]) -> None:
         """Copy BatchNorm statistics, from the client's row, and integer buffers to the tensors that the step reads."""
-        self.statistics.copy_(self.cohort.buffers[row])
+        self.statistics.copy_(self.cohort.statistics[row])
         if not self.integer_buffers:  # allocate them for the first client; later ones reuse the memory
             self.integer_buffers = {name: value.clone() for name, value in integer_buffers.items()}
         for name, value in integer_buffers.items():
@@ -340,7 +340,7 @@ def _with_static_tensors(local: LocalState) -> LocalState:
     clone, so that an update of one reaches the others.
     """
     clones: dict[Any, Tensor] = {}
-    changing_fields = ("y", "local", "drift", "step", "lr_sum", "first_lr", "final_lr")
+    changing_fields = ("y", "local", "drift", "step", "lr_sum", "first_lr", "next_lr")
 
     def clone_if_changing(path: Any, leaf: Any) -> Any:
         """Return a leaf of the client's state, or its clone if it is a tensor that changes from step to step.

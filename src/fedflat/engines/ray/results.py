@@ -77,7 +77,7 @@ def outcome_from_rows(results: CohortResults, buffers: CohortBuffers) -> Outcome
         # Through numpy, which copies from the object store only once.
         rows = item.result.rows
         buffers.displacement.numpy()[item.rows] = rows["displacement"]
-        buffers.buffers.numpy()[item.rows] = rows["buffers"]
+        buffers.statistics.numpy()[item.rows] = rows["buffers"]
         for name, sent in buffers.sent.items():
             sent.numpy()[item.rows] = rows[f"sent/{name}"]
     if results.common_gradient is not None:

@@ -211,11 +211,11 @@ class StateDirectory:
             self._homes.popitem(last=False)
 
     def _has_state(self, worker: WorkerHandle | None, client: Client) -> bool:
-        """Whether a worker has the version of the state that the client trains from next."""
-        home = self._homes.get(client.number)
-        return (
-            isinstance(client.state, RemoteState) and home is not None and home == (worker, client.state.state_version)
-        )
+        """Whether a worker has the state that the client trains from next; False if the driver has this state."""
+        if not isinstance(client.state, RemoteState):
+            return False
+        latest = self._homes.get(client.number)  # the worker that trained the client last, and the state's version
+        return latest is not None and latest == (worker, client.state.state_version)
 
 
 def client_state_bytes(training: Training, problem: Problem) -> int:

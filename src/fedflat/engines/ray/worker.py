@@ -181,10 +181,10 @@ class Worker:
                 weighted = weighted_rows(training, buffers, weights, reports, broadcast.count)
                 sums = to_arrays({name: block_sum(values, factors) for name, (values, factors) in weighted.items()})
             # BatchNorm statistics, if every client keeps its own
-            statistics = _array(buffers.buffers[:count]) if training.own_statistics else None
+            statistics = _array(buffers.statistics[:count]) if training.own_statistics else None
             states = {
                 name: field_rows[:count].detach().to("cpu", copy=True).numpy()
-                for name, field_rows in buffers.client.items()
+                for name, field_rows in buffers.client_states.items()
             }
             reports = [_sendable(report) for report in reports]
         self._cache_states(broadcast, clients, states)
@@ -347,7 +347,7 @@ def _rows_to_allocate(engine: LoopEngine | LaneEngine, clients: int, cohort: int
 def _sent_rows(buffers: CohortBuffers, count: int) -> Arrays:
     """What the first ``count`` clients in ``buffers`` send, by name: arrays with one row per client."""
     sent = {f"sent/{name}": rows for name, rows in buffers.sent.items()}
-    all_rows = {"displacement": buffers.displacement, "buffers": buffers.buffers, **sent}
+    all_rows = {"displacement": buffers.displacement, "buffers": buffers.statistics, **sent}
     return to_arrays({name: rows[:count] for name, rows in all_rows.items()})
 
 

@@ -41,21 +41,21 @@ class CohortBuffers:
         z: the model that clients start from [parameters].
         server: server state sent in addition to z; each [parameters] or scalar.
         common_gradient: the cohort's mean gradient at z [parameters]; empty unless the drift needs it.
-        client: the clients' state; each [cohort, parameters] or [cohort].
+        client_states: the clients' states; each [cohort, parameters] or [cohort].
         sent: client messages in addition to the displacement; each [cohort, parameters] or [cohort].
         displacement: the clients' displacements [cohort, parameters].
         gradient: each client's full gradient at z [cohort, parameters]; empty unless the drift needs it.
-        buffers: BatchNorm statistics [cohort, buffers].
+        statistics: the clients' BatchNorm statistics [cohort, buffers].
     """
 
     z: Tensor
     server: dict[str, Tensor]
     common_gradient: Tensor
-    client: dict[str, Tensor]
+    client_states: dict[str, Tensor]
     sent: dict[str, Tensor]
     displacement: Tensor
     gradient: Tensor
-    buffers: Tensor
+    statistics: Tensor
 
     @classmethod
     def new(
@@ -88,11 +88,11 @@ class CohortBuffers:
             z=zeros(size),
             server=zeros_for(received),
             common_gradient=zeros(gradient_size),
-            client=zeros_for(flat_fields(algorithm.client_fields()), rows),
+            client_states=zeros_for(flat_fields(algorithm.client_fields()), rows),
             sent=zeros_for(flat_fields(algorithm.message_fields()), rows),
             displacement=zeros(rows, size),
             gradient=zeros(rows, gradient_size),
-            buffers=zeros(rows, buffers),
+            statistics=zeros(rows, buffers),
         )
 
     @property
@@ -115,8 +115,8 @@ class CohortBuffers:
                 self.server[name].copy_(value)
         for row, client in enumerate(cohort):
             for name, value in flat_state(client.state).items():
-                self.client[name][row].copy_(value)
-            self.buffers[row].copy_(buffers if client.statistics is None else client.statistics)
+                self.client_states[name][row].copy_(value)
+            self.statistics[row].copy_(buffers if client.statistics is None else client.statistics)
 
     def server_state(self) -> States:
         """What the server sends, by slot; views of this memory."""
@@ -124,13 +124,13 @@ class CohortBuffers:
 
     def client_state(self, row: int) -> States:
         """The state in a client's row, by slot; views of this memory."""
-        return nested_state({name: rows[row] for name, rows in self.client.items()})
+        return nested_state({name: rows[row] for name, rows in self.client_states.items()})
 
     def write(self, row: int, state: States, message: Message) -> None:
         """Copy a trained client's new state and its message into its row."""
         self.displacement[row].copy_(message.displacement)
         for name, value in flat_state(state).items():
-            self.client[name][row].copy_(value)
+            self.client_states[name][row].copy_(value)
         for name, value in flat_state(message.sent).items():
             self.sent[name][row].copy_(value)
 
@@ -264,7 +264,7 @@ def train_client(
     )
     # Views of the client's row: a step that updates BatchNorm statistics writes them into the row.
     integer_buffers = {name: value.clone() for name, value in integer_buffers.items()}
-    buffers = {**problem.buffer_layout.views(cohort.buffers[row]), **integer_buffers}
+    buffers = {**problem.buffer_layout.views(cohort.statistics[row]), **integer_buffers}
     seed_torch(training.seed, "dropout", round, client)  # results must not depend on which worker trains the client
     problem.set_training_mode()
 
@@ -375,7 +375,7 @@ def full_gradient(
     problem.set_training_mode()
     for start in range(0, size, problem.evaluation_batch):
         examples = problem.train_examples(indices[start : start + problem.evaluation_batch])
-        buffers = {name: b.clone() for name, b in problem.buffer_layout.views(cohort.buffers[row]).items()}
+        buffers = {name: b.clone() for name, b in problem.buffer_layout.views(cohort.statistics[row]).items()}
         batch = Batch(problem.normalised(examples.inputs), examples.targets)
         _, gradient = problem.loss_and_gradient(cohort.z, buffers, batch)
         mean_gradient.add_(gradient, alpha=len(examples) / size)

@@ -80,7 +80,7 @@ def weighted_rows(
         "direction": (displacements, -1 / (count * lr_sums)),  # the mean of -D_i / H_i, which is in gradient units
     }
     if not training.own_statistics:
-        weighted["buffers"] = buffers.buffers[:trained], weights.aggregation
+        weighted["buffers"] = buffers.statistics[:trained], weights.aggregation
     fields = flat_fields(training.algorithm.message_fields())
     for name, rows in buffers.sent.items():
         message_weights = weights.by_samples if fields[name].by_samples else weights.uniform
@@ -99,7 +99,7 @@ def reduce_rows(
     gradient_cost: GradientCost,
     states: Sequence[Mapping[str, State]] | None = None,
 ) -> Outcome:
-    """Average the rows of a trained cohort, by the mean or a robust centre, and collect the clients' new states.
+    """Build the outcome of a round from the rows of a trained cohort: their average, and the clients' new states.
 
     Args:
         training: how clients trained.
@@ -116,20 +116,19 @@ def reduce_rows(
     weights = CohortWeights.of(training.aggregation, [len(client.indices) for client in cohort])
     weighted = weighted_rows(training, buffers, weights, reports, count)
     if training.aggregation.needs_rows:
-        sums = _robust_centres(training.aggregation, weighted, model)
+        averages = _robust_centres(training.aggregation, weighted, model)
     else:
-        sums = {name: weighted_sum(rows, row_weights) for name, (rows, row_weights) in weighted.items()}
+        averages = {name: weighted_sum(rows, row_weights) for name, (rows, row_weights) in weighted.items()}
     if states is None:
-        states = [
-            nested_state({name: rows[row].clone() for name, rows in buffers.client.items()}) for row in range(count)
-        ]
+        fields = buffers.client_states.items()
+        states = [nested_state({name: rows[row].clone() for name, rows in fields}) for row in range(count)]
     clients = []
     for row, client in enumerate(cohort):
-        statistics = buffers.buffers[row].clone() if training.own_statistics else None
+        statistics = buffers.statistics[row].clone() if training.own_statistics else None
         clients.append(client._replace(state=states[row], statistics=statistics))
     common = buffers.common_gradient.clone() if training.algorithm.drift.full_gradient == "common" else None
-    rows = CohortRows(buffers.displacement[:count], buffers.buffers[:count])
-    return build_outcome(training, round, model, z, sums, clients, reports, common, rows, gradient_cost)
+    cohort_rows = CohortRows(buffers.displacement[:count], buffers.statistics[:count])
+    return build_outcome(training, round, model, z, averages, clients, reports, common, cohort_rows, gradient_cost)
 
 
 def _robust_centres(aggregation: Aggregation, weighted: WeightedRows, model: ModelState) -> dict[str, Tensor]:
@@ -158,7 +157,7 @@ def build_outcome(
     round: int,
     model: ModelState,
     z: Tensor,
-    sums: dict[str, Tensor],
+    averages: dict[str, Tensor],
     clients: list[Client],
     reports: list[ClientReport],
     common_gradient: Tensor | None,
@@ -172,7 +171,7 @@ def build_outcome(
         round: number of the round.
         model: the server's model before the round.
         z: the model that clients started from [parameters].
-        sums: the sums of ``weighted_rows`` over the cohort, by name.
+        averages: weighted means or robust centres of what clients sent, by name as in ``weighted_rows``.
         clients: the cohort with its new states.
         reports: the clients' reports, in the same order.
         common_gradient: the cohort's mean gradient at z [parameters], if the drift needs it.
@@ -183,9 +182,9 @@ def build_outcome(
     returned = CohortMeans(
         x=model.weights,
         z=z,
-        displacement=sums["displacement"],
-        uniform=sums["uniform"],
-        direction=sums["direction"],
+        displacement=averages["displacement"],
+        uniform=averages["uniform"],
+        direction=averages["direction"],
         mean={},
         share=count / training.clients,
         round=round,
@@ -199,12 +198,12 @@ def build_outcome(
         floats_up=count * (training.algorithm.floats_up(size) + statistics_sent),
     )
     losses = _stack_scalars([report.loss for report in reports], z)
-    sent = {name.removeprefix("sent/"): value for name, value in sums.items() if name.startswith("sent/")}
+    sent = {name.removeprefix("sent/"): value for name, value in averages.items() if name.startswith("sent/")}
     return Outcome(
         returned=returned,
         means=nested_state(sent),
         clients=clients,
-        buffers=model.buffers if training.own_statistics else sums["buffers"],
+        buffers=model.buffers if training.own_statistics else averages["buffers"],
         # Counters cannot be averaged; the server takes those of the first client.
         integer_buffers=model.integer_buffers if training.own_statistics else reports[0].integer_buffers,
         loss=losses.sum() / sum(report.steps for report in reports),

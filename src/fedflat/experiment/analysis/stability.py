@@ -105,7 +105,7 @@ class Twins:
     def _first_round(self, client: int) -> int:
         """The first round (counted from 1) in which a client participates; one after the last if it never does."""
         rounds = self.config.training.rounds
-        for index in range(self.config.init_rounds, rounds):
+        for index in range(self.config.init_rounds, rounds):  # initial weights may come from a run of init_rounds
             if client in self.original.cohort_of(index):
                 return index + 1
         return rounds + 1

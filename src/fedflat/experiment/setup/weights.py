@@ -111,7 +111,7 @@ def load_tensors(
             to a model with other classes.
     """
     tensors = network.convert_weights(tensors) if isinstance(network, VisionTransformer) else dict(tensors)
-    head = _head_parameters(network) if fresh_head else set()
+    head = _head_parameter_names(network) if fresh_head else set()
     if fresh_head:
         tensors = _without_head(network, tensors, head)
     mismatch = first_mismatch(network, tensors, head)
@@ -176,13 +176,13 @@ def _hint_on_head(network: nn.Module, tensors: Mapping[str, Tensor]) -> str:
     """The end of an error message: a hint to use ``init_head=fresh`` if all but the head fits, otherwise empty."""
     if not any(isinstance(module, nn.Linear | nn.Conv2d) for module in network.modules()):
         return ""
-    head = _head_parameters(network)
+    head = _head_parameter_names(network)
     body = _without_head(network, tensors, head)
     return "" if first_mismatch(network, body, head) else "; with init_head=fresh the head may differ"
 
 
-def _head_parameters(network: nn.Module) -> set[str]:
-    """The parameters of the last layer, and of the last layer of each auxiliary head."""
+def _head_parameter_names(network: nn.Module) -> set[str]:
+    """Names of the parameters of the last layer, and of the last layer of each auxiliary head."""
     names = set(classifier_parameters(network))
     if isinstance(network, BilateralNetwork):
         for index, head in enumerate(network.auxiliary):
