@@ -21,6 +21,7 @@ from fedflat.experiment.make_config import as_path
 from fedflat.experiment.setup.problem import build_network, is_user_supplied, load_data
 from fedflat.experiment.setup.weights import load_tensors
 from fedflat.experiment.stopping import check_target
+from fedflat.experiment.store.run_collection import runs_below
 from fedflat.experiment.store.run_folder import Record, load_record, model_file
 from fedflat.notebook import html_table
 from fedflat.reporting.row import Row
@@ -272,6 +273,15 @@ class Comparison:
         self.records = list(records)
         if not self.records:
             raise UserError("no runs to compare")
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Comparison:
+        """Load all runs at or below a folder, such as the output folder of a comparison or a sweep."""
+        path = as_path("folder", folder)
+        runs = runs_below(path)
+        if not runs:
+            raise UserError(f"no runs in {path}; expected a folder written by fedflat compare, sweep or run")
+        return cls(load_record(run) for run in runs)
 
     def __repr__(self) -> str:
         labels = ", ".join(dict.fromkeys(row.label for row in self.rows()))

@@ -31,7 +31,9 @@ from fedflat.experiment.store.files import (
     read_yaml,
     write_atomically,
 )
+from fedflat.experiment.store.run_collection import runs_below
 from fedflat.plugins import load_recorded, loaded_plugins
+from fedflat.units import counted
 
 PLUGINS = "plugins.json"
 """File with the paths and sha256 of the plugins that were loaded when the run began."""
@@ -140,9 +142,15 @@ class RunFolder:
     def config(self) -> Config:
         """The run's config; its algorithm need not be registered in this process."""
         if not self.exists:
-            configs = sorted(self.path.glob("*/config.yaml")) or sorted(self.path.glob("*/*/config.yaml"))
-            hint = f"choose one of the runs in it, e.g. {configs[0].parent}" if configs else "list runs: fedflat show"
-            raise UserError(f"there is no run in {self.path}; expected a folder with a config.yaml ({hint})")
+            runs = runs_below(self.path)
+            if runs:
+                raise UserError(
+                    f"{self.path} is not a run but contains {counted(len(runs), 'run')}; choose one of them, e.g. "
+                    f"{runs[0]}, or use all: fedflat show {self.path}, in Python fedflat.Comparison.load('{self.path}')"
+                )
+            raise UserError(
+                f"there is no run in {self.path}; expected a folder with a config.yaml (list runs: fedflat show)"
+            )
         return config(read_yaml(self.path / "config.yaml"), is_stored=True)
 
     def load_plugins(self) -> None:

@@ -13,6 +13,7 @@ from fedflat.data import full_partition
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.stopping import ENDED_STATUSES
+from fedflat.experiment.store.run_collection import runs_below
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
 from fedflat.reporting.figures.style import LineStyle, line_styles
 from fedflat.reporting.result import Comparison
@@ -51,14 +52,14 @@ def gather(paths: Iterable[Path]) -> Gathered:
         if RunFolder(path).exists:
             records.setdefault(path.resolve(), _load_complete(path))
             continue
-        folders = _folders_with(path, "config.yaml")
-        for folder in sorted(folders):
+        folders = runs_below(path)
+        for folder in folders:
             try:
                 records.setdefault(folder.resolve(), _load_complete(folder))
             except UserError as error:
                 left_out.append((str(folder), str(error)))
         without_config = _folders_with(path, "metrics.jsonl") | _folders_with(path, "status.json")
-        for folder in sorted(without_config - folders):
+        for folder in sorted(without_config.difference(folders)):
             left_out.append((str(folder), f"{folder} has no config.yaml and is incomplete; copy it again"))
     distinct = _drop_repeated(list(records.values()), left_out)
     if not distinct:
