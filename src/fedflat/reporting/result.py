@@ -26,7 +26,7 @@ from fedflat.experiment.store.run_folder import Record, load_record, model_file
 from fedflat.notebook import html_table
 from fedflat.reporting.row import Row
 from fedflat.reporting.tables.summary import RoundsToTarget, Summary, rounds_to, seed_statistics, summarise
-from fedflat.units import counted, is_error, shown_metric, with_unit
+from fedflat.units import column_format, counted, is_error, shown_metric, with_unit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -290,9 +290,11 @@ class Comparison:
     def _repr_html_(self) -> str:
         """Return an HTML table of the rows, which notebooks show."""
         columns = ("algorithm", "mean of the last evaluations", "last", "seeds")
-        rows = []
-        for row in self.table():
-            shown = [row[name].shown(self.metric) if name in row else None for name in ("mean_last", "last")]
+        table, rows = self.table(), []
+        number_format = column_format(row["last"].mean for row in table if "last" in row)
+        for row in table:
+            statistics = (row.get("mean_last"), row.get("last"))  # missing if every run diverged
+            shown = [mean and mean.shown(self.metric, number_format) for mean in statistics]
             rows.append((row["label"], *shown, row["seeds"]))
         return html_table(f"{self._title()}, test {with_unit(self.metric)}", columns, rows)
 

@@ -30,7 +30,7 @@ from fedflat.reporting.tables.summary import (
     shown_range,
     summarise,
 )
-from fedflat.units import is_share
+from fedflat.units import column_format, is_share
 
 SUMMARY_LABELS = {"mean_last": MEAN_LABEL, "last": "last", "best": "best over test"}
 """Summary values of a run, with their labels."""
@@ -110,6 +110,7 @@ def _section_values(group: Group, targets: Sequence[float], baseline: str | None
         "lower_is_better": lower_is_better,
         "uneven": has_uneven_means(rows, by),  # then means are not compared
         "share": is_share(metric),
+        "number_format": column_format(spread["mean"] for row in rows for spread in row["spread"].values() if spread),
         "rows": rows,
         "baseline": baseline_number,
         "seeds": sorted(group.partitions),
