@@ -185,7 +185,9 @@ def test_tables_fit_the_paper(browser, page):
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     try:
         assert browser.execute_script("return document.documentElement.scrollWidth") <= 760
-        assert browser.execute_script("return getComputedStyle(document.querySelector('.controls')).display") == "none"
+        for hidden in (".controls", ".hint"):
+            display = f"return getComputedStyle(document.querySelector('{hidden}')).display"
+            assert browser.execute_script(display) == "none"
     finally:
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
@@ -243,14 +245,21 @@ def test_landscapes_fit_a_phone_in_dark_mode_without_a_network(browser, compared
     assert requests(browser) == []
     assert browser.execute_script(OUTSIDE) == []
     label = "getComputedStyle(document.querySelector('.js-plotly-plot .xtitle'))"
-    assert browser.execute_script(f"return [{label}.fill, {label}.stroke]") == ["rgb(34, 48, 60)", "none"]
+    assert browser.execute_script(f"return [{label}.fill, {label}.stroke]") == ["rgb(228, 232, 236)", "none"]
+    ground = "return getComputedStyle(document.querySelector('.js-plotly-plot .main-svg')).backgroundColor"
+    assert browser.execute_script(ground) == "rgba(0, 0, 0, 0)"
+    assert (
+        words(browser, ".title") == ["fedavgserver model, seed 0, round 3", "fedsamserver model, seed 0, round 3"] * 2
+    )
+    bold = "return document.querySelectorAll('.contourlayer .contour:nth-child(2) .contourlines path').length"
+    assert browser.execute_script(bold) >= 2  # one line of equal loss per panel
     assert words(browser, ".js-plotly-plot .xtitle") == ["direction 1 (filter norms)"] * 2
     buttons = "return [...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title || 'logo')"
     assert not {"logo", "Share chart..."} & set(browser.execute_script(buttons))
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     try:
         boxes = (
-            "return [...document.querySelectorAll('.light')].map(b => [b.scrollWidth, getComputedStyle(b).breakInside])"
+            "return [...document.querySelectorAll('.panel')].map(b => [b.scrollWidth, getComputedStyle(b).breakInside])"
         )
         assert browser.execute_script(boxes) == [[340, "avoid"]] * 4
     finally:

@@ -332,13 +332,14 @@ def _shown_value(value: float, name: str) -> str:
 
 
 def _caption(grid: Landscape) -> str:
-    """Return the test metric of the model in the centre, e.g. ``test error 8.5 %``; empty if it has none."""
+    """Describe the model in the centre in one line, and its test metric, e.g. ``test error 8.5 %``, in another."""
     from fedflat.reporting.figures.landscape_scale import shown_value
 
     name = grid.test_metric
     (value,) = _shown_values(grid.marks[0], name)
     unit = " %" if name.endswith("error") else ""
-    return "" if value is None else f"{shown_value(name)} {value}{unit}"
+    metric = [] if value is None else [f"{shown_value(name)} {value}{unit}"]
+    return "\n".join([grid.metadata["described"], *metric])
 
 
 def _document(grid: Landscape) -> dict[str, Any]:

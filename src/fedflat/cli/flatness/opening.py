@@ -124,16 +124,6 @@ def short_names(models: Sequence[RunModel]) -> list[str]:
     return with_seeds if len(set(with_seeds)) == len(with_seeds) else [model.label for model in models]
 
 
-def describe_model(model: RunModel) -> str:
-    """Describe a model, e.g. ``wima model, seed 0, round 50``, or name its weights file."""
-    from fedflat.experiment.analysis.external_model import ExternalModel
-
-    if isinstance(model, ExternalModel):
-        return model.file.name
-    rounds = model.record.rounds if model.rounds is None else model.rounds
-    return f"{model.name} model, seed {model.record.config.seed}, round {rounds}"
-
-
 def _model_and_round(model: RunModel) -> str:
     return model.name if model.rounds is None else f"{model.name}@{model.rounds}"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedflat.cli.flatness import flags
-from fedflat.cli.flatness.opening import default_folder, describe_model, open_models
+from fedflat.cli.flatness.opening import default_folder, open_models
 from fedflat.cli.flatness.output import plus_minus, print_files, print_table, status_line, write_results
 from fedflat.cli.shared.flags import DATA_DIR, JSON, QUIET, SEED, optional
 from fedflat.cli.shared.screen import print_json, screen, shown_count, shown_seconds
@@ -94,11 +94,11 @@ def spectrum(
     for name, model in opened.items():
         document["models"][name] = {
             "model": model.label,
-            "described": describe_model(model),
+            "described": model.description,
             "examples_of": all_examples[name],
             "subsets": [subset.document() for subset in spectra[name]],
         }
-    figure = spectrum_picture(spectra, {name: describe_model(model) for name, model in opened.items()})
+    figure = spectrum_picture(spectra, {name: model.description for name, model in opened.items()})
     files = write_results(out or default_folder(opened, "spectrum"), "spectrum", document, figure)
     if as_json:
         print_json({"files": files, **document})

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fedflat.cli.lookup.settings import flat_settings
-from fedflat.cli.shared.one_run import folder_of
+from fedflat.cli.shared.one_run import folder_of, print_r2_warning
 from fedflat.cli.shared.screen import screen, shown_bytes, shown_metric, shown_seconds, table, with_unit
 from fedflat.reporting.tables.summary import MEAN_LABEL, best_of, shown_range
 from fedflat.text import write_value
@@ -70,6 +70,7 @@ def print_comparison(comparison: Comparison, targets: Sequence[float] = ()) -> N
             reason = f", {record.reason}" if record.reason else ""
             message = f"{record.config.algorithm}, seed {record.config.seed}: {record.status}{reason}"
             console.print(message, style="red" if record.status == "diverged" else "yellow")
+    print_r2_warning(comparison)
     console.print(verdict(comparison), style="bold")
 
 

@@ -34,6 +34,11 @@ class ExternalModel(RunModel):
         """The path of the weights file."""
         return str(self.file)
 
+    @property
+    def description(self) -> str:
+        """The name of the weights file."""
+        return self.file.name
+
 
 def is_weights_file(text: str) -> bool:
     """Whether a text names a weights file rather than a run.

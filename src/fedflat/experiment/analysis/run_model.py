@@ -140,6 +140,12 @@ class RunModel:
         run = str(self.record.folder.path) if self.record.folder else self.record.config.algorithm
         return f"{run}:{self.name}{at_round(self.rounds)}"
 
+    @property
+    def description(self) -> str:
+        """Model, seed and round for captions, e.g. ``wima model, seed 0, round 50``."""
+        rounds = self.record.rounds if self.rounds is None else self.rounds
+        return f"{self.name} model, seed {self.record.config.seed}, round {rounds}"
+
     @cached_property
     def training_positions(self) -> np.ndarray:
         """Sorted positions of the clients' training examples; shared examples are repeated."""

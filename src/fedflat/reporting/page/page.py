@@ -131,13 +131,13 @@ def _landscape_html(
     The page embeds the Plotly library once, for all sections. ``styles`` holds colours and markers by name.
     """
     from fedflat.reporting.figures.landscape_page import landscape_parts
-    from fedflat.reporting.figures.landscapes import Panel
+    from fedflat.reporting.figures.landscapes import panels_of
 
-    panels = [Panel(name, landscape) for name, landscape in landscapes.items() if value in landscape.values]
+    panels = panels_of(landscapes, value)
     if not panels:
         return None
-    about, parts = landscape_parts(panels, value, library=False, styles=styles)
-    return {"about": about, "parts": parts}
+    about, rows = landscape_parts(panels, value, library=False, styles=styles)
+    return {"about": about, "rows": rows}
 
 
 def _plotly() -> str:
@@ -207,10 +207,13 @@ def _partition_facts(partition: Values) -> dict[str, str]:
     """Return facts on a partition, by name, such as examples per client, and its hash at up to ten seeds."""
     sizes, hashes = partition["sizes"], list(partition["hashes"].items())[:10]
     distance, repeated = partition["heterogeneity"], shown_count(partition["duplicates"])
-    facts = {
-        "examples per client": f"{sizes['min']} to {sizes['max']}, median {sizes['median']:g}",
+    classes = {
         "classes per client": f"{partition['classes_per_client']:.2f} on average",
         "heterogeneity": f"{distance:.3f} (mean total variation distance from all data; 0 is i.i.d.)",
+    }
+    facts = {
+        "examples per client": f"{sizes['min']} to {sizes['max']}, median {sizes['median']:g}",
+        **(classes if len(partition["shown"][0]) > 1 else {}),  # regression has no classes
         "coverage": f"{100 * partition['coverage']:.1f} % of the training examples, {repeated} used more than once",
     }
     if partition["unseen"]:

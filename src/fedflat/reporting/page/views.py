@@ -14,7 +14,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.analysis.landscapes import load_landscapes
 from fedflat.experiment.store.run_folder import Record
 from fedflat.reporting.figures.flatness_log import QUANTITIES, logged
-from fedflat.reporting.page.gather import run_path
+from fedflat.reporting.page.gather import relative_paths, run_path
 from fedflat.units import is_share
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _spectra(group: Group) -> list[Values]:
         document = _read_json(path)
         for name, model in document.get("models", {}).items():
             if model.get("subsets"):
-                label = name if name not in spectra else f"{name} ({model.get('model')})"
+                label = name if name not in spectra else f"{name} ({relative_paths(str(model.get('model')))})"
                 spectra[label] = _spectrum_values(label, model["subsets"], document.get("on", ""))
                 spectra[label]["described"] = model.get("described", "")
     styles = {label: style.number for label, style in group.styles.items()}
