@@ -10,7 +10,14 @@ import typer
 from fedflat.cli.flatness.clients import CLIENTS, EXAMPLES
 from fedflat.cli.flatness.flags import OUT
 from fedflat.cli.flatness.opening import heading_of, open_run
-from fedflat.cli.flatness.output import print_files, print_table, status_line, three_digits, write_results
+from fedflat.cli.flatness.output import (
+    print_files,
+    print_table,
+    result_folder,
+    status_line,
+    three_digits,
+    write_results,
+)
 from fedflat.cli.shared.flags import JSON, MODEL, QUIET, RUN, SEED
 from fedflat.cli.shared.screen import print_json
 
@@ -37,7 +44,7 @@ def gap(
         opened.sample.gap_examples = examples
         gaps, metric = opened.gaps(), opened.problem.task.metric
     heading, document = heading_of(opened), {"run": str(run), "models": gaps}
-    files = write_results(out or run / "flatness" / "gap", "gap", document, gap_picture(gaps, heading))
+    files = write_results(result_folder(out, run / "flatness" / "gap"), "gap", document, gap_picture(gaps, heading))
     if as_json:
         print_json({"files": files, **document})
         return
@@ -75,7 +82,7 @@ def bounds(
         theory = opened.theory(estimates)
     heading, document = heading_of(opened), {"run": str(run), "rounds": estimates, **theory.document()}
     picture = constants_picture(estimates, heading)
-    files = write_results(out or run / "flatness" / "bounds", "bounds", document, picture)
+    files = write_results(result_folder(out, run / "flatness" / "bounds"), "bounds", document, picture)
     if as_json:
         print_json({"files": files, **document})
         return

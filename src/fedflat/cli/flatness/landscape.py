@@ -13,7 +13,7 @@ import typer
 
 from fedflat.cli.flatness.flags import DATASET, DEVICE, MODELS, MODULE, OUT, PRECISION
 from fedflat.cli.flatness.opening import default_folder, open_models
-from fedflat.cli.flatness.output import print_files, print_table
+from fedflat.cli.flatness.output import print_files, print_table, result_folder
 from fedflat.cli.shared.completion import complete_run
 from fedflat.cli.shared.flags import DATA_DIR, JSON, QUIET, SEED, optional
 from fedflat.cli.shared.screen import counted, print_json, screen, shown_seconds
@@ -95,7 +95,7 @@ def landscape(
         figures = {"contours": contours(panels, value), "surfaces": surfaces(panels, value)}
     else:
         figures = {"lines": lines(panels, value)}
-    files = _write_files(out or default_folder(opened, "landscape"), grids, figures, panels, value)
+    files = _write_files(result_folder(out, default_folder(opened, "landscape")), grids, figures, panels, value)
     if as_json:
         print_json({"files": files, "models": {name: _document(grid) for name, grid in grids.items()}})
         return
@@ -148,7 +148,9 @@ def plane(
     grid = _evaluate_between(opened, plane_of, options, quiet or as_json)
     panel, values = Panel("", grid), values_to_plot(grid)
     figures = {"plane": plane_picture(grid), "surface": surfaces([panel], values[0])}
-    files = _write_files(out or default_folder(opened, "plane"), {"plane": grid}, figures, [panel], values[0])
+    files = _write_files(
+        result_folder(out, default_folder(opened, "plane")), {"plane": grid}, figures, [panel], values[0]
+    )
     if as_json:
         marks = [{"name": mark.name, "at": mark.position, "off": mark.distance} for mark in grid.marks]
         print_json({"files": files, "marks": marks, "distances": grid.metadata["distances"]})
@@ -203,7 +205,7 @@ def path(
     barriers = {name: barrier(grid.axes[0], values) for name, values in grid.values.items()}
     title, values = " to ".join(mark.name for mark in grid.marks), values_to_plot(grid)
     figures, panels = {"path": path_picture(grid)}, [Panel(title, grid)]
-    files = _write_files(out or default_folder(opened, "path"), {title: grid}, figures, panels, values[0])
+    files = _write_files(result_folder(out, default_folder(opened, "path")), {title: grid}, figures, panels, values[0])
     if as_json:
         heights = {name: {"height": _finite(rise.height), "at": rise.at} for name, rise in barriers.items()}
         print_json({"files": files, "distance": grid.metadata["distance"], "barriers": heights})

@@ -12,6 +12,7 @@ from fedflat.cli.flatness.output import (
     mean,
     print_files,
     print_table,
+    result_folder,
     status_line,
     three_digits,
     write_results,
@@ -86,7 +87,7 @@ def stability(
     }
     run_name = f"{run_config.algorithm}   {run_config.data.dataset}, seed {run_config.seed}"
     title = f"{run_name}, {twins} twins that differ in one example"
-    folder = out or RUNS / f"stability-{run_slug(run_config)}"
+    folder = result_folder(out, RUNS / f"stability-{run_slug(run_config)}")
     files = write_results(folder, "stability", document, twins_picture(measurements, title))
     if as_json:
         print_json({"files": files, **document})

@@ -30,7 +30,7 @@ from fedflat.experiment.analysis.replay import (
     moment_at_checkpoint,
     moment_at_model,
 )
-from fedflat.experiment.analysis.scoring import take_on_device
+from fedflat.experiment.analysis.scoring import Scorer, take_on_device
 from fedflat.experiment.config import Config
 from fedflat.experiment.store.checkpoint import CHECKPOINT
 from fedflat.experiment.store.run_folder import Record, client_statistics, load_record
@@ -277,6 +277,12 @@ class RunModel:
         """
         (objective,) = self.objectives(on, client=client, examples=examples, seed=seed, batch=batch)
         return sharpness_of(objective, kind, seed=seed, **options)
+
+    def test_metric(self) -> float | None:
+        """Evaluate the primary metric on the test set; None if the dataset has no test examples."""
+        test = self.problem.data.test
+        scores = Scorer(self.problem, self._state_with_statistics).scores(test) if len(test) else {}
+        return scores.get(self.problem.task.metric)
 
     def sibling(self, name: str | None = None, rounds: int | None = None) -> RunModel:
         """Return the run's model ``name`` (default: this model's name) after round ``rounds`` (default: final)."""
