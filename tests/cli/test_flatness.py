@@ -38,7 +38,7 @@ def test_spectrum_prints_a_table_and_writes_json_and_figure(fedflat, run):
     result = fedflat("flatness", "spectrum", run, f"{run}:server@2", *FEW, "--trace-draws", "4")
     assert result.exit_code == 0 and result.stderr == ""
     history = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    accuracy = history[-1]["test"]["wima(window=50)"]["accuracy"]
+    accuracy = history[-1]["test"]["wima"]["accuracy"]
     for word in (
         "test accuracy %",
         f"{100 * accuracy:.2f}",
