@@ -225,7 +225,7 @@ def lines(panels: Sequence[Panel], value: str | None = None, title: str = "") ->
     axes = figure.subplots()
     styles = line_styles(panel.title for panel in panels)
     for panel in panels:
-        label = f"{panel.title}   {panel.figures}" if panel.figures else panel.title
+        label = "   ".join([panel.title, *panel.figures.splitlines()])
         values = _finite(grid_of(panel.landscape, value))
         spacing = marker_spacing(len(values))
         axes.plot(panel.landscape.axes[0], values, **styles[panel.title].line, markevery=spacing, lw=1.9, label=label)
