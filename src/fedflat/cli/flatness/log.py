@@ -6,8 +6,8 @@ from pathlib import Path
 
 import typer
 
-from fedflat.cli.flatness.flags import OUT
-from fedflat.cli.flatness.output import (
+from fedflat.cli.flatness.common import (
+    OUT,
     evenly_spaced,
     print_files,
     print_table,

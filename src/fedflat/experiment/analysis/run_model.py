@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,16 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import PooledTask
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError, one_of
-from fedflat.experiment.analysis.model_reference import Reference, at_round, client_of, parse_reference
-from fedflat.experiment.analysis.reopen import primary_model, reopen, require_model, state_of
+from fedflat.experiment.analysis.reopen import (
+    Reference,
+    at_round,
+    client_of,
+    parse_reference,
+    primary_model,
+    reopen,
+    require_model,
+    state_of,
+)
 from fedflat.experiment.analysis.replay import (
     Moment,
     Replay,
@@ -30,7 +37,7 @@ from fedflat.experiment.analysis.replay import (
     moment_at_checkpoint,
     moment_at_model,
 )
-from fedflat.experiment.analysis.scoring import Scorer, take_on_device
+from fedflat.experiment.analysis.scoring import take_on_device
 from fedflat.experiment.config import Config
 from fedflat.experiment.store.checkpoint import CHECKPOINT
 from fedflat.experiment.store.run_folder import Record, client_statistics, load_record
@@ -65,7 +72,7 @@ def estimated_statistics(problem: Problem, model: ModelState, positions: np.ndar
     """Estimate BatchNorm statistics [buffers] of a model on the training examples at ``positions`` [count]."""
     # Batch sizes differ by at most one, because the estimate weights batches equally, and because a short last batch
     # might have a single example, which BatchNorm rejects.
-    batch_count = ceil(len(positions) / problem.evaluation_batch)
+    batch_count = math.ceil(len(positions) / problem.evaluation_batch)
     batches = torch.tensor_split(_as_indices(positions), batch_count)
     inputs = (problem.normalised(take_on_device(problem, problem.data.train, indices).inputs) for indices in batches)
     return problem.estimate_buffers(model.weights, model.integer_buffers, inputs)
@@ -277,12 +284,6 @@ class RunModel:
         """
         (objective,) = self.objectives(on, client=client, examples=examples, seed=seed, batch=batch)
         return sharpness_of(objective, kind, seed=seed, **options)
-
-    def test_metric(self) -> float | None:
-        """Evaluate the primary metric on the test set; None if the dataset has no test examples."""
-        test = self.problem.data.test
-        scores = Scorer(self.problem, self._state_with_statistics).scores(test) if len(test) else {}
-        return scores.get(self.problem.task.metric)
 
     def sibling(self, name: str | None = None, rounds: int | None = None) -> RunModel:
         """Return the run's model ``name`` (default: this model's name) after round ``rounds`` (default: final)."""

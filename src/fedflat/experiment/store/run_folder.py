@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedflat.algorithms import algorithm
 from fedflat.averaging import average_name
+from fedflat.display import counted
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config, config
@@ -32,8 +33,7 @@ from fedflat.experiment.store.files import (
     write_atomically,
 )
 from fedflat.experiment.store.run_collection import runs_below
-from fedflat.plugins import load_recorded, loaded_plugins
-from fedflat.units import counted
+from fedflat.registry import load_recorded, loaded_plugins
 
 PLUGINS = "plugins.json"
 """File with the paths and sha256 of the plugins that were loaded when the run began."""
