@@ -331,7 +331,8 @@ def load(folder: str | Path) -> Result:
     """Load a run from its folder.
 
     Args:
-        folder: the run folder; the run may still be in progress.
+        folder: the run folder; the run may still be in progress. ``fedflat.Comparison.load`` loads a folder of
+            several runs.
 
     Returns:
         The run's history, metrics and models; models are read on demand.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
+from math import floor, log10
+from statistics import median_low
 
 SHARES = frozenset({"accuracy", "miou", "iou", "pixel_accuracy", "mAP", "label_accuracy"})
 """Metrics between 0 and 1, which are shown in per cent."""
@@ -18,15 +20,28 @@ def is_share(metric: str) -> bool:
     return metric in SHARES
 
 
-def shown_metric(value: float | None, metric: str) -> str:
-    """Format a metric: accuracies and other shares in per cent, anything else with four digits.
+def shown_metric(value: float | None, metric: str, number_format: str = ".4g") -> str:
+    """Format a metric: accuracies and other shares in per cent, anything else with ``number_format``.
 
     >>> shown_metric(0.91234, "accuracy"), shown_metric(1.5, "loss")
     ('91.23', '1.5')
     """
     if value is None:
         return "–"
-    return f"{100 * value:.2f}" if is_share(metric) else f"{value:.4g}"
+    return f"{100 * value:.2f}" if is_share(metric) else format(value, number_format)
+
+
+def column_format(values: Iterable[float | None], digits: int = 4) -> str:
+    """Choose one format for the numbers of a column: as many decimals as a typical one needs for its first digits.
+
+    >>> column_format([0.7435, 0.741]), column_format([53.2, 1204.5, None]), column_format([3e-9])
+    ('.4f', '.2f', '.3e')
+    """
+    magnitudes = [abs(value) for value in values if value]
+    if not magnitudes:
+        return ".4g"
+    decimals = digits - 1 - floor(log10(median_low(magnitudes)))
+    return f".{max(decimals, 0)}f" if decimals <= 7 else ".3e"
 
 
 def with_unit(metric: str) -> str:
@@ -38,19 +53,21 @@ def with_unit(metric: str) -> str:
     return f"{metric} %" if is_share(metric) else metric
 
 
-def shown_bytes(count: float | None) -> str:
-    """Format a number of bytes in decimal units.
+BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 
-    >>> shown_bytes(123), shown_bytes(45_600_000)
-    ('123 B', '45.6 MB')
+
+def shown_bytes(count: float | None, largest: float | None = None) -> str:
+    """Format a number of bytes in decimal units; the ``largest`` number of a column determines its unit and decimals.
+
+    >>> shown_bytes(123), shown_bytes(45_600_000), shown_bytes(968_000, largest=1_936_000)
+    ('123 B', '45.6 MB', '0.97 MB')
     """
     if count is None:
         return "–"
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.1f} TB"
+    power = min(int(log10(max(largest or count, 1)) / 3), len(BYTE_UNITS) - 1)
+    unit = 1000**power
+    number_format = ".0f" if power == 0 else f",.{max(0, 2 - int(log10(largest / unit)))}f" if largest else ",.3g"
+    return f"{format(count / unit, number_format)} {BYTE_UNITS[power]}"
 
 
 def shown_seconds(seconds: float | None) -> str:
@@ -105,16 +122,16 @@ def _escape(value: object) -> str:
     return html.escape("–" if value is None else str(value))
 
 
-def shown_difference(value: float, metric: str) -> str:
+def shown_difference(value: float, metric: str, number_format: str = ".4g") -> str:
     """Format a difference of a metric with its sign; differences of shares are in percentage points.
 
     >>> shown_difference(0.0123, "accuracy"), shown_difference(-0.5, "loss")
     ('+1.23', '−0.5')
     """
-    return ("+" if value > 0 else "") + shown_metric(value, metric).replace("-", "−")
+    return ("+" if value > 0 else "") + shown_metric(value, metric, number_format).replace("-", "−")
 
 
-def shown_interval(bounds: Sequence[float] | None, metric: str) -> str:
+def shown_interval(bounds: Sequence[float] | None, metric: str, number_format: str = ".4g") -> str:
     """Format the confidence interval of a difference; None becomes a dash.
 
     >>> shown_interval((-0.01, 0.02), "accuracy")
@@ -123,7 +140,7 @@ def shown_interval(bounds: Sequence[float] | None, metric: str) -> str:
     if bounds is None:
         return "–"
     low, high = bounds
-    return f"{shown_difference(low, metric)} to {shown_difference(high, metric)}"
+    return f"{shown_difference(low, metric, number_format)} to {shown_difference(high, metric, number_format)}"
 
 
 def shown_p(p: float | None) -> str:

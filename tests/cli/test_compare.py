@@ -60,7 +60,10 @@ def test_the_table_has_every_algorithm_and_a_verdict(fedflat, compared, small):
 
 def test_finished_runs_are_not_run_again(fedflat, compared, small, monkeypatch):
     monkeypatch.setattr("fedflat.experiment.campaign.processes.Run", None)
-    assert fedflat("compare", "fedavg", "fedsam", *small, "--seeds", "0,1", "--quiet", "--out", compared).exit_code == 0
+    for algorithms in (["fedsam", "fedavg"], ["fedavg", "fedsam"]):
+        assert fedflat("compare", *algorithms, *small, "--seeds", "0,1", "--quiet", "--out", compared).exit_code == 0
+        rows = json.loads(fedflat("show", compared, "--json").stdout)["rows"]
+        assert [row["label"] for row in rows] == algorithms  # in the order of the last comparison
 
 
 def test_other_settings_in_the_same_folder_are_refused(fedflat, compared, small):

@@ -37,11 +37,24 @@ def told(result, sentence: str) -> None:
 def test_spectrum_prints_a_table_and_writes_json_and_figure(fedflat, run):
     result = fedflat("flatness", "spectrum", run, f"{run}:server@2", *FEW, "--trace-draws", "4")
     assert result.exit_code == 0 and result.stderr == ""
-    for word in ("wima", "server", "lambda_max / lambda_5", "lambda_min", "products", "lanczos", "±"):
+    history = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    accuracy = history[-1]["test"]["wima"]["accuracy"]
+    for word in (
+        "test accuracy %",
+        f"{100 * accuracy:.2f}",
+        "wima",
+        "server",
+        "lambda_max / lambda_5",
+        "lambda_min",
+        "products",
+        "lanczos",
+        "±",
+    ):
         assert word in result.stdout
     document = json.loads((run / "flatness/spectrum/spectrum.json").read_text())
     wima, server = document["models"].values()
     assert (wima["model"], server["model"]) == (f"{run}:wima", f"{run}:server@2")
+    assert wima["test"] == {"accuracy": pytest.approx(accuracy)}
     described = ("wima model, seed 0, round 3", "server model, seed 0, round 2")
     assert (wima["described"], server["described"]) == described
     (found,) = wima["subsets"]
@@ -112,7 +125,12 @@ def test_sharpness_of_every_kind(fedflat, run):
     (model,) = document["models"].values()
     small, large = model["sharpness"]
     assert len(small) == 2 and 0 < small[0]["value"] < large[0]["value"] and small[0]["rho"] == 0.05
-    assert json.loads((run / "flatness/sharpness/sharpness.json").read_text())["models"] == document["models"]
+    # Results with other settings are kept; the same command overwrites its own.
+    first, second = (run / f"flatness/{name}/sharpness.json" for name in ("sharpness", "sharpness-2"))
+    assert list(json.loads(first.read_text())["models"]) == ["wima", "server"]
+    assert json.loads(second.read_text())["models"] == document["models"]
+    assert fedflat("flatness", "sharpness", run, *flags).exit_code == 0
+    assert len(list((run / "flatness").glob("sharpness*"))) == 2
 
 
 @pytest.mark.parametrize(

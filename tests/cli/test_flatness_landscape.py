@@ -28,7 +28,8 @@ def test_several_runs_are_drawn_on_one_scale(fedflat: Fedflat, compared: Path, t
     assert "fedsam" in result.stdout
     assert "40 train examples, 40 test examples" in result.stdout
     files = {path.name for path in (tmp_path / "drawn").iterdir()}
-    assert files == {"landscape.json", "contours.png", "contours.pdf", "surfaces.png", "surfaces.pdf", "landscape.html"}
+    drawn = {f"{name}.{ending}" for name in ("contours", "surfaces") for ending in ("png", "pdf")}
+    assert files == {"landscape.json", "settings.json", "landscape.html", *drawn}
 
 
 def test_one_dimension_as_json(fedflat: Fedflat, finished: Path, tmp_path: Path) -> None:

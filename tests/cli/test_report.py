@@ -31,6 +31,11 @@ def test_every_file_is_written(fedflat, compared, tmp_path):
     assert (out / "results.csv").read_text().startswith("row,best over test,rounds to 0.99\n")
     assert r"algorithm & best & rounds to 0.99 \\" in (out / "results.tex").read_text()
     assert "unknown column 'median'" in fedflat(*arguments, "median").stderr
+    assert "add --target 0.5 (in Python: targets=[0.5])" in fedflat(*arguments, "rounds_to_0.5").stderr
+    (out / "results.csv").unlink()
+    too_wide = fedflat(*arguments, "mean_last,last,best,seeds,rounds_to_0.99,backward_passes,mb_up,time")
+    assert too_wide.exit_code != 0 and "results.tex was not written: the LaTeX table would be" in too_wide.stderr
+    assert (out / "results.csv").exists()  # all other files are written
 
 
 def test_the_written_settings_repeat_the_run(fedflat, compared, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -30,9 +31,14 @@ def test_a_result(result: fedflat.Result) -> None:
     assert list(result.to_pandas()["round"]) == [0, 1, 2]
 
 
-def test_a_comparison(result: fedflat.Result) -> None:
-    comparison = fedflat.compare(["fedavg", "fedsam"], seeds=2, jobs=1, **SMALL)
-    assert repr(comparison) == "Comparison(4 runs with 2 seeds: fedavg, fedsam)"
+def test_a_comparison(tmp_path: Path) -> None:
+    comparison = fedflat.compare(["fedsam", "fedavg"], seeds=2, jobs=1, out=tmp_path / "runs", **SMALL)
+    assert repr(comparison) == "Comparison(4 runs with 2 seeds: fedsam, fedavg)"
+    assert repr(fedflat.Comparison.load(tmp_path / "runs")) == repr(comparison)  # in the order of the comparison
+    with pytest.raises(fedflat.UserError, match=r"contains 4 runs.*fedflat\.Comparison\.load\("):
+        fedflat.load(tmp_path / "runs")
+    with pytest.raises(fedflat.UserError, match="no runs in"):
+        fedflat.Comparison.load(tmp_path / "none")
     page = comparison._repr_html_()
     assert "4 runs with 2 seeds, test accuracy %" in page and "<td>fedsam</td>" in page and " ± " in page
     assert isinstance(comparison.plot(), Figure) and len(comparison.to_pandas()) == 12
@@ -57,6 +63,7 @@ def test_a_spectrum(result: fedflat.Result) -> None:
     assert repr(spectrum).startswith(f"Spectrum(lambda_max={spectrum.lambda_max:.4g}, lambda_min=")
     assert "trace" not in repr(spectrum) and "eigenvalues=2 of 160, examples=40, converged=yes)" in repr(spectrum)
     assert "<td>lambda_max</td>" in spectrum._repr_html_() and "None" not in spectrum._repr_html_()
+    assert spectrum.plot(name="mine").axes[0].get_legend().get_texts()[0].get_text().startswith("mine ")
     assert list(spectrum.plot().axes[0].lines[0].get_ydata()) == pytest.approx(list(spectrum.eigenvalues))
 
 

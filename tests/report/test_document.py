@@ -183,7 +183,7 @@ def test_measured_spectra_and_clients_are_found(compared):
 def test_tables(document, section):
     results, differences = result_table(section, document["targets"]), difference_table(section, "last")
     assert (
-        "| fedsam | 82.00 ± 1.00 | 82.00 ± 1.00 | 85.00 ± 0.00 | 3 | 2 | 3+ (0/3) | 30 | 0.003 | 1.5 s |"
+        "| fedsam | 82.00 ± 1.00 | 82.00 ± 1.00 | 85.00 ± 0.00 | 3 | 2 | 3+ (0/3) | 30 | 0.00300 | 1.5 s |"
         in results.markdown()
     )
     assert all(MEAN_LABEL in text for text in (results.csv(), results.markdown(), values_csv(document)))
@@ -213,11 +213,34 @@ def test_wide_latex_tables_span_the_page_or_are_rejected(document, section):
     assert r"\begin{table*}[t]" in wide and r"\begin{tabularx}{\textwidth}" in wide and r"\end{table*}" in wide
     with pytest.raises(UserError, match="points wide, but a page has 397; select fewer columns"):
         latex_table(results, "tab:results")
-    with pytest.raises(UserError, match="'median'"):
-        results.select(["median"])
     broken = TextTable("a_b & 5%", {"row": "row"}, (("fedavg+wima(window=20)",),))
     assert r"fedavg+\allowbreak wima\allowbreak(window=\allowbreak 20)" in latex_table(broken, "tab:broken")
     assert r"\caption{a\_b \& 5\%}" in latex_table(broken, "tab:broken")
+
+
+def test_regression_has_no_classes_and_poor_models_are_noted(clone, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = {"dataset": f"arrays(path={tmp_path / 'mine.csv'})"}
+    for algorithm, rmse in (("fedavg", 0.5), ("fedsam", 0.1234)):
+        run = clone(algorithm, 0, [0.9, rmse], data=data)
+        metrics = (run / "metrics.jsonl").read_text().replace('"accuracy"', '"r2": -0.5, "rmse"')
+        (run / "metrics.jsonl").write_text(metrics if algorithm == "fedavg" else metrics.replace("-0.5", "0.5"))
+        for file, changes in (
+            ("status", {"metric": "rmse", "lower_is_better": True}),
+            ("partition", {"histogram": [[9]]}),
+        ):
+            content = json.loads((run / f"{file}.json").read_text()) | changes
+            (run / f"{file}.json").write_text(json.dumps(content))
+    document = report_document(gather([tmp_path / "runs"]))
+    (section,) = document["sections"]
+    assert "no better than predicting the mean of the targets: fedavg." in notes(section, "warn")
+    table = result_table(section, []).markdown()
+    assert "| fedavg | 0.5000 |" in table and "| fedsam | 0.1234 |" in table  # the same number of decimals
+    assert table.startswith("Test rmse on mine.csv, dirichlet")
+    page = report_page(document)
+    assert "classes per client" not in page and "Classes:" not in page
+    assert str(tmp_path) not in page and "runs/fedavg/seed-0" in page
+    assert figures_of(section, "last")["partition"].axes[0].get_xlabel() == "clients"
 
 
 def test_values_have_full_precision_and_include_diverged_runs(document):

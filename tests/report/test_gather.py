@@ -9,6 +9,7 @@ import pytest
 
 import fedflat
 from fedflat.errors import UserError
+from fedflat.experiment.store.run_collection import save_order
 from fedflat.reporting.page.document import report_document
 from fedflat.reporting.page.gather import gather, group_runs
 
@@ -20,6 +21,10 @@ def test_every_run_below_a_folder_is_found_once(compared):
     (group,) = group_runs(gathered.records)
     assert [label for label, _, _ in group.rows] == ["fedavg", "fedmoswa", "fedsam"]
     assert sorted(group.partitions) == [0, 1, 2]
+    save_order(compared, [compared / "fedsam" / "seed-0"])
+    save_order(compared, [compared / "fedmoswa" / "seed-0"])  # a later comparison in the same folder
+    (group,) = group_runs(gather([compared.parent]).records)
+    assert [label for label, _, _ in group.rows] == ["fedmoswa", "fedsam", "fedavg"]
 
 
 @pytest.mark.parametrize("missing", ["partition.json", "status.json"])

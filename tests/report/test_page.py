@@ -50,10 +50,13 @@ def test_embedded_values_cannot_close_the_script_element(compared):
     assert json.loads(inside[1])["sections"][0]["rows"][0]["label"].startswith("</script>")
 
 
+METADATA = {"described": "server model, seed 0, round 3"}
+
+
 def bowl() -> Landscape:
     axis = tuple(np.linspace(-1, 1, 5))
     values = {"train_loss": np.add.outer(np.square(axis), np.square(axis)) + 0.1}
-    return Landscape("around", (axis, axis), values, (Mark("model", (0.0, 0.0), 0.0, {"train_loss": 0.1}),), {})
+    return Landscape("around", (axis, axis), values, (Mark("model", (0.0, 0.0), 0.0, {"train_loss": 0.1}),), METADATA)
 
 
 @pytest.fixture(scope="module")
@@ -173,11 +176,13 @@ def test_switching_metric_axis_and_rows(browser, page):
 def test_light_and_dark(browser, page):
     ground = "return getComputedStyle(document.body).backgroundColor"
     show(browser, page, 1280, dark=True)
+    assert words(browser, "#s0-partition ~ p .one")[:10] == list("0123456789")  # the legend of the partition
     assert browser.execute_script(ground) == "rgb(20, 24, 29)"
     browser.find_element("id", "theme").click()
     assert browser.execute_script(ground) == "rgb(255, 255, 255)"
     show(browser, page, 1280)
     assert browser.execute_script(ground) == "rgb(255, 255, 255)"
+    browser.execute_script("localStorage.clear()")  # it stores the chosen theme
 
 
 def test_tables_fit_the_paper(browser, page):
@@ -185,7 +190,9 @@ def test_tables_fit_the_paper(browser, page):
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     try:
         assert browser.execute_script("return document.documentElement.scrollWidth") <= 760
-        assert browser.execute_script("return getComputedStyle(document.querySelector('.controls')).display") == "none"
+        for hidden in (".controls", ".hint"):
+            display = f"return getComputedStyle(document.querySelector('{hidden}')).display"
+            assert browser.execute_script(display) == "none"
     finally:
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
@@ -232,25 +239,29 @@ def test_landscapes_fit_a_phone_in_dark_mode_without_a_network(browser, compared
     assert not browser.execute_script("return !!window.Plotly")
     for last in (-1, -2):
         browser.execute_script(f"[...document.querySelectorAll('.later')].at({last}).scrollIntoView()")
-    drawn = "return document.querySelectorAll('.js-plotly-plot .contourlayer').length"
+    labels = "[...document.querySelectorAll('.js-plotly-plot .xtitle')].map(e => getComputedStyle(e))"
+    drawn = f"return {labels}.filter(style => style.fill === 'rgb(228, 232, 236)' && style.stroke === 'none').length"
     for _ in range(300):  # contours need no WebGL, which a machine without a display may lack
         if browser.execute_script(drawn) == 2:
             break
         time.sleep(0.1)
     else:
-        raise AssertionError("no landscape was drawn")
+        raise AssertionError("no landscape was drawn in the colours of the theme")
     assert [message for message in errors(browser) if "WebGL" not in message] == []
     assert requests(browser) == []
     assert browser.execute_script(OUTSIDE) == []
-    label = "getComputedStyle(document.querySelector('.js-plotly-plot .xtitle'))"
-    assert browser.execute_script(f"return [{label}.fill, {label}.stroke]") == ["rgb(34, 48, 60)", "none"]
+    ground = "return getComputedStyle(document.querySelector('.js-plotly-plot .main-svg')).backgroundColor"
+    assert browser.execute_script(ground) == "rgba(0, 0, 0, 0)"
+    assert words(browser, ".title") == [f"{name}server model, seed 0, round 3" for name in ("fedavg", "fedsam")]
+    bold = "return document.querySelectorAll('.contourlayer .contour:nth-child(2) .contourlines path').length"
+    assert browser.execute_script(bold) >= 2  # one line of equal loss per panel
     assert words(browser, ".js-plotly-plot .xtitle") == ["direction 1 (filter norms)"] * 2
     buttons = "return [...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title || 'logo')"
     assert not {"logo", "Share chart..."} & set(browser.execute_script(buttons))
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     try:
         boxes = (
-            "return [...document.querySelectorAll('.light')].map(b => [b.scrollWidth, getComputedStyle(b).breakInside])"
+            "return [...document.querySelectorAll('.panel')].map(b => [b.scrollWidth, getComputedStyle(b).breakInside])"
         )
         assert browser.execute_script(boxes) == [[340, "avoid"]] * 4
     finally:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedflat import models
 from fedflat.data import Dataset
-from fedflat.display import counted, html_table, shown_metric, with_unit
+from fedflat.display import column_format, counted, html_table, shown_metric, with_unit
 from fedflat.engines.problem.task import is_error
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.analysis.evaluation import Evaluation, evaluate
@@ -23,6 +23,7 @@ from fedflat.experiment.make_config import as_path
 from fedflat.experiment.setup.problem import build_network, is_user_supplied, load_data
 from fedflat.experiment.setup.weights import load_tensors
 from fedflat.experiment.stopping import check_target
+from fedflat.experiment.store.run_collection import runs_below
 from fedflat.experiment.store.run_folder import Record, load_record, model_file
 from fedflat.reporting.row import Row
 from fedflat.reporting.tables.summary import RoundsToTarget, Summary, rounds_to, seed_statistics, summarise
@@ -273,6 +274,15 @@ class Comparison:
         if not self.records:
             raise UserError("no runs to compare")
 
+    @classmethod
+    def load(cls, folder: str | Path) -> Comparison:
+        """Load all runs at or below a folder, such as the output folder of a comparison or a sweep."""
+        path = as_path("folder", folder)
+        runs = runs_below(path)
+        if not runs:
+            raise UserError(f"no runs in {path}; expected a folder written by fedflat compare, sweep or run")
+        return cls(load_record(run) for run in runs)
+
     def __repr__(self) -> str:
         labels = ", ".join(dict.fromkeys(row.label for row in self.rows()))
         return f"Comparison({self._title()}: {labels})"
@@ -280,9 +290,11 @@ class Comparison:
     def _repr_html_(self) -> str:
         """Return an HTML table of the rows, which notebooks show."""
         columns = ("algorithm", "mean of the last evaluations", "last", "seeds")
-        rows = []
-        for row in self.table():
-            shown = [row[name].shown(self.metric) if name in row else None for name in ("mean_last", "last")]
+        table, rows = self.table(), []
+        number_format = column_format(row["last"].mean for row in table if "last" in row)
+        for row in table:
+            statistics = (row.get("mean_last"), row.get("last"))  # missing if every run diverged
+            shown = [mean and mean.shown(self.metric, number_format) for mean in statistics]
             rows.append((row["label"], *shown, row["seeds"]))
         return html_table(f"{self._title()}, test {with_unit(self.metric)}", columns, rows)
 

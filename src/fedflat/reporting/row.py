@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from fedflat.experiment.store.run_folder import Record
 
+WORSE_THAN_MEAN = "R² is not above 0, so these models are no better than predicting the mean of the targets"
+"""Warning about rows with ``is_worse_than_mean``."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -17,6 +20,12 @@ class Row:
     """Name of the evaluated model: ``server``, or an average such as ``wima(window=50)``."""
     records: tuple[Record, ...]
     """The runs of this row, one per seed."""
+
+    @property
+    def is_worse_than_mean(self) -> bool:
+        """Whether R² of a run's last evaluation is not above 0: predicting the mean target would be as good."""
+        last = [record.history[-1]["test"].get(self.model, {}) for record in self.records if record.history]
+        return any(metrics.get("r2", 1) <= 0 for metrics in last)
 
     @property
     def label(self) -> str:

@@ -39,15 +39,16 @@ def show(
 
 def _show_comparison(folder: Path, targets: list[float], as_json: bool) -> None:
     """Compare all readable runs below a folder."""
+    from fedflat.experiment.store.run_collection import runs_below
     from fedflat.experiment.store.run_folder import load_record
     from fedflat.reporting.result import Comparison
 
     records = []
-    for path in sorted(folder.rglob("config.yaml")):
+    for run in runs_below(folder):
         try:
-            records.append(load_record(path.parent))
+            records.append(load_record(run))
         except UserError as error:
-            print(f"fedflat: {path.parent} skipped: {error}", file=sys.stderr)
+            print(f"fedflat: {run} skipped: {error}", file=sys.stderr)
     if not records:
         raise UserError(f"no runs in {folder}; expected folders created by fedflat run")
     comparison = Comparison(records)

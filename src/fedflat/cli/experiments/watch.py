@@ -111,11 +111,12 @@ def read_runs(paths: list[Path], report_errors: bool = False) -> list[WatchedRun
 
     Unreadable runs, for example of a newer version, are skipped; ``report_errors`` prints why.
     """
+    from fedflat.experiment.store.run_collection import runs_below
     from fedflat.experiment.store.run_folder import RunFolder
 
     folders: list[Path] = []
     for path in paths:
-        folders += [path] if RunFolder(path).exists else sorted(config.parent for config in path.rglob("config.yaml"))
+        folders += [path] if RunFolder(path).exists else runs_below(path)
     runs = []
     for folder in dict.fromkeys(folders):
         try:

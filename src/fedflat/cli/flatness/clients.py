@@ -17,6 +17,7 @@ from fedflat.cli.flatness.common import (
     open_run,
     print_files,
     print_table,
+    result_folder,
     three_digits,
     write_results,
 )
@@ -74,7 +75,7 @@ def clients(
         "not_trained_again": why_not_all,
     }
     picture = clients_picture(cohorts, evaluations, heading, metric)
-    files = write_results(out or run / "flatness" / "clients", "clients", document, picture)
+    files = write_results(result_folder(out, run / "flatness" / "clients"), "clients", document, picture)
     if as_json:
         print_json({"files": files, **document})
         return

@@ -13,7 +13,7 @@ import typer
 
 from fedflat.cli.shared.completion import complete_run
 from fedflat.cli.shared.flags import no_default, optional
-from fedflat.cli.shared.screen import fetch_if_missing, key_values, screen, table
+from fedflat.cli.shared.screen import fetch_if_missing, key_values, screen, shown_metric, table, with_unit
 from fedflat.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ OUT = optional(
 DEFAULT_SUBSETS = 3
 
 T = TypeVar("T")
+OUTPUT_FLAGS = ("out", "as_json", "quiet")
+"""Parameters of commands that do not affect results."""
+SETTINGS = "settings.json"
 MAX_LISTED = 20
 """Maximum number of clients, classes or rounds listed individually."""
 
@@ -169,16 +172,6 @@ def short_names(models: Sequence[RunModel]) -> list[str]:
     return with_seeds if len(set(with_seeds)) == len(with_seeds) else [model.label for model in models]
 
 
-def describe_model(model: RunModel) -> str:
-    """Describe a model, e.g. ``wima model, seed 0, round 50``, or name its weights file."""
-    from fedflat.experiment.analysis.external_model import ExternalModel
-
-    if isinstance(model, ExternalModel):
-        return model.file.name
-    rounds = model.record.rounds if model.rounds is None else model.rounds
-    return f"{model.name} model, seed {model.record.config.seed}, round {rounds}"
-
-
 def _model_and_round(model: RunModel) -> str:
     return model.name if model.rounds is None else f"{model.name}@{model.rounds}"
 
@@ -210,17 +203,44 @@ def default_folder(models: dict[str, RunModel], measurement: str) -> Path:
     return model.record.folder.path / "flatness" / measurement
 
 
+def result_folder(out: Path | None, default: Path) -> Path:
+    """Create the folder of a measurement's results, and store the settings of the running command in it.
+
+    Without ``out``, results with other settings are not overwritten: the folder is then ``default-2``, and so on.
+
+    Args:
+        out: the folder that the user has chosen.
+        default: the folder to use otherwise.
+    """
+    from click import get_current_context
+
+    from fedflat.experiment.store.files import create_folder, write_atomically
+
+    used = {name: value for name, value in get_current_context().params.items() if name not in OUTPUT_FLAGS}
+    settings = json.dumps(used, indent=2, default=str) + "\n"
+    folder, number = out or default, 1
+    while out is None and folder.exists() and _text_of(folder / SETTINGS) != settings:
+        number += 1
+        folder = default.with_name(f"{default.name}-{number}")
+    create_folder(folder)
+    write_atomically(folder / SETTINGS, settings)
+    return folder
+
+
+def _text_of(file: Path) -> str:
+    return file.read_text(encoding="utf-8") if file.exists() else ""
+
+
 def write_results(folder: Path, name: str, document: dict[str, Any], figure: Figure | None = None) -> dict[str, Path]:
-    """Write ``document`` to ``name.json`` and ``figure`` to ``name.png`` in ``folder``, which is created if missing.
+    """Write ``document`` to ``name.json`` and ``figure`` to ``name.png`` in ``folder``.
 
     Returns:
         The paths, by the labels ``numbers`` and ``picture``.
     """
     from fedflat.cli.shared.one_run import write_figure
-    from fedflat.experiment.store.files import create_folder, write_atomically
+    from fedflat.experiment.store.files import write_atomically
 
     files = {"numbers": folder / f"{name}.json"}
-    create_folder(folder)
     write_atomically(files["numbers"], json.dumps(document, indent=2, default=str) + "\n")
     if figure is not None:
         files["picture"] = folder / f"{name}.png"
@@ -255,6 +275,25 @@ def print_table(
     console.print(table(columns, rows, numeric=columns[text_columns:]))
     if note:
         console.print(note, style="dim", markup=False)
+
+
+def test_metric(model: RunModel) -> dict[str, float | None]:
+    """Evaluate the task's metric on the test set; returns it by name, None if the dataset has no test examples."""
+    from fedflat.experiment.analysis.run_model import with_statistics
+    from fedflat.experiment.analysis.scoring import Scorer
+
+    problem, metric = model.problem, model.problem.task.metric
+    if not len(problem.data.test):
+        return {metric: None}
+    state = with_statistics(problem, model.state, model.training_positions)
+    return {metric: Scorer(problem, state).scores(problem.data.test)[metric]}
+
+
+def test_column(document: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    """Return the heading of the test metric, and its values as text by model; ``document`` holds them by model."""
+    tests = {name: next(iter(model["test"].items())) for name, model in document["models"].items()}
+    metric = next(iter(tests.values()))[0]
+    return f"test {with_unit(metric)}", {name: shown_metric(value, of) for name, (of, value) in tests.items()}
 
 
 def print_files(files: Mapping[str, object]) -> None:

@@ -8,7 +8,16 @@ from typing import Any
 import typer
 
 from fedflat.cli.flatness.clients import CLIENTS, EXAMPLES
-from fedflat.cli.flatness.common import OUT, heading_of, open_run, print_files, print_table, three_digits, write_results
+from fedflat.cli.flatness.common import (
+    OUT,
+    heading_of,
+    open_run,
+    print_files,
+    print_table,
+    result_folder,
+    three_digits,
+    write_results,
+)
 from fedflat.cli.shared.flags import JSON, MODEL, QUIET, RUN, SEED
 from fedflat.cli.shared.screen import print_json, status_line
 
@@ -35,7 +44,7 @@ def gap(
         opened.sample.gap_examples = examples
         gaps, metric = opened.gaps(), opened.problem.task.metric
     heading, document = heading_of(opened), {"run": str(run), "models": gaps}
-    files = write_results(out or run / "flatness" / "gap", "gap", document, gap_picture(gaps, heading))
+    files = write_results(result_folder(out, run / "flatness" / "gap"), "gap", document, gap_picture(gaps, heading))
     if as_json:
         print_json({"files": files, **document})
         return
@@ -73,7 +82,7 @@ def bounds(
         theory = opened.theory(estimates)
     heading, document = heading_of(opened), {"run": str(run), "rounds": estimates, **theory.document()}
     picture = constants_picture(estimates, heading)
-    files = write_results(out or run / "flatness" / "bounds", "bounds", document, picture)
+    files = write_results(result_folder(out, run / "flatness" / "bounds"), "bounds", document, picture)
     if as_json:
         print_json({"files": files, **document})
         return

@@ -22,6 +22,7 @@ from fedflat.cli.flatness.common import (
     open_models,
     print_files,
     print_table,
+    result_folder,
 )
 from fedflat.cli.shared.completion import complete_run
 from fedflat.cli.shared.flags import DATA_DIR, JSON, QUIET, SEED, optional
@@ -104,7 +105,7 @@ def landscape(
         figures = {"contours": contours(panels, value), "surfaces": surfaces(panels, value)}
     else:
         figures = {"lines": lines(panels, value)}
-    files = _write_files(out or default_folder(opened, "landscape"), grids, figures, panels, value)
+    files = _write_files(result_folder(out, default_folder(opened, "landscape")), grids, figures, panels, value)
     if as_json:
         print_json({"files": files, "models": {name: _document(grid) for name, grid in grids.items()}})
         return
@@ -157,7 +158,9 @@ def plane(
     grid = _evaluate_between(opened, plane_of, options, quiet or as_json)
     panel, values = Panel("", grid), values_to_plot(grid)
     figures = {"plane": plane_picture(grid), "surface": surfaces([panel], values[0])}
-    files = _write_files(out or default_folder(opened, "plane"), {"plane": grid}, figures, [panel], values[0])
+    files = _write_files(
+        result_folder(out, default_folder(opened, "plane")), {"plane": grid}, figures, [panel], values[0]
+    )
     if as_json:
         marks = [{"name": mark.name, "at": mark.position, "off": mark.distance} for mark in grid.marks]
         print_json({"files": files, "marks": marks, "distances": grid.metadata["distances"]})
@@ -212,7 +215,7 @@ def path(
     barriers = {name: barrier(grid.axes[0], values) for name, values in grid.values.items()}
     title, values = " to ".join(mark.name for mark in grid.marks), values_to_plot(grid)
     figures, panels = {"path": path_picture(grid)}, [Panel(title, grid)]
-    files = _write_files(out or default_folder(opened, "path"), {title: grid}, figures, panels, values[0])
+    files = _write_files(result_folder(out, default_folder(opened, "path")), {title: grid}, figures, panels, values[0])
     if as_json:
         heights = {name: {"height": _finite(rise.height), "at": rise.at} for name, rise in barriers.items()}
         print_json({"files": files, "distance": grid.metadata["distance"], "barriers": heights})
@@ -341,13 +344,14 @@ def _shown_value(value: float, name: str) -> str:
 
 
 def _caption(grid: Landscape) -> str:
-    """Return the test metric of the model in the centre, e.g. ``test error 8.5 %``; empty if it has none."""
+    """Describe the model in the centre in one line, and its test metric, e.g. ``test error 8.5 %``, in another."""
     from fedflat.reporting.figures.landscape_scale import shown_value
 
     name = grid.test_metric
     (value,) = _shown_values(grid.marks[0], name)
     unit = " %" if name.endswith("error") else ""
-    return "" if value is None else f"{shown_value(name)} {value}{unit}"
+    metric = [] if value is None else [f"{shown_value(name)} {value}{unit}"]
+    return "\n".join([grid.metadata["described"], *metric])
 
 
 def _document(grid: Landscape) -> dict[str, Any]:

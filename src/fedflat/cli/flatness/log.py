@@ -6,7 +6,15 @@ from pathlib import Path
 
 import typer
 
-from fedflat.cli.flatness.common import OUT, evenly_spaced, print_files, print_table, three_digits, write_results
+from fedflat.cli.flatness.common import (
+    OUT,
+    evenly_spaced,
+    print_files,
+    print_table,
+    result_folder,
+    three_digits,
+    write_results,
+)
 from fedflat.cli.shared.completion import complete_run
 from fedflat.cli.shared.flags import JSON, optional
 from fedflat.cli.shared.screen import print_json
@@ -38,7 +46,7 @@ def log(
         logs[name] = logged(record, model_name)
         seconds[name] = record.folder.flatness_seconds() if record.folder else 0.0
     document = {"runs": {name: {"run": str(run), "log": logs[name]} for name, run in zip(logs, runs, strict=True)}}
-    files = write_results(out or runs[0] / "flatness" / "log", "log", document, log_picture(logs))
+    files = write_results(result_folder(out, runs[0] / "flatness" / "log"), "log", document, log_picture(logs))
     if as_json:
         print_json({"files": files, **document})
         return

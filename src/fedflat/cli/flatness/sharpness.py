@@ -27,6 +27,9 @@ from fedflat.cli.flatness.common import (
     plus_minus,
     print_files,
     print_table,
+    result_folder,
+    test_column,
+    test_metric,
     write_results,
 )
 from fedflat.cli.shared.flags import DATA_DIR, JSON, QUIET, SEED, no_default
@@ -102,30 +105,32 @@ def sharpness(
     document["models"] = {}
     for name, model in opened.items():
         by_measure = [[subset.document() for subset in subset_list] for subset_list in results[name].values()]
-        document["models"][name] = {"model": model.label, "sharpness": by_measure}
-    files = write_results(out or default_folder(opened, "sharpness"), "sharpness", document)
+        document["models"][name] = {"model": model.label, "test": test_metric(model), "sharpness": by_measure}
+    files = write_results(result_folder(out, default_folder(opened, "sharpness")), "sharpness", document)
     if as_json:
         print_json({"files": files, **document})
         return
-    _print_results(results, data, steps, time.monotonic() - start)
+    _print_results(results, document, time.monotonic() - start)
     print_files(files)
 
 
-def _print_results(results: Results, data: str, steps: int, seconds: float) -> None:
+def _print_results(results: Results, document: dict[str, Any], seconds: float) -> None:
     """Print one row per model and one column per measure and radius.
 
     Args:
         results: by model, then by measure and radius, the sharpness on each subset of examples.
-        data: name of the data, e.g. ``train``.
-        steps: ascent steps of the worst-case measures.
+        document: the data, the ascent steps of the worst-case measures and, for each model, its test metric.
         seconds: duration of the measurement.
     """
-    measures = list(next(iter(results.values())))
+    measures, steps = list(next(iter(results.values()))), document["ascent_steps"]
+    metric, shown_tests = test_column(document)
     rows = []
     for name, by_measure in results.items():
         losses = [subset.loss for subset in by_measure[measures[0]]]
-        rows.append((name, plus_minus(losses), *(_shown_rise(subsets) for subsets in by_measure.values())))
-    columns = ("model", "loss", *(f"{kind}, rho {rho:g}" for kind, rho in measures))
+        rows.append(
+            (name, plus_minus(losses), shown_tests[name], *(_shown_rise(subsets) for subsets in by_measure.values()))
+        )
+    columns = ("model", "loss", metric, *(f"{kind}, rho {rho:g}" for kind, rho in measures))
     subsets = next(iter(results.values()))[measures[0]]
     examples = f"{shown_count(subsets[0].examples)} examples"
     interval = "95 % confidence interval of the average"
@@ -134,7 +139,7 @@ def _print_results(results: Results, data: str, steps: int, seconds: float) -> N
         interval = "standard deviation over subsets"
     worst_case = "first-order direction" if steps == 1 else f"{steps} ascent steps"
     note = f"± {interval}; worst case: {worst_case}; {shown_seconds(seconds)}"
-    print_table(f"Rise of the loss on {data}, {examples}", columns, rows, note)
+    print_table(f"Rise of the loss on {document['on']}, {examples}", columns, rows, note)
 
 
 def _shown_rise(subsets: list[Sharpness]) -> str:

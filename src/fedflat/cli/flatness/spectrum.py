@@ -23,12 +23,14 @@ from fedflat.cli.flatness.common import (
     SUBSETS,
     data_name,
     default_folder,
-    describe_model,
     number_of_subsets,
     open_models,
     plus_minus,
     print_files,
     print_table,
+    result_folder,
+    test_column,
+    test_metric,
     write_results,
 )
 from fedflat.cli.shared.flags import DATA_DIR, JSON, QUIET, SEED, optional
@@ -113,25 +115,26 @@ def spectrum(
     for name, model in opened.items():
         document["models"][name] = {
             "model": model.label,
-            "described": describe_model(model),
+            "described": model.description,
+            "test": test_metric(model),
             "examples_of": all_examples[name],
             "subsets": [subset.document() for subset in spectra[name]],
         }
-    figure = spectrum_picture(spectra, {name: describe_model(model) for name, model in opened.items()})
-    files = write_results(out or default_folder(opened, "spectrum"), "spectrum", document, figure)
+    figure = spectrum_picture(spectra, {name: model.description for name, model in opened.items()})
+    files = write_results(result_folder(out, default_folder(opened, "spectrum")), "spectrum", document, figure)
     if as_json:
         print_json({"files": files, **document})
         return
-    _print_spectra(spectra, document["on"], next(iter(all_examples.values())))
+    _print_spectra(spectra, document, next(iter(all_examples.values())))
     print_files(files)
 
 
-def _print_spectra(spectra: dict[str, list[Spectrum]], data: str, all_examples: int) -> None:
+def _print_spectra(spectra: dict[str, list[Spectrum]], document: dict[str, Any], all_examples: int) -> None:
     """Print one row per model, and the residuals of models whose eigenvalues have not converged.
 
     Args:
         spectra: by model, the spectrum on each subset.
-        data: name of the data.
+        document: the data and, for each model, its test metric.
         all_examples: number of examples from which the subsets were drawn.
     """
     subsets = next(iter(spectra.values()))
@@ -141,9 +144,20 @@ def _print_spectra(spectra: dict[str, list[Spectrum]], data: str, all_examples: 
     if len(subsets) > 1:
         examples = f"{len(subsets)} subsets of {examples} of {shown_count(all_examples)}"
         note = "± standard deviation over subsets"
-    columns = ("model", "loss", "lambda_max", "lambda_max / lambda_5", "lambda_min", "trace", "products", "time")
-    heading = f"Curvature on {data}, {examples} examples, {first.precision}, {first.method}"
-    print_table(heading, columns, [_row(name, subsets) for name, subsets in spectra.items()], note)
+    metric, shown_tests = test_column(document)
+    columns = (
+        "model",
+        "loss",
+        metric,
+        "lambda_max",
+        "lambda_max / lambda_5",
+        "lambda_min",
+        "trace",
+        "products",
+        "time",
+    )
+    heading = f"Curvature on {document['on']}, {examples} examples, {first.precision}, {first.method}"
+    print_table(heading, columns, [_row(name, subsets, shown_tests[name]) for name, subsets in spectra.items()], note)
     for name, subsets in spectra.items():
         if not all(subset.converged for subset in subsets):
             worst = max(_largest_relative_residual(subset) for subset in subsets)
@@ -155,8 +169,8 @@ def _largest_relative_residual(spectrum: Spectrum) -> float:
     return max((residual / abs(eigenvalue) for eigenvalue, residual in pairs if eigenvalue), default=0.0)
 
 
-def _row(name: str, subsets: Sequence[Spectrum]) -> tuple[object, ...]:
-    """Return the table row of a model: means with standard deviations over its subsets of examples.
+def _row(name: str, subsets: Sequence[Spectrum], test_metric: str) -> tuple[object, ...]:
+    """Return the table row of a model: its test metric, and means with standard deviations over subsets of examples.
 
     On a single subset, the trace has the confidence interval of its random estimate instead.
     """
@@ -172,6 +186,7 @@ def _row(name: str, subsets: Sequence[Spectrum]) -> tuple[object, ...]:
     return (
         name,
         mean_of([subset.loss for subset in subsets]),
+        test_metric,
         mean_of([subset.lambda_max for subset in subsets]),
         mean_of([subset.ratio for subset in subsets]),
         mean_of([subset.lambda_min for subset in subsets]),

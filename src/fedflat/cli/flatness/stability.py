@@ -7,7 +7,15 @@ from typing import Any
 
 import typer
 
-from fedflat.cli.flatness.common import evenly_spaced, mean, print_files, print_table, three_digits, write_results
+from fedflat.cli.flatness.common import (
+    evenly_spaced,
+    mean,
+    print_files,
+    print_table,
+    result_folder,
+    three_digits,
+    write_results,
+)
 from fedflat.cli.shared.completion import complete_algorithm
 from fedflat.cli.shared.flags import CONFIG, JSON, QUIET, SET, optional, with_settings
 from fedflat.cli.shared.screen import print_json, status_line
@@ -78,7 +86,7 @@ def stability(
     }
     run_name = f"{run_config.algorithm}   {run_config.data.dataset}, seed {run_config.seed}"
     title = f"{run_name}, {twins} twins that differ in one example"
-    folder = out or RUNS / f"stability-{run_slug(run_config)}"
+    folder = result_folder(out, RUNS / f"stability-{run_slug(run_config)}")
     files = write_results(folder, "stability", document, twins_picture(measurements, title))
     if as_json:
         print_json({"files": files, **document})

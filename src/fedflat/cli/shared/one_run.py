@@ -15,7 +15,7 @@ from fedflat.cli.shared.screen import (
     shown_metric,
     table,
 )
-from fedflat.display import shown_seconds, with_unit
+from fedflat.display import column_format, shown_seconds, with_unit
 from fedflat.reporting.figures.files import check_figure as check_figure
 from fedflat.reporting.figures.files import write_figure as write_figure
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from fedflat.experiment.store.run_folder import Record
-    from fedflat.reporting.result import Result
+    from fedflat.reporting.result import Comparison, Result
 
 COSTS = ("backward_passes", "samples", "bytes_down", "bytes_up")
 STATUS_STYLE = {
@@ -69,6 +69,8 @@ def print_run(record: Record, settings: bool = False) -> None:
     """Print a run's metrics, cost and folder; ``settings`` adds its settings and partition."""
     from rich.text import Text
 
+    from fedflat.reporting.result import Comparison
+
     document, console = run_document(record), screen()
     metric, cost = document["metric"], document["cost"]
     about = f"   {record.config.data.dataset}, seed {record.config.seed}   "
@@ -77,6 +79,7 @@ def print_run(record: Record, settings: bool = False) -> None:
     console.print()
     _print_models(document["models"], metric)
     console.print()
+    print_r2_warning(Comparison([record]))
     console.print(
         key_values(
             {
@@ -95,6 +98,15 @@ def print_run(record: Record, settings: bool = False) -> None:
             print_partition(record.folder.partition())
 
 
+def print_r2_warning(comparison: Comparison) -> None:
+    """Warn about models that are no better than predicting the mean of the targets, if there are any."""
+    from fedflat.reporting.row import WORSE_THAN_MEAN
+
+    labels = [row.label for row in comparison.rows() if row.is_worse_than_mean]
+    if labels:
+        screen().print(f"{WORSE_THAN_MEAN}: {', '.join(labels)}.", style="yellow", markup=False)
+
+
 def _print_models(models: dict[str, dict[str, Any] | None], metric: str) -> None:
     """Print one row per evaluated model; n is the number of evaluations that its mean covers.
 
@@ -106,12 +118,13 @@ def _print_models(models: dict[str, dict[str, Any] | None], metric: str) -> None
     mean_column = "mean of last 10 %\nof evaluations"
     if len(counts) == 1:
         mean_column += f" (n={max(counts)})"
+    number_format = column_format(summary["last"] for summary in models.values() if summary)
     rows: list[tuple[object, ...]] = []
     for name, summary in models.items():
         if summary is None:
             rows.append((name, None, None, None))
             continue
-        last, mean, best = (shown_metric(summary[key], metric) for key in ("last", "mean_last", "best"))
+        last, mean, best = (shown_metric(summary[key], metric, number_format) for key in ("last", "mean_last", "best"))
         if len(counts) > 1:
             mean += f" (n={summary['mean_count']})"
         rows.append((name, last, mean, best))
@@ -156,11 +169,13 @@ def _partition_texts(partition: dict[str, Any]) -> dict[str, object]:
         "seed": partition["seed"],
         "clients": f"{shown_count(clients)}{subset}",
         "examples per client": f"{sizes['min']} to {sizes['max']}, median {sizes['median']:g}",
-        "classes per client": f"{partition['classes_per_client']:.2f} on average",
-        "heterogeneity": f"{partition['heterogeneity']:.3f} (mean total variation distance from all data; 0 is i.i.d.)",
         "coverage": f"{100 * partition['coverage']:.1f} % of the training examples",
         "duplicates": f"{shown_count(partition['duplicates'])} examples are used more than once",
     }
+    if len(partition["histogram"][0]) > 1:  # regression has no classes
+        distance = f"{partition['heterogeneity']:.3f}"
+        texts["classes per client"] = f"{partition['classes_per_client']:.2f} on average"
+        texts["heterogeneity"] = f"{distance} (mean total variation distance from all data; 0 is i.i.d.)"
     only_if_positive = {
         "unseen": "clients never train",
         "thinned": "examples removed by the long tail",

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fedflat.cli.lookup.settings import flat_settings
-from fedflat.cli.shared.one_run import folder_of
+from fedflat.cli.shared.one_run import folder_of, print_r2_warning
 from fedflat.cli.shared.screen import screen, shown_bytes, shown_metric, shown_seconds, table, with_unit
-from fedflat.display import is_share
+from fedflat.display import column_format, is_share
 from fedflat.reporting.tables.summary import MEAN_LABEL, best_of, shown_range
 from fedflat.text import write_value
 
@@ -70,6 +70,7 @@ def print_comparison(comparison: Comparison, targets: Sequence[float] = ()) -> N
             reason = f", {record.reason}" if record.reason else ""
             message = f"{record.config.algorithm}, seed {record.config.seed}: {record.status}{reason}"
             console.print(message, style="red" if record.status == "diverged" else "yellow")
+    print_r2_warning(comparison)
     console.print(verdict(comparison), style="bold")
 
 
@@ -84,12 +85,13 @@ def _comparison_table(comparison: Comparison, rows: list[dict[str, Any]], target
         rows: the values of each row, from ``comparison.table``.
         targets: values of the metric, each with a column of the rounds to reach it.
     """
-    settings, metric = differing_settings(comparison), comparison.metric
+    settings, metric, number_format = differing_settings(comparison), comparison.metric, _number_format(rows)
     has_settings, same_counts = any(settings), len(evaluation_counts(rows)) == 1
     means = [row["mean_last"].mean for row in rows if "mean_last" in row]
     best = best_of(means, comparison.lower_is_better) if means and same_counts else None
     target_columns = [f"rounds\nto {target:g}" for target in targets]
     numeric = ["mean of last 10 %\nof evaluations", "last", "seeds", *target_columns, "time", "sent up"]
+    most_bytes = max((row["bytes_up"] or 0 for row in rows), default=None)
     cells: list[list[object]] = []
     for row, different in zip(rows, settings, strict=True):
         mean, last, seeds = row.get("mean_last"), row.get("last"), row["seeds"]
@@ -100,12 +102,12 @@ def _comparison_table(comparison: Comparison, rows: list[dict[str, Any]], target
             [
                 row["label"],
                 *([_assignments(different)] if has_settings else []),
-                _statistics_cell(mean, metric, is_best, count),
-                _statistics_cell(last, metric),
+                _statistics_cell(mean, metric, number_format, is_best, count),
+                _statistics_cell(last, metric, number_format),
                 f"{seeds} ({row['diverged']} diverged)" if row["diverged"] else seeds,
                 *rounds_to,
                 shown_seconds(row["seconds"]),
-                shown_bytes(row["bytes_up"]),
+                shown_bytes(row["bytes_up"], most_bytes),
             ]
         )
     columns = ["algorithm", "settings", *numeric] if has_settings else ["algorithm", *numeric]
@@ -132,7 +134,7 @@ def verdict(comparison: Comparison) -> str:
         return f"The means cover different numbers of evaluations ({counts}), so rows are not ranked."
     best, first = ranked[0], rows[0]
     statistics = best["mean_last"]
-    value = f"{shown_metric(statistics.mean, metric)}{_deviation(statistics, metric)}{' %' if is_share(metric) else ''}"
+    value = statistics.shown(metric, _number_format(rows)) + (" %" if is_share(metric) else "")
     if best["diverged"]:
         value += f", {statistics.count} of {best['seeds']} seeds without divergence"
     best_row = f"{best['label']} is best by the {MEAN_LABEL} ({value})"
@@ -140,7 +142,7 @@ def verdict(comparison: Comparison) -> str:
         return f"{best_row}; {'nothing to compare with' if len(rows) == 1 else 'all others diverged'}."
     if "mean_last" not in first:
         return f"{best_row}; {first['label']} diverged."
-    return f"{best_row}: {_lead(best, ranked[1] if best is first else first, metric, lower_is_better)}."
+    return f"{best_row}: {_lead(best, ranked[1] if best is first else first, comparison, _number_format(rows))}."
 
 
 def evaluation_counts(rows: Sequence[dict[str, Any]]) -> set[int]:
@@ -148,19 +150,19 @@ def evaluation_counts(rows: Sequence[dict[str, Any]]) -> set[int]:
     return {count for row in rows for count in row.get("mean_counts", [])}
 
 
-def _lead(best: dict[str, Any], baseline: dict[str, Any], metric: str, lower_is_better: bool) -> str:
+def _lead(best: dict[str, Any], baseline: dict[str, Any], comparison: Comparison, number_format: str) -> str:
     """Describe the lead of the best row over ``baseline``, and whether it exceeds the sum of both standard deviations.
 
     For example: ``+3.52 points over fedavg; within seed variation (2.10 + 1.80)``.
     """
-    ours, theirs = best["mean_last"], baseline["mean_last"]
+    ours, theirs, metric = best["mean_last"], baseline["mean_last"], comparison.metric
     lead = abs(ours.mean - theirs.mean)
-    sign, relation = ("−", "relative to") if lower_is_better else ("+", "over")
+    sign, relation = ("−", "relative to") if comparison.lower_is_better else ("+", "over")
     unit = "points " if is_share(metric) else ""
-    points = f"{sign}{shown_metric(lead, metric)} {unit}{relation} {baseline['label']}"
+    points = f"{sign}{shown_metric(lead, metric, number_format)} {unit}{relation} {baseline['label']}"
     if ours.count < 2 or theirs.count < 2:
         return f"{points} (one seed shows no variation; use --seeds 3)"
-    deviations = f"{shown_metric(ours.std, metric)} + {shown_metric(theirs.std, metric)}"
+    deviations = " + ".join(shown_metric(row.std, metric, number_format) for row in (ours, theirs))
     return f"{points}; {'exceeds' if lead > ours.std + theirs.std else 'within'} seed variation ({deviations})"
 
 
@@ -179,18 +181,20 @@ def _assignments(settings: dict[str, Any]) -> str:
     return ", ".join(f"{name}={write_value(value)}" for name, value in settings.items())
 
 
-def _deviation(statistics: SeedStatistics, metric: str) -> str:
-    return f" ± {shown_metric(statistics.std, metric)}" if statistics.count > 1 else ""
+def _number_format(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the format of all means and standard deviations of a comparison."""
+    return column_format(row[name].mean for row in rows for name in ("mean_last", "last") if name in row)
 
 
 def _statistics_cell(
-    statistics: SeedStatistics | None, metric: str, is_best: bool = False, count: str = ""
+    statistics: SeedStatistics | None, metric: str, number_format: str, is_best: bool = False, count: str = ""
 ) -> Text | None:
     """Return mean and standard deviation over seeds as a table cell, or None if every run diverged.
 
     Args:
         statistics: the mean and its standard deviation.
-        metric: name of the metric, which determines the format.
+        metric: name of the metric.
+        number_format: format of its numbers.
         is_best: highlight the mean.
         count: text after the value, such as `` (n=5)``.
     """
@@ -198,8 +202,8 @@ def _statistics_cell(
 
     if statistics is None:
         return None
-    mean = (shown_metric(statistics.mean, metric), "bold green" if is_best else "")
-    return Text.assemble(mean, (f"{_deviation(statistics, metric)}{count}", "dim"))
+    mean, space, deviation = statistics.shown(metric, number_format).partition(" ")
+    return Text.assemble((mean, "bold green" if is_best else ""), (f"{space}{deviation}{count}", "dim"))
 
 
 def _rounds_to_target(median: float | None, reached: int, runs: int) -> str:

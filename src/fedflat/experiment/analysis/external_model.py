@@ -31,6 +31,11 @@ class ExternalModel(RunModel):
         """The path of the weights file."""
         return str(self.file)
 
+    @property
+    def description(self) -> str:
+        """The name of the weights file."""
+        return self.file.name
+
 
 def external_config(dataset: str, data_dir: Path | None = None) -> Config:
     """A config with a dataset, whose training examples belong to a single client."""

@@ -87,7 +87,7 @@ def landscapes(
             one_dimensional=one_dimensional,
             progress=_progress_over_all(progress, len(grids) * points_per_model, total),
         )
-        grids[name] = grid.with_metadata(model=model.label, **_description(model, measure))
+        grids[name] = grid.with_metadata(model=model.label, described=model.description, **_description(model, measure))
     return grids
 
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +72,7 @@ def estimated_statistics(problem: Problem, model: ModelState, positions: np.ndar
     """Estimate BatchNorm statistics [buffers] of a model on the training examples at ``positions`` [count]."""
     # Batch sizes differ by at most one, because the estimate weights batches equally, and because a short last batch
     # might have a single example, which BatchNorm rejects.
-    batch_count = ceil(len(positions) / problem.evaluation_batch)
+    batch_count = math.ceil(len(positions) / problem.evaluation_batch)
     batches = torch.tensor_split(_as_indices(positions), batch_count)
     inputs = (problem.normalised(take_on_device(problem, problem.data.train, indices).inputs) for indices in batches)
     return problem.estimate_buffers(model.weights, model.integer_buffers, inputs)
@@ -147,6 +146,12 @@ class RunModel:
         """How the command line names the model, e.g. ``FOLDER:wima@50``; a run without a folder shows its algorithm."""
         run = str(self.record.folder.path) if self.record.folder else self.record.config.algorithm
         return f"{run}:{self.name}{at_round(self.rounds)}"
+
+    @property
+    def description(self) -> str:
+        """Model, seed and round for captions, e.g. ``wima model, seed 0, round 50``."""
+        rounds = self.record.rounds if self.rounds is None else self.rounds
+        return f"{self.name} model, seed {self.record.config.seed}, round {rounds}"
 
     @cached_property
     def training_positions(self) -> np.ndarray:

@@ -18,6 +18,7 @@ from fedflat.experiment.config import Config, describe_difference
 from fedflat.experiment.setup.problem import device_of, load_data
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.provenance import fingerprints, require_same_inputs
+from fedflat.experiment.store.run_collection import save_order
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
 from fedflat.models import parameter_count
 from fedflat.processes import available_cores, is_sendable
@@ -64,6 +65,8 @@ def compare(
         for text in texts:
             configs.append(base.model_copy(update={"algorithm": text, "seed": seed}))
             folders.append(out / folder_name(text) / f"seed-{seed}" if out else None)
+    if out:
+        save_order(out, [folder for folder in folders if folder])
     yield from run_each(configs, folders, callbacks, jobs, **user_objects)
 
 

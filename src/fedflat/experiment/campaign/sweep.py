@@ -33,11 +33,11 @@ from fedflat.experiment.run import Run
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.cleanup import Keep, remove_locked
 from fedflat.experiment.store.files import LockedError, create_folder, is_free, locked, write_atomically
+from fedflat.experiment.store.run_collection import SWEEP
 from fedflat.experiment.store.run_folder import Record, load_record
 from fedflat.models import model_spec
 from fedflat.setting_names import SHORT_NAMES, flat, nest
 
-INDEX = "sweep.json"
 MAX_NAME_LENGTH = 100
 """Longest folder name in characters; the end of a longer one becomes a hash."""
 HASH_LENGTH = 10
@@ -312,7 +312,7 @@ def _start_runs(sweep: Sweep, runs: Sequence[SweepRun], callbacks: tuple[Callbac
         from fedflat.experiment.campaign.ray_sweep import run_on_cluster
 
         tasks = [LockedRun(run.config, run.folder.absolute(), file.keep) for run in runs]
-        return run_on_cluster(tasks, file.ray_address, jobs or file.jobs, callbacks, sweep.out / INDEX)
+        return run_on_cluster(tasks, file.ray_address, jobs or file.jobs, callbacks, sweep.out / SWEEP)
     tasks = [LockedRun(run.config, run.folder, file.keep) for run in runs]
     devices = tuple(map(str, file.devices))
     processes = parallel_runs([run.config for run in runs], callbacks, _requested_jobs(sweep, jobs), {})
@@ -338,7 +338,7 @@ def write_index(sweep: Sweep) -> None:
     text = json.dumps({"format": 1, "runs": {run.name: run.varied for run in sweep.runs}}, indent=1, default=str) + "\n"
     create_folder(sweep.out)
     with locked(sweep.out, wait=True):
-        path = sweep.out / INDEX
+        path = sweep.out / SWEEP
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             write_atomically(path, text)
 

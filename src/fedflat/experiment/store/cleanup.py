@@ -12,6 +12,7 @@ from pydantic import Field
 from fedflat.errors import UserError
 from fedflat.experiment.config import SettingsGroup
 from fedflat.experiment.store.files import LOCK_FILE, explain_os_error, locked
+from fedflat.experiment.store.run_collection import runs_below
 from fedflat.experiment.store.run_folder import RunFolder
 
 PARTS = {
@@ -52,11 +53,11 @@ class Removable:
 
 
 def find_runs(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield every run below some folders, at any depth, sorted within each folder."""
+    """Yield every run below some folders, at any depth."""
     for path in paths:
         if not path.is_dir():
             raise UserError(f"there is no folder {path}; expected a folder of runs, for example runs")
-        runs = [file.parent for file in sorted(path.rglob("config.yaml")) if RunFolder(file.parent).exists]
+        runs = [run for run in runs_below(path) if RunFolder(run).exists]
         if not runs:
             raise UserError(f"there are no runs in {path}; expected a folder of runs, for example runs")
         yield from runs

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedflat.algorithms import algorithm
 from fedflat.averaging import average_name
+from fedflat.display import counted
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config, config
@@ -31,6 +32,7 @@ from fedflat.experiment.store.files import (
     read_yaml,
     write_atomically,
 )
+from fedflat.experiment.store.run_collection import runs_below
 from fedflat.registry import load_recorded, loaded_plugins
 
 PLUGINS = "plugins.json"
@@ -140,9 +142,15 @@ class RunFolder:
     def config(self) -> Config:
         """The run's config; its algorithm need not be registered in this process."""
         if not self.exists:
-            configs = sorted(self.path.glob("*/config.yaml")) or sorted(self.path.glob("*/*/config.yaml"))
-            hint = f"choose one of the runs in it, e.g. {configs[0].parent}" if configs else "list runs: fedflat show"
-            raise UserError(f"there is no run in {self.path}; expected a folder with a config.yaml ({hint})")
+            runs = runs_below(self.path)
+            if runs:
+                raise UserError(
+                    f"{self.path} is not a run but contains {counted(len(runs), 'run')}; choose one of them, e.g. "
+                    f"{runs[0]}, or use all: fedflat show {self.path}, in Python fedflat.Comparison.load('{self.path}')"
+                )
+            raise UserError(
+                f"there is no run in {self.path}; expected a folder with a config.yaml (list runs: fedflat show)"
+            )
         return config(read_yaml(self.path / "config.yaml"), is_stored=True)
 
     def load_plugins(self) -> None:

@@ -106,11 +106,11 @@ class Spectrum:
             "converged": "yes" if self.converged else "no",
         }
 
-    def plot(self) -> Figure:
-        """Draw the eigenvalues in descending order and, if it was computed, the density."""
+    def plot(self, name: str = "model") -> Figure:
+        """Draw the eigenvalues in descending order and, if it was computed, the density; ``name`` is in the legend."""
         from fedflat.reporting.figures.spectrum import spectrum_picture
 
-        return spectrum_picture({"model": [self]})
+        return spectrum_picture({name: [self]})
 
     def document(self) -> dict[str, Any]:
         """Return all fields, ``lambda_max`` and ``ratio`` as JSON-compatible types."""

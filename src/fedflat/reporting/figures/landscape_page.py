@@ -14,19 +14,36 @@ from fedflat.reporting.figures.landscape_scale import (
     BASIN,
     NOT_FINITE,
     LandscapeScale,
+    common_line,
     grid_of,
+    shown_line,
     shown_tick,
     shown_value,
 )
 from fedflat.reporting.figures.landscapes import FAINT, INK, Panel
 from fedflat.reporting.figures.style import MARKERS, LineStyle, line_styles
 
-PANEL_SIZE = {"width": 340, "height": 360}
+PANEL_SIZE = {"width": 340, "height": 340}
 """Size of a panel in pixels: one fits a phone, two a printed page, three a screen."""
 LINES_HEIGHT = 520
 """Height of one-dimensional landscapes in pixels."""
-CONFIG = {"displaylogo": False, "showSendToCloud": False, "plotlyServerURL": "", "responsive": True}
-"""Plotly's options: no link to its web site, no upload."""
+UNUSED_BUTTONS = (
+    "select2d",
+    "lasso2d",
+    "autoScale2d",
+    "zoomIn2d",
+    "zoomOut2d",
+    "resetCameraLastSave3d",
+    "tableRotation",
+)
+CONFIG = {
+    "modeBarButtonsToRemove": UNUSED_BUTTONS,
+    "displaylogo": False,
+    "showSendToCloud": False,
+    "plotlyServerURL": "",
+    "responsive": True,
+}
+"""Plotly's options: few buttons, no link to its web site, no upload."""
 SYMBOLS = dict(
     zip(MARKERS, ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star"), strict=True)
 )
@@ -35,6 +52,7 @@ SYMBOLS_3D = frozenset({"circle", "square", "diamond", "cross", "x"})
 TEXT = "%{text}<extra></extra>"
 """A tooltip that shows only a name."""
 AXIS_TITLES = {"around": ("direction 1 (filter norms)", "direction 2 (filter norms)"), "plane": ("x", "y")}
+TRANSPARENT = "rgba(0,0,0,0)"
 GRID_COLOUR = "#e5e2dc"
 FONT = "Helvetica, Arial, sans-serif"
 PAGE = """<!doctype html>
@@ -43,8 +61,9 @@ PAGE = """<!doctype html>
 body {{ font-family: {font}; color: {ink}; margin: 2rem auto; max-width: 1200px; }}
 p {{ color: {faint}; }}
 .panels {{ display: flex; flex-wrap: wrap; }}
+.title {{ margin: 0 0.5rem; }}
 </style></head>
-<body><h1>{title}</h1><p>{about}</p><div class="panels">{figures}</div></body></html>
+<body><h1>{title}</h1><p>{about}</p>{figures}</body></html>
 """
 
 
@@ -53,8 +72,9 @@ def landscape_page(panels: Sequence[Panel], value: str = "train_loss", title: st
 
     Two-dimensional ones become a surface and a contour plot each, one-dimensional ones curves in one plot.
     """
-    note, parts = landscape_parts(panels, value)
-    texts = {"title": escape(title), "about": escape(note), "figures": "".join(parts)}
+    note, rows = landscape_parts(panels, value)
+    figures = "".join(f'<div class="panels">{"".join(row)}</div>' for row in rows)
+    texts = {"title": escape(title), "about": escape(note), "figures": figures}
     return PAGE.format(**texts, font=FONT, ink=INK, faint=FAINT)
 
 
@@ -63,8 +83,8 @@ def landscape_parts(
     value: str = "train_loss",
     library: bool = True,
     styles: Mapping[str, LineStyle] | None = None,
-) -> tuple[str, list[str]]:
-    """Return a note on the scale, and the interactive figures as HTML.
+) -> tuple[str, list[list[str]]]:
+    """Return a note on the scale, and the interactive figures as HTML: a row of surfaces and a row of contours.
 
     Args:
         panels: landscapes of the same dimension.
@@ -79,17 +99,29 @@ def landscape_parts(
     scale = LandscapeScale.over([panel.landscape for panel in panels], value)
     styles = line_styles(panel.title for panel in panels) | dict(styles or {})
     if panels[0].landscape.dimensions == 1:
-        figures = [_curves(panels, scale)]
+        figures, notes = [[_curves(panels, scale)]], [scale.notes]
     else:
-        figures = [_surface(panel, scale, styles[panel.title]) for panel in panels]
-        figures += [_contours(panel, scale, styles[panel.title]) for panel in panels]
-    # Plotly is embedded once, with the first figure.
-    parts = [
-        figure.to_html(full_html=False, include_plotlyjs=library and number == 0, config=CONFIG)
-        for number, figure in enumerate(figures)
-    ]
-    note = f" {scale.notes[:1].upper()}{scale.notes[1:]}." if scale.notes else ""
-    return f"{shown_value(value).capitalize()} on one scale.{note}", parts
+        line = common_line([panel.landscape for panel in panels], scale)
+        figures = [
+            [_surface(panel, scale, styles[panel.title]) for panel in panels],
+            [_contours(panel, scale, styles[panel.title], line) for panel in panels],
+        ]
+        notes = [shown_line(line, scale), scale.notes]
+    first, rows = figures[0][0], []
+    for row in figures:  # Plotly is embedded once, with the first figure
+        titles = [_title(panel) for panel in panels] if len(row) == len(panels) else [""]
+        parts = [
+            figure.to_html(full_html=False, include_plotlyjs=library and figure is first, config=CONFIG)
+            for figure in row
+        ]
+        rows.append([title + part for title, part in zip(titles, parts, strict=True)])
+    sentences = [f"{note[0].upper()}{note[1:]}." for note in (f"{shown_value(value)} on one scale", *notes) if note]
+    return " ".join(sentences), rows
+
+
+def _title(panel: Panel) -> str:
+    """Return the title and the caption of a panel as HTML; Plotly would crop long ones."""
+    return f'<p class="title"><b>{escape(panel.title)}</b><br>{escape(panel.figures)}</p>'
 
 
 def _surface(panel: Panel, scale: LandscapeScale, style: LineStyle) -> Any:
@@ -128,29 +160,43 @@ def _surface(panel: Panel, scale: LandscapeScale, style: LineStyle) -> Any:
             "center": {"x": 0, "y": 0, "z": -0.1},
         },  # leaves room for titles
     )
-    return _styled(figure, panel, scale, has_bar=False)
+    return _styled(figure, scale, has_bar=False)
 
 
-def _contours(panel: Panel, scale: LandscapeScale, style: LineStyle) -> Any:
+def _contours(panel: Panel, scale: LandscapeScale, style: LineStyle, equal: float) -> Any:
     """Draw the contours of a landscape and mark its models.
 
     Args:
         panel: the landscape and its title.
         scale: levels and colours.
         style: colour and marker of the model if there is only one; several models have styles by their names.
+        equal: value of the bold line.
     """
     from plotly import graph_objects
 
     line = {"color": "white", "width": 0.7}
     grid = _grid_values(panel.landscape, scale)
     figure = graph_objects.Figure(graph_objects.Contour(**grid, contours=_contour_levels(scale), line=line))
+    height = float(np.log10(equal))
+    bold = {"coloring": "none", "start": height, "end": height, "size": 1, "showlabels": False}
+    values = {name: grid[name] for name in ("x", "y", "z")}
+    figure.add_trace(
+        graph_objects.Contour(
+            **values,
+            contours=bold,
+            line={"color": INK, "width": 2},
+            showscale=False,
+            hoverinfo="skip",
+            showlegend=False,
+        )
+    )
     for mark, marker in _markers(panel.landscape, style):
         figure.add_trace(graph_objects.Scatter(**_mark_values(mark), marker={**marker, "size": 11}))
     x_title, y_title = AXIS_TITLES[panel.landscape.kind]
     figure.update_xaxes(title={"text": x_title, "standoff": 4}, nticks=5, constrain="domain")
     figure.update_yaxes(title={"text": y_title, "standoff": 4}, nticks=5, constrain="domain", scaleanchor="x")
     figure.update_layout(plot_bgcolor=NOT_FINITE, showlegend=len(panel.landscape.marks) > 1)
-    return _styled(figure, panel, scale, has_bar=True)
+    return _styled(figure, scale, has_bar=True)
 
 
 def _markers(landscape: Landscape, style: LineStyle) -> list[tuple[Mark, dict[str, Any]]]:
@@ -201,13 +247,14 @@ def _mark_values(mark: Mark) -> dict[str, Any]:
     return {"x": [x], "y": [y], "text": [mark.name], "name": mark.name, "mode": "markers", "hovertemplate": TEXT}
 
 
-def _styled(figure: Any, panel: Panel, scale: LandscapeScale, has_bar: bool) -> Any:
-    """Set the title, style and size of a panel, and the colours that all panels share; returns the figure."""
+def _styled(figure: Any, scale: LandscapeScale, has_bar: bool) -> Any:
+    """Set the style and size of a panel, and the colours that all panels share; returns the figure."""
     bar = {"orientation": "h", "thickness": 9, "y": -0.24, "yanchor": "top", "title": {"text": ""}, **_ticks(scale)}
     figure.update_layout(
         template="plotly_white",
         font={"family": FONT, "color": INK, "size": 11},
-        title={"text": f"<b>{escape(panel.title)}</b>", "font": {"size": 13}, "x": 0.02, "y": 0.98, "yanchor": "top"},
+        paper_bgcolor=TRANSPARENT,
+        modebar={"bgcolor": TRANSPARENT},
         coloraxis={
             "colorscale": [[position, colour] for position, colour in BASIN],
             "cmin": np.log10(scale.low),
@@ -216,7 +263,7 @@ def _styled(figure: Any, panel: Panel, scale: LandscapeScale, has_bar: bool) -> 
             "showscale": has_bar,
         },
         legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "font": {"size": 10}},
-        margin={"l": 46, "r": 12, "t": 44, "b": 76} if has_bar else {"l": 0, "r": 0, "t": 30, "b": 0},
+        margin={"l": 46, "r": 12, "t": 30, "b": 76} if has_bar else {"l": 0, "r": 0, "t": 0, "b": 0},
         **PANEL_SIZE,
     )
     return figure

@@ -168,3 +168,8 @@ def common_line(landscapes: Sequence[Landscape], scale: LandscapeScale) -> float
     lowest_maximum = min(float(np.nanmax(grid)) for grid in grids)
     contained = [tick for tick in scale.ticks if highest_minimum * 1.3 < tick < lowest_maximum]
     return contained[0] if contained else float(np.sqrt(scale.low * scale.high))
+
+
+def shown_line(line: float, scale: LandscapeScale) -> str:
+    """Explain the bold contour line of all panels, e.g. ``bold line: training loss 0.5``."""
+    return f"bold line: {shown_value(scale.value)} {shown_tick(float(f'{line:.3g}'), scale.value)}"

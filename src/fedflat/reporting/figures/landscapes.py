@@ -23,6 +23,7 @@ from fedflat.reporting.figures.landscape_scale import (
     LandscapeScale,
     common_line,
     grid_of,
+    shown_line,
     shown_tick,
     shown_value,
     values_to_plot,
@@ -47,6 +48,15 @@ class Panel:
     """The landscape to draw."""
     figures: str = ""
     """Numbers shown below the panel, e.g. lambda_max; may be empty."""
+
+
+def panels_of(landscapes: Mapping[str, Landscape], value: str) -> list[Panel]:
+    """Return a panel for each landscape that has this value, with the description of its model as caption."""
+    return [
+        Panel(name, landscape, landscape.metadata.get("described", ""))
+        for name, landscape in landscapes.items()
+        if value in landscape.values
+    ]
 
 
 def landscape_picture(landscape: Landscape, value: str | None = None) -> Figure:
@@ -89,7 +99,7 @@ def contours(
         draw_marks(axes, panel.landscape.marks, styles[panel.title])
         _add_titles(axes, panel)
     _add_colour_bar(figure, grid, scale, line)
-    _add_caption(figure, title, scale.notes)
+    _add_caption(figure, title, "; ".join(filter(None, (shown_line(line, scale), scale.notes))))
     return figure
 
 
@@ -215,7 +225,7 @@ def lines(panels: Sequence[Panel], value: str | None = None, title: str = "") ->
     axes = figure.subplots()
     styles = line_styles(panel.title for panel in panels)
     for panel in panels:
-        label = f"{panel.title}   {panel.figures}" if panel.figures else panel.title
+        label = "   ".join([panel.title, *panel.figures.splitlines()])
         values = _finite(grid_of(panel.landscape, value))
         spacing = marker_spacing(len(values))
         axes.plot(panel.landscape.axes[0], values, **styles[panel.title].line, markevery=spacing, lw=1.9, label=label)

@@ -49,7 +49,7 @@ def figures_of(section: Values, by: str, landscapes: Mapping[str, Landscape] | N
 def _flatness_figures(section: Values, landscapes: Mapping[str, Landscape]) -> dict[str, Figure]:
     """Draw the section's flatness measurements, if it has any: flatness over rounds, spectra and landscapes."""
     from fedflat.reporting.figures.flatness_log import log_picture
-    from fedflat.reporting.figures.landscapes import Panel, contours, surfaces
+    from fedflat.reporting.figures.landscapes import contours, panels_of, surfaces
 
     styles = {row["label"]: LineStyle(row["style"]) for row in section["rows"]}
     figures = {}
@@ -62,7 +62,7 @@ def _flatness_figures(section: Values, landscapes: Mapping[str, Landscape]) -> d
         figures["flatness-log"] = log_picture(logs, styles)
     if section["views"]["spectra"]:
         figures["spectra"] = eigenvalue_figure(section["views"]["spectra"])
-    panels = [Panel(name, landscape) for name, landscape in landscapes.items() if "train_loss" in landscape.values]
+    panels = panels_of(landscapes, "train_loss")
     if panels:
         figures |= {"contours": contours(panels, styles=styles), "surfaces": surfaces(panels)}
     return figures

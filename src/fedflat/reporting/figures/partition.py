@@ -62,8 +62,9 @@ def partition_pictures(histograms: Mapping[str, IntArray | Sequence[Sequence[int
         axes.set_xlim(-0.5, len(shown) - 0.5)
         axes.set_xticks([])
         axes.spines[:].set_visible(False)
-    axes.set_xlabel("clients, sorted by most frequent class", fontsize=9, color="#333333")
-    if stacked:
+    order = ", sorted by most frequent class" if len(classes) > 1 else ""  # regression has no classes
+    axes.set_xlabel(f"clients{order}", fontsize=9, color="#333333")
+    if stacked and len(classes) > 1:
         _add_legend(figure, classes)
     return figure
 
@@ -77,7 +78,8 @@ def _caption(counts: IntArray, shown: int) -> str:
     """
     clients = f"{len(counts)} clients" if shown == len(counts) else f"{shown} of {len(counts)} clients"
     classes = np.count_nonzero(counts, axis=1).mean()
-    return f"{clients}, {shown_range(counts.sum(1))} examples each, {classes:.1f} classes per client"
+    caption = f"{clients}, {shown_range(counts.sum(1))} examples each"
+    return f"{caption}, {classes:.1f} classes per client" if counts.shape[1] > 1 else caption
 
 
 def _draw_columns(axes: Axes, counts: IntArray, classes: Sequence[str]) -> None:

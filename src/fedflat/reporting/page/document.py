@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from fedflat.display import is_share
+from fedflat.display import column_format, is_share
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.stopping import ENDED_STATUSES, check_target
 from fedflat.experiment.store.run_folder import Record
 from fedflat.reporting.figures.style import evenly_spaced, sort_clients
-from fedflat.reporting.page.gather import Gathered, Group, LabelledRow, group_runs, run_path
+from fedflat.reporting.page.gather import Gathered, Group, LabelledRow, group_runs, relative_paths, run_path
 from fedflat.reporting.page.notes import notes_of
 from fedflat.reporting.page.views import views_of
 from fedflat.reporting.row import Row
@@ -110,6 +110,7 @@ def _section_values(group: Group, targets: Sequence[float], baseline: str | None
         "lower_is_better": lower_is_better,
         "uneven": has_uneven_means(rows, by),  # then means are not compared
         "share": is_share(metric),
+        "number_format": column_format(spread["mean"] for row in rows for spread in row["spread"].values() if spread),
         "rows": rows,
         "baseline": baseline_number,
         "seeds": sorted(group.partitions),
@@ -156,6 +157,7 @@ def _row_values(
         "diverged": [seed for seed in seeds if status[seed] == "diverged"],
         "unfinished": [seed for seed in seeds if status[seed] not in ENDED_STATUSES],
         "values": values,
+        "worse_than_mean": row.is_worse_than_mean,
         "spread": {name: _spread(by_seed.values()) for name, by_seed in values.items()},
         "mean_counts": {seed: summary.mean_count for seed, summary in summaries.items()},
         "reached": [_target_values(row, metric, lower_is_better, target) for target in targets],
@@ -371,7 +373,7 @@ def _repeat_values(group: Group, targets: Sequence[float]) -> Values:
         command = f"fedflat compare {quoted} --config settings.yaml --seeds {seeds}{options}"
     return {
         "command": command,
-        "settings": group.records[0].config.to_yaml(),
+        "settings": relative_paths(group.records[0].config.to_yaml()),
         "folders": [run_path(record) for record in group.records],
     }
 

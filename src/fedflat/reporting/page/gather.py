@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from fedflat.data import full_partition
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.stopping import ENDED_STATUSES
+from fedflat.experiment.store.run_collection import runs_below
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
 from fedflat.reporting.figures.style import LineStyle, line_styles
 from fedflat.reporting.result import Comparison
@@ -51,15 +53,16 @@ def gather(paths: Iterable[Path]) -> Gathered:
         if RunFolder(path).exists:
             records.setdefault(path.resolve(), _load_complete(path))
             continue
-        folders = _folders_with(path, "config.yaml")
-        for folder in sorted(folders):
+        folders = runs_below(path)
+        for folder in folders:
             try:
                 records.setdefault(folder.resolve(), _load_complete(folder))
             except UserError as error:
-                left_out.append((str(folder), str(error)))
+                left_out.append((relative_paths(str(folder)), relative_paths(str(error))))
         without_config = _folders_with(path, "metrics.jsonl") | _folders_with(path, "status.json")
-        for folder in sorted(without_config - folders):
-            left_out.append((str(folder), f"{folder} has no config.yaml and is incomplete; copy it again"))
+        for folder in sorted(without_config.difference(folders)):
+            path_text = relative_paths(str(folder))
+            left_out.append((path_text, f"{path_text} has no config.yaml and is incomplete; copy it again"))
     distinct = _drop_repeated(list(records.values()), left_out)
     if not distinct:
         reason = f" ({left_out[0][1]})" if left_out else ""
@@ -239,14 +242,21 @@ def settings_of(config: Config) -> dict[str, str]:
 
 
 def run_path(record: Record) -> str:
-    """Return the folder of a run; empty if it has none."""
-    return "" if record.folder is None else str(record.folder.path)
+    """Return the folder of a run relative to the working directory; empty if it has none."""
+    return "" if record.folder is None else relative_paths(str(record.folder.path))
+
+
+def relative_paths(text: str) -> str:
+    """Replace absolute paths in a text by paths relative to the working directory, because reports are shared."""
+    return re.sub(r"(?<![\w./])/[^\s,():'\"]+", lambda path: os.path.relpath(path[0]), text)
 
 
 def _shown_data(config: Config) -> str:
     """Describe the dataset and the partition in words, for a title."""
     data = config.data
-    parts = [data.dataset, shown_partition(data.partition)]
+    # A dataset from a file is named by the file.
+    dataset = re.sub(r"^\w+\(path=(?:.*/)?([^/,]+)\)$", r"\1", data.dataset)
+    parts = [relative_paths(dataset), shown_partition(data.partition)]
     if data.partition_seed is not None:
         parts.append(f"seed {data.partition_seed}")
     if data.clients is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedflat.reporting.row import WORSE_THAN_MEAN
 from fedflat.reporting.tables.summary import MEAN_LABEL, MIN_SIGNED_RANK_PAIRS, detectable_effect, shown_range
 
 FEW_SEEDS = 5
@@ -120,6 +121,9 @@ def _difference_notes(section: Values) -> Notes:
 def _summary_notes(rows: Sequence[Values]) -> Notes:
     """Note what the summary values cover."""
     notes: Notes = []
+    worse = [row["label"] for row in rows if row["worse_than_mean"]]
+    if worse:
+        notes.append((WARN, f"{WORSE_THAN_MEAN}: {_listed(worse)}."))
     counts = [count for row in rows for count in row["mean_counts"].values()]
     if counts:
         text = (

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedflat import __version__
 from fedflat.display import (
+    column_format,
     is_share,
     shown_bytes,
     shown_count,
@@ -22,6 +23,7 @@ from fedflat.display import (
     shown_p,
     shown_seconds,
 )
+from fedflat.errors import UserError
 from fedflat.experiment.store.files import create_folder, write_atomically
 from fedflat.reporting.figures.files import write_figure
 from fedflat.reporting.figures.style import MARKERS, LineStyle
@@ -34,7 +36,7 @@ from fedflat.reporting.page.document import (
 )
 from fedflat.reporting.page.gather import Gathered, group_runs
 from fedflat.reporting.page.views import landscapes_of
-from fedflat.reporting.tables.files import DIFFERENCE_HEADS, difference_table, result_table, values_csv
+from fedflat.reporting.tables.files import DIFFERENCE_HEADS, check_columns, difference_table, result_table, values_csv
 from fedflat.reporting.tables.latex import DIFFERENCE_COLUMNS, RESULT_COLUMNS, latex_table
 from fedflat.reporting.tables.summary import best_of, shown_range
 
@@ -95,10 +97,12 @@ def report_page(
         interval=shown_interval,
         p=shown_p,
         bytes=shown_bytes,
+        largest=_largest_cost,
+        column_format=lambda rows, name: column_format(row[name] for row in rows),
         seconds=shown_seconds,
         count=shown_count,
         glyph=lambda number: GLYPHS[LineStyle(number).marker],
-        short=lambda number: "–" if number is None else f"{number:.4g}",
+        short=lambda number, number_format: "–" if number is None else format(number, number_format),
     )
 
 
@@ -136,13 +140,13 @@ def _landscape_html(
     The page embeds the Plotly library once, for all sections. ``styles`` holds colours and markers by name.
     """
     from fedflat.reporting.figures.landscape_page import landscape_parts
-    from fedflat.reporting.figures.landscapes import Panel
+    from fedflat.reporting.figures.landscapes import panels_of
 
-    panels = [Panel(name, landscape) for name, landscape in landscapes.items() if value in landscape.values]
+    panels = panels_of(landscapes, value)
     if not panels:
         return None
-    about, parts = landscape_parts(panels, value, library=False, styles=styles)
-    return {"about": about, "parts": parts}
+    about, rows = landscape_parts(panels, value, library=False, styles=styles)
+    return {"about": about, "rows": rows}
 
 
 def _plotly() -> str:
@@ -212,10 +216,13 @@ def _partition_facts(partition: Values) -> dict[str, str]:
     """Return facts on a partition, by name, such as examples per client, and its hash at up to ten seeds."""
     sizes, hashes = partition["sizes"], list(partition["hashes"].items())[:10]
     distance, repeated = partition["heterogeneity"], shown_count(partition["duplicates"])
-    facts = {
-        "examples per client": f"{sizes['min']} to {sizes['max']}, median {sizes['median']:g}",
+    classes = {
         "classes per client": f"{partition['classes_per_client']:.2f} on average",
         "heterogeneity": f"{distance:.3f} (mean total variation distance from all data; 0 is i.i.d.)",
+    }
+    facts = {
+        "examples per client": f"{sizes['min']} to {sizes['max']}, median {sizes['median']:g}",
+        **(classes if len(partition["shown"][0]) > 1 else {}),  # regression has no classes
         "coverage": f"{100 * partition['coverage']:.1f} % of the training examples, {repeated} used more than once",
     }
     if partition["unseen"]:
@@ -237,18 +244,28 @@ def _best_mean(section: Values, name: str) -> float | None:
     return best_of(means, section["lower_is_better"])
 
 
+def _largest_cost(section: Values, name: str) -> float | None:
+    """Return the largest cost of this name in the rows, which determines the unit of its column."""
+    return max((row["cost"][name] for row in section["rows"] if row["cost"][name]), default=None)
+
+
 def _suffix(document: Values, number: int) -> str:
     """Return the end of the names of a section's files, which is empty if there is only one section."""
     return f"-{number}" if len(document["sections"]) > 1 else ""
 
 
-def _table_files(document: Values, columns: Sequence[str]) -> dict[str, str]:
-    """Return the text of all tables (CSV, Markdown and LaTeX), by file name.
+def _table_files(document: Values, columns: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Write all tables as CSV, Markdown and LaTeX.
 
-    ``columns`` selects columns of the results; by default, LaTeX tables have the few that fit a paper's column, and
-    other formats have all.
+    Args:
+        document: the content of the report.
+        columns: columns of the results; by default, LaTeX tables have the few that fit a paper's column, and other
+            formats have all.
+
+    Returns:
+        The text of each file by name, and for each LaTeX table that is too wide a message.
     """
-    files = {"values.csv": values_csv(document)}
+    files, too_wide = {"values.csv": values_csv(document)}, []
     for number, section in enumerate(document["sections"], 1):
         results, differences = result_table(section, document["targets"]), difference_table(section, document["by"])
         # Each table is followed by the columns that it has in LaTeX.
@@ -257,9 +274,12 @@ def _table_files(document: Values, columns: Sequence[str]) -> dict[str, str]:
             tables["differences"] = (differences, DIFFERENCE_COLUMNS)
         for name, (table, latex_columns) in tables.items():
             file = f"{name}{_suffix(document, number)}"
-            latex = latex_table(table.select(latex_columns), f"tab:{file}")
-            files |= {f"{file}.csv": table.csv(), f"{file}.md": table.markdown(), f"{file}.tex": latex}
-    return files
+            files |= {f"{file}.csv": table.csv(), f"{file}.md": table.markdown()}
+            try:
+                files[f"{file}.tex"] = latex_table(table.select(latex_columns), f"tab:{file}")
+            except UserError as error:
+                too_wide.append(f"{file}.tex was not written: {error}")
+    return files, too_wide
 
 
 def write_report(
@@ -289,10 +309,14 @@ def write_report(
 
     Returns:
         The report's content, and the paths of its files by kind.
+
+    Raises:
+        UserError: a LaTeX table is too wide for a page; all other files have been written.
     """
+    check_columns(columns, targets)
     document = report_document(gathered, list(targets), baseline, by, apart)
     require_evaluations(document)
-    tables = _table_files(document, columns)  # invalid columns raise an error before anything is written
+    tables, too_wide = _table_files(document, columns)
     create_folder(out)
     for name, text in tables.items():
         write_atomically(out / name, text)
@@ -310,4 +334,6 @@ def write_report(
     files = {"page": out / "report.html", "tables": out / "results*.csv, .md, .tex", "every value": out / "values.csv"}
     if figures:
         files["figures"] = out / "figures"
+    if too_wide:
+        raise UserError(f"{'; '.join(too_wide)} (all other files are in {out})")
     return document, {name: str(path) for name, path in files.items()}

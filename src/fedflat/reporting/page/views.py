@@ -15,7 +15,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.analysis.landscapes import load_landscapes
 from fedflat.experiment.store.run_folder import Record
 from fedflat.reporting.figures.flatness_log import QUANTITIES, logged
-from fedflat.reporting.page.gather import run_path
+from fedflat.reporting.page.gather import relative_paths
 
 if TYPE_CHECKING:
     from fedflat.flatness.landscapes.grid import Landscape
@@ -48,14 +48,14 @@ def views_of(group: Group) -> Values:
 def landscapes_of(group: Group) -> dict[str, Landscape]:
     """Load up to ``MAX_LANDSCAPES`` two-dimensional landscapes of a group's runs, by name; skip unreadable files."""
     landscapes: dict[str, Landscape] = {}
-    for record, path in _measurement_files(group.records, "landscape.json"):
+    for _, path in _measurement_files(group.records, "landscape.json"):
         try:
             loaded = load_landscapes(path)
         except UserError:
             continue
         for name, landscape in loaded.items():
             if landscape.dimensions == 2 and len(landscapes) < MAX_LANDSCAPES:
-                label = name if name not in landscapes else f"{name} (in {run_path(record)})"
+                label = name if name not in landscapes else f"{name} ({relative_paths(str(path.parent))})"
                 landscapes[label] = landscape
     return landscapes
 
@@ -111,7 +111,7 @@ def _spectra(group: Group) -> list[Values]:
         document = _read_json(path)
         for name, model in document.get("models", {}).items():
             if model.get("subsets"):
-                label = name if name not in spectra else f"{name} ({model.get('model')})"
+                label = name if name not in spectra else f"{name} ({relative_paths(str(path.parent))})"
                 spectra[label] = _spectrum_values(label, model["subsets"], document.get("on", ""))
                 spectra[label]["described"] = model.get("described", "")
     styles = {label: style.number for label, style in group.styles.items()}

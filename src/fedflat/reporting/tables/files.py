@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedflat.display import (
+    column_format,
     is_share,
     shown_count,
     shown_difference,
@@ -17,7 +18,7 @@ from fedflat.display import (
     shown_p,
     shown_seconds,
 )
-from fedflat.errors import one_of
+from fedflat.errors import UserError, one_of
 from fedflat.reporting.page.document import (
     SUMMARY_LABELS,
     has_uneven_means,
@@ -53,9 +54,6 @@ class TextTable:
     def select(self, columns: Sequence[str]) -> TextTable:
         """Return the table with its first column and the named ``columns``, in this order."""
         names = list(self.heads)
-        unknown = next((name for name in columns if name not in names[1:]), None)
-        if unknown is not None:
-            raise one_of("column", unknown, names[1:])
         kept = [names[0], *columns]
         rows = tuple(tuple(row[names.index(name)] for name in kept) for row in self.rows)
         return replace(self, heads={name: self.heads[name] for name in kept}, rows=rows)
@@ -73,26 +71,44 @@ class TextTable:
         return text
 
 
-def result_table(section: Values, targets: Sequence[float]) -> TextTable:
-    """Return the results table of a report's section, with summary values, rounds to targets and costs of each row."""
-    metric = section["metric"]
+def result_columns(targets: Sequence[float]) -> dict[str, str]:
+    """Return the headings of the results table's columns after the first, by name."""
     target_heads = {f"rounds_to_{target:g}": f"rounds to {target:g}" for target in targets}
     costs = {"backward_passes": "backward passes", "mb_up": "MB up", "time": "time"}
-    heads = {"row": "row", **SUMMARY_LABELS, "seeds": "seeds", **target_heads, **costs}
+    return {**SUMMARY_LABELS, "seeds": "seeds", **target_heads, **costs}
+
+
+def check_columns(columns: Sequence[str], targets: Sequence[float]) -> None:
+    """Raise a ``UserError`` if the results table with these ``targets`` does not have all of the ``columns``."""
+    known = result_columns(targets)
+    for name in columns:
+        if name not in known and name.startswith("rounds_to_"):
+            target = name.removeprefix("rounds_to_") or "VALUE"
+            raise UserError(
+                f"the column {name} needs its target: add --target {target} (in Python: targets=[{target}])"
+            )
+        if name not in known:
+            raise one_of("column", name, known)
+
+
+def result_table(section: Values, targets: Sequence[float]) -> TextTable:
+    """Return the results table of a report's section, with summary values, rounds to targets and costs of each row."""
+    megabytes = [None if row["cost"]["bytes_up"] is None else row["cost"]["bytes_up"] / 1e6 for row in section["rows"]]
+    megabytes_format = column_format(megabytes, digits=3)
     rows = []
-    for row in section["rows"]:
+    for row, megabytes_up in zip(section["rows"], megabytes, strict=True):
         values = [
-            _shown_spread(row["spread"][name], metric) + shown_evaluations(section["rows"], row, name)
+            _shown_spread(row["spread"][name], section) + shown_evaluations(section["rows"], row, name)
             for name in SUMMARY_LABELS
         ]
         seeds = f"{len(row['seeds'])}" + (f" ({len(row['diverged'])} diverged)" if row["diverged"] else "")
         rounds = [_shown_rounds(reached) for reached in row["reached"]]
-        passes, bytes_up = shown_count(row["cost"]["backward_passes"]), row["cost"]["bytes_up"]
-        megabytes = "–" if bytes_up is None else f"{bytes_up / 1e6:.4g}"
-        rows.append((row["label"], *values, seeds, *rounds, passes, megabytes, shown_seconds(row["seconds"])))
+        passes, sent = shown_count(row["cost"]["backward_passes"]), shown_metric(megabytes_up, "MB", megabytes_format)
+        rows.append((row["label"], *values, seeds, *rounds, passes, sent, shown_seconds(row["seconds"])))
     counts = [count for row in section["rows"] for count in row["mean_counts"].values()]
     n = f" (n={shown_range(counts)})" if counts else ""
     notes = {"mean_last": f"Last 10 %: {MEAN_LABEL}{n}.", "best": "Best: best value over the test evaluations."}
+    heads = {"row": "row", **result_columns(targets)}
     return TextTable(_result_caption(section), heads, tuple(rows), _emphasis(section), notes)
 
 
@@ -124,7 +140,7 @@ def _emphasis(section: Values) -> dict[tuple[int, str], str]:
         means = {row["number"]: row["spread"][name]["mean"] for row in section["rows"] if row["spread"][name]}
         if len(means) < 2:  # nothing to compare
             continue
-        texts = {number: shown_metric(mean, section["metric"]) for number, mean in means.items()}
+        texts = {number: _shown(mean, section) for number, mean in means.items()}
         best_first = sorted(means, key=lambda number: sign * means[number])
         distinct_texts = list(dict.fromkeys(texts[number] for number in best_first))
         for number, text in texts.items():
@@ -133,15 +149,19 @@ def _emphasis(section: Values) -> dict[tuple[int, str], str]:
     return emphasis
 
 
-def _shown_spread(spread: Values | None, metric: str) -> str:
-    """Format a mean with its standard deviation over seeds, e.g. ``61.2 ± 0.4``.
+def _shown_spread(spread: Values | None, section: Values) -> str:
+    """Format a mean with its standard deviation over seeds, e.g. ``61.2 ± 0.4``, in the format of the section.
 
     For a single seed, the mean stands alone. ``spread`` is None if no run has the value, which gives a dash.
     """
     if spread is None:
         return "–"
-    mean = shown_metric(spread["mean"], metric)
-    return f"{mean} ± {shown_metric(spread['std'], metric)}" if spread["count"] > 1 else mean
+    mean = _shown(spread["mean"], section)
+    return f"{mean} ± {_shown(spread['std'], section)}" if spread["count"] > 1 else mean
+
+
+def _shown(value: float, section: Values) -> str:
+    return shown_metric(value, section["metric"], section["number_format"])
 
 
 def _shown_rounds(target: Values) -> str:
@@ -154,16 +174,16 @@ def difference_table(section: Values, by: str) -> TextTable | None:
     """Return the table of differences from the baseline in the summary value ``by``; None if nothing is compared."""
     if not section["differences"]:
         return None
-    metric = section["metric"]
+    metric, number_format = section["metric"], section["number_format"]
     rows = []
     for difference in section["differences"]:
         label, pair = difference["label"], difference["pair"]
         if pair is None:  # no seeds in common, or not comparable
             rows.append((label, "–", "–", "–", "0", "none", "–", "–"))
             continue
-        intervals = [shown_interval(pair[name], metric) for name in ("interval", "t_interval")]
+        intervals = [shown_interval(pair[name], metric, number_format) for name in ("interval", "t_interval")]
         test = (str(len(pair["seeds"])), pair["test"], shown_p(pair["p"]), shown_p(difference["holm"]))
-        rows.append((label, shown_difference(pair["mean"], metric), *intervals, *test))
+        rows.append((label, shown_difference(pair["mean"], metric, number_format), *intervals, *test))
     baseline = section["rows"][section["baseline"]]["label"]
     unit = " in percentage points" if is_share(metric) else ""
     direction = "; negative values are improvements" if section["lower_is_better"] else ""

@@ -63,6 +63,7 @@ def latex_table(table: TextTable, label: str) -> str:
         rf"\begin{{{environment}}}[t]",
         rf"\caption{{{_breakable(_caption(table))}}}",
         rf"\label{{{label}}}",
+        r"\vspace{1ex}",  # many classes leave no space below a caption
         r"\centering",
         r"\small",
         rf"\begin{{tabularx}}{{\{measure}}}{{{columns}}}",

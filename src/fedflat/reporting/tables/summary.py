@@ -106,10 +106,10 @@ class SeedStatistics:
     std: float
     count: int
 
-    def shown(self, metric: str) -> str:
+    def shown(self, metric: str, number_format: str = ".4g") -> str:
         """Format the mean of a metric and, for several seeds, the standard deviation."""
-        deviation = f" ± {shown_metric(self.std, metric)}" if self.count > 1 else ""
-        return f"{shown_metric(self.mean, metric)}{deviation}"
+        deviation = f" ± {shown_metric(self.std, metric, number_format)}" if self.count > 1 else ""
+        return f"{shown_metric(self.mean, metric, number_format)}{deviation}"
 
 
 def seed_statistics(values: Sequence[float]) -> SeedStatistics:

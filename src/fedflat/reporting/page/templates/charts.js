@@ -199,7 +199,7 @@ function rowChart(figure, rows, about) {
 
 function columnChart(figure, counts, words) {
   // One column per client with stacked classes, or a heat map if there are more classes than colours.
-  const classes = counts[0].length, height = 220, left = 44, bottom = 30, top = 8;
+  const classes = counts[0].length, height = 232, left = 44, bottom = 30, top = 22;
   const [svg, width] = canvas(figure, height, words);
   const step = (width - left - 4) / counts.length;
   const draw = (x, y, h, fill, opacity) =>
@@ -225,7 +225,8 @@ function columnChart(figure, counts, words) {
     counts.forEach((c, i) => c.forEach((v, k) => v && draw(left + i * step, top + k * cell, cell, "var(--accent)", 0.15 + 0.85 * Math.sqrt(v / most))));
     [0, classes - 1].forEach((k) => node("text", { x: left - 6, y: top + k * cell + 8, "text-anchor": "end" }, svg, k));
   }
-  node("text", { x: (left + width) / 2, y: height - 8, "text-anchor": "middle" }, svg, "clients, sorted by most frequent class");
+  node("text", { x: (left + width) / 2, y: height - 8, "text-anchor": "middle" }, svg, classes > 1 ? "clients, sorted by most frequent class" : "clients");
+  node("text", { x: 4, y: 13 }, svg, classes > 20 ? "class" : "examples");
 }
 
 function cellChart(figure, rows, columns, about) {

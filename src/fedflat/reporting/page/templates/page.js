@@ -7,7 +7,7 @@ const INITIALLY_VISIBLE = 10; // rows whose curves are shown at first
 
 const chosen = (() => { try { return localStorage.getItem("fedflat-theme"); } catch { return null; } })();
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
-const setTheme = (name) => { root.dataset.theme = name; };
+const setTheme = (name) => { root.dataset.theme = name; paintLandscapes(name); };
 setTheme(chosen || (dark.matches ? "dark" : "light"));
 dark.addEventListener("change", () => { if (!chosen) setTheme(dark.matches ? "dark" : "light"); });
 document.getElementById("theme").addEventListener("click", () => {
@@ -177,7 +177,16 @@ function unfold(box) {
   const library = document.getElementById("library");
   if (library) { document.body.append(library.content.cloneNode(true)); library.remove(); }
   const inside = box.querySelector("template");
-  if (inside) { box.append(inside.content.cloneNode(true)); inside.remove(); }
+  if (inside) { box.append(inside.content.cloneNode(true)); inside.remove(); paintLandscapes(root.dataset.theme, box); }
+}
+// Plotly draws text and grids itself, so it needs the colours of the theme.
+function paintLandscapes(theme, parent = document) {
+  const [ink, line] = theme === "dark" ? ["#e4e8ec", "#343d47"] : ["#22303c", "#e5e2dc"];
+  for (const plot of parent.querySelectorAll(".js-plotly-plot")) {
+    const colours = { "font.color": ink };
+    if (plot.layout.scene) for (const axis of "xyz") colours[`scene.${axis}axis.gridcolor`] = line;
+    window.Plotly.relayout(plot, colours);
+  }
 }
 const near = new IntersectionObserver((entries) => entries.forEach((e) => { if (e.isIntersecting) { near.unobserve(e.target); unfold(e.target); } }));
 document.querySelectorAll(".later").forEach((box) => near.observe(box));
@@ -186,4 +195,6 @@ document.querySelectorAll(".later").forEach((box) => near.observe(box));
 window.addEventListener("beforeprint", () => {
   document.querySelectorAll("details.print").forEach((d) => { d.open = true; });
   document.querySelectorAll(".later").forEach(unfold);
+  paintLandscapes("light");
 });
+window.addEventListener("afterprint", () => paintLandscapes(root.dataset.theme));

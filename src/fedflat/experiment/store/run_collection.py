@@ -1,0 +1,43 @@
+"""Folders that contain several runs: which runs, and in which order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedflat.experiment.store.files import create_folder, write_atomically
+
+COMPARISON, SWEEP = "comparison.json", "sweep.json"
+"""Files of a comparison and of a sweep; ``runs`` lists the folders of their runs in order."""
+
+
+def save_order(folder: Path, runs: Sequence[Path]) -> None:
+    """Store the order of a comparison's ``runs``; runs of earlier comparisons in the same ``folder`` come last."""
+    names = [run.relative_to(folder).as_posix() for run in runs]
+    names += [name for name in _listed_runs(folder / COMPARISON) if name not in names]
+    create_folder(folder)
+    write_atomically(folder / COMPARISON, json.dumps({"format": 1, "runs": names}, indent=1) + "\n")
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """Return all run folders at or below ``folder``: in the order of their comparison or sweep, otherwise by name."""
+    orders = {file.parent: _listed_runs(file) for name in (COMPARISON, SWEEP) for file in folder.rglob(name)}
+
+    def position(run: Path) -> tuple[Path, int, Path]:
+        """Return a sorting key: the comparison or sweep, and the position in it."""
+        collection = next((parent for parent in run.parents if parent in orders), None)
+        if collection is None:
+            return run, 0, run
+        names, name = orders[collection], run.relative_to(collection).as_posix()
+        return collection, names.index(name) if name in names else len(names), run
+
+    return sorted((file.parent for file in folder.rglob("config.yaml")), key=position)
+
+
+def _listed_runs(file: Path) -> list[str]:
+    """Return the names of the runs in a comparison's or sweep's file; empty if it is missing or damaged."""
+    try:
+        return list(json.loads(file.read_text())["runs"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
