@@ -17,6 +17,7 @@ import pytest
 
 import fedflat
 from fedflat.papers import find_table
+from fedflat.papers.protocol import protocol_hash, protocol_of
 
 ROOT = Path(__file__).parents[1]
 STUDIES = ROOT / "studies"
@@ -79,7 +80,7 @@ def test_never_starts_what_does_not_fit(campaign: ModuleType, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_resumes_after_being_killed(campaign: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["campaign_results"], "WINDOW", 5)
+    monkeypatch.setattr(campaign, "WINDOW", 5)
     words = ["--only", JOB, "--rounds", "30", "--checkpoint-every", "2"]
     script = [sys.executable, str(STUDIES / "campaign.py")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
@@ -155,11 +156,9 @@ def test_experiments_that_did_not_learn_come_last(campaign: ModuleType, tmp_path
 
 
 def test_the_hash_depends_on_values_and_not_on_names(campaign: ModuleType, tmp_path: Path) -> None:
-    from campaign_queue import protocol_hash
-
     (job,) = campaign.queue(campaign.parse_arguments(["--only", JOB]))
     assert job.protocol_hash == "dbbc6518eb58c320"
-    protocol = json.loads(json.dumps(job.protocol))
+    protocol = json.loads(json.dumps(protocol_of(job.experiment)))
     slot = protocol["parameters"]["server"]
     protocol["parameters"]["server"] = {f"new_{name}": value for name, value in slot.items()}
     assert protocol_hash(protocol) == job.protocol_hash

@@ -19,7 +19,7 @@ from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.run_folder import Record
 from fedflat.papers.cells import Cell
 from fedflat.papers.numbers import Best, ClientSeconds, Gain, Last, Mean, ModelStatistic, Published, RoundsTo, Statistic
-from fedflat.papers.plan import PlannedExperiment, ReproductionPlan
+from fedflat.papers.plan import Deviations, PlannedExperiment, ReproductionPlan
 from fedflat.papers.post_hoc import ModelQuery
 from fedflat.reporting.result import Result
 from fedflat.reporting.tables.summary import rounds_to, series, summarise
@@ -55,6 +55,23 @@ class MeasuredRun:
         """Create it from the record of a run and the statistics measured on its models."""
         metric, rounds = Result(record).metric, record.config.training.rounds
         return cls(record.history, metric, record.status, rounds, record.seconds, model_statistics or {})
+
+
+@dataclass(frozen=True)
+class RunNumber:
+    """The number of a cell in one run.
+
+    Attributes:
+        value: in the paper's unit; None if the run diverged or did not reach the target.
+        status: for example ``finished`` or ``diverged``.
+        rounds: planned number of rounds.
+        reason: why the number could not be measured; empty if it could.
+    """
+
+    value: float | None
+    status: str
+    rounds: int
+    reason: str = ""
 
 
 Runs = Mapping[Path, MeasuredRun]
@@ -161,9 +178,9 @@ def tolerance(published: Published, values: Sequence[float]) -> float | None:
     if published.plus_minus is not None:
         half_widths.append(NORMAL_QUANTILE * published.plus_minus)
     if n > 1:
-        from scipy.stats import t
+        from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats takes seconds to import
 
-        half_widths.append(float(t.ppf(QUANTILE, n - 1)) * stdev(values))
+        half_widths.append(float(stdtrit(n - 1, QUANTILE)) * stdev(values))
     return max(half_widths) * math.sqrt(1 + 1 / n) + published.rounding if half_widths else None
 
 
@@ -205,71 +222,88 @@ def value_of(statistic: Statistic, run: MeasuredRun, model: str, planned_rounds:
 
 
 def _outcome(plan: ReproductionPlan, measured: Runs, cell: Cell) -> CellOutcome:
-    """Compute the outcome of a cell, without stand-ins and time.
-
-    For a cell with several experiments, the paper reports the best one, so the one with the highest mean counts here.
-    """
+    """Compute the outcome of a cell, without stand-ins and time."""
     if isinstance(cell.statistic, Gain):
-        return _gain_outcome(plan, measured, cell, cell.statistic)
+        minuend, subtrahend = (_outcome(plan, measured, source) for source in plan.table.sources(cell))
+        return gain_outcome(cell, cell.statistic, minuend, subtrahend)
     if cell.name in plan.not_runnable:
         return CellOutcome(cell, (), "not run", plan.not_runnable[cell.name])
-    experiments = [[measured[run.folder] for run in runs if run.folder in measured] for runs in plan.runs_of(cell)]
+    experiments = [
+        [number_of(cell, measured[run.folder]) for run in runs if run.folder in measured] for runs in plan.runs_of(cell)
+    ]
+    return judge(cell, experiments, plan.deviations, len(plan.seeds))
+
+
+def number_of(cell: Cell, run: MeasuredRun) -> RunNumber:
+    """Compute a cell's number in the paper's unit for one run."""
+    if isinstance(cell.statistic, ModelStatistic):
+        reason = run.model_statistics.get(ModelQuery(cell.statistic, cell.evaluated))
+        if isinstance(reason, str):
+            return RunNumber(None, run.status, run.rounds, reason)
+    value = None
+    if run.status != "diverged":
+        value = value_of(cell.statistic, run, cell.evaluated, cell.configs[0].training.rounds)
+    if value is not None and cell.unit == "%":
+        value *= 100
+    return RunNumber(value, run.status, run.rounds)
+
+
+def judge(
+    cell: Cell, experiments: Sequence[Sequence[RunNumber]], deviations: Deviations, planned_seeds: int
+) -> CellOutcome:
+    """Compare the numbers of a cell's runs with the published number.
+
+    Args:
+        cell: the cell.
+        experiments: one list per experiment of the cell, with the number of each run. Of several experiments the
+            paper reports the best one, so the one with the highest mean counts here.
+        deviations: how the runs deviate from the paper, which may rule out a verdict.
+        planned_seeds: number of seeds of each experiment.
+    """
     runs = [run for experiment in experiments for run in experiment]
     if not all(experiments):  # an experiment without any measured run
         return CellOutcome(cell, (), "not run")
     if any(run.status not in ENDED_STATUSES for run in runs):
         return CellOutcome(cell, (), "not run", "not finished; the same command resumes it")
     if all(run.status == "diverged" for run in runs):
-        return _diverged_outcome(plan, cell)
-    if isinstance(cell.statistic, ModelStatistic):
-        for run in runs:
-            value = run.model_statistics.get(ModelQuery(cell.statistic, cell.evaluated))
-            if isinstance(value, str):  # the reason why it could not be measured
-                return CellOutcome(cell, (), "not run", value)
-    values_by_experiment = [_values(cell, experiment) for experiment in experiments]
+        return _diverged_outcome(cell, deviations)
+    reasons = [run.reason for run in runs if run.reason]
+    if reasons:
+        return CellOutcome(cell, (), "not run", reasons[0])
+    values_by_experiment = [
+        tuple(run.value for run in experiment if run.value is not None) for experiment in experiments
+    ]
     values = max(values_by_experiment, key=lambda values: fmean(values) if values else -math.inf)
-    seeds = "" if len(values) == len(plan.seeds) else f"{len(values)} of {len(plan.seeds)} seeds"
+    seeds = "" if len(values) == planned_seeds else f"{len(values)} of {planned_seeds} seeds"
     is_unreached = isinstance(cell.statistic, RoundsTo) and not values
     unreached_in = max(run.rounds for run in runs) if is_unreached else None
-    return replace(_judge(plan, cell, values, seeds), unreached_in=unreached_in)
+    return replace(_judge_values(cell, values, seeds, deviations), unreached_in=unreached_in)
 
 
-def _values(cell: Cell, runs: Sequence[MeasuredRun]) -> tuple[float, ...]:
-    """Compute a cell's statistic in the paper's unit for each run; diverged runs and runs without it are left out."""
-    paper_rounds = cell.configs[0].training.rounds
-    scale = 100.0 if cell.unit == "%" else 1.0
-    values = []
-    for run in runs:
-        value = None if run.status == "diverged" else value_of(cell.statistic, run, cell.evaluated, paper_rounds)
-        if value is not None:
-            values.append(value * scale)
-    return tuple(values)
-
-
-def _diverged_outcome(plan: ReproductionPlan, cell: Cell) -> CellOutcome:
+def _diverged_outcome(cell: Cell, deviations: Deviations) -> CellOutcome:
     """Return the outcome of a cell whose runs all diverged.
 
     The verdict is ``within`` (as published) if the paper prints N/A, which means divergence as well, else ``diverged``.
-    It is ``ran`` if the plan deviates from the paper too much to judge.
+    It is ``ran`` if the runs deviate from the paper too much to judge.
     """
-    if plan.deviations.reason_for_no_verdict(cell):
+    if deviations.reason_for_no_verdict(cell):
         return CellOutcome(cell, (), "ran", "diverged")
     if cell.published is not None and cell.published.value is None:  # printed as N/A
         return CellOutcome(cell, (), "within", "diverged, as published")
     return CellOutcome(cell, (), "diverged", "every seed")
 
 
-def _judge(plan: ReproductionPlan, cell: Cell, values: tuple[float, ...], seeds: str) -> CellOutcome:
+def _judge_values(cell: Cell, values: tuple[float, ...], seeds: str, deviations: Deviations) -> CellOutcome:
     """Compare measured values with the published number.
 
     Args:
-        plan: the plan, whose deviations from the paper may rule out a verdict.
         cell: the cell.
         values: one value per seed that has a number.
         seeds: how many seeds these are, e.g. ``2 of 3 seeds``; empty if all.
+        deviations: how the runs deviate from the paper.
     """
-    published, no_verdict = cell.published, plan.deviations.reason_for_no_verdict(cell)
-    rounds, paper_rounds = plan.deviations.rounds, cell.configs[0].training.rounds
+    published, no_verdict = cell.published, deviations.reason_for_no_verdict(cell)
+    rounds, paper_rounds = deviations.rounds, cell.configs[0].training.rounds
     if rounds is not None and rounds < paper_rounds:
         no_verdict = no_verdict or f"{rounds} rounds instead of {paper_rounds}"
     if no_verdict:
@@ -305,13 +339,12 @@ def _censored_outcome(cell: Cell, values: tuple[float, ...], seeds: str) -> Cell
     return CellOutcome(cell, values, "censored", f"reached by {seeds} in {cell.configs[0].training.rounds} rounds")
 
 
-def _gain_outcome(plan: ReproductionPlan, measured: Runs, cell: Cell, gain: Gain) -> CellOutcome:
+def gain_outcome(cell: Cell, gain: Gain, minuend: CellOutcome, subtrahend: CellOutcome) -> CellOutcome:
     """Return the outcome of a gain, the difference of two cells.
 
     It is computed seed by seed if both cells have the same number of values, otherwise from their means. A relative
     gain is in per cent of the subtracted cell, an absolute one in points.
     """
-    minuend, subtrahend = (_outcome(plan, measured, source) for source in plan.table.sources(cell))
     if minuend.mean is None or subtrahend.mean is None:
         return CellOutcome(cell, (), "not run", minuend.remark or subtrahend.remark)
     pairs = [(minuend.mean, subtrahend.mean)]

@@ -63,6 +63,9 @@ def reproduce(
         None, "--markdown", metavar="FILE.md", help="also write the result to this file"
     ),
     as_csv: Path | None = typer.Option(None, "--csv", metavar="FILE.csv", help="also write the result to this file"),
+    record: Path | None = typer.Option(
+        None, "--record", metavar="FOLDER", help="also store each run's result as a JSON file below this folder"
+    ),
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
@@ -101,7 +104,7 @@ def reproduce(
         if not silent:
             _print_work(plan, work, stderr=True)
             _confirm_if_long(plan, work, yes)
-        measured, failure = _run(plan, folder, jobs, silent)  # after a failure, finished runs are still shown
+        measured, failure = _run(plan, folder, jobs, silent, record)  # after a failure, finished runs are still shown
         outcomes = outcomes_of(plan, measured)
         all_outcomes += outcomes
         documents.append(_result_document(plan, work, outcomes, folder))
@@ -170,9 +173,9 @@ def _folder_name(deviations: Deviations) -> str:
 
 
 def _run(
-    plan: ReproductionPlan, out: Path, jobs: int | None, silent: bool
+    plan: ReproductionPlan, out: Path, jobs: int | None, silent: bool, results_folder: Path | None
 ) -> tuple[dict[Path, MeasuredRun], UserError | None]:
-    """Run what is missing and measure the models.
+    """Run what is missing and measure the models; store the results of all runs below ``results_folder``, if given.
 
     Returns:
         The results of all finished runs by folder, and the error of a run that failed, or None.
@@ -180,6 +183,7 @@ def _run(
     from fedflat.experiment.campaign.compare import run_each
     from fedflat.papers.outcome import MeasuredRun
     from fedflat.papers.post_hoc import measure
+    from fedflat.papers.results import planned_result, write_result
 
     if not plan.deviations.small:
         config_by_dataset = {run.config.data.dataset: run.config for run in plan.runs if not run.done}
@@ -196,6 +200,8 @@ def _run(
                 has_models = record.status != "diverged"
                 model_statistics = measure(record, run.queries, plan.deviations.small) if has_models else {}
                 measured[run.folder] = MeasuredRun.of(record, model_statistics)
+                if results_folder is not None:
+                    write_result(results_folder, planned_result(plan, run, record, measured[run.folder], jobs or 1))
                 display.count_run()
     except KeyboardInterrupt:
         raise Interrupted(
@@ -292,7 +298,7 @@ def _verdict_rule(plan: ReproductionPlan) -> str:
     if plan.deviations.small:
         substitutes = "; ".join(_stand_ins(plan)) or "none"
         return f"Small scale checks the structure only; the numbers are meaningless. Substitutes: {substitutes}."
-    if any(plan.deviations.reason_for_no_verdict(cell) == "other settings" for cell in plan.cells):
+    if plan.deviations.changed_settings and any(map(plan.deviations.reason_for_no_verdict, plan.cells)):
         return f"No verdict for cells affected by changed settings ({', '.join(plan.deviations.changed_settings)})."
     if plan.deviations.rounds is not None:
         return f"No verdict for cells with more than {plan.deviations.rounds} published rounds."
