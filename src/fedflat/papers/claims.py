@@ -13,8 +13,6 @@ from fedflat.papers.library import find_table
 from fedflat.papers.schema import PaperData
 from fedflat.reporting.tables.summary import PairedDifference, compare_paired
 
-NOT_MEASURED = "not measured yet"
-
 
 class Claim(PaperData):
     """A claim that one published number exceeds, or falls below, another."""
@@ -52,14 +50,14 @@ class CheckedClaim:
     def measured_text(self) -> str:
         """The measured difference with half the width of its 95 % interval (Student's t), and the number of seeds."""
         if self.measured is None:
-            return NOT_MEASURED
+            return "not measured yet"
         interval, seeds = self.measured.t_interval, len(self.measured.seeds)
         half_width = f" ± {(interval[1] - interval[0]) / 2:.1f}" if interval else ""
         return f"{self.measured.mean:+.1f}{half_width}{self.unit} ({seeds} seed{'s' if seeds > 1 else ''})"
 
     @property
     def verdict(self) -> str:
-        """The verdict in one sentence."""
+        """The verdict in one sentence; empty if not measured."""
         return claim_verdict(self.claimed, self.measured)
 
 
@@ -70,7 +68,7 @@ def claim_verdict(claimed: float, measured: PairedDifference | None) -> str:
     'The direction is confirmed, but the difference is smaller than claimed.'
     """
     if measured is None:
-        return f"{NOT_MEASURED.capitalize()}."
+        return ""
     is_same_direction = measured.mean * claimed > 0
     if measured.t_interval is None:
         direction = "the claimed" if is_same_direction else "the opposite"

@@ -95,7 +95,18 @@ class LedgerEntry:
         reached = len(self.outcome.values)
         partly = f"{reached} of {self.seeds} seeds" if 0 < reached < self.seeds and "seeds" not in remark else ""
         remarks = "; ".join(filter(None, (remark, partly, *self.notes)))
-        return [self.cell.table, name, published, measured, str(self.seeds), difference, verdict, *others, minutes, remarks]
+        return [
+            self.cell.table,
+            name,
+            published,
+            measured,
+            str(self.seeds),
+            difference,
+            verdict,
+            *others,
+            minutes,
+            remarks,
+        ]
 
     def document(self) -> dict[str, Any]:
         """Return the entry as JSON-compatible values."""
@@ -134,7 +145,9 @@ class Ledger:
                         entries[cell] = LedgerEntry(cell, gain_outcome(cell, cell.statistic, minuend, subtrahend))
             self.entries += [entries[cell] for cell in table.cells.values() if cell in entries]
 
-    def choose(self, name: str | None = None, dataset: str | None = None, method: str | None = None) -> list[LedgerEntry]:
+    def choose(
+        self, name: str | None = None, dataset: str | None = None, method: str | None = None
+    ) -> list[LedgerEntry]:
         """Return the entries of a paper or table, of a dataset, and of a method, which may be a pattern."""
         chosen = self.entries
         if name is not None:
@@ -176,7 +189,9 @@ class Ledger:
             counts = Counter(entry.outcome.verdict for entry in entries)
             verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
             minutes = sum(result.device_seconds for result in results) / 60
-            texts.append([name, str(len(entries)), str(printed), str(enough), verdicts, str(len(results)), f"{minutes:.0f}"])
+            texts.append(
+                [name, str(len(entries)), str(printed), str(enough), verdicts, str(len(results)), f"{minutes:.0f}"]
+            )
         return texts
 
 

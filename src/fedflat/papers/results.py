@@ -119,7 +119,11 @@ class StoredResult(PaperData):
         protocol = {key: self.protocol[key] for key in kept if key in self.protocol}
         unneeded = {"metrics", "final", "curve", "curve_rounds", "protocol"}
         values = self.model_dump(exclude=unneeded, exclude_unset=True)
-        values["cost"] = {key: values["cost"][key] for key in ("seconds", "seconds_per_round", "runs_at_once")}
+        values["cost"] = {
+            key: values["cost"][key]
+            for key in ("seconds", "seconds_per_round", "runs_at_once")
+            if key in values["cost"]
+        }
         values["environment"] = {"hardware": self.environment["hardware"]}
         return StoredResult(**values, protocol=protocol)
 

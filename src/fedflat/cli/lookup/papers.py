@@ -104,7 +104,9 @@ def _print_measured(
     console.print(table(heads, [[row[index] for index in columns] for row in rows], numeric=numeric, whole=("cell",)))
     console.print()
     console.print(table(SUMMARY_COLUMNS, ledger.summary()))
-    console.print("\nminutes: device time of the runs behind a cell, which may measure other cells as well", style="dim")
+    console.print(
+        "\nminutes: device time of the runs behind a cell, which may measure other cells as well", style="dim"
+    )
 
 
 def _print_papers(papers: list[Paper]) -> None:
