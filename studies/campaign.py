@@ -24,7 +24,6 @@ import traceback
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-
 from typing import Any
 
 import torch

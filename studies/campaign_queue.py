@@ -135,7 +135,7 @@ def queue(options: argparse.Namespace, stages: Sequence[Stage] = QUEUE) -> Itera
     for stage in stages:
         table, deviations = find_table(stage.table), stage.deviations(options)
         cells = [cell for row in stage.rows for cell in table.choose([f"{row}/{stage.columns}"])]
-        for paper_config in dict.fromkeys(config for cell in cells for config in cell.configs):
+        for paper_config in dict.fromkeys(each for cell in cells for each in cell.configs):
             name = f"{experiment_name(table, paper_config)}-seed{stage.seed}"
             if name not in seen and any(fnmatch(name, pattern) for pattern in options.only):
                 seen.add(name)

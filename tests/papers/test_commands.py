@@ -132,9 +132,16 @@ def test_a_dry_run_runs_nothing(fedflat, tmp_path):
     assert "6 with 2 seeds, 0 finished" in shown
     assert "6,000 remaining" in shown
     assert "cifar100" in shown and "ViT-B/16" in shown and "init=FILE" in shown
+    assert "fedflat data get cifar100" in shown and " h on one NVIDIA H200" in shown
+    assert "per round  epochs  rounds" in shown
     assert not list(tmp_path.rglob("config.yaml"))
     document = json.loads(fedflat("reproduce", "fedswa/table3", "--cells", "fedavg/*", "--dry-run", "--json").stdout)
     assert len(document["runs"]) == 9
+    assert document["missing_data"] == ["cifar100"]
+    # 9 runs of 1,000 rounds, each with 10 clients of 500 images for 5 epochs, at about 46,000 gradients per second
+    assert 9 * 1000 * 25_000 / 46_000 < document["gpu"]["seconds"] < 1.5 * 9 * 1000 * 25_000 / 46_000
+    unknown = fedflat("reproduce", "wima/table3", "--set", "init=w.pt", "--dry-run").stdout
+    assert "unknown (no measured speed of mobilenetv2)" in unknown
 
 
 def test_results_as_markdown_and_csv(fedflat, tmp_path):

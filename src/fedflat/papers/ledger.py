@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from fedflat.errors import UserError, one_of
+from fedflat.experiment.config import Config
 from fedflat.papers.cells import Cell
 from fedflat.papers.document import outcome_rows, outcomes_document, shown_number
 from fedflat.papers.library import find_table, papers, slug
@@ -131,11 +132,12 @@ class Ledger:
         measured: dict[Cell, list[StoredResult]] = {}
         for result in self.results:
             for key in result.cells:
-                table, _, cell = key.partition("/")
-                measured.setdefault(find_table(f"{result.paper}/{table}").cells[cell], []).append(result)
+                table_name, _, cell_name = key.partition("/")
+                measured.setdefault(find_table(f"{result.paper}/{table_name}").cells[cell_name], []).append(result)
         self.entries: list[LedgerEntry] = []
-        tables = {cell.table for cell in measured}
-        for table in (t for paper in papers().values() for t in paper.tables.values() if t.full_name in tables):
+        names = {cell.table for cell in measured}
+        all_tables = (table for paper in papers().values() for table in paper.tables.values())
+        for table in (table for table in all_tables if table.full_name in names):
             entries = {cell: _entry(cell, measured[cell]) for cell in table.cells.values() if cell in measured}
             for cell in table.cells.values():
                 if isinstance(cell.statistic, Gain):
@@ -230,14 +232,21 @@ def deviations_of(cell: Cell, result: StoredResult) -> Deviations:
     The precision of arithmetic is no deviation. If more than the number of rounds and the evaluations differ, the
     deviation is not specified.
     """
-    free = {key: result.protocol[key] for key in ("rounds", "eval_every", "eval_final", "precision")}
+    config = paper_config(cell, result)
+    if config is None:
+        return UNKNOWN_PROTOCOL
+    every, rounds = result.protocol["eval_every"], result.protocol["rounds"]
+    changed = () if every == config.evaluation.every else (f"evaluation.every={every}",)
+    return Deviations(rounds=rounds if rounds < config.training.rounds else None, changed_settings=changed)
+
+
+def paper_config(cell: Cell, result: StoredResult) -> Config | None:
+    """Return the experiment of a cell that a result belongs to; None if it was run with other settings."""
+    free = {key: result.protocol.get(key) for key in ("rounds", "eval_every", "eval_final", "precision")}
     for config in cell.configs:
-        paper = protocol_of(config)
-        if protocol_hash(paper | free) == result.protocol_hash:
-            every, rounds = free["eval_every"], free["rounds"]
-            changed = () if every == paper["eval_every"] else (f"evaluation.every={every}",)
-            return Deviations(rounds=rounds if rounds < paper["rounds"] else None, changed_settings=changed)
-    return UNKNOWN_PROTOCOL
+        if protocol_hash(protocol_of(config) | free) == result.protocol_hash:
+            return config
+    return None
 
 
 def _run_number(cell: Cell, result: StoredResult) -> RunNumber:

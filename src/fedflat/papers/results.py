@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 import torch
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 import fedflat
 from fedflat.errors import UserError
@@ -70,7 +70,7 @@ class StoredResult(PaperData):
 
     format: Literal[1]
     kind: Kind = "paper"
-    """paper: the paper's settings; tuned: hyperparameters selected on a validation split; released: the authors' code."""
+    """paper: the paper's settings; tuned: hyperparameters from a validation split; released: the authors' code."""
     paper: str
     experiment: str
     """Path of the result below the results folder, without kind and seed."""
@@ -80,9 +80,9 @@ class StoredResult(PaperData):
     cells: dict[str, StoredNumber]
     """By table and cell, e.g. ``table2/fedavg/cifar100-lenet-5-accuracy``."""
     metric: str
-    metrics: dict[str, dict[str, Number | None]] = {}
+    metrics: dict[str, dict[str, Number | None]] = Field(default_factory=dict)
     """Last, best and mean value by model."""
-    final: dict[str, Number | None] = {}
+    final: dict[str, Number | None] = Field(default_factory=dict)
     protocol: ProtocolValues
     protocol_hash: str
     selection: str = ""
@@ -92,8 +92,8 @@ class StoredResult(PaperData):
     cost: RunCost
     environment: dict[str, str | None]
     date: str
-    curve_rounds: list[int] = []
-    curve: dict[str, list[Number | None]] = {}
+    curve_rounds: list[int] = Field(default_factory=list)
+    curve: dict[str, list[Number | None]] = Field(default_factory=dict)
     """The metric by model, one value per round of ``curve_rounds``."""
 
     @property

@@ -219,6 +219,28 @@ def _stand_ins(plan: ReproductionPlan) -> list[str]:
     return sorted({text for run in plan.runs for text in run.stand_ins})
 
 
+def _missing_datasets(plan: ReproductionPlan) -> list[str]:
+    """Return the names of the datasets that unfinished runs need and that are not downloaded."""
+    from fedflat.experiment.campaign.estimate import is_available
+    from fedflat.text import parse
+
+    data = [run.config.data for run in plan.runs if not run.done]
+    missing = (parse(each.dataset)[0].name for each in data if not is_available(each.dataset, each.dir))
+    return list(dict.fromkeys(missing))
+
+
+def _shown_gpu_time(plan: ReproductionPlan) -> str:
+    """Return the estimated time on the GPU of the stored results, and what it leaves out."""
+    from fedflat.papers.cost import HARDWARE, gpu_time
+
+    time = gpu_time(plan.runs)
+    unmeasured = f"no measured speed of {', '.join(time.unknown)}"
+    if not time.runs:
+        return f"unknown ({unmeasured})" if time.unknown else "none"
+    rest = f", without {counted(len(plan.runs) - time.runs, 'run')}: {unmeasured}" if time.unknown else ""
+    return f"about {shown_seconds(time.seconds)} on one {HARDWARE} in bf16, from measured rounds{rest}"
+
+
 def _print_work(plan: ReproductionPlan, work: RemainingWork, stderr: bool = False) -> None:
     """Print the numbers of cells, runs and rounds, the estimated time, stand-ins and skipped cells."""
     lines: dict[str, object] = {
@@ -228,8 +250,11 @@ def _print_work(plan: ReproductionPlan, work: RemainingWork, stderr: bool = Fals
     }
     if not plan.deviations.small:
         reason = f" ({work.reason})" if work.reason else ""
-        estimate = f"about {shown_seconds(work.seconds)} on this machine (estimated)"
-        lines["time"] = f"{'unknown' if work.seconds is None else estimate}{reason}"
+        estimate = f"about {shown_seconds(work.seconds)} (estimated)"
+        lines["time on this machine"] = f"{'unknown' if work.seconds is None else estimate}{reason}"
+        lines["time on a GPU"] = _shown_gpu_time(plan)
+        if _missing_datasets(plan):
+            lines["data to get"] = "; ".join(f"fedflat data get {name}" for name in _missing_datasets(plan))
     if _stand_ins(plan):
         lines["stand-ins"] = "; ".join(_stand_ins(plan))
     if plan.not_runnable:
@@ -245,22 +270,32 @@ def _print_plan(plan: ReproductionPlan, work: RemainingWork) -> None:
     for run in plan.runs:
         config = run.config
         if config.seed == plan.seeds[0]:
-            data, per_round = config.data, config.federation.clients_per_round
+            data, training, per_round = config.data, config.training, config.federation.clients_per_round
+            epochs = f"{training.local_steps} steps" if training.local_steps else training.local_epochs
             rows.append(
-                [config.algorithm, config.model, data.dataset, data.partition, per_round, config.training.rounds]
+                [config.algorithm, config.model, data.dataset, data.partition, per_round, epochs, training.rounds]
             )
-    columns = ("algorithm", "model", "data", "partition", "per round", "rounds")
+    columns = ("algorithm", "model", "data", "partition", "per round", "epochs", "rounds")
     screen().print()
     screen().print(table(columns, rows, numeric=columns[4:]))
 
 
 def _plan_document(plan: ReproductionPlan, work: RemainingWork) -> dict[str, Any]:
     """Return the plan as JSON-compatible values."""
+    from fedflat.papers.cost import gpu_time
+
     runs = [
         {"folder": run.folder, "done": run.done, "cells": run.cells, "config": run.config.model_dump(mode="json")}
         for run in plan.runs
     ]
-    return {"table": plan.table.full_name, "runs": runs, "lacking": plan.not_runnable, "cost": vars(work)}
+    return {
+        "table": plan.table.full_name,
+        "runs": runs,
+        "lacking": plan.not_runnable,
+        "cost": vars(work),
+        "gpu": vars(gpu_time(plan.runs)),
+        "missing_data": _missing_datasets(plan),
+    }
 
 
 def _print_outcomes(plan: ReproductionPlan, outcomes: Sequence[CellOutcome], folder: Path) -> None:
