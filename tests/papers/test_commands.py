@@ -132,7 +132,7 @@ def test_a_dry_run_runs_nothing(fedflat, tmp_path):
     assert "6 with 2 seeds, 0 finished" in shown
     assert "6,000 remaining" in shown
     assert "cifar100" in shown and "ViT-B/16" in shown and "init=FILE" in shown
-    assert "fedflat data get cifar100" in shown and " h on one NVIDIA H200" in shown
+    assert "fedflat data get cifar100" in shown and " min on one NVIDIA H200" in shown
     assert "per round  epochs  rounds" in shown
     assert not list(tmp_path.rglob("config.yaml"))
     document = json.loads(fedflat("reproduce", "fedswa/table3", "--cells", "fedavg/*", "--dry-run", "--json").stdout)
