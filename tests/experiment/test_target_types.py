@@ -16,10 +16,10 @@ from sklearn.metrics import average_precision_score, mean_absolute_error, r2_sco
 
 import fedflat
 from fedflat.data import Dataset, describe, from_arrays, from_clients, load, make_partition
+from fedflat.display import shown_metric
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
-from fedflat.engines.problem.task import Task, lower_is_better, task_for
-from fedflat.engines.problem.totals import Totals
+from fedflat.engines.problem.task import Task, Totals, lower_is_better, task_for
 from fedflat.errors import UserError
 from fedflat.experiment.campaign.sweep_file import read_sweep
 from fedflat.experiment.campaign.tune import evaluate_best, plan_search, run_search
@@ -29,7 +29,6 @@ from fedflat.experiment.run import Run
 from fedflat.experiment.stopping import check_stopping_rules
 from fedflat.reporting.tables.summary import rank_algorithms
 from fedflat.testing import check_dataset
-from fedflat.units import shown_metric
 from tests.cli.conftest import call
 
 RNG = np.random.default_rng(0)

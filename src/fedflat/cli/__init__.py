@@ -9,6 +9,10 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C, as in a shell."""
 
 
+class Interrupted(Exception):
+    """The user pressed Ctrl-C; the message says how to continue."""
+
+
 def main() -> None:
     """Run the command line; errors become messages on stderr, and a closed pipe is not an error."""
     # Read by torch at import: spinning threads slow measurements down on busy cores.

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from fedflat.errors import UserError
 from fedflat.models import classifier_parameters
-from fedflat.models.adapters import adapter_parameters
 from fedflat.models.bisenet import BilateralNetwork
+from fedflat.models.trained import adapter_parameters
 from fedflat.models.vit import VisionTransformer
 
 LISTED_NAMES = 4
