@@ -10,7 +10,7 @@ from statistics import median
 
 from fedflat.algorithms import algorithm
 from fedflat.data import DATASETS
-from fedflat.experiment.campaign.planned_run import PlannedRun
+from fedflat.experiment.campaign.estimate import PlannedRun
 from fedflat.experiment.config import Config
 from fedflat.papers.ledger import paper_config
 from fedflat.papers.library import find_table

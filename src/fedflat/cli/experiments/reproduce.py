@@ -311,7 +311,7 @@ def _print_outcomes(plan: ReproductionPlan, outcomes: Sequence[CellOutcome], fol
     from rich.text import Text
 
     from fedflat.papers.document import OUTCOME_COLUMNS, outcome_rows
-    from fedflat.papers.outcome import picture_command
+    from fedflat.papers.pictures import picture_commands
 
     colours = {"within": "green", "above": "yellow", "below": "yellow", "diverged": "red", "censored": "yellow"}
     verdict_column = OUTCOME_COLUMNS.index("verdict")
@@ -330,10 +330,9 @@ def _print_outcomes(plan: ReproductionPlan, outcomes: Sequence[CellOutcome], fol
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     console.print(f"{plan.table.full_name}: {verdicts}", style="bold")
     files: dict[str, object] = {"runs": folder}
-    picture = picture_command(plan, folder)
-    if picture:
-        files["picture"] = picture
     console.print(key_values(files))
+    for command in picture_commands(plan, folder):
+        console.print(f"picture: {command}", soft_wrap=True, highlight=False, markup=False)
 
 
 def _verdict_rule(plan: ReproductionPlan) -> str:
@@ -356,7 +355,7 @@ def _result_document(
 ) -> dict[str, Any]:
     """Return the outcome of a table as JSON-compatible values."""
     from fedflat.papers.document import outcomes_document
-    from fedflat.papers.outcome import picture_command
+    from fedflat.papers.pictures import picture_commands
 
     return {
         "table": plan.table.full_name,
@@ -365,7 +364,7 @@ def _result_document(
         "stand_ins": _stand_ins(plan),
         "cost": vars(work),
         "rule": _verdict_rule(plan),
-        "picture": picture_command(plan, folder),
+        "pictures": picture_commands(plan, folder),
         "cells": outcomes_document(outcomes),
     }
 
