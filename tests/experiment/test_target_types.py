@@ -26,7 +26,7 @@ from fedflat.experiment.campaign.tune import evaluate_best, plan_search, run_sea
 from fedflat.experiment.config import StopSettings
 from fedflat.experiment.make_config import make_config
 from fedflat.experiment.run import Run
-from fedflat.experiment.stopping import check_stopping_rules
+from fedflat.experiment.stopping import stopping_verdict
 from fedflat.reporting.tables.summary import rank_algorithms
 from fedflat.testing import check_dataset
 from tests.cli.conftest import call
@@ -199,8 +199,8 @@ def test_the_task_declares_the_direction_and_the_run_stores_it(tmp_path: Path) -
 def test_patience_and_ranks_follow_the_direction() -> None:
     history = [{"round": r, "test": {}, "validation": {"server": {"rmse": v}}} for r, v in enumerate((3.0, 2.0, 1.0))]
     stop = StopSettings(patience=2)
-    assert check_stopping_rules(history, stop, "server", "rmse", True) is None
-    assert check_stopping_rules(history, stop, "server", "rmse", False) is not None
+    assert stopping_verdict(history, stop, "server", "rmse", True) is None
+    assert stopping_verdict(history, stop, "server", "rmse", False) is not None
     ranks = rank_algorithms({"a": {0: 2.0}, "b": {0: 1.0}, "c": {0: -np.inf}}, lower_is_better=True)
     assert ranks is not None and list(ranks.mean) == ["b", "a", "c"]
 

@@ -27,10 +27,10 @@ from fedflat.experiment.setup.engine import begin_averages, engine_for, sampler_
 from fedflat.experiment.setup.problem import build_problem
 from fedflat.experiment.stopping import (
     Verdict,
-    check_stopping_rules,
     check_target,
     describe_divergence,
     explain_out_of_memory,
+    stopping_verdict,
 )
 from fedflat.experiment.store.checkpoint import (
     CHECKPOINT,
@@ -203,9 +203,7 @@ class Run:
         self._save_models()
         if is_evaluated:
             self._evaluate()
-            verdict = check_stopping_rules(
-                self.history, self.config.stop, self.primary, self.metric, self.lower_is_better
-            )
+            verdict = stopping_verdict(self.history, self.config.stop, self.primary, self.metric, self.lower_is_better)
             if verdict is not None:
                 return verdict
         if is_last or self._interval.is_due(self.rounds):

@@ -33,7 +33,7 @@ class Verdict(NamedTuple):
     reason: str = ""
 
 
-def check_stopping_rules(
+def stopping_verdict(
     history: list[dict[str, Any]], stop: StopSettings, model: str, metric: str, lower_is_better: bool = False
 ) -> Verdict | None:
     """Apply the stopping rules after the newest evaluation; returns a verdict if the run stops, otherwise None.
