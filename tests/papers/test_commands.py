@@ -300,7 +300,9 @@ def test_planes_of_local_models_and_clients_over_rounds_at_small_scale(fedflat):
 
 @pytest.mark.parametrize(
     "command",
-    sorted({command for paper in papers().values() for table in paper.tables.values() for command in table.file.picture}),
+    sorted(
+        {command for paper in papers().values() for table in paper.tables.values() for command in table.file.picture}
+    ),
 )
 def test_commands_of_pictures_exist(fedflat, command):
     words = [word for word in command.split()[1:] if word.isalpha()]

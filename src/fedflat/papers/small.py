@@ -104,7 +104,9 @@ def _masks_augmentation(text: str) -> str:
     >>> _masks_augmentation("scale-crop(low=0.5,height=512,width=1024)")
     'scale-crop(low=0.5)'
     """
-    calls = [(call.name, {k: v for k, v in call.values.items() if k not in ("height", "width")}) for call in parse(text)]
+    calls = [
+        (call.name, {k: v for k, v in call.values.items() if k not in ("height", "width")}) for call in parse(text)
+    ]
     return "+".join(show(*call) for call in calls)
 
 
