@@ -1,6 +1,6 @@
-"""Generate the documentation pages that are derived from the code.
+"""Generate the documentation pages that are derived from the code and from measured results.
 
-python docs/generate.py          write algorithms, datasets, partitions, models and the reference
+python docs/generate.py          write algorithms, datasets, partitions, models, measured results and the reference
 python docs/generate.py --check  fail if a generated page is out of date
 """
 
@@ -9,16 +9,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from making import algorithms, command_line, datasets, models, partitions, python_api
+from making import algorithms, command_line, datasets, ledger, models, partitions, python_api
 
 HERE = Path(__file__).parent
-GENERATORS = (algorithms, datasets, partitions, models, python_api, command_line)
+GENERATORS = (algorithms, datasets, partitions, models, ledger, python_api, command_line)
 FOLDERS = ("algorithms", "data", "partitions", "models", "reference", "images/curves", "images/partitions")
 """Folders that contain only generated files."""
 
 
 def pages() -> dict[str, str]:
-    """Every page and drawing by its path below docs/."""
+    """Every page, drawing and file by its path relative to docs/."""
     return {path: text for generator in GENERATORS for path, text in generator.pages().items()}
 
 

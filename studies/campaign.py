@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import shutil
 import subprocess
@@ -25,18 +24,29 @@ import traceback
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 from campaign_queue import SETUP_SECONDS, CampaignJob, queue
-from campaign_results import Result, RunMonitor, as_text, result_of, table
+from torch import Tensor
 
+import fedflat
 from fedflat.errors import UserError
 from fedflat.experiment.campaign.compare import run_each
 from fedflat.experiment.campaign.estimate import is_available
-from fedflat.experiment.store.files import LockedError, create_folder, locked, write_atomically
+from fedflat.experiment.store.files import LockedError, locked
+from fedflat.papers.document import markdown
+from fedflat.papers.ledger import LEDGER_COLUMNS, Ledger
+from fedflat.papers.numbers import ModelStatistic
+from fedflat.papers.outcome import MeasuredRun
+from fedflat.papers.post_hoc import ModelQuery, measure
+from fedflat.papers.results import StoredResult, make_result, read_result, write_result
 
 DEADLINE = "deadline"
 """File in the work directory that moves the end of the time budget, in seconds since the epoch."""
+
+WINDOW, DECAY = 100, 0.99
+"""Of the averages that every run reports in addition: WiMA and EMA."""
 
 
 def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
@@ -63,6 +73,46 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
+class AverageMonitor(fedflat.Callback):
+    """Averages global models as WiMA and EMA do, but evaluates the averages only once, at the end.
+
+    An average is left out if the run was resumed too late to include all of its models.
+    """
+
+    def __init__(self) -> None:
+        self.averages: dict[str, float] = {}
+        self._first_round = 0
+        self._window_sum: Tensor | None = None
+        self._window_count = 0
+        self._ema: Tensor | None = None
+
+    def began(self, run: Any) -> None:
+        self._first_round = run.rounds
+
+    def round_done(self, run: Any) -> None:
+        model = run.server.model
+        weights = torch.cat([model.weights, model.buffers]).double()
+        self._ema = weights if self._ema is None else DECAY * self._ema + (1 - DECAY) * weights
+        if run.rounds > run.config.training.rounds - WINDOW:
+            self._window_sum = weights if self._window_sum is None else self._window_sum + weights
+            self._window_count += 1
+
+    def evaluated(self, run: Any) -> None:
+        if run.rounds < run.config.training.rounds:
+            return
+        means = {}
+        if self._window_sum is not None and self._window_count == min(WINDOW, run.rounds):
+            means["wima"] = self._window_sum / self._window_count
+        if self._ema is not None and self._first_round == 0:
+            means["ema"] = self._ema
+        model = run.server.model
+        for name, mean in means.items():
+            weights, buffers = torch.split(mean.to(model.weights.dtype), [len(model.weights), len(model.buffers)])
+            state = model._replace(weights=weights, buffers=buffers)
+            scores = run.engine.evaluate({name: state}, run.problem.evaluation_sets)
+            self.averages[name] = scores[name]["test"][run.metric]
+
+
 class Campaign:
     """The stored results, and a worker that adds missing ones."""
 
@@ -82,15 +132,15 @@ class Campaign:
         """The file of a job's result."""
         return Path(f"{self.options.results / job.name}.json")
 
-    def result(self, job: CampaignJob) -> Result | None:
+    def result(self, job: CampaignJob) -> StoredResult | None:
         """The stored result of a job; None if there is none, or if it was measured under another protocol."""
         path = self.path(job)
         if not path.exists():
             return None
-        result: Result = json.loads(path.read_text())
-        return result if result["protocol_hash"] == job.protocol_hash else None
+        result = read_result(path)
+        return result if result.protocol_hash == job.protocol_hash else None
 
-    def finished(self) -> list[tuple[CampaignJob, Result]]:
+    def finished(self) -> list[tuple[CampaignJob, StoredResult]]:
         """All jobs with a result."""
         return [(job, result) for job in self.jobs if (result := self.result(job)) is not None]
 
@@ -105,10 +155,8 @@ class Campaign:
         failed = {job.protocol_hash for job, result in finished if not has_learned(result)}
         alone: dict[str, float] = {}
         for job, result in finished:
-            cost = result["cost"]
-            if "note" not in cost:
-                seconds = cost["seconds"] / cost["runs_at_once"]
-                alone[job.protocol_hash] = max(seconds, alone.get(job.protocol_hash, 0.0))
+            if not result.cost.note:
+                alone[job.protocol_hash] = max(result.device_seconds, alone.get(job.protocol_hash, 0.0))
         waiting = sorted(
             (job for job in self.jobs if job.name not in done), key=lambda job: job.protocol_hash in failed
         )
@@ -141,14 +189,17 @@ class Campaign:
         return True
 
     def _run(self, job: CampaignJob) -> None:
-        folder, monitor = self.options.work / "runs" / job.name, RunMonitor()
+        folder, monitor = self.options.work / "runs" / job.name, AverageMonitor()
         (record,) = run_each([job.config], [folder], (monitor,), jobs=1)
-        result = result_of(job, record, monitor, self.options)
-        create_folder(self.path(job).parent)
-        write_atomically(self.path(job), as_text(result))
+        queries = [ModelQuery(c.statistic, c.evaluated) for c in job.cells if isinstance(c.statistic, ModelStatistic)]
+        has_models = record.status != "diverged"
+        run = MeasuredRun.of(record, measure(record, queries, self.options.small) if queries and has_models else {})
+        name, options = job.name.rpartition("-seed")[0], self.options
+        result = make_result(name, job.cells, record, run, monitor.averages, options.jobs, options.commit)
+        write_result(self.options.results, result)
         shutil.rmtree(folder, ignore_errors=True)
-        score, seconds = 100 * (result["metrics"]["server"]["last"] or 0.0), result["cost"]["seconds"]
-        self.report(f"{result['status']} {job.name}: {score:.2f} after {seconds:.0f} s")
+        score = 100 * (result.metrics["server"].get("last") or 0.0)
+        self.report(f"{result.status} {job.name}: {score:.2f} after {result.cost.seconds:.0f} s")
         del record
         gc.collect()
         if torch.cuda.is_available():
@@ -170,10 +221,10 @@ class Campaign:
         return "\n".join([f"{len(missing)} of {len(self.jobs)} runs are missing. Seconds and name, in order:", *lines])
 
 
-def has_learned(result: Result) -> bool:
+def has_learned(result: StoredResult) -> bool:
     """Whether a run did not diverge and at some point doubled its initial metric."""
-    curve = [value for value in result["curve"]["server"] if value is not None]
-    return result["status"] != "diverged" and bool(max(curve) >= 2 * curve[0])
+    curve = [value for value in result.curve["server"] if value is not None]
+    return result.status != "diverged" and bool(max(curve) >= 2 * curve[0])
 
 
 def work_in_processes(options: argparse.Namespace, words: Sequence[str]) -> None:
@@ -205,7 +256,8 @@ def main(words: Sequence[str] | None = None) -> str:
         work_in_processes(options, words)
     elif not options.table:
         campaign.work()
-    return table(campaign.finished(), options)
+    entries = Ledger(result for _, result in campaign.finished()).entries
+    return markdown(LEDGER_COLUMNS, [entry.row() for entry in entries])
 
 
 if __name__ == "__main__":

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from fnmatch import fnmatch
-from functools import cache, cached_property
-from typing import Any
+from functools import cached_property
 
 from fedflat.algorithms import algorithm
-from fedflat.errors import UserError
-from fedflat.experiment.campaign.compare import folder_name
 from fedflat.experiment.config import Config, config
-from fedflat.papers import find_table, papers
+from fedflat.papers import find_table
 from fedflat.papers.cells import Cell
 from fedflat.papers.plan import Deviations
+from fedflat.papers.protocol import protocol_hash, protocol_of
+from fedflat.papers.results import cells_measured_by, experiment_name
 
 TEN = ("fedavg", "scaffold", "fedsam", "fedswa", "fedmoswa", "fedacg", "fedasam", "feddyn", "fedlesam", "mofedsam")
 SEVEN = ("fedavg", "fedmoswa", "fedswa", "scaffold", "fedacg", "fedsam", "mofedsam")
@@ -81,39 +78,6 @@ QUEUE = (
 )
 """Most informative first, per minute of GPU time: cheap runs before expensive ones, first seeds before further ones."""
 
-SETTINGS = {
-    "model": "model",
-    "initial_weights": "init",
-    "dataset": "data.dataset",
-    "partition": "data.partition",
-    "partition_seed": "data.partition_seed",
-    "clients": "data.clients",
-    "validation": "data.validation",
-    "augmentation": "data.augmentation",
-    "clients_per_round": "federation.clients_per_round",
-    "sampling": "federation.sampling",
-    "weighting": "federation.weighting",
-    "aggregation": "federation.aggregation",
-    "dropout": "federation.dropout",
-    "partial": "federation.partial",
-    "trained": "training.train",
-    "rounds": "training.rounds",
-    "local_epochs": "training.local_epochs",
-    "local_steps": "training.local_steps",
-    "batch_size": "training.batch_size",
-    "lr": "training.lr",
-    "lr_decay": "training.lr_decay",
-    "weight_decay": "training.weight_decay",
-    "momentum": "training.momentum",
-    "clip": "training.clip",
-    "clip_mode": "training.clip_mode",
-    "batchnorm": "training.statistics",
-    "eval_every": "evaluation.every",
-    "eval_final": "evaluation.final",
-    "precision": "engine.precision",
-}
-"""Setting by key of a stored protocol. The keys never change, even when settings are renamed."""
-
 SETUP_SECONDS = 35.0
 """To import, load data and compile for the first time; three seconds when the compiler's cache is warm."""
 SAMPLES_PER_SECOND = {
@@ -135,17 +99,11 @@ class CampaignJob:
     """One run: an experiment with one seed, and every published cell of the paper that it measures."""
 
     stage: Stage
-    table: str
-    row: str
-    column: str
+    name: str
+    """Path of the result below the results directory, without suffix."""
     cells: tuple[Cell, ...]
     experiment: Config
     """The config with seed 0."""
-
-    @property
-    def name(self) -> str:
-        """Path of the result below the results directory, without suffix."""
-        return f"{self.table}/{self.column}/{self.row}-seed{self.stage.seed}"
 
     @property
     def config(self) -> Config:
@@ -153,14 +111,9 @@ class CampaignJob:
         return self.experiment.model_copy(update={"seed": self.stage.seed})
 
     @cached_property
-    def protocol(self) -> dict[str, Any]:
-        """Everything except the seed that determines the result."""
-        return protocol_of(self.experiment)
-
-    @cached_property
     def protocol_hash(self) -> str:
         """Identifies the protocol by its values alone."""
-        return protocol_hash(self.protocol)
+        return protocol_hash(protocol_of(self.experiment))
 
     @property
     def estimated_seconds(self) -> float:
@@ -176,81 +129,15 @@ class CampaignJob:
         return c.training.rounds * max(seconds, LEAST_ROUND) + evaluations * 2 * TEST_SIZE / speed
 
 
-def protocol_of(experiment: Config) -> dict[str, Any]:
-    """The settings that determine a result under stable keys, with every parameter of the algorithm."""
-    values = experiment.model_dump(mode="json")
-
-    def setting(name: str) -> Any:
-        inside: Any = values
-        for part in name.split("."):
-            inside = inside[part]
-        return inside
-
-    built = algorithm(experiment.algorithm)
-    slots = {name: getattr(built, name) for name in ("drift", "perturbation", "lr_schedule", "server")}
-    slots |= {f"average{number}": average for number, average in enumerate(built.averages)}
-    parameters = {
-        name: {field.name: getattr(slot, field.name) for field in fields(slot)} for name, slot in slots.items()
-    }
-    settings = {key: setting(name) for key, name in SETTINGS.items()}
-    return {"algorithm": experiment.algorithm, "parameters": parameters, **settings}
-
-
-def protocol_hash(protocol: dict[str, Any]) -> str:
-    """A hash of a protocol's values. Parameters of the algorithm enter by position, so their names do not matter."""
-    values = {key: value for key, value in protocol.items() if key not in ("algorithm", "parameters")}
-    values["method"] = protocol["algorithm"].partition("(")[0]
-    values["parameters"] = [list(slot.values()) for slot in protocol["parameters"].values()]
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
-
-
 def queue(options: argparse.Namespace, stages: Sequence[Stage] = QUEUE) -> Iterator[CampaignJob]:
     """The runs of the campaign in order, restricted to the names that ``--only`` matches."""
     seen = set()
     for stage in stages:
-        table = find_table(stage.table)
-        deviations = stage.deviations(options)
-        for row in stage.rows:
-            cells = table.choose([f"{row}/{stage.columns}"])
-            for paper_config in dict.fromkeys(key for cell in cells for key in map(_key, cell.configs)):
-                own = [cell for cell in cells if paper_config in map(_key, cell.configs)]
-                shared = [cell for cell in _by_config(table.paper.name)[paper_config] if cell not in own]
-                experiment = deviations.apply(config(json.loads(paper_config)))[0]
-                place = _place(own, experiment)
-                job = CampaignJob(stage, table.full_name, *place, tuple(own + shared), experiment)
-                if job.name not in seen and any(fnmatch(job.name, pattern) for pattern in options.only):
-                    seen.add(job.name)
-                    yield job
-
-
-def _key(experiment: Config) -> str:
-    return experiment.model_dump_json()
-
-
-@cache
-def _by_config(paper: str) -> dict[str, list[Cell]]:
-    """The cells of a paper that print a number, by the config of their runs."""
-    index: dict[str, list[Cell]] = {}
-    for table in papers()[paper].tables.values():
-        for cell in table.cells.values():
-            for experiment in cell.configs:
-                cells = index.setdefault(_key(experiment), [])
-                if cell.published is not None:
-                    cells.append(cell)
-    return index
-
-
-def _place(cells: Sequence[Cell], experiment: Config) -> tuple[str, str]:
-    """The row and the common part of the columns of the cells that a run measures."""
-    rows = {cell.name.split("/")[0] for cell in cells}
-    if len(rows) > 1:
-        raise UserError(f"the rows {', '.join(sorted(rows))} share one run; name one of them in the stage")
-    columns = [cell.name.split("/")[1].split("-") for cell in cells]
-    common = []
-    for words in zip(*columns, strict=False):
-        if len(set(words)) > 1:
-            break
-        common.append(words[0])
-    row = rows.pop()
-    is_alternative = len(cells[0].configs) > 1
-    return (f"{row}.{folder_name(experiment.algorithm)}" if is_alternative else row), "-".join(common)
+        table, deviations = find_table(stage.table), stage.deviations(options)
+        cells = [cell for row in stage.rows for cell in table.choose([f"{row}/{stage.columns}"])]
+        for paper_config in dict.fromkeys(each for cell in cells for each in cell.configs):
+            name = f"{experiment_name(table, paper_config)}-seed{stage.seed}"
+            if name not in seen and any(fnmatch(name, pattern) for pattern in options.only):
+                seen.add(name)
+                measured = tuple(cells_measured_by(table, paper_config))
+                yield CampaignJob(stage, name, measured, deviations.apply(paper_config)[0])

@@ -1,4 +1,4 @@
-"""The campaign's queue at small scale on digits, and the results that are committed."""
+"""The campaign's queue at small scale on digits, and the results that its page describes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 import fedflat
-from fedflat.papers import find_table
+from fedflat.papers.protocol import protocol_hash, protocol_of
+from fedflat.papers.results import read_results
 
 ROOT = Path(__file__).parents[1]
 STUDIES = ROOT / "studies"
-RESULTS = sorted((ROOT / "results").rglob("*.json"))
 JOB = "fedswa/table2/cifar100-lenet-5/fedmoswa-seed0"
 
 
@@ -79,7 +79,7 @@ def test_never_starts_what_does_not_fit(campaign: ModuleType, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_resumes_after_being_killed(campaign: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["campaign_results"], "WINDOW", 5)
+    monkeypatch.setattr(campaign, "WINDOW", 5)
     words = ["--only", JOB, "--rounds", "30", "--checkpoint-every", "2"]
     script = [sys.executable, str(STUDIES / "campaign.py")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
@@ -155,11 +155,9 @@ def test_experiments_that_did_not_learn_come_last(campaign: ModuleType, tmp_path
 
 
 def test_the_hash_depends_on_values_and_not_on_names(campaign: ModuleType, tmp_path: Path) -> None:
-    from campaign_queue import protocol_hash
-
     (job,) = campaign.queue(campaign.parse_arguments(["--only", JOB]))
     assert job.protocol_hash == "dbbc6518eb58c320"
-    protocol = json.loads(json.dumps(job.protocol))
+    protocol = json.loads(json.dumps(protocol_of(job.experiment)))
     slot = protocol["parameters"]["server"]
     protocol["parameters"]["server"] = {f"new_{name}": value for name, value in slot.items()}
     assert protocol_hash(protocol) == job.protocol_hash
@@ -168,46 +166,10 @@ def test_the_hash_depends_on_values_and_not_on_names(campaign: ModuleType, tmp_p
     assert protocol_hash(protocol) != job.protocol_hash
 
 
-@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
-def test_committed_results_belong_to_the_current_protocols(campaign: ModuleType, path: Path) -> None:
-    result = json.loads(path.read_text())
-    name = str(path.relative_to(ROOT / "results").with_suffix(""))
-    assert name == f"{result['experiment']}-seed{result['seed']}"
-    (job,) = campaign.queue(campaign.parse_arguments(["--only", name]))
-    assert job.protocol_hash == result["protocol_hash"]
-    assert len(result["curve_rounds"]) == len(result["curve"]["server"])
-    for key, cell in result["cells"].items():
-        table, _, cell_name = key.partition("/")
-        published = find_table(f"{result['paper']}/{table}").cells[cell_name].published
-        assert published is not None
-        assert cell["published"] == published.text
-    assert result["environment"]["commit"]
-    assert result["environment"]["hardware"]
-
-
-@pytest.mark.parametrize("dataset", ["CIFAR-10", "CIFAR-100"])
-def test_the_documented_numbers_are_those_of_the_results(campaign: ModuleType, dataset: str) -> None:
-    column = f"{dataset.lower().replace('-', '')}-lenet-5"
-    by_method: dict[str, list[dict[str, Any]]] = {}
-    for path in (ROOT / "results" / "fedswa" / "table2" / column).glob("*.json"):
-        by_method.setdefault(path.stem.rpartition("-")[0], []).append(json.loads(path.read_text()))
-    words = ["--only", f"fedswa/table2/{column}/*", "--results", str(ROOT / "results"), "--table"]
-    table = campaign.main(words)
-
-    def shown(method: str, model: str) -> str:
-        values = [100 * result["metrics"][model]["last"] for result in by_method[method]]
-        return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
-
-    lines = [line for line in section(f"FedSWA Table 2: LeNet-5 on {dataset}") if line.startswith("| `")]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    assert {row[0].strip("`") for row in rows} == set(by_method)
-    for name, published, measured, seeds, difference, verdict, wima, ema in rows:
-        method = name.strip("`")
-        assert [measured, wima, ema] == [shown(method, model) for model in ("server", "wima", "ema")]
-        assert seeds == str(len(by_method[method]))
-        line = next(line for line in table.splitlines() if f"| {method}/{column}-accuracy |" in line)
-        for text in (published, measured, difference, verdict):
-            assert f"| {text} |" in line
+def test_committed_results_count_for_the_queue(campaign: ModuleType) -> None:
+    options = campaign.parse_arguments(["--results", str(ROOT / "results")])
+    finished = {f"{job.name}.json" for job, _ in campaign.Campaign(options).finished()}
+    assert finished == {result.file for result in read_results(ROOT / "results") if result.kind == "paper"}
 
 
 def test_the_documented_numbers_of_mofedsam_are_those_of_its_runs() -> None:
@@ -221,22 +183,6 @@ def test_the_documented_numbers_of_mofedsam_are_those_of_its_runs() -> None:
             clip = "none" if run["clip"] is None else f"{run['clip']:g}"
             measured.add((run["weight_decay"], clip, run["rho"], f"{100 * accuracy + 1e-9:.1f}", f"{norm:.1f}"))
     assert documented == measured
-
-
-def test_the_documented_numbers_of_fedwmsam_are_those_of_the_results() -> None:
-    documented = {}
-    for row in rows_of("FedWMSAM Table 1: CIFAR-100, Dirichlet 0.1", "| `"):
-        method, published, measured, seeds, difference, *models = row
-        assert seeds == "1"
-        assert difference == f"{float(measured) - float(published):+.2f}"
-        documented[method.strip("`").partition("(")[0]] = [measured, *models]
-    measured_by_method = {}
-    for path in (ROOT / "results/fedwmsam/table1/cifar-100-beta-0.1").glob("*-seed0.json"):
-        metrics = json.loads(path.read_text())["metrics"]
-        values = [metrics["server"]["best"], *(metrics[model]["last"] for model in ("server", "wima", "ema"))]
-        method = path.stem.removesuffix("-seed0").removesuffix("-ours")
-        measured_by_method[method] = [f"{100 * value:.2f}" for value in values]
-    assert documented == measured_by_method
 
 
 def test_the_documented_numbers_of_the_released_code_are_those_of_its_run() -> None:

@@ -295,6 +295,21 @@ def test_natural_clients_are_the_groups() -> None:
         make_partition("natural", np.zeros(5, int), 1, None, 0, validation=0.8, groups=groups)
 
 
+def test_natural_clients_are_divided_until_there_are_enough() -> None:
+    groups = np.repeat([0, 1, 2], [10, 4, 7])
+
+    def clients(text: str) -> list[list[int]]:
+        partition = make_partition(text, np.zeros(21, int), 1, None, 0, groups=groups)
+        assert sorted(np.concatenate(partition.clients)) == list(range(21))
+        return [groups[indices].tolist() for indices in partition.clients]
+
+    assert clients("natural(clients=5)") == [[0] * 5, [0] * 5, [1] * 4, [2] * 4, [2] * 3]
+    assert clients("natural(clients=3)") == clients("natural")
+    for count in (2, 22):
+        with pytest.raises(UserError, match=f"clients={count}; expected 3.* to 21"):
+            clients(f"natural(clients={count})")
+
+
 def test_centralised_is_one_client() -> None:
     partition = make_partition("centralised", CIFAR_LIKE, 10, None, 0)
     assert (

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 
 from fedflat.cli.application import app
 from fedflat.papers import find_table, papers
+from fedflat.papers.pictures import picture_commands
+from fedflat.papers.plan import Deviations, make_plan
 
 WIDE = {"COLUMNS": "250"}
 
@@ -132,9 +134,16 @@ def test_a_dry_run_runs_nothing(fedflat, tmp_path):
     assert "6 with 2 seeds, 0 finished" in shown
     assert "6,000 remaining" in shown
     assert "cifar100" in shown and "ViT-B/16" in shown and "init=FILE" in shown
+    assert "fedflat data get cifar100" in shown and " min on one NVIDIA H200" in shown
+    assert "per round  epochs  rounds" in shown
     assert not list(tmp_path.rglob("config.yaml"))
     document = json.loads(fedflat("reproduce", "fedswa/table3", "--cells", "fedavg/*", "--dry-run", "--json").stdout)
     assert len(document["runs"]) == 9
+    assert document["missing_data"] == ["cifar100"]
+    # 9 runs of 1,000 rounds, each with 10 clients of 500 images for 5 epochs, at about 46,000 gradients per second
+    assert 9 * 1000 * 25_000 / 46_000 < document["gpu"]["seconds"] < 1.5 * 9 * 1000 * 25_000 / 46_000
+    unknown = fedflat("reproduce", "wima/table3", "--set", "init=w.pt", "--dry-run").stdout
+    assert "unknown (no measured speed of mobilenetv2)" in unknown
 
 
 def test_results_as_markdown_and_csv(fedflat, tmp_path):
@@ -170,7 +179,7 @@ def test_a_dense_task_has_a_stand_in_with_seen_and_unseen_domains(fedflat):
     shown = fedflat(
         "reproduce", "eccv/table8", "--cells", "heterogeneous-fedavg/rainy-*", *SMALL, "--rounds", "1"
     ).stdout
-    assert "digit_masks(unseen=night) for idda(unseen=rainy)" in shown
+    assert "digit_masks(unseen=night) for idda(size=none,unseen=rainy)" in shown
     assert "eccv/table8: 2 ran" in shown
 
 
@@ -249,22 +258,52 @@ def test_titles_of_tables_and_figures(fedflat):
     assert find_table("fedswa/figure5").title == "Figure 5"
 
 
-def test_figures_name_a_command_that_draws_them(fedflat):
+def test_figures_name_the_commands_that_draw_them(fedflat):
     document = json.loads(
         fedflat("reproduce", "wima/figure2", "--cells", "swa-75/*", *SMALL, "--rounds", "1", "--json").stdout
     )
-    assert document["picture"] == f"fedflat report {document['folder']}"
+    folder = document["folder"]
+    runs = [str(path.parent) for path in sorted(Path(folder).rglob("config.yaml"))]
+    assert document["pictures"] == [f"fedflat report {runs[0]} --apart --out {folder}/report-figure2"]
     shown = fedflat("reproduce", "eccv/figure5", "--cells", "fedasam-swa/alpha-0", *SMALL, "--rounds", "4").stdout
-    command = " ".join(shown.partition("picture")[2].split())
+    command = " ".join(shown.partition("picture: ")[2].split())
     assert command.startswith("fedflat flatness spectrum runs/reproduce/small-4-rounds/eccv/")
     assert command.endswith("/seed-0:swa")
     assert fedflat(*command.split()[1:], "--eigenvalues", "3", "--examples", "50", "--quiet").exit_code == 0
 
 
+def test_every_panel_of_a_figure_is_drawn(fedflat):
+    """Commands use the chosen cells, and planes need three models."""
+
+    def pictures(*cells: str) -> list[str]:
+        table = find_table("eccv/figure14")
+        return picture_commands(make_plan(table, table.choose(cells), [0, 1], Path("out"), Deviations()), Path("out"))
+
+    first, second = pictures()
+    assert first.count("alpha-0/seed-0:server") == second.count("alpha-0.5-0.05-5cl/seed-0:server") == 3
+    assert pictures("*/alpha-0") == [first]
+    assert pictures("fedavg/*") == []
+    for_each = find_table("eccv/figure16")
+    plan = make_plan(for_each, list(for_each.cells.values()), [0], Path("out"), Deviations())
+    assert len(set(picture_commands(plan, Path("out")))) == 9
+
+
+def test_planes_of_local_models_and_clients_over_rounds_at_small_scale(fedflat):
+    arguments = ("reproduce", "eccv/figure2", "--cells", "fedavg/alpha-0", *SMALL, "--rounds", "4", "--json")
+    (plane,) = json.loads(fedflat(*arguments).stdout)["pictures"]
+    words = plane.split()[1:]
+    assert [word.rpartition(":")[2] for word in words[2:5]] == ["client0", "client1", "client2"]
+    assert fedflat(*words, "--points", "2", "--examples", "20", "--quiet").exit_code == 0
+    saved = list(Path("runs").rglob("models/*"))
+    assert saved, "models are saved over rounds, for figures 3, 4, 7 and 16"
+
+
 @pytest.mark.parametrize(
-    "name", sorted({table.file.picture for paper in papers().values() for table in paper.tables.values()} - {""})
+    "command",
+    sorted(
+        {command for paper in papers().values() for table in paper.tables.values() for command in table.file.picture}
+    ),
 )
-def test_commands_of_pictures_exist(fedflat, name):
-    words = [word for word in name.split()[1:] if word.isalpha()]
+def test_commands_of_pictures_exist(fedflat, command):
+    words = [word for word in command.split()[1:] if word.isalpha()]
     assert fedflat(*words, "--help").exit_code == 0
-    assert name.format(models="a b", folder="a", out="o")

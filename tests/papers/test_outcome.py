@@ -224,9 +224,8 @@ def test_the_evaluation_interval_affects_all_statistics_but_the_last():
     deviations = Deviations(changed_settings=("evaluation.every=10",))
     run = measured([0.1, 0.796], rounds=1000)
     assert judged("fedswa/table2", "fedavg/cifar10-lenet-5-accuracy", run, deviations=deviations).verdict == "within"
-    assert (
-        judged("fedswa/table2", "fedavg/cifar10-lenet-5-rounds", run, deviations=deviations).remark == "other settings"
-    )
+    rounds = judged("fedswa/table2", "fedavg/cifar10-lenet-5-rounds", run, deviations=deviations)
+    assert (rounds.verdict, rounds.remark) == ("ran", "evaluated every 10 rounds")
     other = Deviations(changed_settings=("training.lr=0.01",))
     assert judged("fedswa/table2", "fedavg/cifar10-lenet-5-accuracy", run, deviations=other).verdict == "ran"
 
@@ -264,3 +263,11 @@ def test_an_unreached_target_is_shown_with_the_planned_rounds():
     assert outcome_rows([short])[0][2] == "20+"
     reached = judged("fedwmsam/table3", "fedavg/0.7", measured([0.1] * 20 + [0.8]), deviations=Deviations(small=True))
     assert (reached.unreached_in, outcome_rows([reached])[0][2]) == (None, "20")
+
+
+def test_another_number_of_natural_clients_is_reported():
+    run = replace(measured([0.0, 0.84]), clients=3597)
+    cell = ("wima/table2", "fedavg/femnist-without")
+    assert judged(*cell, run).remark.endswith("3,597 clients instead of 3,400")
+    assert "clients" not in judged(*cell, replace(run, clients=3400)).remark
+    assert "clients" not in judged(*cell, run, deviations=Deviations(small=True)).remark

@@ -18,6 +18,8 @@ from fedflat.papers.small import CORRUPTIONS, small
 
 SMALL_SCALE = "small scale"
 """The remark on every outcome at that scale."""
+OTHER_SETTINGS = "other settings"
+"""The remark on outcomes of runs whose settings differ from the paper's."""
 
 
 def _unchanged(config: Config) -> Config:
@@ -62,8 +64,11 @@ class Deviations:
         # Statistics of the last model do not depend on how often models are evaluated.
         uses_last_only = isinstance(cell.statistic, (Last, ModelStatistic))
         for setting in self.changed_settings:
-            if not (uses_last_only and setting.startswith("evaluation.every=")):
-                return "other settings"
+            is_interval = setting.startswith("evaluation.every=")
+            if is_interval and not uses_last_only:
+                return f"evaluated every {setting.partition('=')[2]} rounds"
+            if not is_interval:
+                return OTHER_SETTINGS
         return "other initial weights" if self.has_initial_weights and not cell.weights else ""
 
 
@@ -102,8 +107,12 @@ class ReproductionPlan:
 
     def runs_of(self, cell: Cell) -> list[list[PlannedExperiment]]:
         """Return one list per experiment of a cell: its runs with all seeds."""
-        keys = [_key(self.deviations.apply(config)[0]) for config in cell.configs]
+        keys = [self.key(config) for config in cell.configs]
         return [[run for run in self.runs if run.key == key] for key in keys]
+
+    def key(self, paper_config: Config) -> str:
+        """Return the key of the runs that stand for a config of the paper."""
+        return _key(self.deviations.apply(paper_config)[0])
 
 
 def make_plan(

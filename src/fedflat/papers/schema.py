@@ -100,8 +100,8 @@ class TableFile(PaperData):
     rows: dict[str, str] = {}
     small: str = ""
     """The cell that represents the table at small scale."""
-    picture: str = ""
-    """The command that draws a figure, with {models} of the chosen cells, the {folder} of the first run, or {out}."""
+    picture: list[str] = []
+    """The commands that draw a figure, with placeholders such as {models}; see ``pictures``."""
     states: list[Statement] = []
     notes: list[Note] = []
 

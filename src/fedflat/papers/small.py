@@ -9,7 +9,7 @@ import torch
 
 from fedflat.data import Examples, canonical_partition
 from fedflat.experiment.campaign.estimate import is_available
-from fedflat.experiment.config import Config, DataSettings
+from fedflat.experiment.config import Config, DataSettings, EvaluationSettings
 from fedflat.text import parse, show
 
 CLIENTS, CLIENTS_PER_ROUND, EXAMPLES = 10, 3, 200
@@ -50,7 +50,7 @@ def small(config: Config, folder: Path | None = None) -> tuple[Config, tuple[str
             "data": data.model_copy(update={"dir": folder, "clients": clients}),
             "federation": config.federation.model_copy(update={"clients_per_round": clients_per_round}),
             "training": config.training.model_copy(update={"local_epochs": 1, **length}),
-            "evaluation": config.evaluation.model_copy(update={"every": 1, "final": 0, "examples": EXAMPLES}),
+            "evaluation": _small_evaluation(config, length["rounds"]),
             "engine": config.engine.model_copy(update={"workers": 1}),
         }
     )
@@ -61,6 +61,13 @@ def small(config: Config, folder: Path | None = None) -> tuple[Config, tuple[str
         (data.augmentation, config.data.augmentation),
     )
     return scaled, tuple(f"{new} for {old}" for new, old in replacements if new != old)
+
+
+def _small_evaluation(config: Config, rounds: int) -> EvaluationSettings:
+    """Return settings that evaluate every round, and save four models if the paper's run saves any."""
+    save_every = None if config.evaluation.save_every is None else max(1, rounds // 4)
+    update = {"every": 1, "final": 0, "examples": EXAMPLES, "save_every": save_every}
+    return config.evaluation.model_copy(update=update)
 
 
 def _stand_ins(config: Config, folder: Path | None) -> tuple[DataSettings, str, dict[str, int]]:
@@ -77,7 +84,10 @@ def _stand_ins(config: Config, folder: Path | None) -> tuple[DataSettings, str, 
     if model == DENSE:  # segmentation
         dataset = f"{MASKS}(unseen={UNSEEN})" if "unseen" in parse(data.dataset)[0].values else MASKS
         clients = None if data.clients is None else CLIENTS
-        masks = data.model_copy(update={"dataset": dataset, "clients": clients})
+        replaced = {"dataset": dataset, "clients": clients, "augmentation": _masks_augmentation(data.augmentation)}
+        masks = data.model_copy(update=replaced)
+        if parse(data.partition)[0].name == "natural":
+            masks = masks.model_copy(update={"partition": "natural"})
         return masks, f"{DENSE}(width=0.25,auxiliary=false)", SHORT
     digits = {
         "dataset": DIGITS,
@@ -86,6 +96,18 @@ def _stand_ins(config: Config, folder: Path | None) -> tuple[DataSettings, str, 
         "augmentation": _digits_augmentation(data.augmentation),
     }
     return data.model_copy(update=digits), DIGITS_MODEL, LONGER
+
+
+def _masks_augmentation(text: str) -> str:
+    """Return an augmentation for masks of digits: windows have the size of the images.
+
+    >>> _masks_augmentation("scale-crop(low=0.5,height=512,width=1024)")
+    'scale-crop(low=0.5)'
+    """
+    calls = [
+        (call.name, {k: v for k, v in call.values.items() if k not in ("height", "width")}) for call in parse(text)
+    ]
+    return "+".join(show(*call) for call in calls)
 
 
 def _digits_augmentation(text: str) -> str:

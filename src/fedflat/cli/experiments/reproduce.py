@@ -71,6 +71,9 @@ def reproduce(
         None, "--markdown", metavar="FILE.md", help="also write the result to this file"
     ),
     as_csv: Path | None = typer.Option(None, "--csv", metavar="FILE.csv", help="also write the result to this file"),
+    record: Path | None = typer.Option(
+        None, "--record", metavar="FOLDER", help="also store each run's result as a JSON file below this folder"
+    ),
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
@@ -109,7 +112,7 @@ def reproduce(
         if not silent:
             _print_work(plan, work, stderr=True)
             _confirm_if_long(plan, work, yes)
-        measured, failure = _run(plan, folder, jobs, silent)  # after a failure, finished runs are still shown
+        measured, failure = _run(plan, folder, jobs, silent, record)  # after a failure, finished runs are still shown
         outcomes = outcomes_of(plan, measured)
         all_outcomes += outcomes
         documents.append(_result_document(plan, work, outcomes, folder))
@@ -178,9 +181,9 @@ def _folder_name(deviations: Deviations) -> str:
 
 
 def _run(
-    plan: ReproductionPlan, out: Path, jobs: int | None, silent: bool
+    plan: ReproductionPlan, out: Path, jobs: int | None, silent: bool, results_folder: Path | None
 ) -> tuple[dict[Path, MeasuredRun], UserError | None]:
-    """Run what is missing and measure the models.
+    """Run what is missing and measure the models; store the results of all runs below ``results_folder``, if given.
 
     Returns:
         The results of all finished runs by folder, and the error of a run that failed, or None.
@@ -188,6 +191,7 @@ def _run(
     from fedflat.experiment.campaign.compare import run_each
     from fedflat.papers.outcome import MeasuredRun
     from fedflat.papers.post_hoc import measure
+    from fedflat.papers.results import planned_result, write_result
 
     if not plan.deviations.small:
         config_by_dataset = {run.config.data.dataset: run.config for run in plan.runs if not run.done}
@@ -204,6 +208,8 @@ def _run(
                 has_models = record.status != "diverged"
                 model_statistics = measure(record, run.queries, plan.deviations.small) if has_models else {}
                 measured[run.folder] = MeasuredRun.of(record, model_statistics)
+                if results_folder is not None:
+                    write_result(results_folder, planned_result(plan, run, record, measured[run.folder], jobs or 1))
                 display.count_run()
     except KeyboardInterrupt:
         raise Interrupted(
@@ -221,6 +227,28 @@ def _stand_ins(plan: ReproductionPlan) -> list[str]:
     return sorted({text for run in plan.runs for text in run.stand_ins})
 
 
+def _missing_datasets(plan: ReproductionPlan) -> list[str]:
+    """Return the names of the datasets that unfinished runs need and that are not downloaded."""
+    from fedflat.experiment.campaign.estimate import is_available
+    from fedflat.text import parse
+
+    data = [run.config.data for run in plan.runs if not run.done]
+    missing = (parse(each.dataset)[0].name for each in data if not is_available(each.dataset, each.dir))
+    return list(dict.fromkeys(missing))
+
+
+def _shown_gpu_time(plan: ReproductionPlan) -> str:
+    """Return the estimated time on the GPU of the stored results, and what it leaves out."""
+    from fedflat.papers.cost import HARDWARE, gpu_time
+
+    time = gpu_time(plan.runs)
+    unmeasured = f"no measured speed of {', '.join(time.unknown)}"
+    if not time.runs:
+        return f"unknown ({unmeasured})" if time.unknown else "none"
+    rest = f", without {counted(len(plan.runs) - time.runs, 'run')}: {unmeasured}" if time.unknown else ""
+    return f"about {shown_seconds(time.seconds)} on one {HARDWARE} in bf16, from measured rounds{rest}"
+
+
 def _print_work(plan: ReproductionPlan, work: RemainingWork, stderr: bool = False) -> None:
     """Print the numbers of cells, runs and rounds, the estimated time, stand-ins and skipped cells."""
     lines: dict[str, object] = {
@@ -230,8 +258,11 @@ def _print_work(plan: ReproductionPlan, work: RemainingWork, stderr: bool = Fals
     }
     if not plan.deviations.small:
         reason = f" ({work.reason})" if work.reason else ""
-        estimate = f"about {shown_seconds(work.seconds)} on this machine (estimated)"
-        lines["time"] = f"{'unknown' if work.seconds is None else estimate}{reason}"
+        estimate = f"about {shown_seconds(work.seconds)} (estimated)"
+        lines["time on this machine"] = f"{'unknown' if work.seconds is None else estimate}{reason}"
+        lines["time on a GPU"] = _shown_gpu_time(plan)
+        if _missing_datasets(plan):
+            lines["data to get"] = "; ".join(f"fedflat data get {name}" for name in _missing_datasets(plan))
     if _stand_ins(plan):
         lines["stand-ins"] = "; ".join(_stand_ins(plan))
     if plan.not_runnable:
@@ -247,22 +278,32 @@ def _print_plan(plan: ReproductionPlan, work: RemainingWork) -> None:
     for run in plan.runs:
         config = run.config
         if config.seed == plan.seeds[0]:
-            data, per_round = config.data, config.federation.clients_per_round
+            data, training, per_round = config.data, config.training, config.federation.clients_per_round
+            epochs = f"{training.local_steps} steps" if training.local_steps else training.local_epochs
             rows.append(
-                [config.algorithm, config.model, data.dataset, data.partition, per_round, config.training.rounds]
+                [config.algorithm, config.model, data.dataset, data.partition, per_round, epochs, training.rounds]
             )
-    columns = ("algorithm", "model", "data", "partition", "per round", "rounds")
+    columns = ("algorithm", "model", "data", "partition", "per round", "epochs", "rounds")
     screen().print()
     screen().print(table(columns, rows, numeric=columns[4:]))
 
 
 def _plan_document(plan: ReproductionPlan, work: RemainingWork) -> dict[str, Any]:
     """Return the plan as JSON-compatible values."""
+    from fedflat.papers.cost import gpu_time
+
     runs = [
         {"folder": run.folder, "done": run.done, "cells": run.cells, "config": run.config.model_dump(mode="json")}
         for run in plan.runs
     ]
-    return {"table": plan.table.full_name, "runs": runs, "lacking": plan.not_runnable, "cost": vars(work)}
+    return {
+        "table": plan.table.full_name,
+        "runs": runs,
+        "lacking": plan.not_runnable,
+        "cost": vars(work),
+        "gpu": vars(gpu_time(plan.runs)),
+        "missing_data": _missing_datasets(plan),
+    }
 
 
 def _print_outcomes(plan: ReproductionPlan, outcomes: Sequence[CellOutcome], folder: Path) -> None:
@@ -270,7 +311,7 @@ def _print_outcomes(plan: ReproductionPlan, outcomes: Sequence[CellOutcome], fol
     from rich.text import Text
 
     from fedflat.papers.document import OUTCOME_COLUMNS, outcome_rows
-    from fedflat.papers.outcome import picture_command
+    from fedflat.papers.pictures import picture_commands
 
     colours = {"within": "green", "above": "yellow", "below": "yellow", "diverged": "red", "censored": "yellow"}
     verdict_column = OUTCOME_COLUMNS.index("verdict")
@@ -289,10 +330,9 @@ def _print_outcomes(plan: ReproductionPlan, outcomes: Sequence[CellOutcome], fol
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     console.print(f"{plan.table.full_name}: {verdicts}", style="bold")
     files: dict[str, object] = {"runs": folder}
-    picture = picture_command(plan, folder)
-    if picture:
-        files["picture"] = picture
     console.print(key_values(files))
+    for command in picture_commands(plan, folder):
+        console.print(f"picture: {command}", soft_wrap=True, highlight=False, markup=False)
 
 
 def _verdict_rule(plan: ReproductionPlan) -> str:
@@ -300,7 +340,7 @@ def _verdict_rule(plan: ReproductionPlan) -> str:
     if plan.deviations.small:
         substitutes = "; ".join(_stand_ins(plan)) or "none"
         return f"Small scale checks the structure only; the numbers are meaningless. Substitutes: {substitutes}."
-    if any(plan.deviations.reason_for_no_verdict(cell) == "other settings" for cell in plan.cells):
+    if plan.deviations.changed_settings and any(map(plan.deviations.reason_for_no_verdict, plan.cells)):
         return f"No verdict for cells affected by changed settings ({', '.join(plan.deviations.changed_settings)})."
     if plan.deviations.rounds is not None:
         return f"No verdict for cells with more than {plan.deviations.rounds} published rounds."
@@ -315,7 +355,7 @@ def _result_document(
 ) -> dict[str, Any]:
     """Return the outcome of a table as JSON-compatible values."""
     from fedflat.papers.document import outcomes_document
-    from fedflat.papers.outcome import picture_command
+    from fedflat.papers.pictures import picture_commands
 
     return {
         "table": plan.table.full_name,
@@ -324,7 +364,7 @@ def _result_document(
         "stand_ins": _stand_ins(plan),
         "cost": vars(work),
         "rule": _verdict_rule(plan),
-        "picture": picture_command(plan, folder),
+        "pictures": picture_commands(plan, folder),
         "cells": outcomes_document(outcomes),
     }
 

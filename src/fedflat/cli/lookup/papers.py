@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fedflat.cli.shared.flags import JSON
+from fedflat.cli.shared.flags import JSON, no_default
 from fedflat.cli.shared.screen import key_values, print_json, screen, table
 from fedflat.errors import UserError
 
@@ -24,6 +24,12 @@ def papers(
     markdown: Path | None = typer.Option(
         None, "--markdown", metavar="FILE.md", help="also write the table to this file"
     ),
+    measured: bool = typer.Option(False, "--measured", help="show measured cells with published numbers and verdicts"),
+    dataset: str | None = no_default("--dataset", "with --measured: only this dataset", None, metavar="NAME"),
+    method: str | None = no_default("--method", "with --measured: only this method or pattern", None, metavar="NAME"),
+    results: Path | None = no_default(
+        "--results", "with --measured: stored results [dim](default: those of fedflat)[/dim]", None, metavar="FOLDER"
+    ),
     as_json: bool = JSON,
 ) -> None:
     """List papers, or show one: its protocols and tables, or a table's published numbers.
@@ -36,6 +42,11 @@ def papers(
     from fedflat.papers.document import paper_document, table_document, table_markdown
 
     item = None if name is None else find(name)
+    if measured:
+        _print_measured(name, dataset, method, results, markdown, as_json)
+        return
+    if dataset or method or results:
+        raise UserError("--dataset, --method and --results need --measured")
     if isinstance(item, PaperTable):
         if markdown is not None:
             write_atomically(markdown, table_markdown(item) + "\n")
@@ -57,6 +68,45 @@ def papers(
         _print_cells(item)
     else:
         _print_table(item)
+
+
+def _print_measured(
+    name: str | None, dataset: str | None, method: str | None, results: Path | None, file: Path | None, as_json: bool
+) -> None:
+    """Print the measured cells of the chosen papers, datasets and methods, and a summary per paper.
+
+    Args:
+        name: a paper or table; None is all of them.
+        dataset: name of a dataset; None is all of them.
+        method: name of a method, or a pattern; None is all of them.
+        results: folder of stored results; None uses the embedded ones.
+        file: Markdown file to write as well.
+        as_json: print JSON instead of tables.
+    """
+    from fedflat.experiment.store.files import write_atomically
+    from fedflat.papers.document import markdown
+    from fedflat.papers.ledger import LEDGER_COLUMNS, SUMMARY_COLUMNS, Ledger
+    from fedflat.papers.results import embedded_results, read_results
+
+    ledger = Ledger(embedded_results() if results is None else read_results(results))
+    entries = ledger.choose(name, dataset, method)
+    rows = [entry.row() for entry in entries]
+    if file is not None:
+        write_atomically(file, markdown(LEDGER_COLUMNS, rows) + "\n")
+    if as_json:
+        print_json([entry.document() for entry in entries])
+        return
+    # Columns that are empty in every row are left out.
+    columns = [index for index in range(len(LEDGER_COLUMNS)) if any(row[index] for row in rows)]
+    heads = [LEDGER_COLUMNS[index] for index in columns]
+    numeric = ("published", "measured", "seeds", "difference", "minutes")
+    console = screen()
+    console.print(table(heads, [[row[index] for index in columns] for row in rows], numeric=numeric, whole=("cell",)))
+    console.print()
+    console.print(table(SUMMARY_COLUMNS, ledger.summary()))
+    console.print(
+        "\nminutes: device time of the runs behind a cell, which may measure other cells as well", style="dim"
+    )
 
 
 def _print_papers(papers: list[Paper]) -> None:

@@ -16,7 +16,8 @@ class Natural(Partitioner):
     """Every writer, role, city or domain of the dataset is a client.
 
     If a natural client (a writer, role, city or domain) has more than ``largest`` examples, it is divided into several
-    clients.
+    clients. With ``clients``, the natural clients with the most examples per client are divided until there are that
+    many.
     """
 
     by_label = False
@@ -27,6 +28,7 @@ class Natural(Partitioner):
     largest: int | None = param(
         None, "divide natural clients with more examples than this into several of nearly equal size", low=1
     )
+    clients: int | None = param(None, "divide natural clients until there are this many", low=1)
 
     def divide(self, data: LabelledExamples, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
         """Return the indices of each natural client's examples; divide clients above ``largest`` at random.
@@ -41,6 +43,13 @@ class Natural(Partitioner):
         sizes = np.bincount(data.groups, minlength=data.num_groups)
         # Number of clients that each natural client becomes.
         divisions = np.ones_like(sizes) if self.largest is None else np.ceil(sizes / self.largest).astype(np.int64)
+        if self.clients is not None and not divisions.sum() <= self.clients <= sizes.sum():
+            raise UserError(
+                f"natural has clients={self.clients}; expected {divisions.sum()}, the number of natural clients, to "
+                f"{sizes.sum()}, the number of examples"
+            )
+        while self.clients is not None and divisions.sum() < self.clients:
+            divisions[np.argmax(sizes / divisions)] += 1
         if clients not in (None, int(divisions.sum())):
             raise UserError(
                 f"the natural partition of this dataset has {divisions.sum()} clients, not {clients}; "
@@ -52,7 +61,7 @@ class Natural(Partitioner):
                 "choose a smaller validation share or factor"
             )
         by_group = np.split(np.argsort(data.groups, kind="stable"), np.cumsum(sizes)[:-1])
-        if self.largest is None:
+        if self.largest is None and self.clients is None:
             return by_group
         divided: list[IntArray] = []
         for indices, count in zip(by_group, divisions, strict=True):

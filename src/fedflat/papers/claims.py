@@ -1,0 +1,112 @@
+"""Headline claims of the papers: differences between two published cells, compared with measured differences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import resources
+
+import yaml
+
+from fedflat.papers.cells import Cell
+from fedflat.papers.ledger import Ledger
+from fedflat.papers.library import find_table
+from fedflat.papers.schema import PaperData
+from fedflat.reporting.tables.summary import PairedDifference, compare_paired
+
+
+class Claim(PaperData):
+    """A claim that one published number exceeds, or falls below, another."""
+
+    paper: str
+    claim: str
+    cell: str
+    """Table and cell, e.g. ``table2/fedavg/cifar10-lenet-5-accuracy``."""
+    minus: str
+    """The cell that is compared with."""
+
+
+@dataclass(frozen=True)
+class CheckedClaim:
+    """A claim with the measured difference.
+
+    Attributes:
+        claim: the claim.
+        claimed: published difference; in points for accuracies.
+        measured: measured difference in the same unit, paired by seed; None if not measured.
+        unit: `` points`` for accuracies, otherwise empty.
+    """
+
+    claim: Claim
+    claimed: float
+    measured: PairedDifference | None
+    unit: str
+
+    @property
+    def claimed_text(self) -> str:
+        """The claimed difference, e.g. ``+3.5 points``."""
+        return f"{self.claimed:+.1f}{self.unit}"
+
+    @property
+    def measured_text(self) -> str:
+        """The measured difference with half the width of its 95 % interval (Student's t), and the number of seeds."""
+        if self.measured is None:
+            return "not measured yet"
+        interval, seeds = self.measured.t_interval, len(self.measured.seeds)
+        half_width = f" ± {(interval[1] - interval[0]) / 2:.1f}" if interval else ""
+        return f"{self.measured.mean:+.1f}{half_width}{self.unit} ({seeds} seed{'s' if seeds > 1 else ''})"
+
+    @property
+    def verdict(self) -> str:
+        """The verdict in one sentence; empty if not measured."""
+        return claim_verdict(self.claimed, self.measured)
+
+
+def claim_verdict(claimed: float, measured: PairedDifference | None) -> str:
+    """Judge a measured difference by its 95 % interval: does it contain zero, and the claimed difference?
+
+    >>> claim_verdict(3.5, compare_paired({0: 51.4, 1: 51.6, 2: 51.5}, {0: 50.7, 1: 50.8, 2: 50.6}))
+    'The direction is confirmed, but the difference is smaller than claimed.'
+    """
+    if measured is None:
+        return ""
+    is_same_direction = measured.mean * claimed > 0
+    if measured.t_interval is None:
+        direction = "the claimed" if is_same_direction else "the opposite"
+        return f"One seed points in {direction} direction, which is no statistical evidence."
+    low, high = measured.t_interval
+    has_zero, has_claimed = low <= 0 <= high, low <= claimed <= high
+    if has_zero and has_claimed:
+        return "Undecided: both zero and the claimed difference lie in the interval."
+    if has_zero:
+        return "Not confirmed: the difference may be zero, and is smaller than claimed."
+    if not is_same_direction:
+        return "Contradicted: the difference has the opposite sign."
+    if has_claimed:
+        return "Confirmed: the claimed difference lies in the interval."
+    size = "smaller" if abs(measured.mean) < abs(claimed) else "larger"
+    conjunction = "but" if size == "smaller" else "and"
+    return f"The direction is confirmed, {conjunction} the difference is {size} than claimed."
+
+
+def check_claims(ledger: Ledger) -> list[CheckedClaim]:
+    """Compare every headline claim with the measured results."""
+    text = (resources.files("fedflat.papers") / "data" / "claims.yaml").read_text("utf-8")
+    return [_check(Claim.model_validate(values), ledger) for values in yaml.safe_load(text)]
+
+
+def _check(claim: Claim, ledger: Ledger) -> CheckedClaim:
+    cells = [_cell(claim.paper, key) for key in (claim.cell, claim.minus)]
+    entries = [ledger.entry(claim.paper, key) for key in (claim.cell, claim.minus)]
+    factor = 100.0 if cells[0].unit == "share" else 1.0
+    published = [cell.published.value for cell in cells if cell.published and cell.published.value is not None]
+    values: list[dict[int, float]] = []
+    for entry in entries:
+        by_seed = entry.by_seed if entry and entry.outcome.verdict != "ran" else {}  # ran: deviates from the paper
+        values.append({seed: factor * value for seed, value in by_seed.items()})
+    unit = " points" if cells[0].unit in ("share", "%") else ""
+    return CheckedClaim(claim, factor * (published[0] - published[1]), compare_paired(*values), unit)
+
+
+def _cell(paper: str, key: str) -> Cell:
+    table, _, name = key.partition("/")
+    return find_table(f"{paper}/{table}").cells[name]

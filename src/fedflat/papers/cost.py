@@ -1,0 +1,97 @@
+"""How long runs take on the GPU on which the stored results were measured, estimated without data and without a GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from statistics import median
+
+from fedflat.algorithms import algorithm
+from fedflat.data import DATASETS
+from fedflat.experiment.campaign.estimate import PlannedRun
+from fedflat.experiment.config import Config
+from fedflat.papers.ledger import paper_config
+from fedflat.papers.library import find_table
+from fedflat.papers.results import embedded_results
+from fedflat.text import parse
+
+HARDWARE = "NVIDIA H200"
+BENCHMARKED = {"resnet18": 46_000, "vit-b16": 2_700}
+"""Gradients of examples per second in bf16, from docs/benchmarks.md, for models without stored results."""
+EVALUATION = 1 / 3
+"""Time to evaluate an example, relative to its gradient."""
+_SIZES = re.compile(r"([\d,]+) / ([\d,]+)")
+
+
+@dataclass(frozen=True)
+class GpuTime:
+    """Estimated time of several runs on one GPU, one after another.
+
+    Attributes:
+        seconds: time of the runs that can be estimated.
+        runs: number of these runs.
+        unknown: models whose speed, and datasets whose size is not known.
+    """
+
+    seconds: float
+    runs: int
+    unknown: tuple[str, ...]
+
+
+def gpu_time(runs: Iterable[PlannedRun]) -> GpuTime:
+    """Estimate how long the remaining rounds of runs take, from measured seconds per round of the same models."""
+    seconds, count = 0.0, 0
+    unknown: dict[str, None] = {}
+    for run in runs:
+        speed, sizes = speeds().get(run.config.model), dataset_sizes(run.config.data.dataset)
+        if speed is None:
+            unknown[run.config.model] = None
+        elif sizes is None:
+            unknown[run.config.data.dataset] = None
+        else:
+            examples = _examples(run.config, sizes, run.rounds_left)
+            seconds, count = seconds + examples / speed, count + 1
+    return GpuTime(seconds, count, tuple(unknown))
+
+
+@cache
+def speeds() -> dict[str, float]:
+    """Gradients of examples per second by model: the median over stored results, otherwise benchmarks."""
+    measured: dict[str, list[float]] = {}
+    for result in embedded_results():
+        key = next(iter(result.cells))
+        table, _, name = key.partition("/")
+        config = paper_config(find_table(f"{result.paper}/{table}").cells[name], result)
+        is_comparable = result.environment["hardware"] == HARDWARE and result.cost.seconds_per_round is not None
+        sizes = dataset_sizes(config.data.dataset) if config else None
+        if result.kind == "paper" and is_comparable and config and sizes:
+            evaluation = config.evaluation.model_copy(update={"every": result.protocol["eval_every"]})
+            rounds = int(result.protocol["rounds"])
+            examples = _examples(config.model_copy(update={"evaluation": evaluation}), sizes, rounds) / rounds
+            per_round = float(result.cost.seconds_per_round or 0) / result.cost.runs_at_once
+            measured.setdefault(config.model, []).append(examples / per_round)
+    return BENCHMARKED | {model: median(values) for model, values in measured.items()}
+
+
+def dataset_sizes(dataset: str) -> tuple[int, int] | None:
+    """Return the numbers of training and test examples; None if they are not known without the data.
+
+    >>> dataset_sizes("cifar10"), dataset_sizes("femnist")
+    ((50000, 10000), None)
+    """
+    source = DATASETS.get(parse(dataset)[0].name)
+    match = _SIZES.fullmatch(source.card.examples) if source else None
+    return (int(match[1].replace(",", "")), int(match[2].replace(",", ""))) if match else None
+
+
+def _examples(config: Config, sizes: tuple[int, int], rounds: int) -> float:
+    """Return how many gradients of examples some rounds compute; evaluations count as fractions of gradients."""
+    training, evaluation, built = config.training, config.evaluation, algorithm(config.algorithm)
+    local = training.local_epochs * sizes[0] / (config.data.clients or 1)
+    if training.local_steps:
+        local = training.local_steps * training.batch_size
+    gradients = rounds * config.federation.clients_per_round * local * built.backward_passes
+    evaluations = (rounds / evaluation.every + min(evaluation.final, rounds)) * (1 + len(built.averages))
+    return gradients + EVALUATION * evaluations * min(sizes[1], evaluation.examples or sizes[1])

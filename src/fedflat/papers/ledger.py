@@ -1,0 +1,266 @@
+"""The ledger: every measured cell of the papers, with published, measured, released and tuned numbers and verdict."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from statistics import fmean, stdev
+from typing import Any
+
+from fedflat.errors import UserError, one_of
+from fedflat.experiment.config import Config
+from fedflat.papers.cells import Cell
+from fedflat.papers.document import outcome_rows, outcomes_document, shown_number
+from fedflat.papers.library import find_table, papers, slug
+from fedflat.papers.numbers import Gain
+from fedflat.papers.outcome import CellOutcome, RunNumber, gain_outcome, judge
+from fedflat.papers.plan import OTHER_SETTINGS, Deviations
+from fedflat.papers.protocol import protocol_hash, protocol_of
+from fedflat.papers.results import StoredResult, cell_key
+from fedflat.text import parse
+
+ENOUGH_SEEDS = 3
+"""Number of seeds from which a spread is meaningful."""
+LEDGER_COLUMNS = (
+    "table",
+    "cell",
+    "published",
+    "measured",
+    "seeds",
+    "difference",
+    "verdict",
+    "released",
+    "tuned",
+    "minutes",
+    "remark",
+)
+SUMMARY_COLUMNS = ("paper", "measured cells", "of", "with 3 seeds", "verdicts", "runs", "device minutes")
+UNKNOWN_PROTOCOL = Deviations(changed_settings=(OTHER_SETTINGS,))
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """A measured cell.
+
+    Attributes:
+        cell: the cell.
+        outcome: measured values and verdict.
+        by_seed: measured value by seed, without seeds that have none; empty for gains and the best of several methods.
+        released: numbers of the authors' code, one per seed.
+        tuned: numbers with tuned hyperparameters, one per seed.
+        notes: remarks on released and tuned numbers.
+        results: the runs with the paper's settings.
+    """
+
+    cell: Cell
+    outcome: CellOutcome
+    by_seed: Mapping[int, float] = field(default_factory=dict)
+    released: tuple[float, ...] = ()
+    tuned: tuple[float, ...] = ()
+    notes: tuple[str, ...] = ()
+    results: tuple[StoredResult, ...] = ()
+
+    @property
+    def dataset(self) -> str:
+        """Name of the dataset."""
+        return parse(self._source.configs[0].data.dataset)[0].name
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Names of the method: its row in the table, and its algorithms in fedflat."""
+        algorithms = (parse(config.algorithm)[0].name for config in self._source.configs)
+        return self.cell.name.split("/")[0], *algorithms
+
+    @property
+    def _source(self) -> Cell:
+        """The cell itself, or for a gain the cell that another one is subtracted from."""
+        return find_table(self.cell.table).sources(self.cell)[0]
+
+    @property
+    def seeds(self) -> int:
+        """Number of seeds, including those without a number."""
+        return len({result.seed for result in self.results}) or len(self.outcome.values)
+
+    @property
+    def minutes(self) -> float:
+        """Device minutes of its runs, which may measure other cells as well."""
+        return sum(result.device_seconds for result in self.results) / 60
+
+    def row(self) -> list[str]:
+        """Return the entry as texts, in the columns ``LEDGER_COLUMNS``."""
+        name, published, measured, _, difference, _, verdict, remark = outcome_rows([self.outcome])[0]
+        others = [_shown_values(values, self.cell.unit) for values in (self.released, self.tuned)]
+        minutes = f"{self.minutes:.1f}" if self.results else ""
+        reached = len(self.outcome.values)
+        partly = f"{reached} of {self.seeds} seeds" if 0 < reached < self.seeds and "seeds" not in remark else ""
+        remarks = "; ".join(filter(None, (remark, partly, *self.notes)))
+        return [
+            self.cell.table,
+            name,
+            published,
+            measured,
+            str(self.seeds),
+            difference,
+            verdict,
+            *others,
+            minutes,
+            remarks,
+        ]
+
+    def document(self) -> dict[str, Any]:
+        """Return the entry as JSON-compatible values."""
+        return {
+            "table": self.cell.table,
+            **outcomes_document([self.outcome])[0],
+            "by_seed": dict(self.by_seed),
+            "dataset": self.dataset,
+            "released": list(self.released),
+            "tuned": list(self.tuned),
+            "notes": list(self.notes),
+            "minutes": round(self.minutes, 1),
+            "files": [result.file for result in self.results],
+        }
+
+
+class Ledger:
+    """Every cell that stored results measure, in the order of the papers."""
+
+    def __init__(self, results: Iterable[StoredResult]) -> None:
+        self.results = tuple(results)
+        measured: dict[Cell, list[StoredResult]] = {}
+        for result in self.results:
+            for key in result.cells:
+                table_name, _, cell_name = key.partition("/")
+                measured.setdefault(find_table(f"{result.paper}/{table_name}").cells[cell_name], []).append(result)
+        self.entries: list[LedgerEntry] = []
+        names = {cell.table for cell in measured}
+        all_tables = (table for paper in papers().values() for table in paper.tables.values())
+        for table in (table for table in all_tables if table.full_name in names):
+            entries = {cell: _entry(cell, measured[cell]) for cell in table.cells.values() if cell in measured}
+            for cell in table.cells.values():
+                if isinstance(cell.statistic, Gain):
+                    sources = [entries.get(source) for source in table.sources(cell)]
+                    if all(sources):
+                        minuend, subtrahend = (entry.outcome for entry in sources if entry is not None)
+                        entries[cell] = LedgerEntry(cell, gain_outcome(cell, cell.statistic, minuend, subtrahend))
+            self.entries += [entries[cell] for cell in table.cells.values() if cell in entries]
+
+    def choose(
+        self, name: str | None = None, dataset: str | None = None, method: str | None = None
+    ) -> list[LedgerEntry]:
+        """Return the entries of a paper or table, of a dataset, and of a method, which may be a pattern."""
+        chosen = self.entries
+        if name is not None:
+            chosen = [entry for entry in chosen if f"{entry.cell.table}/".startswith(f"{name.strip('/').lower()}/")]
+            if not chosen:
+                tables = ", ".join(dict.fromkeys(entry.cell.table for entry in self.entries))
+                raise UserError(f"no cell of {name} is measured; measured tables: {tables or 'none'}")
+        if dataset is not None:
+            known = {_normal(entry.dataset): entry.dataset for entry in chosen}
+            if _normal(dataset) not in known:
+                raise one_of("measured dataset", dataset, sorted(known.values()))
+            chosen = [entry for entry in chosen if _normal(entry.dataset) == _normal(dataset)]
+        if method is not None:
+            pattern = method.lower()
+            matching = [entry for entry in chosen if any(fnmatchcase(name, pattern) for name in entry.methods)]
+            if not matching:
+                raise one_of("measured method", method, sorted({name for entry in chosen for name in entry.methods}))
+            chosen = matching
+        return chosen
+
+    def entry(self, paper: str, key: str) -> LedgerEntry | None:
+        """Return the entry of a cell by its paper and its key, e.g. ``table2/fedavg/cifar10-lenet-5-accuracy``."""
+        for entry in self.entries:
+            if entry.cell.table.partition("/")[0] == paper and cell_key(entry.cell) == key:
+                return entry
+        return None
+
+    def summary(self) -> list[list[str]]:
+        """Return one row per paper and one for all, in the columns ``SUMMARY_COLUMNS``."""
+        rows = []
+        for name, paper in papers().items():
+            printed = sum(bool(cell.published) for table in paper.tables.values() for cell in table.cells.values())
+            entries = [entry for entry in self.entries if entry.cell.table.startswith(f"{name}/")]
+            rows.append((name, entries, printed, [result for result in self.results if result.paper == name]))
+        rows.append(("all", self.entries, sum(row[2] for row in rows), list(self.results)))
+        texts = []
+        for name, entries, printed, results in rows:
+            enough = sum(entry.seeds >= ENOUGH_SEEDS for entry in entries)
+            counts = Counter(entry.outcome.verdict for entry in entries)
+            verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+            minutes = sum(result.device_seconds for result in results) / 60
+            texts.append(
+                [name, str(len(entries)), str(printed), str(enough), verdicts, str(len(results)), f"{minutes:.0f}"]
+            )
+        return texts
+
+
+def _entry(cell: Cell, results: Sequence[StoredResult]) -> LedgerEntry:
+    """Judge the stored numbers of a cell."""
+    own = [result for result in results if result.kind == "paper"]
+    experiments: dict[str, list[StoredResult]] = {}
+    deviations = Deviations()
+    for result in own:
+        hash_of_result, deviations = result.protocol_hash, deviations_of(cell, result)
+        experiments.setdefault(hash_of_result, []).append(result)
+    numbers = [[_run_number(cell, result) for result in runs] for runs in experiments.values()]
+    numbers += [[]] * (len(cell.configs) - len(numbers))  # alternatives that are not measured yet
+    outcome = judge(cell, numbers, deviations, max((len(runs) for runs in numbers), default=0))
+    if own and len(experiments) < len(cell.configs):
+        values = tuple(number.value for runs in numbers for number in runs if number.value is not None)
+        measured = f"{len(experiments)} of {len(cell.configs)} algorithms measured"
+        outcome = CellOutcome(cell, values if len(experiments) == 1 else (), "ran", measured)
+    by_seed = {}
+    if len(cell.configs) == 1:
+        by_seed = {r.seed: v for r in own if (v := r.cells[cell_key(cell)].measured) is not None}
+    others = {kind: [r for r in results if r.kind == kind] for kind in ("released", "tuned")}
+    values_by_kind = {
+        kind: tuple(v for r in runs if (v := r.cells[cell_key(cell)].measured) is not None)
+        for kind, runs in others.items()
+    }
+    notes = dict.fromkeys(
+        f"{kind}: {note}" for kind, runs in others.items() for r in runs if (note := r.selection or r.reason)
+    )
+    return LedgerEntry(cell, outcome, by_seed, **values_by_kind, notes=tuple(notes), results=tuple(own))
+
+
+def deviations_of(cell: Cell, result: StoredResult) -> Deviations:
+    """Return how the run of a result deviates from the paper's experiment.
+
+    The precision of arithmetic is no deviation. If more than the number of rounds and the evaluations differ, the
+    deviation is not specified.
+    """
+    config = paper_config(cell, result)
+    if config is None:
+        return UNKNOWN_PROTOCOL
+    every, rounds = result.protocol["eval_every"], result.protocol["rounds"]
+    changed = () if every == config.evaluation.every else (f"evaluation.every={every}",)
+    return Deviations(rounds=rounds if rounds < config.training.rounds else None, changed_settings=changed)
+
+
+def paper_config(cell: Cell, result: StoredResult) -> Config | None:
+    """Return the experiment of a cell that a result belongs to; None if it was run with other settings."""
+    free = {key: result.protocol.get(key) for key in ("rounds", "eval_every", "eval_final", "precision")}
+    for config in cell.configs:
+        if protocol_hash(protocol_of(config) | free) == result.protocol_hash:
+            return config
+    return None
+
+
+def _run_number(cell: Cell, result: StoredResult) -> RunNumber:
+    return RunNumber(result.cells[cell_key(cell)].measured, result.status, int(result.protocol["rounds"]))
+
+
+def _shown_values(values: Sequence[float], unit: str) -> str:
+    """Return the mean of values, with their standard deviation if there are several; empty without values."""
+    if not values:
+        return ""
+    mean = shown_number(fmean(values), unit)
+    return f"{mean} ± {shown_number(stdev(values), unit)}" if len(values) > 1 else mean
+
+
+def _normal(dataset: str) -> str:
+    """Return a dataset's name without case, hyphens and underscores, so that CIFAR-10 means cifar10."""
+    return slug(dataset.replace("_", "-")).replace("-", "")

@@ -1,0 +1,57 @@
+"""The commands that draw a figure of a paper from its runs."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from fedflat.papers.plan import ReproductionPlan
+
+_PLACEHOLDER = re.compile(r"\{(\w+)(?: ([^}]+))?\}")
+FEWEST_IN_PLANE = 3
+"""Models that span a plane."""
+
+
+def picture_commands(plan: ReproductionPlan, out: Path) -> list[str]:
+    """Return the shell commands that draw a figure from the runs of the chosen cells; empty for tables.
+
+    In the figure's file, ``{models}`` stands for all models, ``{models PATTERN}`` for those of matching cells,
+    ``{run CELL}`` for the run of a cell, ``{runs}`` for the runs of all seeds, and ``{out}`` for the folder of the
+    runs. A command with ``{each}`` is repeated for every run. Except for ``{runs}``, the first seed is used. Commands
+    on cells that were not chosen are left out.
+    """
+    first_runs: dict[str, str] = {}  # by cell
+    models: dict[str, list[str]] = {}
+    for cell in plan.cells:
+        for runs in plan.runs_of(cell):
+            if runs:
+                first_runs.setdefault(cell.name, str(runs[0].folder))
+                models.setdefault(cell.name, []).append(f"{runs[0].folder}:{cell.evaluated}")
+
+    def matching_models(pattern: str) -> str:
+        """Return the models of the cells that match a pattern."""
+        matching = [model for name, each in models.items() if fnmatchcase(name, pattern) for model in each]
+        return " ".join(dict.fromkeys(matching))
+
+    def fill(command: str, each: str = "") -> str:
+        """Replace the placeholders of a command; empty if one of them has no value."""
+        values = {
+            "out": lambda _: str(out),
+            "figure": lambda _: plan.table.name,
+            "each": lambda _: each,
+            "run": lambda cell: first_runs.get(cell, ""),
+            "runs": lambda _: " ".join(str(run.folder) for run in plan.runs),
+            "models": lambda pattern: matching_models(pattern or "*"),
+        }
+        parts = [values[name](argument) for name, argument in _PLACEHOLDER.findall(command)]
+        filled = _PLACEHOLDER.sub(lambda match: values[match[1]](match[2]), command)
+        is_plane = "flatness plane" in command
+        has_too_few = is_plane and sum(":" in word for word in filled.split()) < FEWEST_IN_PLANE
+        return filled if all(parts) and not has_too_few else ""
+
+    commands: list[str] = []
+    for command in plan.table.file.picture:
+        repeated = dict.fromkeys(first_runs.values()) if "{each}" in command else [""]
+        commands += [fill(command, each) for each in repeated]
+    return [command for command in commands if command]

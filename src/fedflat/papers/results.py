@@ -1,0 +1,332 @@
+"""Stored results: one JSON file per run, with the cells that it measures, its curve, protocol and cost."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, ValidationError
+
+import fedflat
+from fedflat.errors import UserError
+from fedflat.experiment.campaign.compare import folder_name
+from fedflat.experiment.config import Config
+from fedflat.experiment.setup.problem import device_of
+from fedflat.experiment.store.files import create_folder, write_atomically
+from fedflat.experiment.store.run_folder import Record
+from fedflat.papers.cells import Cell
+from fedflat.papers.library import PaperTable, papers
+from fedflat.papers.outcome import MeasuredRun, number_of
+from fedflat.papers.plan import PlannedExperiment, ReproductionPlan
+from fedflat.papers.protocol import ProtocolValues, protocol_hash, protocol_of
+from fedflat.papers.schema import PaperData
+from fedflat.reporting.tables.summary import series, summarise
+
+FORMAT = 1
+"""Version of the files."""
+WINDOW = 100
+"""Number of last rounds in the stored mean."""
+EMBEDDED = "measured.json"
+"""In the folder of the papers' data: the committed results without curves, written by docs/generate.py."""
+Kind = Literal["paper", "tuned", "released"]
+Number = int | float
+
+
+class StoredNumber(PaperData):
+    """The number of a cell in one run."""
+
+    published: str | None
+    measured: Number | None
+    """In the cell's unit; None if the run diverged or did not reach the target."""
+    unit: str
+    statistic: str
+
+
+class RunCost(PaperData):
+    """What a run cost."""
+
+    seconds: Number
+    seconds_per_round: Number | None = None
+    """Including evaluations, after the first tenth of the run."""
+    runs_at_once: int = 1
+    """Runs that shared the device."""
+    backward_passes: int | None = None
+    bytes_up: int | None = None
+    bytes_down: int | None = None
+    note: str = ""
+
+
+class StoredResult(PaperData):
+    """The result of one run: an experiment of a paper with one seed."""
+
+    format: Literal[1]
+    kind: Kind = "paper"
+    """paper: the paper's settings; tuned: hyperparameters from a validation split; released: the authors' code."""
+    paper: str
+    experiment: str
+    """Path of the result below the results folder, without kind and seed."""
+    seed: int
+    status: str
+    reason: str | None = ""
+    cells: dict[str, StoredNumber]
+    """By table and cell, e.g. ``table2/fedavg/cifar100-lenet-5-accuracy``."""
+    metric: str
+    metrics: dict[str, dict[str, Number | None]] = Field(default_factory=dict)
+    """Last, best and mean value by model."""
+    final: dict[str, Number | None] = Field(default_factory=dict)
+    protocol: ProtocolValues
+    protocol_hash: str
+    selection: str = ""
+    """How tuned hyperparameters were selected."""
+    source: str = ""
+    """The file of a study that the result was taken from."""
+    cost: RunCost
+    environment: dict[str, str | None]
+    date: str
+    curve_rounds: list[int] = Field(default_factory=list)
+    curve: dict[str, list[Number | None]] = Field(default_factory=dict)
+    """The metric by model, one value per round of ``curve_rounds``."""
+
+    @property
+    def file(self) -> str:
+        """Path of the file below the results folder."""
+        folder = "" if self.kind == "paper" else f"{self.kind}/"
+        return f"{folder}{self.experiment}-seed{self.seed}.json"
+
+    @property
+    def device_seconds(self) -> float:
+        """Seconds of the device, shared with the runs at the same time."""
+        return self.cost.seconds / self.cost.runs_at_once
+
+    def text(self) -> str:
+        """Return the result as JSON with one line per top-level key: short, and readable in diffs."""
+        values = self.model_dump(mode="json", exclude_unset=True)
+        lines = (f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in values.items())
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+    def without_curves(self) -> StoredResult:
+        """Return the part that the ledger needs."""
+        kept = ("rounds", "eval_every", "eval_final", "precision")
+        protocol = {key: self.protocol[key] for key in kept if key in self.protocol}
+        unneeded = {"metrics", "final", "curve", "curve_rounds", "protocol"}
+        values = self.model_dump(exclude=unneeded, exclude_unset=True)
+        values["cost"] = {
+            key: values["cost"][key]
+            for key in ("seconds", "seconds_per_round", "runs_at_once")
+            if key in values["cost"]
+        }
+        values["environment"] = {"hardware": self.environment["hardware"]}
+        return StoredResult(**values, protocol=protocol)
+
+
+def make_result(
+    experiment: str,
+    cells: Iterable[Cell],
+    record: Record,
+    run: MeasuredRun,
+    averages: Mapping[str, float] | None = None,
+    runs_at_once: int = 1,
+    commit: str | None = None,
+) -> StoredResult:
+    """Return the stored result of a finished run.
+
+    Args:
+        experiment: path of the result below the results folder, from :func:`experiment_name`.
+        cells: the cells that the run measures.
+        record: the run.
+        run: the same run with the statistics measured on its models.
+        averages: metrics of averages that the run itself did not evaluate, by name.
+        runs_at_once: runs that shared the device.
+        commit: commit of the code; None asks git.
+    """
+    history, last = record.history, record.history[-1]
+    models = {name: _summary(record, name, run.metric) for name in last["test"]}
+    for name, value in (averages or {}).items():
+        models.setdefault(name, {"last": _rounded(value)})
+    protocol = protocol_of(record.config)
+    return StoredResult(
+        format=FORMAT,
+        paper=experiment.partition("/")[0],
+        experiment=experiment,
+        seed=record.config.seed,
+        status=record.status,
+        reason=record.reason,
+        cells={cell_key(cell): _stored_number(cell, run) for cell in cells},
+        metric=run.metric,
+        metrics=models,
+        final={name: _rounded(value) for name, value in last["test"]["server"].items()},
+        protocol=protocol,
+        protocol_hash=protocol_hash(protocol),
+        cost=RunCost(
+            seconds=round(record.seconds, 1),
+            seconds_per_round=_seconds_per_round(record),
+            runs_at_once=runs_at_once,
+            backward_passes=last["backward_passes"],
+            bytes_up=last["bytes_up"],
+            bytes_down=last["bytes_down"],
+        ),
+        environment={
+            "fedflat": fedflat.__version__,
+            "commit": commit or _commit(),
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+            "hardware": torch.cuda.get_device_name() if device_of(record.config).type == "cuda" else "CPU",
+        },
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        curve_rounds=[line["round"] for line in history],
+        curve={name: [_rounded(v, 4) for _, v in series(history, name, run.metric)] for name in last["test"]},
+    )
+
+
+def planned_result(
+    plan: ReproductionPlan, planned: PlannedExperiment, record: Record, run: MeasuredRun, runs_at_once: int
+) -> StoredResult:
+    """Return the stored result of a run that ``fedflat reproduce`` planned.
+
+    Args:
+        plan: the plan.
+        planned: the run in the plan.
+        record: the finished run.
+        run: the same run with the statistics measured on its models.
+        runs_at_once: runs that shared the device.
+    """
+    configs = (config for name in planned.cells for config in plan.table.cells[name].configs)
+    paper_config = next(config for config in configs if plan.key(config) == planned.key)
+    cells, name = cells_measured_by(plan.table, paper_config), experiment_name(plan.table, paper_config)
+    return make_result(name, cells, record, run, runs_at_once=runs_at_once)
+
+
+def write_result(folder: Path, result: StoredResult) -> Path:
+    """Write a result below the results folder, and return the path of its file."""
+    path = folder / result.file
+    create_folder(path.parent)
+    write_atomically(path, result.text())
+    return path
+
+
+def read_result(path: Path) -> StoredResult:
+    """Read and validate the file of a result."""
+    try:
+        return StoredResult.model_validate_json(path.read_text("utf-8"))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{path} is no stored result: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def read_results(folder: Path) -> list[StoredResult]:
+    """Read every result below a folder."""
+    if not folder.is_dir():
+        raise UserError(f"there is no results folder {folder}; fedflat reproduce ... --record {folder} creates it")
+    return [read_result(path) for path in sorted(folder.rglob("*.json"))]
+
+
+@cache
+def embedded_results() -> tuple[StoredResult, ...]:
+    """The committed results, without their curves."""
+    text = (resources.files("fedflat.papers") / "data" / EMBEDDED).read_text("utf-8")
+    return tuple(StoredResult.model_validate(values) for values in json.loads(text))
+
+
+def embedded_text(results: Sequence[StoredResult]) -> str:
+    """Return the text of the embedded file, with one line per result."""
+    documents = (result.without_curves().model_dump(mode="json", exclude_unset=True) for result in results)
+    return "[\n" + ",\n".join(json.dumps(document, ensure_ascii=False) for document in documents) + "\n]\n"
+
+
+def cell_key(cell: Cell) -> str:
+    """Return the name of a cell within its paper."""
+    return f"{cell.table.partition('/')[2]}/{cell.name}"
+
+
+def cells_measured_by(table: PaperTable, config: Config) -> list[Cell]:
+    """Return the cells that a run of the paper's config measures: those of the table, then those of other tables.
+
+    Cells of other tables are left out if they print no number.
+    """
+    cells = _cells_by_config(table.paper.name)[config]
+    own = [cell for cell in cells if cell.table == table.full_name]
+    return own + [cell for cell in cells if cell.table != table.full_name and cell.published is not None]
+
+
+def experiment_name(table: PaperTable, config: Config) -> str:
+    """Return the name of an experiment: its table, the common part of its columns, and its first row.
+
+    >>> from fedflat.papers import find_table
+    >>> table = find_table("fedswa/table2")
+    >>> experiment_name(table, table.cells["fedavg/cifar100-lenet-5-rounds"].configs[0])
+    'fedswa/table2/cifar100-lenet-5/fedavg'
+    """
+    cells = [cell for cell in _cells_by_config(table.paper.name)[config] if cell.table == table.full_name]
+    row = cells[0].name.split("/")[0]
+    columns = [cell.name.split("/")[1].split("-") for cell in cells if cell.name.startswith(f"{row}/")]
+    common = []
+    for words in zip(*columns, strict=False):
+        if len(set(words)) > 1:
+            break
+        common.append(words[0])
+    if len(cells[0].configs) > 1:  # the paper reports the best of several algorithms
+        row = f"{row}.{folder_name(config.algorithm)}"
+    return f"{table.full_name}/{'-'.join(common or columns[0])}/{row}"
+
+
+@cache
+def _cells_by_config(paper: str) -> dict[Config, list[Cell]]:
+    """Return the cells of a paper by the config of their runs."""
+    index: dict[Config, list[Cell]] = {}
+    for table in papers()[paper].tables.values():
+        for cell in table.cells.values():
+            for config in cell.configs:
+                index.setdefault(config, []).append(cell)
+    return index
+
+
+def _stored_number(cell: Cell, run: MeasuredRun) -> StoredNumber:
+    return StoredNumber(
+        published=cell.published.text if cell.published else None,
+        measured=_rounded(number_of(cell, run).value),
+        unit=cell.unit,
+        statistic=cell.statistic.text,
+    )
+
+
+def _summary(record: Record, model: str, metric: str) -> dict[str, Any]:
+    """Return the last, best and mean value of a model's metric."""
+    summary = summarise(record.history, model, metric, record.lower_is_better)
+    if summary is None:
+        return {}
+    start = max(0, record.history[-1]["round"] - WINDOW)
+    window = [value for rounds, value in series(record.history, model, metric) if rounds > start] or [summary.last]
+    mean = {"mean_last_100": _rounded(fmean(window)), "evaluations_in_mean": len(window)}
+    return {"last": _rounded(summary.last), **mean, "best": _rounded(summary.best)}
+
+
+def _seconds_per_round(record: Record) -> float | None:
+    """Return the mean wall time of a round, evaluations included, after the first tenth of the run."""
+    lines = record.folder.timing() if record.folder else []
+    late = [line for line in lines if line["round"] >= lines[-1]["round"] / 10]
+    if len(late) < 2:
+        return None
+    first, last = late[0], late[-1]
+    return _rounded((last["seconds"] - first["seconds"]) / (last["round"] - first["round"]))
+
+
+def _rounded(value: float | None, digits: int = 5) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _commit() -> str | None:
+    """Return the commit of fedflat's checkout, if it runs from one."""
+    command = ["git", "-C", str(Path(fedflat.__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,140 @@
+"""Stored results, the ledger that is made from them, and the claims that it checks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedflat.errors import UserError
+from fedflat.papers import find_table, papers
+from fedflat.papers.claims import check_claims, claim_verdict
+from fedflat.papers.ledger import UNKNOWN_PROTOCOL, Ledger, deviations_of
+from fedflat.papers.results import (
+    StoredResult,
+    embedded_results,
+    embedded_text,
+    read_result,
+    read_results,
+)
+from fedflat.reporting.tables.summary import compare_paired
+from tests.papers.test_commands import SMALL, fedflat  # noqa: F401 (a fixture)
+
+ROOT = Path(__file__).parents[2]
+RESULTS = {path: read_result(path) for path in sorted((ROOT / "results").rglob("*.json"))}
+ACCURACY = "table2/fedavg/cifar100-lenet-5-accuracy"
+
+
+def stored(seed: int, value: float | None, key: str = ACCURACY, **changes: object) -> StoredResult:
+    """A committed result with another seed and another measured number."""
+    first = next(result for result in RESULTS.values() if key in result.cells)
+    cells = {key: first.cells[key].model_copy(update={"measured": value})}
+    return first.model_copy(update={"seed": seed, "cells": cells, **changes})
+
+
+def test_committed_results_are_valid():
+    for path, result in RESULTS.items():
+        assert path == ROOT / "results" / result.file
+        assert path.read_text("utf-8") == result.text()
+        assert result.environment["hardware"] and result.date and result.curve["server"]
+        assert len(result.curve_rounds) == len(result.curve["server"])
+        assert not result.source or (ROOT / result.source).exists()
+        for key, number in result.cells.items():
+            table, _, name = key.partition("/")
+            cell = find_table(f"{result.paper}/{table}").cells[name]
+            assert number.published == (cell.published.text if cell.published else None)
+            assert (number.unit, number.statistic) == (cell.unit, cell.statistic.text)
+            if result.kind == "paper":
+                assert result.environment["commit"]
+                assert deviations_of(cell, result) is not UNKNOWN_PROTOCOL, f"{path} was run under another protocol"
+
+
+def test_the_embedded_results_are_the_committed_ones():
+    assert embedded_text(list(RESULTS.values())) == embedded_text(embedded_results())
+
+
+def test_a_cell_has_mean_spread_verdict_and_other_numbers():
+    runs = [stored(seed, value) for seed, value in enumerate((40.0, 41.0, 42.0))]
+    released = stored(0, 45.5, kind="released", reason="stopped")
+    (entry,) = Ledger([*runs, released]).entries
+    assert (entry.outcome.mean, entry.outcome.spread, entry.outcome.verdict) == (41.0, 1.0, "within")
+    row = entry.row()
+    assert row[2:5] == ["41.2±0.2", "41.00 ± 1.00", "3"]
+    assert (row[7], row[8], row[10]) == ("45.50", "", "released: stopped")
+    assert entry.document()["by_seed"] == {0: 40.0, 1: 41.0, 2: 42.0}
+
+
+def test_other_protocols_and_fewer_rounds_give_no_verdict():
+    (other,) = Ledger([stored(0, 40.0, protocol_hash="another")]).entries
+    assert (other.outcome.verdict, other.outcome.remark) == ("ran", "other settings")
+    (rounds,) = Ledger([stored(0, 500.0, key="table2/fedavg/cifar10-lenet-5-rounds")]).entries
+    assert (rounds.outcome.verdict, rounds.outcome.remark) == ("ran", "evaluated every 10 rounds")
+
+
+def test_entries_are_chosen_by_paper_dataset_and_method():
+    ledger = Ledger(embedded_results())
+    chosen = ledger.choose("fedswa/table2", "CIFAR-100", "fed*swa")
+    assert {entry.methods[0] for entry in chosen} == {"fedswa", "fedmoswa"}
+    assert {entry.dataset for entry in chosen} == {"cifar100"}
+    assert {entry.cell.table for entry in ledger.choose("fedwmsam", method="fedwmsam")} == {"fedwmsam/table1"}
+    with pytest.raises(UserError, match="'digits'"):
+        ledger.choose(dataset="digits")
+    with pytest.raises(UserError, match="fedswa/table2"):
+        ledger.choose("eccv/figure1")
+    assert [row[0] for row in ledger.summary()] == [*papers(), "all"]
+
+
+@pytest.mark.parametrize(
+    ("claimed", "differences", "verdict"),
+    [
+        (3.0, [3.0, 3.1, 2.9], "Confirmed"),
+        (9.0, [3.0, 3.1, 2.9], "The direction is confirmed, but the difference is smaller"),
+        (1.0, [3.0, 3.1, 2.9], "The direction is confirmed, and the difference is larger"),
+        (-3.0, [3.0, 3.1, 2.9], "Contradicted"),
+        (9.0, [-0.1, 0.1, 0.05], "Not confirmed"),
+        (1.0, [-1.0, 2.0, 1.0], "Undecided"),
+        (1.0, [2.0], "One seed points in the claimed direction"),
+        (1.0, [-2.0], "One seed points in the opposite direction"),
+    ],
+)
+def test_claims_are_judged_by_the_interval(claimed, differences, verdict):
+    pair = compare_paired(dict(enumerate(differences)), dict.fromkeys(range(len(differences)), 0.0))
+    assert claim_verdict(claimed, pair).startswith(verdict)
+
+
+def test_claims_compare_published_with_measured_differences():
+    scaffold = "table2/scaffold/cifar100-lenet-5-accuracy"
+    results = [stored(0, 52.0, key="table2/fedmoswa/cifar100-lenet-5-accuracy"), stored(0, 50.0, key=scaffold)]
+    first, *others = check_claims(Ledger(results))
+    assert (first.claimed_text, first.measured_text) == ("+3.5 points", "+2.0 points (1 seed)")
+    assert {claim.measured_text for claim in others} == {"not measured yet"}
+    assert 8 <= len(others) + 1 <= 12
+    other_settings = [result.model_copy(update={"protocol_hash": "another"}) for result in results]
+    assert check_claims(Ledger(other_settings))[0].measured is None
+
+
+def test_measured_cells_are_printed(fedflat):  # noqa: F811
+    shown = fedflat(
+        "papers", "fedswa", "--measured", "--dataset", "cifar100", "--method", "fedavg", "--markdown", "l.md"
+    )
+    assert "fedavg/cifar100-lenet-5-accuracy" in shown.stdout and "scaffold" not in shown.stdout
+    assert "1951" in shown.stdout, "the summary counts all published numbers"
+    assert Path("l.md").read_text().startswith("| table | cell | published | measured |")
+    (accuracy, _) = json.loads(fedflat("papers", "--measured", "--dataset", "cifar100", "--method", "fedavg", "--json",
+                                       "fedswa").stdout)  # fmt: skip
+    assert accuracy["published"] == "41.2±0.2" and accuracy["files"]
+    assert "--measured" in fedflat("papers", "--dataset", "cifar10").stderr
+
+
+def test_reproduce_records_results_of_the_same_form(fedflat):  # noqa: F811
+    arguments = ("reproduce", "wima/table4", "--cells", "*/cifar10", *SMALL, "--rounds", "2", "--record", "results")
+    assert fedflat(*arguments).exit_code == 0
+    (result,) = read_results(Path("results"))
+    assert Path("results", result.file).exists()
+    assert (result.experiment, result.seed, result.protocol["rounds"]) == ("wima/table4/cifar10/w-5", 0, 2)
+    assert set(result.cells) >= {f"table4/w-{window}/cifar10" for window in (5, 10, 50, 100, 200)}
+    shown = fedflat("papers", "--measured", "--results", "results").stdout
+    assert "w-200/cifar10" in shown and "other settings" in shown
+    Path("results", result.file).write_text(result.text().replace('"seed": 0', '"seed": "none"'))
+    assert "seed: Input should be a valid integer" in fedflat("papers", "--measured", "--results", "results").stderr
