@@ -7,6 +7,7 @@ Flower executor, which raises a clear error. Locks (filelock) and shared memory 
 from __future__ import annotations
 
 import ctypes
+import errno
 import multiprocessing
 import os
 import signal
@@ -56,6 +57,21 @@ def write_at(descriptor: int, data: bytes, offset: int) -> None:
         else:
             written = os.pwrite(descriptor, view, offset)
         view, offset = view[written:], offset + written
+
+
+def sync_folder(path: str | os.PathLike[str]) -> None:
+    """Make created, renamed and deleted names in a folder durable; no effect where the system cannot do this."""
+    if sys.platform == "win32":
+        return
+    with suppress(PermissionError):  # the folder may be writable but not readable
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # some network file systems cannot sync folders
+                raise
+        finally:
+            os.close(descriptor)
 
 
 def peak_memory() -> int | None:

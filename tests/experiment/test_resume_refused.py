@@ -70,9 +70,9 @@ def changed(old: str, new: str) -> Harm:
     [
         (
             lambda run: shutil.rmtree(run / "state" / "clients"),
-            r"state/clients has lost rows: it has 0, .* needs \d+; .*fedflat run",
+            r"state/clients has lost rows: it has 0, .* needs \d+; .*delete .*checkpoint",
         ),
-        (lambda run: (run / "state" / "clients" / "rows.bin").unlink(), "state/clients has lost rows"),
+        (lambda run: (run / "state" / "clients" / "rows.bin").unlink(), "state/clients/rows.bin is damaged"),
         (
             lambda run: shutil.rmtree(run / "state" / "wima-3-all"),
             "state/wima-3-all has lost rows: it has 0, .* needs 3",
@@ -112,11 +112,10 @@ def test_a_run_without_its_checkpoint_starts_from_the_beginning(run: Path, whole
     assert contents(run) == whole
 
 
-def test_a_checkpoint_of_an_earlier_version_is_resumed(run: Path, whole: dict[str, bytes]) -> None:
-    """Earlier checkpoints contain neither a row count nor settings."""
+def test_a_checkpoint_of_an_earlier_version_is_refused(run: Path) -> None:
+    """Earlier checkpoints have no format, and their row files no checksums."""
     _, about = RunFolder(run).read_tensors(CHECKPOINT)
-    earlier = {name: value for name, value in about.items() if name not in ("rows", "settings")}
-    assert len(about) - len(earlier) == 2
-    save_file(load_file(run / CHECKPOINT), run / CHECKPOINT, {"fedflat": json.dumps(earlier)})
-    fedflat.resume(run)
-    assert contents(run) == whole
+    del about["format"]
+    save_file(load_file(run / CHECKPOINT), run / CHECKPOINT, {"fedflat": json.dumps(about)})
+    with pytest.raises(UserError, match=r"state.safetensors was written by an earlier version .* delete .*checkpoint"):
+        fedflat.resume(run)
