@@ -68,7 +68,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], str]:
     try:
         tensors, metadata = read_tensors(path)
     except DamagedFile as error:
-        raise UserError(f"{error}; expected a complete one such as the model.safetensors of a run") from None
+        raise UserError(f"{error}; expected a complete file such as the model.safetensors of a run") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
     return tensors, str(metadata.get("model", ""))

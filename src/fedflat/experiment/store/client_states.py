@@ -88,6 +88,7 @@ class FileRowStore(RowStore):
         self._folder = folder
         self._checkpoint_round = 0  # round of the last checkpoint
         self._open(folder, width, dtype, os.O_RDWR | os.O_CREAT)
+        sync_folder(folder)
 
     def _open(self, folder: Path, width: int, dtype: torch.dtype, flags: int) -> None:
         """Open both files with these ``flags`` of ``os.open``, and read the position and stamps of every row."""
@@ -156,7 +157,6 @@ class FileRowStore(RowStore):
         with explain_os_error(self._folder):
             os.fsync(self._data)
             os.fsync(self._index)
-            sync_folder(self._folder)
 
     def commit(self, rounds: int) -> None:
         self._checkpoint_round = rounds

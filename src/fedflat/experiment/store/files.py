@@ -87,10 +87,9 @@ def truncate(path: Path, length: int) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make the content and the name of a file durable, so that a power failure does not lose them."""
+    """Make the content of a file durable, so that a power failure does not lose it."""
     with explain_os_error(path):
         _write(path, b"", 0, sync=True)
-        sync_folder(path.parent)
 
 
 def _write(path: Path, data: bytes | str, flags: int, *, sync: bool) -> None:
