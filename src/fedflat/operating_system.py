@@ -99,12 +99,15 @@ def keep_memory() -> None:
 
 @contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Block SIGINT, which children inherit; in this process an interrupt arrives afterwards. No effect on Windows."""
+    """Block SIGINT and SIGHUP, which children inherit; in this process they arrive afterwards. No effect on Windows.
+
+    Both signals reach all processes of a terminal; children exit when their parent closes their pipes.
+    """
     if sys.platform == "win32":
         yield
         return
     resource_tracker.ensure_running()  # starting it later would unblock the signal
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield
     finally:

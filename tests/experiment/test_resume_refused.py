@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -119,3 +120,74 @@ def test_a_checkpoint_of_an_earlier_version_is_refused(run: Path) -> None:
     save_file(load_file(run / CHECKPOINT), run / CHECKPOINT, {"fedflat": json.dumps(about)})
     with pytest.raises(UserError, match=r"state.safetensors was written by an earlier version .* delete .*checkpoint"):
         fedflat.resume(run)
+
+
+def flip(path: Path, position: int) -> None:
+    """Change one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("file", [CHECKPOINT, "state/clients/rows.bin", "state/clients/index.bin"])
+def test_a_flipped_bit_in_the_state_is_detected(run: Path, whole: dict[str, bytes], file: str) -> None:
+    # An entry of the index has five integers: the key, and the stamp and checksum of each copy.
+    flip(run / file, 16 if file.endswith("index.bin") else -1)
+    with pytest.raises(UserError, match=r"state.*\.(safetensors|bin) is damaged.*; .*delete .*checkpoint"):
+        fedflat.resume(run)
+    shutil.rmtree(run / "checkpoint")
+    fedflat.resume(run)
+    assert contents(run) == whole
+
+
+def test_a_run_without_client_state_continues_from_the_previous_checkpoint(tmp_path: Path) -> None:
+    rounds = fedflat.rounds("fedavg", out=tmp_path / "run", **SETTINGS)
+    for _ in range(4):
+        next(rounds)
+    flip(tmp_path / "run" / CHECKPOINT, -1)
+    shutil.copytree(tmp_path / "run", tmp_path / "damaged")
+    rounds.result()
+    with pytest.warns(UserWarning, match="state.safetensors is damaged; the run continues from the checkpoint before"):
+        fedflat.resume(tmp_path / "damaged")
+    names = ("model.safetensors", "metrics.jsonl", CHECKPOINT)
+    for name in names:
+        assert (tmp_path / "damaged" / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
+
+
+def test_every_flipped_byte_of_a_model_is_detected(run: Path) -> None:
+    folder, file = RunFolder(run), run / "model.safetensors"
+    tensors, about = folder.read_tensors(file.name)
+    intact, values = file.read_bytes(), {name: tensor.tolist() for name, tensor in tensors.items()}
+    draw = random.Random(0)
+    positions = {*range(8, 700, 5), *(draw.randrange(len(intact)) for _ in range(50))}
+    for position in positions:
+        flip(file, position)
+        try:
+            changed_tensors, changed_about = folder.read_tensors(file.name)
+        except UserError as error:
+            assert str(file) in str(error)
+        else:  # only white space in the header may change
+            assert ({name: tensor.tolist() for name, tensor in changed_tensors.items()}, changed_about) == (
+                values,
+                about,
+            )
+        file.write_bytes(intact)
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"round": 0, "sec', b'{"round": 0, "sec{"round": 1, "seconds": 2}\n', b"\0\xff\n"]
+)
+def test_a_damaged_timing_does_not_matter(run: Path, whole: dict[str, bytes], content: bytes) -> None:
+    with (run / "timing.jsonl").open("ab") as file:
+        file.write(content)
+    assert fedflat.load(run).record.seconds > 0
+    fedflat.resume(run)
+    assert contents(run) == whole
+    lines = [json.loads(line) for line in (run / "timing.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == list(range(7))
+
+
+def test_a_damaged_status_is_repaired(run: Path, whole: dict[str, bytes]) -> None:
+    (run / "status.json").write_text("")
+    fedflat.resume(run)
+    assert contents(run) == whole and RunFolder(run).status()["status"] == "finished"

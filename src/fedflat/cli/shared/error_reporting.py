@@ -12,16 +12,14 @@ from typing import Any
 
 import typer
 
-from fedflat.cli import INTERRUPTED
+from fedflat.cli import WRONG_REQUEST, interrupted_code
 from fedflat.errors import UserError
 
-WRONG_REQUEST = 2
-"""Exit code after a user error."""
 PACKAGE = Path(__file__).parents[2]
 
 
 class Interrupted(Exception):
-    """The user pressed Ctrl-C; the message says how to continue."""
+    """Ctrl-C or another signal stopped the command; the message says how to continue."""
 
 
 @contextmanager
@@ -36,9 +34,9 @@ def errors_as_messages() -> Iterator[None]:
     except UserError as error:
         raise _print_error(str(error), WRONG_REQUEST) from None
     except Interrupted as interruption:
-        raise _print_error(f"interrupted; {interruption}", INTERRUPTED) from None
+        raise _print_error(f"interrupted; {interruption}", interrupted_code()) from None
     except KeyboardInterrupt:
-        raise _print_error("interrupted", INTERRUPTED) from None
+        raise _print_error("interrupted", interrupted_code()) from None
     except BrokenPipeError:  # an OSError that main() handles
         raise
     except OSError as error:
