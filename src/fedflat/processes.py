@@ -97,7 +97,7 @@ class ChildProcess:
             signal_number = -(self.process.exitcode or 0)
             if signal_number <= 0:
                 raise ChildDied("ended unexpectedly") from None
-            if signal_number == 9:  # SIGKILL, which Windows does not define
+            if signal_number == 9:  # sent by the system when memory runs out
                 raise ChildKilled("was killed, most likely because memory ran out") from None
             raise ChildKilled(f"was killed by {signal.Signals(signal_number).name}") from None
 

@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {
     "model": "mlp(hidden=2)",
     "progress": False,
 }
-FAILURES = int(os.environ.get("FEDFLAT_POWER_FAILURES", 4))
+FAILURES = int(os.environ.get("FEDFLAT_POWER_FAILURES", "4"))
 """Power failures per algorithm, both during the run and after its end."""
 Content = bytearray | dict[str, "Node"]
 

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 
 WRONG_REQUEST = 2
@@ -27,7 +28,7 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     try:
-        os.getcwd()
+        Path.cwd()
     except FileNotFoundError:  # torch could not be imported
         print("fedflat: the working directory was deleted; change to another one (cd)", file=sys.stderr)
         sys.exit(WRONG_REQUEST)
