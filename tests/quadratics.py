@@ -12,8 +12,8 @@ from fedflat.algorithms import Algorithm, algorithm
 from fedflat.algorithms.algorithm import Descent, States
 from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.data import Augmentation, Dataset, Examples
+from fedflat.data.batches import Batch
 from fedflat.engines.cpu.engine import LoopEngine
-from fedflat.engines.problem.batches import Batch
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Aggregation, Client, Engine, ModelState, Outcome, Training
 from fedflat.engines.round.plan import Plan

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedflat import plugins
+from fedflat import registry as registry_module
 from fedflat.algorithms.composition import PART_REGISTRIES
 from fedflat.algorithms.named import NAMED
 from fedflat.data import DATASETS
@@ -25,16 +25,16 @@ def registries_restored() -> Iterator[Callable[[], None]]:
     before = [set(registry) for registry in REGISTRIES]
 
     def forget() -> None:
-        for path in plugins.loaded_plugins():
+        for path in registry_module.loaded_plugins():
             sys.modules.pop(Path(path).stem)
-        plugins._hashes.clear()
+        registry_module._hashes.clear()
         _canonical.cache_clear()
         for registry, names in zip(REGISTRIES, before, strict=True):
             for name in set(registry) - names:
                 registry.unregister(name)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plugins, "_hashes", {})
+        patch.setattr(registry_module, "_hashes", {})
         patch.setattr(sys, "path", [*sys.path])
         yield forget
         forget()

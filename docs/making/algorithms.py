@@ -8,8 +8,7 @@ from typing import Any
 from fedflat.algorithms import Algorithm
 from fedflat.algorithms.algorithm import SLOTS
 from fedflat.algorithms.composition import SLOT_NAMES, part_name, parts
-from fedflat.algorithms.description import describe
-from fedflat.algorithms.differences import DIFFERENCES
+from fedflat.algorithms.description import DIFFERENCES, describe
 from fedflat.algorithms.named import CARDS, RELEASED
 from fedflat.cli.lookup.algorithm_card import cost_of, parameter_rows, slot_texts, specs_of
 from fedflat.text import show
@@ -209,7 +208,7 @@ def _differences(name: str) -> list[str]:
         return [*lines, "No differences between the paper and published code are known.", ""]
     unknown = [number for number in numbers if number not in DIFFERENCES]
     if unknown:
-        raise ValueError(f"the card of {name} cites {', '.join(unknown)}, missing in algorithms/differences.py")
+        raise ValueError(f"the card of {name} cites {', '.join(unknown)}, missing in algorithms/differences.yaml")
     found = [DIFFERENCES[number] for number in numbers]
     rows = [(f"[{d.number}](../differences.md#{d.number.lower()})", d.where, d.fault, d.here) for d in found]
     lines += [

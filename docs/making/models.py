@@ -6,7 +6,7 @@ import torch
 
 from fedflat.cli.lookup.models import SHAPES, count_for
 from fedflat.models import MODELS, ImageModelSpec, ModelSpec, build, parameter_count
-from fedflat.models.spec import shape_text
+from fedflat.models.registry import shape_text
 from making.markdown import about, block, code, joined, table
 from making.specs import parameter_table
 

@@ -24,7 +24,7 @@ import torch.multiprocessing as multiprocessing
 
 from fedflat.errors import UserError
 from fedflat.operating_system import cores_in_affinity_mask, interrupts_blocked
-from fedflat.plugins import load_plugins, loaded_plugins
+from fedflat.registry import load_plugins, loaded_plugins
 
 PATIENCE = 5.0
 """Seconds that a child has to exit before it is killed."""

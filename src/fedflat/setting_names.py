@@ -1,7 +1,8 @@
-"""Names of settings: short forms, the names other frameworks use, and the errors for unknown ones."""
+"""Names in settings: short forms, the names other frameworks use, in-run measurements, and errors for unknown names."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -76,6 +77,19 @@ _FOREIGN = {
 }
 SYNONYMS = {foreign: name for name, names in _FOREIGN.items() for foreign in names.split()}
 """Names used by other frameworks (and by earlier versions), with ours: a short name, or else a full one."""
+
+MEASUREMENTS = {
+    "lambda_max": "largest Hessian eigenvalue of the training loss, per model (about 20 Hessian-vector products each)",
+    "sharpness": "increase of the training loss after an ascent step of length 0.05, per model (one gradient each)",
+    "gap": "test minus training loss, per model; the participation gap if some clients never train (forward passes)",
+    "drift": "alignment of client updates with the cohort and the momentum, norms of control variates (free)",
+    "clients": "lambda_max of each client's model on its own data (about 20 Hessian-vector products per client)",
+    "classes": "accuracy per class, and on the data of each sampled client (forward passes)",
+    "features": "norm of the output features on the data of each sampled client (forward passes)",
+    "noise": "L, beta, sigma, sigma_g and gradient disagreement (gradients per client and per example, lambda_max)",
+}
+"""The available measurements, with their cost."""
+DEFAULT_MEASUREMENTS = "lambda_max,drift,gap"
 
 
 def full_name(name: str) -> str:
@@ -179,3 +193,45 @@ def unknown_parameter(name: str, value: str, known: Iterable[str], owner: str, s
         f"{owner} has no parameter '{name}'; it is a setting: "
         f"use {flag} (Python: {setting}={value}, YAML: '{setting}: {value}')"
     )
+
+
+def parse_measurements(text: str) -> list[str]:
+    """The measurements named in a text, joined by ``,`` or ``+``; ``all`` selects every one.
+
+    >>> parse_measurements("drift+gap")
+    ['drift', 'gap']
+    """
+    names = [name for name in re.split(r"[,+\s]+", text) if name]
+    if not names:
+        raise UserError(f"flatness.what is empty; expected some of {', '.join(MEASUREMENTS)}, or all")
+    if set(names) == {"all"}:
+        return list(MEASUREMENTS)
+    for name in names:
+        if name not in MEASUREMENTS:
+            raise one_of("measurement", name, [*MEASUREMENTS, "all"])
+    return list(dict.fromkeys(names))
+
+
+def parse_flatness(text: str) -> dict[str, Any]:
+    """Parse ``every=50,what=drift+gap`` into settings; ``50`` alone means ``every=50``.
+
+    >>> parse_flatness("every=50,what=lambda_max+drift")
+    {'every': 50, 'what': 'lambda_max,drift'}
+    """
+    values: dict[str, Any] = {}
+    for assignment in text.split(","):
+        name, equals, value = (part.strip() for part in assignment.partition("="))
+        if name.isdigit() and not equals and not values:
+            name, value = "every", name
+        elif not value:
+            raise UserError(
+                f"cannot read '{assignment.strip()}' in --flatness '{text}'; "
+                "expected every=50 or every=50,what=lambda_max+drift"
+            )
+        if value.isdigit():
+            values[name] = int(value)
+        elif name == "what":
+            values[name] = value.replace("+", ",")
+        else:
+            values[name] = value
+    return values

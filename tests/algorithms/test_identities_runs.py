@@ -11,7 +11,7 @@ import torch
 import fedflat
 from fedflat import data, models
 from fedflat.data.augmentations import Mixup
-from fedflat.engines.problem.batches import Batch
+from fedflat.data.batches import Batch
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.plan import Plan, seed_torch
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedflat.cli.shared.downloads import Downloads, fetch_if_missing
+from fedflat.cli.shared.screen import Downloads, fetch_if_missing
 from fedflat.experiment.config import Config
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedflat.cli.flatness import landscape as flatness_landscape
-from fedflat.cli.flatness.opening import short_names
+from fedflat.cli.flatness.common import short_names
 from fedflat.experiment.analysis.run_model import open_model_or_client
 
 from .conftest import Fedflat

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedflat.plugins import load_plugins
+from fedflat.registry import load_plugins
 from fedflat.reporting.page.document import report_document
 from fedflat.reporting.page.gather import gather
 from tests.cli.conftest import call

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedflat.data import Dataset, describe, load, make_partition, registry, verify
-from fedflat.data.arrays import channel_statistics
+from fedflat.data.batches import channel_statistics
 from fedflat.data.sources.domains import OFFICE_HOME, PACS
 from fedflat.errors import UserError
 

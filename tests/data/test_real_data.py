@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedflat.data import DATASETS, data_dir, load, make_partition, verify
-from fedflat.data.arrays import channel_statistics
+from fedflat.data.batches import channel_statistics
 
 
 def is_here(name: str) -> bool:

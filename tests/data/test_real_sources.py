@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedflat.data import DATASETS, IGNORED, MappedTensor, data_dir, load, make_partition
-from fedflat.data.arrays import channel_statistics
+from fedflat.data.batches import channel_statistics
 
 
 def here(name: str) -> None:

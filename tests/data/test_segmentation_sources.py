@@ -23,7 +23,7 @@ from fedflat.data import (
     registry,
     verify,
 )
-from fedflat.data.arrays import channel_statistics
+from fedflat.data.batches import channel_statistics
 from fedflat.data.files import masks
 from fedflat.data.sources.cityscapes import CITYSCAPES, LABEL_IDS
 from fedflat.errors import UserError

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from fedflat.data import Dataset, MappedTensor, load, registry, verify
-from fedflat.data.arrays import channel_statistics
+from fedflat.data.batches import channel_statistics
 from fedflat.data.sources.tiny_imagenet import TINY_IMAGENET
 from fedflat.errors import UserError
 

@@ -18,7 +18,7 @@ from fedflat.deploy.flower import warm
 from fedflat.deploy.flower.project import write_project
 from fedflat.deploy.flower.version import check_version, require_flower
 from fedflat.deploy.settings import PREFIX, Deployment, deployment_of, experiment_of
-from fedflat.deploy.trust.commands import secure_federation
+from fedflat.deploy.trust.certificates import secure_federation
 from fedflat.errors import UserError
 
 from .follow_page import commands

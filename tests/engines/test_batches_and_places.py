@@ -10,9 +10,8 @@ from torch import nn
 from torch.func import functional_call
 
 from fedflat import models
-from fedflat.data import Dataset, Examples, augmentation
-from fedflat.engines.problem import batches
-from fedflat.engines.problem.batches import Batch
+from fedflat.data import Dataset, Examples, augmentation, batches
+from fedflat.data.batches import Batch
 from fedflat.engines.problem.parameters import FunctionalCall
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import Classification

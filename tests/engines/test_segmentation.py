@@ -19,7 +19,7 @@ from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.gpu.step import compiled_step
 from fedflat.engines.problem.segmentation import Segmentation
-from fedflat.engines.problem.totals import Totals
+from fedflat.engines.problem.task import Totals
 from fedflat.engines.round.contract import ModelState
 from fedflat.experiment.analysis.scoring import Scorer
 from fedflat.experiment.config import config

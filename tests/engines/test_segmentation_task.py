@@ -9,8 +9,7 @@ from torch import nn
 
 from fedflat.data import IGNORED
 from fedflat.engines.problem.segmentation import Segmentation
-from fedflat.engines.problem.task import Classification, PooledTask, Task
-from fedflat.engines.problem.totals import Totals
+from fedflat.engines.problem.task import Classification, PooledTask, Task, Totals
 
 
 def logits_for(losses: list[list[float]]) -> torch.Tensor:

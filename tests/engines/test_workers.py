@@ -15,7 +15,7 @@ from torch import nn
 
 import fedflat
 from fedflat.bench.setting import RandomImages
-from fedflat.engines.cpu.worker_pool import process_pool
+from fedflat.engines.cpu.engine import process_pool
 from fedflat.errors import UserError
 from fedflat.processes import sendable_error
 

@@ -11,7 +11,6 @@ from fedflat.experiment.campaign import estimate
 from fedflat.experiment.campaign.disk_space import run_disk
 from fedflat.experiment.campaign.estimate import (
     Forecast,
-    ForecastCallback,
     ProbedSpeed,
     forecast,
     probe,
@@ -22,7 +21,7 @@ from fedflat.experiment.campaign.sweep_file import read_sweep
 from fedflat.experiment.config import Config, config
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.checkpoint import SECONDS_BETWEEN, CheckpointInterval
-from fedflat.reporting.progress import describe_forecast
+from fedflat.reporting.progress import ForecastCallback, describe_forecast
 
 SMALL = {
     "model": "mlp(hidden=8)",

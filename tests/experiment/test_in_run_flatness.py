@@ -12,7 +12,7 @@ from torch import nn
 import fedflat
 from fedflat.errors import UserError
 from fedflat.experiment.config import config
-from fedflat.experiment.quantities import MEASUREMENTS, parse_flatness, parse_measurements
+from fedflat.setting_names import MEASUREMENTS, parse_flatness, parse_measurements
 
 SETTINGS = {
     "rounds": 4,

@@ -28,7 +28,7 @@ from fedflat.experiment.campaign.compare import SomeFailed, compare
 from fedflat.experiment.campaign.processes import RunJob, _warnings_sent, run_in_parallel
 from fedflat.experiment.config import Config, config
 from fedflat.models import MODELS, ImageModelSpec
-from fedflat.plugins import load_plugins
+from fedflat.registry import load_plugins
 
 BASE = config(
     {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import fedflat
-from fedflat.data.data_dir import VARIABLE
+from fedflat.data.sources.source import DATA_DIR_VARIABLE
 from fedflat.experiment.callback import RemoteCallback
 from fedflat.experiment.campaign.ray_sweep import RunResources, SweepLocation, UnfitNode, WatchedFolder, run_on_node
 from fedflat.experiment.store.run_folder import load_record
@@ -33,12 +33,12 @@ def test_a_node_enters_the_shared_folder_of_the_sweep(tmp_path: Path, monkeypatc
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "marker").write_text("this sweep")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "data"))
+    monkeypatch.setenv(DATA_DIR_VARIABLE, str(tmp_path / "data"))
     location = SweepLocation.of_this_process(Path("marker"))
     monkeypatch.chdir(tmp_path / "elsewhere")
-    monkeypatch.setenv(VARIABLE, "another folder")
+    monkeypatch.setenv(DATA_DIR_VARIABLE, "another folder")
     location.enter()
-    assert Path.cwd() == tmp_path and os.environ[VARIABLE] == str(tmp_path / "data")
+    assert Path.cwd() == tmp_path and os.environ[DATA_DIR_VARIABLE] == str(tmp_path / "data")
     for wrong in ("another sweep", None):
         (tmp_path / "marker").write_text(wrong) if wrong else (tmp_path / "marker").unlink()
         with pytest.raises(UnfitNode, match=re.escape(str(tmp_path))):

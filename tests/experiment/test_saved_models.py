@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import fedflat
 from fedflat.errors import UserError
-from fedflat.experiment.analysis.model_reference import Reference, parse_reference
+from fedflat.experiment.analysis.reopen import Reference, parse_reference
 from fedflat.experiment.analysis.run_model import open_model
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.store.run_folder import saved_rounds

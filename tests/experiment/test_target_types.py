@@ -16,20 +16,19 @@ from sklearn.metrics import average_precision_score, mean_absolute_error, r2_sco
 
 import fedflat
 from fedflat.data import Dataset, describe, from_arrays, from_clients, load, make_partition
+from fedflat.display import shown_metric
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
-from fedflat.engines.problem.task import Task, lower_is_better, task_for
-from fedflat.engines.problem.totals import Totals
+from fedflat.engines.problem.task import Task, Totals, lower_is_better, task_for
 from fedflat.errors import UserError
 from fedflat.experiment.campaign.sweep_file import read_sweep
 from fedflat.experiment.campaign.tune import evaluate_best, plan_search, run_search
 from fedflat.experiment.config import StopSettings
 from fedflat.experiment.make_config import make_config
 from fedflat.experiment.run import Run
-from fedflat.experiment.stopping import check_stopping_rules
+from fedflat.experiment.stopping import stopping_verdict
 from fedflat.reporting.tables.summary import rank_algorithms
 from fedflat.testing import check_dataset
-from fedflat.units import shown_metric
 from tests.cli.conftest import call
 
 RNG = np.random.default_rng(0)
@@ -200,8 +199,8 @@ def test_the_task_declares_the_direction_and_the_run_stores_it(tmp_path: Path) -
 def test_patience_and_ranks_follow_the_direction() -> None:
     history = [{"round": r, "test": {}, "validation": {"server": {"rmse": v}}} for r, v in enumerate((3.0, 2.0, 1.0))]
     stop = StopSettings(patience=2)
-    assert check_stopping_rules(history, stop, "server", "rmse", True) is None
-    assert check_stopping_rules(history, stop, "server", "rmse", False) is not None
+    assert stopping_verdict(history, stop, "server", "rmse", True) is None
+    assert stopping_verdict(history, stop, "server", "rmse", False) is not None
     ranks = rank_algorithms({"a": {0: 2.0}, "b": {0: 1.0}, "c": {0: -np.inf}}, lower_is_better=True)
     assert ranks is not None and list(ranks.mean) == ["b", "a", "c"]
 

@@ -11,8 +11,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.analysis.stability import Twins
 from fedflat.experiment.analysis.theory import round_learning_rates
 from fedflat.experiment.config import config
-from fedflat.flatness.theory.bounds import FederationSize, run_bound
-from fedflat.flatness.theory.noise import Constants
+from fedflat.flatness.theory import Constants, FederationSize, run_bound
 
 from ..quadratics import Bowl, Value
 

@@ -13,7 +13,7 @@ from torch import nn
 from fedflat.algorithms import algorithm
 from fedflat.errors import UserError
 from fedflat.models import build, describe_trained, freeze, merge_adapters, trained_parts
-from fedflat.models.adapters import (
+from fedflat.models.trained import (
     Adapter,
     LowRankLinear,
     adaptable_layers,

@@ -1,10 +1,14 @@
-"""The docstring of a slot, split into title, source, equations and remarks."""
+"""What is documented of algorithms: docstrings of slots, and differences between papers and their published code."""
 
 from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
+
+import yaml
 
 _SOURCE = re.compile(r"\s*\(([^()]*(?:\b(?:19|20)\d\d\b|\beqs?\. |\bC\d)[^()]*)\)$")
 """Parentheses at the end of a title that contain a year, an equation number, or a component such as C2."""
@@ -53,3 +57,24 @@ source='FedProx; Li et al. 2020, eq. 2', equations=('d_k = g + mu (y_k - z)',), 
         tuple(equations),
         " ".join(remarks).replace("``", "`"),
     )
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One difference between a paper and published code."""
+
+    number: str
+    """Its number in the documentation, D1, D2, ..."""
+    where: str
+    """Paper, file and lines."""
+    fault: str
+    """What differs."""
+    here: str
+    """What fedflat does, and the parameter that selects the other form."""
+
+
+_FILE = Path(__file__).with_name("differences.yaml")
+DIFFERENCES: dict[str, Difference] = {
+    number: Difference(number, **entry) for number, entry in yaml.safe_load(_FILE.read_text(encoding="utf-8")).items()
+}
+"""Differences by number."""

@@ -1,4 +1,4 @@
-"""Interface of averages over rounds, which are evaluated but never fed back into training."""
+"""Interface and registry of averages over rounds, which are evaluated but never fed back into training."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
+
+from fedflat.registry import Registry
+from fedflat.text import changed, show
 
 
 class Ring(Protocol):
@@ -81,3 +84,17 @@ def rounds_before(fraction: float, rounds: int) -> int:
     (58, 7)
     """
     return int(fraction * rounds + 1e-9)
+
+
+AVERAGES: Registry[type[Average]] = Registry("average", see="fedflat algorithms", namespace="algorithm parts")
+"""Averages by name."""
+
+
+def average_name(average: Average) -> str:
+    """Return the text that identifies an averaged model in metrics and files: name and non-default parameters.
+
+    >>> from fedflat.averaging import Wima
+    >>> average_name(Wima(window=50))
+    'wima(window=50)'
+    """
+    return show(AVERAGES.name_of(type(average)) or type(average).__name__.lower(), changed(average))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedflat import models
 from fedflat.bench.setting import plan_of, sampler_of
 from fedflat.data import Dataset
-from fedflat.engines.problem.batches import move_examples
+from fedflat.data.batches import move_examples
 from fedflat.engines.round.plan import generator
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import build_problem

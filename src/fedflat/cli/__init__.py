@@ -19,6 +19,10 @@ def interrupted_code() -> int:
     return 128 + _signal
 
 
+class Interrupted(Exception):
+    """Ctrl-C or another signal stopped the command; the message says how to continue."""
+
+
 def main() -> None:
     """Run the command line; errors become messages on stderr, and a closed pipe is not an error."""
     # Read by torch at import: spinning threads slow measurements down on busy cores.

@@ -1,14 +1,21 @@
-"""The ``fedflat`` application with all commands."""
+"""The ``fedflat`` application: all commands, and their errors and warnings as one-line messages with exit codes."""
 
 from __future__ import annotations
 
+import errno
 import shlex
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperOption
 
 from fedflat import __version__
+from fedflat.cli import WRONG_REQUEST, Interrupted, interrupted_code
 from fedflat.cli.experiments.bench import bench
 from fedflat.cli.experiments.branch import branch
 from fedflat.cli.experiments.clean import clean
@@ -24,19 +31,76 @@ from fedflat.cli.experiments.show import show
 from fedflat.cli.experiments.sweep import sweep
 from fedflat.cli.experiments.tune import tune
 from fedflat.cli.experiments.watch import watch
-from fedflat.cli.flatness.group import flatness
+from fedflat.cli.flatness.clients import clients
+from fedflat.cli.flatness.generalisation import bounds, gap
+from fedflat.cli.flatness.landscape import landscape, path, plane
+from fedflat.cli.flatness.log import log
+from fedflat.cli.flatness.sharpness import sharpness
+from fedflat.cli.flatness.spectrum import spectrum
+from fedflat.cli.flatness.stability import stability
 from fedflat.cli.lookup.algorithms import algorithms
 from fedflat.cli.lookup.data import data
 from fedflat.cli.lookup.doctor import doctor
 from fedflat.cli.lookup.models import models
 from fedflat.cli.lookup.papers import papers
 from fedflat.cli.lookup.settings import settings
-from fedflat.cli.shared.error_reporting import errors_as_messages
-from fedflat.cli.shared.flags import keep_argument_help
-from fedflat.cli.shared.group import CommandGroup, NoSuchOption, UsageError
+from fedflat.cli.shared.flags import CommandGroup, NoSuchOption, UsageError, keep_argument_help
 from fedflat.errors import UserError
-from fedflat.plugins import VARIABLE, MissingPlugin, listed_plugins, load_plugins
+from fedflat.registry import PLUGINS_VARIABLE, MissingPlugin, listed_plugins, load_plugins
 from fedflat.setting_names import suggest_setting
+
+PACKAGE = Path(__file__).parents[1]
+
+
+@contextmanager
+def errors_as_messages() -> Iterator[None]:
+    """Turn expected errors into one line on stderr and an exit code; print warnings of fedflat as one line each.
+
+    Expected errors are those of the user (``UserError``), Ctrl-C, and files or disks that cannot be used.
+    """
+    try:
+        with _one_line_warnings():
+            yield
+    except UserError as error:
+        raise _print_error(str(error), WRONG_REQUEST) from None
+    except Interrupted as interruption:
+        raise _print_error(f"interrupted; {interruption}", interrupted_code()) from None
+    except KeyboardInterrupt:
+        raise _print_error("interrupted", interrupted_code()) from None
+    except BrokenPipeError:  # an OSError that main() handles
+        raise
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        if error.filename is not None:
+            raise _print_error(f"cannot use {error.filename}: {reason}", WRONG_REQUEST) from None
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _print_error(f"cannot write output: {reason}", WRONG_REQUEST) from None
+        raise
+
+
+@contextmanager
+def _one_line_warnings() -> Iterator[None]:
+    """Print warnings of fedflat without source lines; leave others unchanged."""
+    original = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], filename: str, *details: Any) -> None:
+        """Replace ``warnings.showwarning``; ``details`` are line number, output file and source line."""
+        if issubclass(category, UserWarning) and Path(filename).is_relative_to(PACKAGE):
+            print(f"fedflat: {message}", file=sys.stderr)
+        else:
+            original(message, category, filename, *details)
+
+    warnings.showwarning = show  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        warnings.showwarning = original
+
+
+def _print_error(message: str, code: int) -> typer.Exit:
+    """Print a message to stderr on one line; return the exception to raise, which exits with ``code``."""
+    print(f"fedflat: {' '.join(message.split())}", file=sys.stderr)
+    return typer.Exit(code)
 
 
 class Application(CommandGroup):
@@ -88,7 +152,7 @@ def _add_plugin_option(command: Any) -> None:
         load_plugins([*listed_plugins(), *plugin])
         return call(**arguments)
 
-    help = f"Python file that registers your own components; repeatable (also: ${VARIABLE})"
+    help = f"Python file that registers your own components; repeatable (also: ${PLUGINS_VARIABLE})"
     command.params.append(TyperOption(param_decls=["--plugin"], multiple=True, metavar="FILE.py", help=help))
     command.callback = call_with_plugins
 
@@ -122,11 +186,27 @@ def fedflat(
     """
 
 
+flatness = typer.Typer(cls=CommandGroup, no_args_is_help=True)
+
+
+@flatness.callback()
+def about() -> None:
+    """Measure flatness around the models of runs: curvature, sharpness, landscapes, clients, generalisation.
+
+    A model is RUN (the run's primary model), RUN:MODEL, or RUN:MODEL@ROUND for runs with --save-every.
+    Nothing is retrained, with two exceptions: `clients` retrains single rounds, and `stability` trains new runs.
+
+    Example: fedflat flatness spectrum runs/fedavg-digits-seed0 runs/fedmoswa-digits-seed0:wima
+    """
+
+
 EXPERIMENTS, LOOKUP = "Experiments", "Looking things up"
 """Help panels."""
 EXPERIMENT_COMMANDS = (run, compare, sweep, tune, branch, reproduce, resume, show, watch, report, evaluate, export)
 for _command in (*EXPERIMENT_COMMANDS, new, clean, bench):
     app.command(rich_help_panel=EXPERIMENTS)(_command)
+for _command in (spectrum, sharpness, landscape, plane, path, clients, log, gap, bounds, stability):
+    flatness.command()(_command)
 app.add_typer(flatness, name="flatness", rich_help_panel=EXPERIMENTS)
 app.add_typer(deploy, name="deploy", rich_help_panel=EXPERIMENTS)
 for _command in (algorithms, models, papers, settings, doctor):

@@ -1,14 +1,13 @@
 """Datasets, their partition over clients, and augmentation.
 
 ``registry`` maps a name to a ``sources`` module, which reads files with ``files`` and returns a ``dataset.Dataset``;
-``partition`` distributes it over clients; ``augment`` turns rows into batches. Imports only ``registry``, ``text`` and
+``partition`` distributes it over clients; ``batches`` turns rows into batches. Imports only ``registry``, ``text`` and
 ``errors`` of fedflat.
 """
 
 from fedflat.data.arrays import from_arrays, from_clients
-from fedflat.data.augment import Augmentation, augmentation, normalise
 from fedflat.data.augmentations import AUGMENTATIONS
-from fedflat.data.data_dir import data_dir
+from fedflat.data.batches import Augmentation, augmentation, normalise
 from fedflat.data.dataset import IGNORED, Dataset, Examples, describe
 from fedflat.data.files.mapped import MappedTensor, open_mapped
 from fedflat.data.flower import from_flower
@@ -34,6 +33,7 @@ from fedflat.data.registry import (
     verify,
 )
 from fedflat.data.sources.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, SEVERITIES
+from fedflat.data.sources.source import data_dir
 from fedflat.data.torch_dataset import from_torch
 
 __all__ = [

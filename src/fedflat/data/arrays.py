@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedflat.data.batches import channel_statistics
 from fedflat.data.dataset import IGNORED, Dataset, Examples, Kind
 from fedflat.data.files.mapped import MappedTensor, open_mapped
 from fedflat.errors import UserError, one_of
@@ -18,8 +19,6 @@ from fedflat.errors import UserError, one_of
 Array = torch.Tensor | npt.NDArray[Any] | Sequence[Any]
 Pair = tuple[Array, Array]
 IMAGE_CHANNELS = (1, 3, 4)
-STATISTICS_BLOCK = 1 << 21
-"""Number of values that ``channel_statistics`` reads at once."""
 NUMERIC_KINDS = "biuf"
 """numpy's letters for booleans, signed and unsigned integers, and floats (``dtype.kind``)."""
 
@@ -127,35 +126,6 @@ def from_clients(clients: Sequence[Pair], test: Pair | None = None, name: str = 
     groups = np.repeat(np.arange(len(pairs)), [len(targets) for _, targets in pairs])
     test_pair = (inputs, targets) if test is None else _to_pair(test, "the test set")
     return from_arrays(inputs, targets, *test_pair, name=name, train_groups=groups, **options)
-
-
-def channel_statistics(images: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Compute the mean and standard deviation per channel, on the scale from 0 to 1.
-
-    A constant channel gets standard deviation 1.
-
-    Args:
-        images: uint8 images [n, channels, height, width]; read in blocks, since they may exceed memory.
-    """
-    sums = np.zeros((2, images.shape[1]), dtype=np.int64)
-    block_rows = max(1, STATISTICS_BLOCK // max(1, images[:1].numel()))
-    for start in range(0, len(images), block_rows):
-        values = images[start : start + block_rows].numpy().astype(np.int64)
-        sums += np.stack([values.sum((0, 2, 3)), np.square(values).sum((0, 2, 3))])
-    return statistics_of_sums(sums, images[:, 0].numel())
-
-
-def statistics_of_sums(sums: npt.NDArray[np.int64], count: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Compute the mean and standard deviation per channel, on the scale from 0 to 1, from sums over uint8 pixels.
-
-    Args:
-        sums: sum and sum of squares per channel, [2, channels]; integers, so the order of summation does not matter.
-        count: number of values per channel.
-    """
-    mean = sums[0] / max(count, 1)
-    std = np.sqrt(np.maximum(sums[1] / max(count, 1) - mean**2, 0))
-    std[std == 0] = 255.0  # a constant channel gets 1 on the scale from 0 to 1
-    return tuple((mean / 255).tolist()), tuple((std / 255).tolist())
 
 
 def encode_labels(

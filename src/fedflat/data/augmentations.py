@@ -1,6 +1,6 @@
 """Augmentation steps and their registry. To add one, write a class here and register it at the end of this module.
 
-A step is a function of uniform random numbers drawn in advance; see ``fedflat.data.augment``.
+A step is a function of uniform random numbers drawn in advance; see ``fedflat.data.batches``.
 """
 
 from __future__ import annotations

@@ -13,9 +13,8 @@ import numpy.typing as npt
 import torch
 
 from fedflat.data.files.mapped import MappedTensor
+from fedflat.display import html_values, shown_count
 from fedflat.errors import UserError
-from fedflat.notebook import html_values
-from fedflat.units import shown_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

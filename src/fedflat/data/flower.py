@@ -12,7 +12,7 @@ import importlib.util
 import inspect
 import os
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -40,12 +40,6 @@ class FlowerPartitioner(Protocol):
 
     def load_partition(self, partition_id: int) -> Any:
         """Return the rows of the table that one client gets."""
-
-
-def is_partitioner(value: object) -> TypeGuard[FlowerPartitioner]:
-    """Whether ``value`` is a Flower partitioner."""
-    # ``dataset`` is not checked: accessing it on a fresh partitioner raises.
-    return hasattr(type(value), "load_partition")
 
 
 def from_flower(partitioner: FlowerPartitioner, data: str | Dataset, folder: str | Path | None = None) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from fedflat.data.data_dir import data_dir as resolve_data_dir
 from fedflat.data.dataset import Dataset, Examples
 from fedflat.data.files.download import Progress, download_source
 from fedflat.data.sources import (
@@ -31,6 +30,7 @@ from fedflat.data.sources import (
     tiny_imagenet,
 )
 from fedflat.data.sources.source import DatasetSource, FileReport
+from fedflat.data.sources.source import data_dir as resolve_data_dir
 from fedflat.errors import UserError, one_of
 from fedflat.registry import Registry
 from fedflat.text import parse_one, revise

@@ -12,8 +12,15 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from fedflat.errors import UserError
-from fedflat.experiment.quantities import DEFAULT_MEASUREMENTS, MEASUREMENTS, parse_flatness, parse_measurements
-from fedflat.setting_names import SHORT_NAMES, suggest_setting, unknown_setting
+from fedflat.setting_names import (
+    DEFAULT_MEASUREMENTS,
+    MEASUREMENTS,
+    SHORT_NAMES,
+    parse_flatness,
+    parse_measurements,
+    suggest_setting,
+    unknown_setting,
+)
 from fedflat.text import respell
 
 FORMAT: Literal[1] = 1

@@ -12,15 +12,13 @@ import yaml
 from torch import nn
 
 from fedflat.data import Dataset, from_flower, load
-from fedflat.data.flower import is_partitioner
 from fedflat.engines.problem.task import Task
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config, config
-from fedflat.experiment.quantities import parse_flatness
 from fedflat.experiment.setup.problem import name_user_objects
 from fedflat.experiment.store.files import read_yaml
-from fedflat.setting_names import SHORT_NAMES, flat, full_name, unknown_setting
+from fedflat.setting_names import SHORT_NAMES, flat, full_name, parse_flatness, unknown_setting
 
 
 def check_user_objects(dataset: Any = None, model: Any = None, task: Any = None) -> None:
@@ -146,8 +144,8 @@ def prepare(
     user_model = None if isinstance(model, str) else model
     user_task = None if isinstance(task, str) else task
     check_user_objects(user_dataset, user_model, user_task)
-    if is_partitioner(settings.get("partition")):
-        # Flower's partitioner is an object, not a text; it is applied to the dataset now.
+    if hasattr(type(settings.get("partition")), "load_partition"):
+        # A partitioner of Flower is an object, not a text; it is applied to the dataset now.
         data = make_config(base, {**settings, "partition": "centralised"}).data
         settings["partition"] = from_flower(settings["partition"], user_dataset or load(data.dataset, data.dir))
     config = name_user_objects(make_config(base, settings), user_dataset, user_model)

@@ -15,19 +15,23 @@ from torch import Tensor, nn
 
 from fedflat.algorithms import algorithm
 from fedflat.data import Dataset
-from fedflat.engines.problem.task import Task, lower_is_better
+from fedflat.engines.problem.task import Task, finite_or_none, lower_is_better
 from fedflat.engines.round.contract import Client, Cost, Engine, ModelState
 from fedflat.engines.round.plan import isolated_rng
 from fedflat.errors import UserError
-from fedflat.experiment.analysis.cohort import finite_or_none
 from fedflat.experiment.analysis.observer import Observer
 from fedflat.experiment.analysis.run_model import estimated_statistics
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
-from fedflat.experiment.setup.averages import begin_averages
-from fedflat.experiment.setup.engine import engine_for, explain_out_of_memory, sampler_of, training_of
+from fedflat.experiment.setup.engine import begin_averages, engine_for, sampler_of, training_of
 from fedflat.experiment.setup.problem import build_problem
-from fedflat.experiment.stopping import Verdict, check_stopping_rules, check_target, describe_divergence
+from fedflat.experiment.stopping import (
+    Verdict,
+    check_target,
+    describe_divergence,
+    explain_out_of_memory,
+    stopping_verdict,
+)
 from fedflat.experiment.store.checkpoint import (
     CHECKPOINT,
     CheckpointInterval,
@@ -199,9 +203,7 @@ class Run:
         self._save_models()
         if is_evaluated:
             self._evaluate()
-            verdict = check_stopping_rules(
-                self.history, self.config.stop, self.primary, self.metric, self.lower_is_better
-            )
+            verdict = stopping_verdict(self.history, self.config.stop, self.primary, self.metric, self.lower_is_better)
             if verdict is not None:
                 return verdict
         if is_last or self._interval.is_due(self.rounds):

@@ -1,17 +1,22 @@
-"""Rules that end a run before its last round: target, patience and divergence."""
+"""Why a run ends before its last round: target, patience, divergence, or a GPU without free memory."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedflat.algorithms import Algorithm
+from fedflat.display import is_share
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config, StopSettings
-from fedflat.units import is_share
+
+if TYPE_CHECKING:
+    pass
 
 ENDED_STATUSES = ("finished", "stopped", "diverged")
 """The statuses of a run that has ended and cannot be resumed."""
@@ -28,7 +33,7 @@ class Verdict(NamedTuple):
     reason: str = ""
 
 
-def check_stopping_rules(
+def stopping_verdict(
     history: list[dict[str, Any]], stop: StopSettings, model: str, metric: str, lower_is_better: bool = False
 ) -> Verdict | None:
     """Apply the stopping rules after the newest evaluation; returns a verdict if the run stops, otherwise None.
@@ -86,3 +91,20 @@ def describe_divergence(weights: Tensor, loss: float, algorithm: Algorithm, conf
     too_high = f"the learning rate {lr:g} is too high for this problem: try {lr / 3:.2g}{clip}"
     hints = [slot.divergence_hint() for _, slot in algorithm.slots()]
     return f"{symptom}; likely cause: {next(filter(None, hints), too_high)}"
+
+
+@contextmanager
+def explain_out_of_memory(config: Config) -> Iterator[None]:
+    """Turn a GPU out-of-memory error into a ``UserError`` that names the settings to lower."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        symptom = "the GPU of a Ray worker is out of memory"
+        if config.engine.name != "ray":
+            free, total = (size / 2**30 for size in torch.cuda.mem_get_info())
+            symptom = f"the GPU is out of memory ({total - free:.1f} of {total:.1f} GB in use)"
+        raise UserError(
+            f"{symptom}; lower training.batch_size (now {config.training.batch_size}), engine.lanes (now "
+            f"{config.engine.lanes}) or evaluation.batch_size (now {config.evaluation.batch_size}), "
+            "or use engine.precision=bf16"
+        ) from None

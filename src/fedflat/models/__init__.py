@@ -4,9 +4,17 @@ All use torch's default initialisation (transformers timm's), have no state exce
 work under ``torch.func.functional_call`` and ``vmap``. Imports only ``registry``, ``text`` and ``errors`` of fedflat.
 """
 
-from fedflat.models.adapters import merge_adapters
+from fedflat.models.bisenet import BiSeNetV2
+from fedflat.models.femnist import FemnistCnn
+from fedflat.models.lenet import Cnn, LeNet5
+from fedflat.models.lstm import CharLstm
+from fedflat.models.mlp import Mlp
+from fedflat.models.mobilenet import MobileNetV2
 from fedflat.models.registry import (
     MODELS,
+    ImageModelSpec,
+    ModelExample,
+    ModelSpec,
     build,
     canonical_model,
     classifier_parameters,
@@ -14,8 +22,15 @@ from fedflat.models.registry import (
     names,
     parameter_count,
 )
-from fedflat.models.spec import ImageModelSpec, ModelExample, ModelSpec
-from fedflat.models.trained import describe_trained, freeze, trained_parts
+from fedflat.models.resnet import ResNet18, ResNet20
+from fedflat.models.trained import describe_trained, freeze, merge_adapters, trained_parts
+from fedflat.models.vgg import Vgg11
+from fedflat.models.vit import VitB16, VitS16, VitTiny
+
+for _spec in (
+    Mlp, LeNet5, Cnn, Vgg11, ResNet18, ResNet20, MobileNetV2, VitB16, VitS16, VitTiny, FemnistCnn, CharLstm, BiSeNetV2,
+):  # fmt: skip
+    MODELS.register(_spec.name, _spec)
 
 __all__ = [
     "MODELS",

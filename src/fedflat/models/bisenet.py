@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedflat.models.norms import NORM_HELP, MakeNorm, NormalisedModelSpec
-from fedflat.models.spec import ModelExample
+from fedflat.models.registry import ModelExample
 from fedflat.text import param
 
 EXPANSION = 6

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedflat.models.spec import ImageModelSpec, ModelExample
+from fedflat.models.registry import ImageModelSpec, ModelExample
 
 KERNEL = 5
 # Without padding: 16 -> 12 -> 6 -> 2 -> 1 pixel after convolution, pooling, convolution, pooling.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedflat.models.spec import ModelExample, ModelSpec, require_sequence
+from fedflat.models.registry import ModelExample, ModelSpec, require_sequence
 from fedflat.text import param
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedflat.models.spec import ModelExample, ModelSpec
+from fedflat.models.registry import ModelExample, ModelSpec
 from fedflat.text import param
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from fedflat.models.norms import GROUPS_HELP, NormalisedModelSpec
-from fedflat.models.spec import ModelExample
+from fedflat.models.registry import ModelExample
 from fedflat.text import param
 
 # Table 2 of the paper: expansion, channels, blocks, stride of the first block.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedflat.errors import UserError
-from fedflat.models.spec import ImageModelSpec
+from fedflat.models.registry import ImageModelSpec
 from fedflat.text import param
 
 NORM_HELP = "normalisation: group has no buffers, batch has running statistics"

@@ -1,30 +1,118 @@
-"""The registry of models: from a text such as ``resnet18(norm=batch)`` to a spec and a network."""
+"""Base classes of models and their registry: from a text such as ``resnet18(norm=batch)`` to a spec and a network."""
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import nn
 
 from fedflat.errors import UserError
-from fedflat.models.bisenet import BiSeNetV2
-from fedflat.models.femnist import FemnistCnn
-from fedflat.models.lenet import Cnn, LeNet5
-from fedflat.models.lstm import CharLstm
-from fedflat.models.mlp import Mlp
-from fedflat.models.mobilenet import MobileNetV2
-from fedflat.models.resnet import ResNet18, ResNet20
-from fedflat.models.spec import ModelSpec
-from fedflat.models.vgg import Vgg11
-from fedflat.models.vit import VitB16, VitS16, VitTiny
 from fedflat.registry import Registry
 from fedflat.text import changed, make, parse_one, show
 
 MODELS: Registry[type[ModelSpec]] = Registry("model", see="fedflat models")
 """Model specs by name; add your own with ``fedflat.register("mine", Mine)``."""
-for _spec in (
-    Mlp, LeNet5, Cnn, Vgg11, ResNet18, ResNet20, MobileNetV2, VitB16, VitS16, VitTiny, FemnistCnn, CharLstm, BiSeNetV2,
-):  # fmt: skip
-    MODELS.register(_spec.name, _spec)
+
+
+class ModelExample(NamedTuple):
+    """A documented variant of a model.
+
+    Attributes:
+        text: the variant as text, e.g. ``vgg11(hidden=256)``.
+        input_shape: shape of one sample that the variant is built for.
+        classes: number of classes that the variant is built for.
+        source: publications that use the variant.
+    """
+
+    text: str
+    input_shape: tuple[int, ...]
+    classes: int
+    source: str = "-"
+
+
+@dataclass(frozen=True)
+class ModelSpec(ABC):
+    """Base class of models: a frozen dataclass whose fields are the model's options, as in ``vgg11(hidden=256)``.
+
+    Attributes:
+        name: name under which the model is registered, e.g. ``cnn``.
+        examples: variants of the model that its documentation page lists; may be empty.
+        dataset: dataset in the example command of the documentation page.
+        partition: partition in the example command of the documentation page.
+    """
+
+    name: ClassVar[str]
+    examples: ClassVar[tuple[ModelExample, ...]] = ()
+    dataset: ClassVar[str] = "cifar10"
+    partition: ClassVar[str] = "dirichlet(alpha=0.1)"
+
+    def build(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Check the input shape and build the network; its weights are drawn from torch's global random generator.
+
+        Args:
+            input_shape: shape of one sample.
+            classes: number of classes, i.e. of outputs.
+        """
+        if classes < 1:
+            raise UserError(f"{self.name} cannot be built for {classes} classes; expected at least 1")
+        if any(size < 1 for size in input_shape):
+            raise UserError(
+                f"{self.name} cannot be built for samples of shape {shape_text(input_shape)}; expected positive sizes"
+            )
+        self.check(input_shape)
+        return self.network(input_shape, classes)
+
+    @abstractmethod
+    def check(self, input_shape: tuple[int, ...]) -> None:
+        """Raise a ``UserError`` if the model does not accept samples of this shape."""
+
+    @abstractmethod
+    def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Build the network for a shape that ``check`` has accepted; ``classes`` is the number of outputs."""
+
+
+@dataclass(frozen=True)
+class ImageModelSpec(ModelSpec):
+    """Base class of models for images of shape (channels, height, width)."""
+
+    def check(self, input_shape: tuple[int, ...]) -> None:
+        """Raise a ``UserError`` unless samples are images that are at least as large as ``smallest_side``."""
+        if len(input_shape) != 3:
+            raise UserError(
+                f"{self.name} takes images (channels, height, width), but these samples have shape "
+                f"{shape_text(input_shape)}; use mlp for vectors and char-lstm for text"
+            )
+        side = self.smallest_side()
+        if min(input_shape[1:]) < side:
+            raise UserError(
+                f"{self.name} needs images of at least {side}x{side} pixels, but these have "
+                f"{shape_text(input_shape[1:])}; use larger images or another model (list all: fedflat models)"
+            )
+
+    @abstractmethod
+    def smallest_side(self) -> int:
+        """Return the smallest accepted height and width in pixels."""
+
+
+def require_sequence(name: str, input_shape: tuple[int, ...]) -> None:
+    """Raise a ``UserError`` unless samples are token sequences (length,)."""
+    if len(input_shape) != 1:
+        raise UserError(
+            f"{name} takes sequences (length,), but these samples have shape {shape_text(input_shape)}; "
+            "use a model for images"
+        )
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """Format a shape for messages.
+
+    >>> shape_text((3, 32, 32))
+    '3x32x32'
+    """
+    return "x".join(map(str, shape)) or "()"
 
 
 def names() -> list[str]:

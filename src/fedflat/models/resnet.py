@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedflat.models.norms import MakeNorm, NormalisedModelSpec
-from fedflat.models.spec import ModelExample
+from fedflat.models.registry import ModelExample
 from fedflat.text import param
 
 MakeShortcut = Callable[[int, int, int], nn.Module]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedflat.models.spec import ImageModelSpec, ModelExample
+from fedflat.models.registry import ImageModelSpec, ModelExample
 from fedflat.text import param
 
 # Widths of configuration A of Simonyan and Zisserman; each stage ends in max-pooling.

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedflat.errors import UserError
-from fedflat.models.spec import ImageModelSpec, ModelExample, shape_text
+from fedflat.models.registry import ImageModelSpec, ModelExample, shape_text
 from fedflat.models.vit_weights import convert_weights
 from fedflat.text import param
 

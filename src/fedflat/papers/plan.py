@@ -8,8 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from fedflat.experiment.campaign.compare import folder_name
-from fedflat.experiment.campaign.estimate import is_available
-from fedflat.experiment.campaign.planned_run import PlannedRun
+from fedflat.experiment.campaign.estimate import PlannedRun, is_available
 from fedflat.experiment.config import Config
 from fedflat.papers.cells import Cell
 from fedflat.papers.library import Paper, PaperTable

@@ -1,30 +1,34 @@
-"""Progress of runs: bars on a terminal and in a notebook, plain lines on stderr when piped."""
+"""Progress of runs: bars on a terminal and in a notebook, plain lines on stderr when piped, forecasts of long runs."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, Self
 
-from fedflat.experiment.callback import RemoteCallback
-from fedflat.notebook import notebook_shell
-from fedflat.units import counted, is_share, shown_bytes, shown_metric, shown_seconds
+from fedflat.display import counted, is_share, shown_bytes, shown_metric, shown_seconds
+from fedflat.experiment.callback import Callback, RemoteCallback
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from fedflat.experiment.callback import RunProgress
+    from fedflat.experiment.callback import RunProgress, RunView
     from fedflat.experiment.campaign.estimate import Forecast
     from fedflat.experiment.config import Config
     from fedflat.experiment.store.run_folder import Record
+
+    pass
 
 LINES_PER_RUN = 10
 """Approximate number of lines per run when piped."""
 SECONDS_BETWEEN_LINES = 1.0
 SECONDS_BETWEEN_UPDATES = 0.2
 """Least time between two updates of the bars in a notebook."""
+FIRST_TIMED, LAST_TIMED = 1, 3
+"""A run is timed from the end of round 1, which includes the set-up, to the end of round 3."""
 
 
 class Progress(RemoteCallback):
@@ -288,3 +292,41 @@ def latest_metrics(run: RunProgress) -> str:
 def is_evaluation_current(run: RunProgress) -> bool:
     """Return whether the latest evaluation is of the current round."""
     return bool(run.history) and run.history[-1]["round"] == run.rounds
+
+
+class ForecastCallback(Callback):
+    """Calls ``report`` once, after the first rounds, if the rest of the run takes ``min_seconds`` or more."""
+
+    def __init__(self, report: Callable[[Forecast], None], min_seconds: float = 60.0) -> None:
+        self._report, self._min_seconds = report, min_seconds
+        self._start = 0.0
+        self._rounds = 0
+
+    def round_done(self, run: RunView) -> None:
+        """Time the rounds after ``FIRST_TIMED`` up to ``LAST_TIMED``, and then forecast the rest."""
+        self._rounds += 1
+        if self._rounds not in (FIRST_TIMED, LAST_TIMED):
+            return
+        if run.problem.device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+        now = time.monotonic()
+        if self._rounds == FIRST_TIMED:
+            self._start = now
+            return
+        from fedflat.experiment.campaign.estimate import forecast
+
+        expected = forecast(run, (now - self._start) / (LAST_TIMED - FIRST_TIMED))
+        if expected.seconds >= self._min_seconds:
+            self._report(expected)
+
+
+def notebook_shell() -> Any | None:
+    """Return the IPython shell of the running notebook, or None outside notebooks."""
+    if "IPython" not in sys.modules:
+        return None
+    from IPython import get_ipython
+
+    shell = get_ipython()  # IPython in a terminal has a shell, too, but no kernel
+    return shell if shell is not None and hasattr(shell, "kernel") else None

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from fedflat import models
 from fedflat.data import Dataset
+from fedflat.display import counted, html_table, shown_metric, with_unit
+from fedflat.engines.problem.task import is_error
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.analysis.evaluation import Evaluation, evaluate
 from fedflat.experiment.analysis.post_hoc import PostHoc, post_hoc
@@ -22,10 +24,8 @@ from fedflat.experiment.setup.problem import build_network, is_user_supplied, lo
 from fedflat.experiment.setup.weights import load_tensors
 from fedflat.experiment.stopping import check_target
 from fedflat.experiment.store.run_folder import Record, load_record, model_file
-from fedflat.notebook import html_table
 from fedflat.reporting.row import Row
 from fedflat.reporting.tables.summary import RoundsToTarget, Summary, rounds_to, seed_statistics, summarise
-from fedflat.units import counted, is_error, shown_metric, with_unit
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedflat.data import IGNORED, Dataset, Examples, make_partition, normalise
-from fedflat.data.arrays import channel_statistics
+from fedflat.data.batches import channel_statistics
 from fedflat.testing.broken import Broken
 
 TOLERANCE = 0.05

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fedflat.cli import Interrupted
 from fedflat.cli.experiments.run import RUNS, data_slug, tracking_callbacks
 from fedflat.cli.shared.completion import complete_algorithm
-from fedflat.cli.shared.downloads import fetch_if_missing
-from fedflat.cli.shared.error_reporting import Interrupted
 from fedflat.cli.shared.flags import (
     CONFIG,
     JOBS,
@@ -25,7 +24,7 @@ from fedflat.cli.shared.flags import (
     with_settings,
 )
 from fedflat.cli.shared.one_run import check_figure, write_figure
-from fedflat.cli.shared.screen import key_values, print_json, screen
+from fedflat.cli.shared.screen import fetch_if_missing, key_values, print_json, screen
 from fedflat.cli.shared.several_runs import comparison_document, print_comparison
 from fedflat.errors import UserError, one_of
 from fedflat.reporting.progress import progress

@@ -7,8 +7,7 @@ from pathlib import Path
 import typer
 
 from fedflat.cli.shared.completion import complete_algorithm
-from fedflat.cli.shared.flags import JSON
-from fedflat.cli.shared.group import CommandGroup
+from fedflat.cli.shared.flags import JSON, CommandGroup
 from fedflat.cli.shared.screen import print_json
 
 deploy = typer.Typer(cls=CommandGroup, no_args_is_help=True)
@@ -74,8 +73,7 @@ def certificates(
     from fedflat.deploy.flower.version import require_flower
 
     require_flower()
-    from fedflat.deploy.trust.certificates import write_certificates
-    from fedflat.deploy.trust.commands import secure_federation
+    from fedflat.deploy.trust.certificates import secure_federation, write_certificates
 
     paths = write_certificates(folder, host, sites, days)
     commands = secure_federation(folder.absolute(), host[0], sites)

@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.flatness.output import MAX_LISTED, status_line
-from fedflat.cli.shared.downloads import fetch_if_missing
+from fedflat.cli.flatness.common import MAX_LISTED
 from fedflat.cli.shared.flags import JSON, MODEL, RUN, optional
-from fedflat.cli.shared.screen import counted, print_json, screen, shown_count, shown_metric, table, with_unit
+from fedflat.cli.shared.screen import (
+    counted,
+    fetch_if_missing,
+    print_json,
+    screen,
+    shown_count,
+    shown_metric,
+    status_line,
+    table,
+    with_unit,
+)
 from fedflat.errors import UserError
 
 if TYPE_CHECKING:

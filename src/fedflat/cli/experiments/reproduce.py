@@ -11,12 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fedflat.cli import Interrupted
 from fedflat.cli.experiments.compare import read_seeds
 from fedflat.cli.experiments.run import RUNS
-from fedflat.cli.shared.downloads import fetch_if_missing
-from fedflat.cli.shared.error_reporting import Interrupted
 from fedflat.cli.shared.flags import DATA_DIR, DRY_RUN, JOBS, JSON, PROBE, QUIET, SEEDS, SET, no_default
-from fedflat.cli.shared.screen import counted, key_values, print_json, screen, shown_count, shown_seconds, table
+from fedflat.cli.shared.screen import (
+    counted,
+    fetch_if_missing,
+    key_values,
+    print_json,
+    screen,
+    shown_count,
+    shown_seconds,
+    table,
+)
 from fedflat.errors import UserError, one_of
 from fedflat.reporting.progress import progress
 from fedflat.setting_names import full_name

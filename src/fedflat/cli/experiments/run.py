@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fedflat.cli import Interrupted
 from fedflat.cli.shared.completion import complete_algorithm
-from fedflat.cli.shared.downloads import fetch_if_missing
-from fedflat.cli.shared.error_reporting import Interrupted
 from fedflat.cli.shared.flags import (
     CONFIG,
     FLAGS,
@@ -25,8 +24,8 @@ from fedflat.cli.shared.flags import (
     with_settings,
 )
 from fedflat.cli.shared.one_run import CURVE, draw_curve, print_run, run_document
-from fedflat.cli.shared.screen import print_json
-from fedflat.reporting.progress import progress
+from fedflat.cli.shared.screen import fetch_if_missing, print_json
+from fedflat.reporting.progress import ForecastCallback, progress
 from fedflat.setting_names import EXECUTION_SETTINGS
 
 if TYPE_CHECKING:
@@ -108,7 +107,6 @@ def resume(
 
 def _train(config: Config, folder: Path, as_json: bool, quiet: bool, track: str | None, resume: bool = False) -> None:
     """Train a new or resumed run with a progress display, draw its learning curve and print its results."""
-    from fedflat.experiment.campaign.estimate import ForecastCallback
     from fedflat.experiment.run import Run
     from fedflat.experiment.setup.problem import device_of
     from fedflat.experiment.store.run_folder import RunFolder

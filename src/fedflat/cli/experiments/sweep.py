@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fedflat.cli import Interrupted
 from fedflat.cli.experiments.run import RUNS
-from fedflat.cli.shared.downloads import fetch_if_missing
-from fedflat.cli.shared.error_reporting import Interrupted
 from fedflat.cli.shared.flags import DRY_RUN, JSON, PROBE, QUIET, optional
 from fedflat.cli.shared.screen import (
     counted,
+    fetch_if_missing,
     key_values,
     print_json,
     screen,

@@ -9,12 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fedflat.cli import Interrupted
 from fedflat.cli.experiments.run import RUNS
 from fedflat.cli.experiments.sweep import OUT
-from fedflat.cli.shared.downloads import fetch_if_missing
-from fedflat.cli.shared.error_reporting import Interrupted
 from fedflat.cli.shared.flags import DRY_RUN, JSON, QUIET, optional
-from fedflat.cli.shared.screen import counted, key_values, print_json, print_section, screen, shown_metric, with_unit
+from fedflat.cli.shared.screen import (
+    counted,
+    fetch_if_missing,
+    key_values,
+    print_json,
+    print_section,
+    screen,
+    shown_metric,
+    with_unit,
+)
 from fedflat.text import write_value
 
 if TYPE_CHECKING:

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.flatness.flags import OUT
-from fedflat.cli.flatness.opening import heading_of, open_run
-from fedflat.cli.flatness.output import (
+from fedflat.cli.flatness.common import (
     MAX_LISTED,
+    OUT,
+    heading_of,
     known,
     mean,
+    open_run,
     print_files,
     print_table,
-    status_line,
     three_digits,
     write_results,
 )
 from fedflat.cli.shared.flags import JSON, MODEL, QUIET, RUN, SEED, no_default
-from fedflat.cli.shared.screen import print_json, print_section, screen, shown_metric, table, with_unit
+from fedflat.cli.shared.screen import print_json, print_section, screen, shown_metric, status_line, table, with_unit
 
 if TYPE_CHECKING:
     from fedflat.cli.shared.screen_table import ScreenTable
@@ -152,7 +152,7 @@ def class_forgetting(evaluations: list[dict[str, Any]]) -> dict[str, dict[str, f
         ``lowest`` (lowest accuracy after it first reached half of its best). Empty if the task has no classes or
         there are fewer than two evaluations.
     """
-    from fedflat.flatness.clients.forgetting import forgetting
+    from fedflat.flatness.clients import forgetting
 
     if len(evaluations) < 2 or not evaluations[-1]["accuracy"]["classes"]:
         return {}

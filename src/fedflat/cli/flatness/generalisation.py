@@ -8,11 +8,9 @@ from typing import Any
 import typer
 
 from fedflat.cli.flatness.clients import CLIENTS, EXAMPLES
-from fedflat.cli.flatness.flags import OUT
-from fedflat.cli.flatness.opening import heading_of, open_run
-from fedflat.cli.flatness.output import print_files, print_table, status_line, three_digits, write_results
+from fedflat.cli.flatness.common import OUT, heading_of, open_run, print_files, print_table, three_digits, write_results
 from fedflat.cli.shared.flags import JSON, MODEL, QUIET, RUN, SEED
-from fedflat.cli.shared.screen import print_json
+from fedflat.cli.shared.screen import print_json, status_line
 
 LARGEST_PLAIN_BOUND = 1e6
 """Larger bounds are shown as powers of ten."""

@@ -11,9 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.flatness.flags import DATASET, DEVICE, MODELS, MODULE, OUT, PRECISION
-from fedflat.cli.flatness.opening import default_folder, open_models
-from fedflat.cli.flatness.output import print_files, print_table
+from fedflat.cli.flatness.common import (
+    DATASET,
+    DEVICE,
+    MODELS,
+    MODULE,
+    OUT,
+    PRECISION,
+    default_folder,
+    open_models,
+    print_files,
+    print_table,
+)
 from fedflat.cli.shared.completion import complete_run
 from fedflat.cli.shared.flags import DATA_DIR, JSON, QUIET, SEED, optional
 from fedflat.cli.shared.screen import counted, print_json, screen, shown_seconds

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import typer
 
-from fedflat.cli.flatness.flags import OUT
-from fedflat.cli.flatness.output import evenly_spaced, print_files, print_table, three_digits, write_results
+from fedflat.cli.flatness.common import OUT, evenly_spaced, print_files, print_table, three_digits, write_results
 from fedflat.cli.shared.completion import complete_run
 from fedflat.cli.shared.flags import JSON, optional
 from fedflat.cli.shared.screen import print_json

@@ -8,11 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.flatness import flags
-from fedflat.cli.flatness.opening import default_folder, open_models
-from fedflat.cli.flatness.output import plus_minus, print_files, print_table, status_line, write_results
+from fedflat.cli.flatness.common import (
+    BATCH,
+    CLIENT,
+    DATASET,
+    DEVICE,
+    EXAMPLES,
+    MODELS,
+    MODULE,
+    ON,
+    OUT,
+    PRECISION,
+    SUBSETS,
+    data_name,
+    default_folder,
+    number_of_subsets,
+    open_models,
+    plus_minus,
+    print_files,
+    print_table,
+    write_results,
+)
 from fedflat.cli.shared.flags import DATA_DIR, JSON, QUIET, SEED, no_default
-from fedflat.cli.shared.screen import print_json, shown_count, shown_seconds
+from fedflat.cli.shared.screen import print_json, shown_count, shown_seconds, status_line
 from fedflat.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,7 +43,7 @@ DEFAULT_RHO = {"sam": 0.05, "asam": 0.5, "average": 0.05}
 
 
 def sharpness(
-    models: list[str] = flags.MODELS,
+    models: list[str] = MODELS,
     kind: str = typer.Option(
         "sam,asam,average", "--kind", metavar="KIND,...", help="comma-separated: sam, asam, average"
     ),
@@ -40,18 +58,18 @@ def sharpness(
         "weight", "--scope", metavar="WHICH", help="tensors that asam scales: weight (not biases) or all"
     ),
     directions: int = typer.Option(20, "--directions", min=2, help="antithetic pairs of random directions for average"),
-    on: str = flags.ON,
-    client: int | None = flags.CLIENT,
-    examples: int | None = flags.EXAMPLES,
-    subsets: int | None = flags.SUBSETS,
+    on: str = ON,
+    client: int | None = CLIENT,
+    examples: int | None = EXAMPLES,
+    subsets: int | None = SUBSETS,
     seed: int = SEED,
-    batch: int | None = flags.BATCH,
-    device: str = flags.DEVICE,
-    precision: str | None = flags.PRECISION,
-    module: str | None = flags.MODULE,
-    dataset: str | None = flags.DATASET,
+    batch: int | None = BATCH,
+    device: str = DEVICE,
+    precision: str | None = PRECISION,
+    module: str | None = MODULE,
+    dataset: str | None = DATASET,
     data_dir: Path | None = DATA_DIR,
-    out: Path | None = flags.OUT,
+    out: Path | None = OUT,
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
@@ -65,7 +83,7 @@ def sharpness(
     if not kinds:
         raise UserError("--kind is empty; expected sam, asam or average, separated by commas")
     measures = [(name, radius) for name in kinds for radius in rho or [DEFAULT_RHO.get(name, 0.05)]]
-    count = flags.number_of_subsets(subsets, examples)
+    count = number_of_subsets(subsets, examples)
     options: dict[str, Any] = {"steps": steps, "eta": eta, "scope": scope, "directions": directions, "seed": seed}
     silent, start = quiet or as_json, time.monotonic()
     results: Results = {}
@@ -79,7 +97,7 @@ def sharpness(
                 results[name][measure, radius] = [
                     sharpness_of(objective, measure, rho=radius, **options) for objective in objectives
                 ]
-    data = flags.data_name(on, client)
+    data = data_name(on, client)
     document: dict[str, Any] = {"on": data, "seed": seed, "ascent_steps": steps, "eta": eta, "scope": scope}
     document["models"] = {}
     for name, model in opened.items():

@@ -9,11 +9,30 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.flatness import flags
-from fedflat.cli.flatness.opening import default_folder, describe_model, open_models
-from fedflat.cli.flatness.output import plus_minus, print_files, print_table, status_line, write_results
+from fedflat.cli.flatness.common import (
+    BATCH,
+    CLIENT,
+    DATASET,
+    DEVICE,
+    EXAMPLES,
+    MODELS,
+    MODULE,
+    ON,
+    OUT,
+    PRECISION,
+    SUBSETS,
+    data_name,
+    default_folder,
+    describe_model,
+    number_of_subsets,
+    open_models,
+    plus_minus,
+    print_files,
+    print_table,
+    write_results,
+)
 from fedflat.cli.shared.flags import DATA_DIR, JSON, QUIET, SEED, optional
-from fedflat.cli.shared.screen import print_json, screen, shown_count, shown_seconds
+from fedflat.cli.shared.screen import print_json, screen, shown_count, shown_seconds, status_line
 
 if TYPE_CHECKING:
     from fedflat.flatness import Spectrum
@@ -24,16 +43,16 @@ _method_option = partial(typer.Option, rich_help_panel=METHOD)
 
 
 def spectrum(
-    models: list[str] = flags.MODELS,
+    models: list[str] = MODELS,
     eigenvalues: int | None = optional("--eigenvalues", "number of eigenvalues", "50", metavar="K", min=1),
     by: str = typer.Option(
         "value", "--by", metavar="ORDER", help="value (largest eigenvalues and the smallest one) or magnitude"
     ),
     density: bool = typer.Option(False, "--density", help="also estimate the spectral density"),
-    on: str = flags.ON,
-    client: int | None = flags.CLIENT,
-    examples: int | None = flags.EXAMPLES,
-    subsets: int | None = flags.SUBSETS,
+    on: str = ON,
+    client: int | None = CLIENT,
+    examples: int | None = EXAMPLES,
+    subsets: int | None = SUBSETS,
     seed: int = SEED,
     method: str = _method_option(
         "lanczos", "--method", metavar="NAME", help="lanczos, or power (deflated power iteration, as in the ECCV paper)"
@@ -43,19 +62,19 @@ def spectrum(
     trace_draws: int = _method_option(30, "--trace-draws", min=0, help="random vectors for the trace; 0 skips it"),
     density_draws: int = _method_option(5, "--density-draws", min=1, help="random vectors for the density"),
     density_steps: int = _method_option(80, "--density-steps", min=1, help="products per random vector"),
-    batch: int | None = flags.BATCH,
+    batch: int | None = BATCH,
     compile: str = _method_option(
         "auto",
         "--compile",
         metavar="WHEN",
         help="compile Hessian-vector products: on, off, or auto (where it pays off on a GPU)",
     ),
-    device: str = flags.DEVICE,
-    precision: str | None = flags.PRECISION,
-    module: str | None = flags.MODULE,
-    dataset: str | None = flags.DATASET,
+    device: str = DEVICE,
+    precision: str | None = PRECISION,
+    module: str | None = MODULE,
+    dataset: str | None = DATASET,
     data_dir: Path | None = DATA_DIR,
-    out: Path | None = flags.OUT,
+    out: Path | None = OUT,
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
@@ -66,7 +85,7 @@ def spectrum(
     from fedflat.flatness import spectrum_of
     from fedflat.reporting.figures.spectrum import spectrum_picture
 
-    count, silent = flags.number_of_subsets(subsets, examples), quiet or as_json
+    count, silent = number_of_subsets(subsets, examples), quiet or as_json
     spectra: dict[str, list[Spectrum]] = {}  # by model, one for each subset of the examples
     with status_line(silent) as progress:
         opened = open_models(models, silent, device, precision, module, dataset, data_dir)
@@ -90,7 +109,7 @@ def spectrum(
                 for objective in objectives
             ]
     all_examples = {name: model.objective(on, client=client).examples for name, model in opened.items()}
-    document: dict[str, Any] = {"on": flags.data_name(on, client), "seed": seed, "models": {}}
+    document: dict[str, Any] = {"on": data_name(on, client), "seed": seed, "models": {}}
     for name, model in opened.items():
         document["models"][name] = {
             "model": model.label,

@@ -7,18 +7,10 @@ from typing import Any
 
 import typer
 
-from fedflat.cli.flatness.output import (
-    evenly_spaced,
-    mean,
-    print_files,
-    print_table,
-    status_line,
-    three_digits,
-    write_results,
-)
+from fedflat.cli.flatness.common import evenly_spaced, mean, print_files, print_table, three_digits, write_results
 from fedflat.cli.shared.completion import complete_algorithm
 from fedflat.cli.shared.flags import CONFIG, JSON, QUIET, SET, optional, with_settings
-from fedflat.cli.shared.screen import print_json
+from fedflat.cli.shared.screen import print_json, status_line
 
 MEASUREMENTS = 20
 """Approximate number of measurements without --eval-every."""
@@ -61,7 +53,7 @@ def stability(
     """
     from fedflat.api import make_config
     from fedflat.cli.experiments.run import RUNS, run_slug
-    from fedflat.cli.shared.downloads import fetch_if_missing
+    from fedflat.cli.shared.screen import fetch_if_missing
     from fedflat.experiment.analysis.stability import Twins
     from fedflat.reporting.figures.clients import twins_picture
 

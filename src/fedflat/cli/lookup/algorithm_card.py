@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from fedflat.algorithms import Algorithm, canonical
 from fedflat.algorithms.algorithm import SLOTS
 from fedflat.algorithms.composition import part_name
-from fedflat.algorithms.description import describe
-from fedflat.algorithms.differences import DIFFERENCES
+from fedflat.algorithms.description import DIFFERENCES, describe
 from fedflat.algorithms.named import CARDS, NAMED, RELEASED
 from fedflat.text import changed, choices, parameters, parse, show, write_value
 

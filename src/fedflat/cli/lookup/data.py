@@ -10,11 +10,18 @@ from typing import Any
 import typer
 
 from fedflat.cli.shared.completion import complete_dataset, complete_partition
-from fedflat.cli.shared.downloads import Downloads
-from fedflat.cli.shared.flags import DATA_DIR, JSON, no_default
-from fedflat.cli.shared.group import CommandGroup
+from fedflat.cli.shared.flags import DATA_DIR, JSON, CommandGroup, no_default
 from fedflat.cli.shared.one_run import print_partition
-from fedflat.cli.shared.screen import key_values, print_json, print_section, screen, shown_count, shown_hash, table
+from fedflat.cli.shared.screen import (
+    Downloads,
+    key_values,
+    print_json,
+    print_section,
+    screen,
+    shown_count,
+    shown_hash,
+    table,
+)
 
 data = typer.Typer(cls=CommandGroup)
 

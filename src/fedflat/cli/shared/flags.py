@@ -1,4 +1,7 @@
-"""Flags that several commands share, and flags for settings with names, types, defaults and help from the config."""
+"""Flags that several commands share, flags for settings, and the class of command groups.
+
+Flags for settings take their names, types, defaults and help from the config.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,19 @@ from typing import Any, Literal, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
-from typer.core import TyperArgument
+from typer.core import TyperArgument, TyperGroup
 
 from fedflat.cli.shared.completion import complete_assignment, complete_run, completer_for
+from fedflat.errors import one_of
 from fedflat.experiment.config import Config, SettingsGroup
 from fedflat.setting_names import SHORT_NAMES
 from fedflat.text import write_value
+
+try:  # recent versions of Typer raise the errors of their own copy of Click
+    from typer._click import exceptions  # type: ignore[import-not-found]
+except ImportError:
+    from click import exceptions
+NoSuchOption, UsageError = exceptions.NoSuchOption, exceptions.UsageError
 
 FLAGS = {"model": "model", "init": "init", "init_head": "init_head", "seed": "seed", **SHORT_NAMES}
 """Flags and their full setting names."""
@@ -149,3 +159,16 @@ def keep_argument_help() -> None:
         self.help = help
 
     TyperArgument.__init__ = initialise  # type: ignore[method-assign]
+
+
+class CommandGroup(TyperGroup):
+    """A command group that suggests the nearest command once, where Typer and Click would each suggest it."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the name, the command and the remaining arguments; an unknown command raises a ``UsageError``."""
+        try:
+            return super().resolve_command(ctx, args)
+        except UsageError:
+            if args[0].startswith("-"):  # an unknown option, not a command
+                raise
+            raise UsageError(str(one_of("command", args[0], self.commands)), ctx) from None

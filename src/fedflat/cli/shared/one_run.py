@@ -15,9 +15,9 @@ from fedflat.cli.shared.screen import (
     shown_metric,
     table,
 )
+from fedflat.display import shown_seconds, with_unit
 from fedflat.reporting.figures.files import check_figure as check_figure
 from fedflat.reporting.figures.files import write_figure as write_figure
-from fedflat.units import shown_seconds, with_unit
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -1,24 +1,29 @@
-"""Consoles, tables, numbers and JSON output."""
+"""Output on the terminal: consoles, tables, numbers, JSON, a status line, and the progress of downloads."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from fedflat.cli.shared.screen_table import ScreenTable, columns_of
-from fedflat.units import counted as counted
-from fedflat.units import shown_bytes as shown_bytes
-from fedflat.units import shown_count as shown_count
-from fedflat.units import shown_metric as shown_metric
-from fedflat.units import shown_seconds as shown_seconds
-from fedflat.units import with_unit as with_unit
+from fedflat.display import counted as counted
+from fedflat.display import shown_bytes as shown_bytes
+from fedflat.display import shown_count as shown_count
+from fedflat.display import shown_metric as shown_metric
+from fedflat.display import shown_seconds as shown_seconds
+from fedflat.display import with_unit as with_unit
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.progress import TaskID
     from rich.text import Text
+
+    from fedflat.data.files.download import Progress
+    from fedflat.experiment.config import Config
 
 PIPED_WIDTH = 200
 """Console width when piped, wide enough that no table wraps."""
@@ -97,3 +102,72 @@ def shown_hash(digest: str | None) -> str | None:
     '0123456789abcdef...'
     """
     return None if digest is None else f"{digest[:16]}..."
+
+
+def fetch_if_missing(config: Config, silent: bool) -> None:
+    """Download the dataset of an experiment if it is missing; show progress unless ``silent``."""
+    from fedflat.data import DATASETS, data_dir, fetch
+
+    name, folder = config.data.dataset, config.data.dir
+    if name in DATASETS and DATASETS[name].missing(data_dir(folder)):
+        with Downloads(silent) as downloads:
+            fetch(name, folder, downloads.progress)
+
+
+class Downloads:
+    """Shows the progress of downloads: a bar per file on a terminal, a line per file when piped."""
+
+    def __init__(self, silent: bool = False) -> None:
+        self.silent = silent
+        self._tasks: dict[str, TaskID | None] = {}  # progress bar by file; None when piped
+        self._bars: Any = None
+
+    def __enter__(self) -> Downloads:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    @property
+    def progress(self) -> Progress | None:
+        """The callback that receives a file's name, the bytes downloaded so far and its size; None if silent."""
+        if self.silent:
+            return None
+        return self._update_bar if sys.stderr.isatty() else self._print_start
+
+    def _print_start(self, file: str, done: int, total: int | None) -> None:
+        """Print one line at the first call for a file, when its download starts; ignore later calls."""
+        if file not in self._tasks:
+            self._tasks[file] = None
+            size = f" ({shown_bytes(total)})" if total else ""
+            print(f"downloading {file}{size}", file=sys.stderr, flush=True)
+
+    def _update_bar(self, file: str, done: int, total: int | None) -> None:
+        """Update the bar of a file to ``done`` of ``total`` bytes; the first call starts the display."""
+        if self._bars is None:
+            from rich import progress
+
+            self._bars = progress.Progress(
+                progress.TextColumn("{task.description}"),
+                progress.BarColumn(),
+                progress.DownloadColumn(),
+                progress.TransferSpeedColumn(),
+                progress.TimeRemainingColumn(),
+                console=screen(stderr=True),
+            )
+            self._bars.start()
+        if file not in self._tasks:
+            self._tasks[file] = self._bars.add_task(file, total=total)
+        self._bars.update(self._tasks[file], completed=done, total=total)
+
+
+@contextmanager
+def status_line(silent: bool) -> Iterator[Callable[[str], None]]:
+    """Show a status line on a terminal and yield the function that updates it; show nothing when piped."""
+    console = screen(stderr=True)
+    if silent or not console.is_terminal:
+        yield lambda text: None
+        return
+    with console.status("reading") as status:
+        yield status.update

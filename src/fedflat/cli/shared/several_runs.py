@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from fedflat.cli.lookup.settings import flat_settings
 from fedflat.cli.shared.one_run import folder_of
 from fedflat.cli.shared.screen import screen, shown_bytes, shown_metric, shown_seconds, table, with_unit
+from fedflat.display import is_share
 from fedflat.reporting.tables.summary import MEAN_LABEL, best_of, shown_range
 from fedflat.text import write_value
-from fedflat.units import is_share
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fedflat.data.data_dir import user_cache
 from fedflat.data.files.mapped import ArrayWriter, MappedTensor, open_mapped
+from fedflat.data.sources.source import user_cache
 from fedflat.errors import UserError
 
 FOLDER = "decoded"

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedflat.data.arrays import statistics_of_sums
+from fedflat.data.batches import statistics_of_sums
 from fedflat.data.dataset import Dataset, Examples, every_fifth
 from fedflat.data.files.cache import DiskSpace, cache_entry, fingerprint, open_cached, select_rows
 from fedflat.data.files.mapped import ArrayWriter

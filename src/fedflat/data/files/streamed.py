@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from fedflat.data.arrays import statistics_of_sums
+from fedflat.data.batches import statistics_of_sums
 from fedflat.data.dataset import Dataset
 from fedflat.data.files.cache import cache_entry, fingerprint, open_cached
 from fedflat.data.files.images import ImageList, ImageOptions, Pixels, channel_sums, decode_image

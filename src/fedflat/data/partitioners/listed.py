@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from fedflat.data.data_dir import data_dir
 from fedflat.data.partitioners.partitioner import IntArray, LabelledExamples, Partitioner
+from fedflat.data.sources.source import data_dir
 from fedflat.errors import UserError
 from fedflat.text import param, show
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedflat.data.arrays import channel_statistics
+from fedflat.data.batches import channel_statistics
 from fedflat.data.dataset import Dataset, Examples
 from fedflat.data.sources.digits import DIGITS
 from fedflat.data.sources.source import DatasetCard, DatasetSource

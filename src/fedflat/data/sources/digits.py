@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedflat.data.arrays import channel_statistics
+from fedflat.data.batches import channel_statistics
 from fedflat.data.dataset import Dataset, Examples, every_fifth
 from fedflat.data.sources.source import DatasetCard, DatasetSource
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedflat.data.arrays import statistics_of_sums
+from fedflat.data.batches import statistics_of_sums
 from fedflat.data.dataset import Dataset, Examples
 from fedflat.data.sources.leaf import ArraysByName, Leaf, LeafArrays
 from fedflat.data.sources.source import DatasetCard

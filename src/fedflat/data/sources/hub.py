@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedflat.data.arrays import channel_statistics
+from fedflat.data.batches import channel_statistics
 from fedflat.data.dataset import Dataset
 from fedflat.data.files.cache import cache_entry, fingerprint, open_cached
 from fedflat.data.files.images import ImageOptions, to_pixels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from fedflat.errors import UserError
 from fedflat.text import changed, show
 
 Content = TypeVar("Content")
+
+DATA_DIR_VARIABLE = "FEDFLAT_DATA"
 
 
 @dataclass(frozen=True)
@@ -283,3 +286,15 @@ def md5_of(path: Path) -> str:
     """Compute the md5 of a file."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def data_dir(explicit: str | Path | None = None) -> Path:
+    """Return ``explicit`` if given, else ``$FEDFLAT_DATA``, else ``fedflat/data`` under the user's cache directory."""
+    chosen = explicit if explicit is not None else os.environ.get(DATA_DIR_VARIABLE)
+    return Path(chosen).expanduser() if chosen else user_cache() / "data"
+
+
+def user_cache() -> Path:
+    """Return the ``fedflat`` folder in the user's cache (``$XDG_CACHE_HOME``, else ``~/.cache``)."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "fedflat"

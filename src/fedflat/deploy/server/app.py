@@ -22,6 +22,7 @@ from fedflat.deploy.server.nodes import Nodes, too_few_clients
 from fedflat.deploy.settings import Deployment, deployment_of, experiment_of
 from fedflat.deploy.trust.identity import identity_of
 from fedflat.deploy.trust.privacy import check_noise
+from fedflat.display import shown_metric, with_unit
 from fedflat.engines.problem.task import Task
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RunView
@@ -31,7 +32,6 @@ from fedflat.experiment.setup.problem import name_user_objects
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.files import write_atomically
 from fedflat.experiment.store.run_folder import SITES, Record, RunFolder
-from fedflat.units import shown_metric, with_unit
 
 log = logging.getLogger("flwr")
 LEDGER, SCORES = "participation.jsonl", "sites.json"

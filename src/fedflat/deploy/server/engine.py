@@ -35,8 +35,8 @@ from fedflat.deploy.trust.inspection import LR_SUM, ArraySpec, ExpectedUpdates, 
 from fedflat.deploy.trust.privacy import CLIPPING_NORM, draw_noise
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.cohort import ClientReport, GradientCost, reduce_rows
-from fedflat.engines.round.cohort_buffers import CohortBuffers
+from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost
+from fedflat.engines.round.cohort import reduce_rows
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training, weighted_sum, weights_by_samples
 
 log = logging.getLogger("flwr")

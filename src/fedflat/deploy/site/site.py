@@ -17,8 +17,7 @@ from fedflat.deploy.trust.identity import Identity, identity_of
 from fedflat.deploy.trust.inspection import LR_SUM
 from fedflat.engines.cpu.engine import LoopEngine, one_thread
 from fedflat.engines.problem.task import Task
-from fedflat.engines.round.client import seeded_full_gradient, train_client
-from fedflat.engines.round.cohort_buffers import CohortBuffers
+from fedflat.engines.round.client import CohortBuffers, seeded_full_gradient, train_client
 from fedflat.engines.round.contract import ModelState, Training
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config

@@ -19,10 +19,9 @@ from fedflat.algorithms.algorithm import States
 from fedflat.engines.gpu.lane import ClientBatches, DoesNotFit, Lane
 from fedflat.engines.gpu.step import LocalStep, eager_step
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.problem.totals import Totals
-from fedflat.engines.round.client import seeded_full_gradient
-from fedflat.engines.round.cohort import ClientReport, CohortEngine, GradientCost
-from fedflat.engines.round.cohort_buffers import CohortBuffers
+from fedflat.engines.problem.task import Totals
+from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost, seeded_full_gradient
+from fedflat.engines.round.cohort import CohortEngine
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
 from fedflat.engines.round.plan import seed_torch
 from fedflat.errors import UserError

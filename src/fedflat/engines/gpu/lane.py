@@ -16,9 +16,7 @@ from torch.utils import _pytree as pytree
 from fedflat.algorithms.algorithm import LocalState, Message, States, nested_state
 from fedflat.engines.gpu.step import LocalStep, changing_tensors
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.client import full_gradient
-from fedflat.engines.round.cohort import ClientReport, GradientCost
-from fedflat.engines.round.cohort_buffers import CohortBuffers
+from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost, full_gradient
 from fedflat.engines.round.contract import Client, Training
 from fedflat.engines.round.plan import generator
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedflat.engines.problem.batches import Batch
+from fedflat.data.batches import Batch
 from fedflat.engines.problem.narrow_networks import is_narrow, narrowed
 
 Loss = Callable[[Tensor, Tensor, Tensor, nn.Module | None], Tensor]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedflat.data import Augmentation, Dataset, Examples, normalise
-from fedflat.engines.problem.batches import Batch, BatchLoader, move_examples
+from fedflat.data.batches import Batch, BatchLoader, move_examples
 from fedflat.engines.problem.compiled import CompiledGradient
 from fedflat.engines.problem.narrow_networks import is_narrow
 from fedflat.engines.problem.parameters import (

@@ -1,18 +1,28 @@
-"""Tasks: the loss that a model is trained on and the metrics it is judged by. Users may supply their own."""
+"""Tasks: the loss that a model is trained on, the metrics it is judged by, and their sums over batches.
+
+Users may supply their own tasks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedflat.data import Dataset
+from fedflat.data import Dataset, Examples
 from fedflat.errors import UserError
-from fedflat.units import is_error
+
+if TYPE_CHECKING:
+    from fedflat.engines.problem.problem import Problem
+
+Metrics = dict[str, float]
+ERRORS = frozenset({"loss", "rmse", "mse", "mae"})
+"""Metrics that are better if lower."""
 
 
 @runtime_checkable
@@ -184,3 +194,103 @@ def task_for(data: Dataset, name: str = "auto") -> Task:
     if data.kind == "segmentation":
         return Segmentation()
     return NextCharacter() if data.kind == "text" else Classification()
+
+
+class Totals:
+    """A task's sums over any number of batches, in float64. Only ``metrics`` waits for the device."""
+
+    def __init__(self, task: Task) -> None:
+        """Start with no examples; ``task`` turns sums into metrics."""
+        self._task = task
+        self.sums: dict[str, Tensor] = {}
+        self.count = 0
+
+    def add(self, sums: Mapping[str, Tensor], count: int) -> None:
+        """Add the sums of a batch of ``count`` examples."""
+        for name, value in sums.items():
+            batch_sum = torch.as_tensor(value).double()
+            self.sums[name] = self.sums[name] + batch_sum if name in self.sums else batch_sum
+        self.count += count
+
+    def merge(self, other: Totals) -> None:
+        """Add everything that ``other`` has summed."""
+        self.add(other.sums, other.count)
+
+    def metric_tensors(self) -> dict[str, Tensor]:
+        """The metrics as float64 tensors; waits for the device only if the task is a ``PooledTask``."""
+        if isinstance(self._task, PooledTask):
+            return {name: torch.tensor(value, dtype=torch.float64) for name, value in self.metrics().items()}
+        return {name: value / self.count for name, value in self.sums.items()}
+
+    def metrics(self) -> Metrics:
+        """The metrics as numbers: means over examples, or the result of a ``PooledTask``'s ``finish``."""
+        totals = {name: value.cpu() for name, value in self.sums.items()}
+        if isinstance(self._task, PooledTask):
+            return self._task.finish(totals, self.count)
+        return {name: float(value) / self.count for name, value in totals.items()}
+
+
+class EvaluationBatch(NamedTuple):
+    """One batch to evaluate: index of the model, name of the set of examples, positions in it [batch]."""
+
+    model: int
+    examples: str
+    positions: Tensor
+
+
+def evaluation_plan(problem: Problem, models: int, examples: Mapping[str, Examples]) -> list[EvaluationBatch]:
+    """All batches of an evaluation, in the order in which their sums must be added.
+
+    Args:
+        problem: decides how a set is divided into batches.
+        models: number of models.
+        examples: the sets to evaluate on, by name.
+    """
+    return [
+        EvaluationBatch(model, name, positions)
+        for model in range(models)
+        for name, examples_of_set in examples.items()
+        for positions in problem.evaluation_batches(len(examples_of_set))
+    ]
+
+
+def evaluation_result(
+    task: Task,
+    plan: Sequence[EvaluationBatch],
+    sums: Sequence[Mapping[str, Tensor]],
+    models: Sequence[str],
+    examples: Collection[str],
+) -> dict[str, dict[str, Metrics]]:
+    """Metrics by model and set of examples: model -> set -> metric -> value.
+
+    Args:
+        task: turns sums into metrics.
+        plan: the evaluated batches, from ``evaluation_plan``.
+        sums: the task's sums over each batch of the plan, in the same order.
+        models: names of the models.
+        examples: names of the sets.
+    """
+    totals = {model: {name: Totals(task) for name in examples} for model in models}
+    for batch, batch_sums in zip(plan, sums, strict=True):
+        totals[models[batch.model]][batch.examples].add(batch_sums, len(batch.positions))
+    return {model: {name: total.metrics() for name, total in sets.items()} for model, sets in totals.items()}
+
+
+def is_error(metric: str) -> bool:
+    """Whether lower values of a metric are better, unless its task says otherwise.
+
+    >>> is_error("rmse"), is_error("r2")
+    (True, False)
+    """
+    return metric in ERRORS
+
+
+def finite_or_none(value: Tensor | float) -> float | None:
+    """A number for JSON: None if it is infinite or NaN."""
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def finite_values(values: Tensor) -> list[float | None]:
+    """A vector for JSON: None in place of infinite and NaN values."""
+    return [finite_or_none(value) for value in values.tolist()]

@@ -22,7 +22,7 @@ from fedflat.data import Examples
 from fedflat.engines.cpu.engine import LoopEngine, one_thread
 from fedflat.engines.gpu.engine import MOST_LANES
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.problem.totals import evaluation_plan, evaluation_result
+from fedflat.engines.problem.task import evaluation_plan, evaluation_result
 from fedflat.engines.ray.cluster import Device, choose_device, choose_workers, connect, gpus_per_worker
 from fedflat.engines.ray.messages import INITIAL_STATE_VERSION, Broadcast, ProblemSource, WorkerSetup
 from fedflat.engines.ray.results import (
@@ -37,8 +37,8 @@ from fedflat.engines.ray.scheduling import ClientCosts, aggregation_blocks, assi
 from fedflat.engines.ray.state_directory import StateDirectory, client_state_bytes
 from fedflat.engines.ray.worker import problem_facts
 from fedflat.engines.ray.worker_pool import WorkerHandle, WorkerPool, WorkItem, worker_pool
-from fedflat.engines.round.cohort import CohortWeights, GradientCost
-from fedflat.engines.round.cohort_buffers import Arrays, CohortBuffers, state_to_arrays, to_arrays
+from fedflat.engines.round.client import Arrays, CohortBuffers, GradientCost, state_to_arrays, to_arrays
+from fedflat.engines.round.cohort import CohortWeights
 from fedflat.engines.round.contract import (
     BLOCK,
     Client,

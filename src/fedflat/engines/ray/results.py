@@ -12,8 +12,8 @@ from torch import Tensor
 from fedflat.algorithms.slot import State
 from fedflat.engines.ray.messages import Broadcast
 from fedflat.engines.ray.worker_pool import WorkItem
-from fedflat.engines.round.cohort import ClientReport, GradientCost, build_outcome, reduce_rows
-from fedflat.engines.round.cohort_buffers import CohortBuffers
+from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost
+from fedflat.engines.round.cohort import build_outcome, reduce_rows
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training, sum_of_blocks
 
 

@@ -19,7 +19,7 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.engines.ray.messages import INITIAL_STATE_VERSION, Broadcast, DispatchedClient, bytes_of
 from fedflat.engines.ray.scheduling import MAX_REMEMBERED_CLIENTS
 from fedflat.engines.ray.worker_pool import WorkerHandle, WorkerPool
-from fedflat.engines.round.cohort_buffers import Arrays, state_from_arrays, state_to_arrays
+from fedflat.engines.round.client import Arrays, state_from_arrays, state_to_arrays
 from fedflat.engines.round.contract import Client, RemoteState, Training
 
 INITIAL_SECONDS_PER_BYTE = 1e-9

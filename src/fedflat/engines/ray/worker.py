@@ -30,8 +30,16 @@ from fedflat.engines.ray.messages import (
     WorkerSetup,
     bytes_of,
 )
-from fedflat.engines.round.cohort import ClientReport, CohortWeights, GradientCost, weighted_rows
-from fedflat.engines.round.cohort_buffers import Arrays, CohortBuffers, state_from_arrays, to_arrays, to_tensors
+from fedflat.engines.round.client import (
+    Arrays,
+    ClientReport,
+    CohortBuffers,
+    GradientCost,
+    state_from_arrays,
+    to_arrays,
+    to_tensors,
+)
+from fedflat.engines.round.cohort import CohortWeights, weighted_rows
 from fedflat.engines.round.contract import Client, Training, block_sum
 from fedflat.errors import UserError
 from fedflat.operating_system import keep_memory

@@ -1,28 +1,194 @@
-"""Local training of one client, in the loop engine, in Ray workers and on deployed sites.
+"""Local training of one client, and the memory of a cohort that it reads and writes.
 
 ``train_client`` draws the client's batches, lets the algorithm take its local steps, and writes the result into the
-client's row of ``CohortBuffers``. ``gpu/lane.py`` does the same with a captured step.
+client's row of ``CohortBuffers``. The loop engine, Ray workers and deployed sites use it; ``gpu/lane.py`` does the same
+with a captured step.
+
+State is nested by slot at the engine's interface (see ``contract.py``), rows of ``CohortBuffers`` during a round, and
+flat numpy arrays between processes. It is converted only here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedflat.algorithms.algorithm import LocalState
-from fedflat.engines.problem.batches import Batch
+from fedflat.algorithms.algorithm import Algorithm, LocalState, Message, States, flat_fields, flat_state, nested_state
+from fedflat.algorithms.slot import Field, State
+from fedflat.data.batches import Batch
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.cohort import ClientReport, GradientCost
-from fedflat.engines.round.cohort_buffers import CohortBuffers
-from fedflat.engines.round.contract import Training
+from fedflat.engines.round.contract import Client, Training
 from fedflat.engines.round.plan import generator, seed_torch
 from fedflat.errors import UserError
 
 BATCH_TOO_SMALL = "Expected more than 1 value per channel"
 """torch's error for a batch that BatchNorm cannot normalise."""
+Arrays = dict[str, np.ndarray]
+"""Tensors as numpy arrays, by flat name, as they travel between processes."""
+
+
+@dataclass
+class CohortBuffers:
+    """Tensors of one cohort; all have one dtype and device. Dictionaries have flat names, ``slot.field``.
+
+    Attributes:
+        z: the model that clients start from [parameters].
+        server: server state sent in addition to z; each [parameters] or scalar.
+        common_gradient: the cohort's mean gradient at z [parameters]; empty unless the drift needs it.
+        client: the clients' state; each [cohort, parameters] or [cohort].
+        sent: client messages in addition to the displacement; each [cohort, parameters] or [cohort].
+        displacement: the clients' displacements [cohort, parameters].
+        gradient: each client's full gradient at z [cohort, parameters]; empty unless the drift needs it.
+        buffers: BatchNorm statistics [cohort, buffers].
+    """
+
+    z: Tensor
+    server: dict[str, Tensor]
+    common_gradient: Tensor
+    client: dict[str, Tensor]
+    sent: dict[str, Tensor]
+    displacement: Tensor
+    gradient: Tensor
+    buffers: Tensor
+
+    @classmethod
+    def new(
+        cls, algorithm: Algorithm, size: int, buffers: int, rows: int, like: Tensor, shared: bool = False
+    ) -> CohortBuffers:
+        """Allocate the memory for cohorts of up to ``rows`` clients, filled with zeros.
+
+        Args:
+            algorithm: declares the fields of clients, server and messages.
+            size: number of parameters of the model.
+            buffers: number of values in its floating-point buffers, i.e. BatchNorm statistics.
+            rows: size of the largest cohort.
+            like: gives dtype and device.
+            shared: whether to allocate shared memory, for worker processes.
+        """
+
+        def zeros(*shape: int) -> Tensor:
+            """A zero tensor with the dtype and device of ``like``, in shared memory if ``shared``."""
+            tensor = torch.zeros(shape, dtype=like.dtype, device=like.device)
+            if shared:
+                tensor.share_memory_()  # type: ignore[no-untyped-call]
+            return tensor
+
+        def zeros_for(fields: dict[str, Field], *leading: int) -> dict[str, Tensor]:
+            return {name: zeros(*leading, size) if field.vector else zeros(*leading) for name, field in fields.items()}
+
+        gradient_size = size if algorithm.drift.full_gradient == "common" else 0  # only these drifts need the memory
+        received = {name: field for name, field in flat_fields(algorithm.server_fields()).items() if field.sent}
+        return cls(
+            z=zeros(size),
+            server=zeros_for(received),
+            common_gradient=zeros(gradient_size),
+            client=zeros_for(flat_fields(algorithm.client_fields()), rows),
+            sent=zeros_for(flat_fields(algorithm.message_fields()), rows),
+            displacement=zeros(rows, size),
+            gradient=zeros(rows, gradient_size),
+            buffers=zeros(rows, buffers),
+        )
+
+    @property
+    def rows(self) -> int:
+        """Largest cohort that fits."""
+        return len(self.displacement)
+
+    def copy_inputs(self, z: Tensor, server: States, buffers: Tensor, cohort: Sequence[Client]) -> None:
+        """Copy everything that the clients of a cohort read into this memory; client i of the cohort gets row i.
+
+        Args:
+            z: the model that clients start from [parameters].
+            server: server state by slot; fields that clients do not receive are skipped.
+            buffers: BatchNorm statistics of the server's model [buffers], for clients that have no own ones.
+            cohort: the clients with their states and, if they keep their own, BatchNorm statistics.
+        """
+        self.z.copy_(z)
+        for name, value in flat_state(server).items():
+            if name in self.server:
+                self.server[name].copy_(value)
+        for row, client in enumerate(cohort):
+            for name, value in flat_state(client.state).items():
+                self.client[name][row].copy_(value)
+            self.buffers[row].copy_(buffers if client.statistics is None else client.statistics)
+
+    def server_state(self) -> States:
+        """What the server sends, by slot; views of this memory."""
+        return nested_state(self.server)
+
+    def client_state(self, row: int) -> States:
+        """The state in a client's row, by slot; views of this memory."""
+        return nested_state({name: rows[row] for name, rows in self.client.items()})
+
+    def write(self, row: int, state: States, message: Message) -> None:
+        """Copy a trained client's new state and its message into its row."""
+        self.displacement[row].copy_(message.displacement)
+        for name, value in flat_state(state).items():
+            self.client[name][row].copy_(value)
+        for name, value in flat_state(message.sent).items():
+            self.sent[name][row].copy_(value)
+
+
+def to_arrays(tensors: Mapping[str, Tensor]) -> Arrays:
+    """Tensors as numpy arrays; those of CPU tensors share their memory."""
+    return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
+
+
+def to_tensors(arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
+    """Copies of arrays as tensors; the arrays may be read-only."""
+    return {name: torch.tensor(array, device=device) for name, array in arrays.items()}
+
+
+def state_to_arrays(state: Mapping[str, State]) -> Arrays:
+    """A client's state as flat arrays on the CPU."""
+    return to_arrays(flat_state(state))
+
+
+def state_from_arrays(arrays: Mapping[str, np.ndarray], copy: bool = True) -> States:
+    """The inverse of ``state_to_arrays``; without ``copy``, tensors share the arrays' memory and must only be read."""
+    return nested_state({name: torch.from_numpy(np.array(a) if copy else np.asarray(a)) for name, a in arrays.items()})
+
+
+class ClientReport(NamedTuple):
+    """Scalars that a client reports in addition to its row.
+
+    Attributes:
+        lr_sum: H_i, the sum of its learning rates over all local steps.
+        loss: sum of its batches' mean losses.
+        steps: local steps.
+        backward_passes: backward passes, perturbations and full gradients included.
+        samples: examples seen, once per backward pass.
+        integer_buffers: its integer buffers by name.
+    """
+
+    lr_sum: Tensor | float
+    loss: Tensor | float
+    steps: int
+    backward_passes: int
+    samples: int
+    integer_buffers: dict[str, Tensor]
+
+    def with_numbers(self) -> ClientReport:
+        """This report with numbers instead of scalar tensors, to send to another process."""
+        return self._replace(lr_sum=float(self.lr_sum), loss=float(self.loss))
+
+
+class GradientCost(NamedTuple):
+    """What full-batch gradients at the broadcast model cost, which some drifts need before local training."""
+
+    backward_passes: int = 0
+    samples: int = 0
+
+    @classmethod
+    def total(cls, costs: Sequence[GradientCost]) -> GradientCost:
+        """The sum of the costs of several clients."""
+        return cls(sum(cost.backward_passes for cost in costs), sum(cost.samples for cost in costs))
 
 
 class StepGradient:

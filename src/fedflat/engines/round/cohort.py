@@ -13,7 +13,7 @@ from torch import Tensor
 from fedflat.algorithms.algorithm import States, flat_fields, nested_state
 from fedflat.algorithms.slot import CohortMeans, State
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.cohort_buffers import CohortBuffers
+from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost
 from fedflat.engines.round.contract import (
     Aggregation,
     Client,
@@ -26,42 +26,6 @@ from fedflat.engines.round.contract import (
     weighted_sum,
     weights_by_samples,
 )
-
-
-class ClientReport(NamedTuple):
-    """Scalars that a client reports in addition to its row.
-
-    Attributes:
-        lr_sum: H_i, the sum of its learning rates over all local steps.
-        loss: sum of its batches' mean losses.
-        steps: local steps.
-        backward_passes: backward passes, perturbations and full gradients included.
-        samples: examples seen, once per backward pass.
-        integer_buffers: its integer buffers by name.
-    """
-
-    lr_sum: Tensor | float
-    loss: Tensor | float
-    steps: int
-    backward_passes: int
-    samples: int
-    integer_buffers: dict[str, Tensor]
-
-    def with_numbers(self) -> ClientReport:
-        """This report with numbers instead of scalar tensors, to send to another process."""
-        return self._replace(lr_sum=float(self.lr_sum), loss=float(self.loss))
-
-
-class GradientCost(NamedTuple):
-    """What full-batch gradients at the broadcast model cost, which some drifts need before local training."""
-
-    backward_passes: int = 0
-    samples: int = 0
-
-    @classmethod
-    def total(cls, costs: Sequence[GradientCost]) -> GradientCost:
-        """The sum of the costs of several clients."""
-        return cls(sum(cost.backward_passes for cost in costs), sum(cost.samples for cost in costs))
 
 
 class CohortWeights(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -11,9 +10,10 @@ from torch import Tensor
 from fedflat.algorithms import Algorithm
 from fedflat.algorithms.algorithm import States, flat_fields, flat_state
 from fedflat.algorithms.drift import Drift
+from fedflat.engines.problem.task import finite_or_none, finite_values
 from fedflat.engines.round.contract import Client, Outcome, weights_by_samples
 from fedflat.experiment.analysis.replay import rows_of
-from fedflat.flatness.clients.drift import cosine, disagreement, update_drift
+from fedflat.flatness.clients import cosine, disagreement, update_drift
 
 Measurements = dict[str, Any]
 """JSON-compatible values by name, possibly nested."""
@@ -80,14 +80,3 @@ def _state_norms(algorithm: Algorithm, clients: list[Client], states: States) ->
             name: finite_values(torch.stack([vectors[name].norm() for vectors in by_client])) for name in client_names
         }
     return norms
-
-
-def finite_or_none(value: Tensor | float) -> float | None:
-    """A number for JSON: None if it is infinite or NaN."""
-    number = float(value)
-    return number if math.isfinite(number) else None
-
-
-def finite_values(values: Tensor) -> list[float | None]:
-    """A vector for JSON: None in place of infinite and NaN values."""
-    return [finite_or_none(value) for value in values.tolist()]

@@ -25,11 +25,9 @@ from fedflat.data import (
     load_corruptions,
 )
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.problem.task import Task, lower_is_better
-from fedflat.engines.problem.totals import Totals
+from fedflat.engines.problem.task import Task, Totals, finite_or_none, lower_is_better
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError, one_of
-from fedflat.experiment.analysis.cohort import finite_or_none
 from fedflat.experiment.analysis.fine_tuning import FineTuner, FineTuning
 from fedflat.experiment.analysis.reopen import reopen, require_model, state_of
 from fedflat.experiment.analysis.scoring import Scorer, Scores, scores_of, spread_over

@@ -16,11 +16,8 @@ from fedflat.experiment.analysis.run_model import RunModel, config_for_measureme
 from fedflat.experiment.config import Config
 from fedflat.experiment.make_config import describe_type, make_config
 from fedflat.experiment.setup.problem import build_problem, name_user_objects
-from fedflat.experiment.setup.weights import TORCH_SUFFIXES
 from fedflat.experiment.store.run_folder import Record
-from fedflat.plugins import import_file
-
-WEIGHTS_SUFFIXES = (*TORCH_SUFFIXES, ".safetensors")
+from fedflat.registry import import_file
 
 
 @dataclass(eq=False)
@@ -33,15 +30,6 @@ class ExternalModel(RunModel):
     def label(self) -> str:
         """The path of the weights file."""
         return str(self.file)
-
-
-def is_weights_file(text: str) -> bool:
-    """Whether a text names a weights file rather than a run.
-
-    >>> is_weights_file("model.pt"), is_weights_file("runs/fedavg:wima")
-    (True, False)
-    """
-    return Path(text).suffix in WEIGHTS_SUFFIXES and not Path(text).is_dir()
 
 
 def external_config(dataset: str, data_dir: Path | None = None) -> Config:

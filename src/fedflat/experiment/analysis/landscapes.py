@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from fedflat.data import Examples, Partition
+from fedflat.display import is_share
 from fedflat.engines.cpu.engine import one_thread
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.problem.totals import Totals
+from fedflat.engines.problem.task import Totals
 from fedflat.engines.round.plan import generator
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.run_model import RunModel
@@ -29,7 +30,6 @@ from fedflat.flatness.landscapes.landscape import landscape_around
 from fedflat.flatness.landscapes.path import path_landscape
 from fedflat.flatness.landscapes.plane import plane_landscape
 from fedflat.flatness.landscapes.points import require_same_shapes
-from fedflat.units import is_share
 
 Statistics = Literal["interpolated", "estimated"]
 CACHED_BYTES = 1 << 31

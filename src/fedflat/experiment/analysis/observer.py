@@ -18,20 +18,21 @@ from fedflat.algorithms.slot import unit
 from fedflat.data import Partition
 from fedflat.engines.cpu.engine import one_thread
 from fedflat.engines.problem.problem import Problem
+from fedflat.engines.problem.task import finite_or_none
 from fedflat.engines.round.contract import Client, ModelState, Outcome
 from fedflat.engines.round.plan import generator
 from fedflat.errors import UserError
-from fedflat.experiment.analysis.cohort import Measurements, finite_or_none, measure_cohort
+from fedflat.experiment.analysis.cohort import Measurements, measure_cohort
 from fedflat.experiment.analysis.replay import each_local_model
 from fedflat.experiment.analysis.run_model import objective_on, with_statistics
 from fedflat.experiment.analysis.scoring import Scorer, Scores, take_on_device
 from fedflat.experiment.config import FlatnessSettings
-from fedflat.experiment.quantities import parse_measurements
 from fedflat.flatness import Objective
-from fedflat.flatness.clients.drift import disagreement
+from fedflat.flatness.clients import disagreement
 from fedflat.flatness.curvature.lanczos import Ends, lanczos
 from fedflat.flatness.curvature.operator import Operator
-from fedflat.flatness.theory.noise import Constants, GradientSpread, heterogeneity
+from fedflat.flatness.theory import Constants, GradientSpread, heterogeneity
+from fedflat.setting_names import parse_measurements
 
 MAX_BATCH = 500
 """Largest number of examples per batch; second derivatives need several times the memory of a training step."""

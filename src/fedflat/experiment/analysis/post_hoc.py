@@ -32,7 +32,7 @@ from fedflat.experiment.analysis.theory import Theory, theory, trivial_loss
 from fedflat.experiment.config import Config, FlatnessSettings
 from fedflat.experiment.store.checkpoint import CHECKPOINT
 from fedflat.experiment.store.run_folder import Record, model_file, saved_rounds
-from fedflat.flatness.theory.noise import Constants
+from fedflat.flatness.theory import Constants
 
 Progress = Callable[[str], None]
 

@@ -20,8 +20,16 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import PooledTask
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError, one_of
-from fedflat.experiment.analysis.model_reference import Reference, at_round, client_of, parse_reference
-from fedflat.experiment.analysis.reopen import primary_model, reopen, require_model, state_of
+from fedflat.experiment.analysis.reopen import (
+    Reference,
+    at_round,
+    client_of,
+    parse_reference,
+    primary_model,
+    reopen,
+    require_model,
+    state_of,
+)
 from fedflat.experiment.analysis.replay import (
     Moment,
     Replay,

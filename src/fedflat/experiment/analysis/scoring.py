@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from fedflat.data import Examples
+from fedflat.data.batches import move_examples
 from fedflat.engines.cpu.engine import one_thread
-from fedflat.engines.problem.batches import move_examples
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.problem.task import PooledTask
-from fedflat.engines.problem.totals import Totals
+from fedflat.engines.problem.task import PooledTask, Totals
 from fedflat.engines.round.contract import ModelState
 
 Scores = dict[str, float]

@@ -15,16 +15,17 @@ from fedflat.algorithms.named import CARDS
 from fedflat.data import Dataset, Partition
 from fedflat.experiment.analysis.cohort import Measurements
 from fedflat.experiment.config import Config
-from fedflat.flatness.theory.bounds import (
+from fedflat.flatness.theory import (
     ALGORITHMS,
+    Constants,
     FederationSize,
     GeneralisationBound,
     RoundLearningRates,
+    largest_constants,
     largest_lr,
     run_bound,
     theorem_bound,
 )
-from fedflat.flatness.theory.noise import Constants, largest_constants
 
 TITLES = {name: CARDS[name].name for name in ALGORITHMS}
 

@@ -13,8 +13,7 @@ from typing import Any
 from fedflat.algorithms import algorithm, canonical
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RemoteCallback, require_remote
-from fedflat.experiment.campaign.processes import RunJob, run_in_parallel, run_in_sequence
-from fedflat.experiment.campaign.registered_names import unsendable_names
+from fedflat.experiment.campaign.processes import RunJob, run_in_parallel, run_in_sequence, unsendable_names
 from fedflat.experiment.config import Config, describe_difference
 from fedflat.experiment.setup.problem import device_of, load_data
 from fedflat.experiment.store.files import DamagedFile

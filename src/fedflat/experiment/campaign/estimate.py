@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,15 +16,14 @@ from fedflat.algorithms import algorithm
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RunView
 from fedflat.experiment.campaign.disk_space import client_scalars, participants, run_disk, state_scalars
-from fedflat.experiment.campaign.planned_run import PlannedRun
 from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
 from fedflat.experiment.setup.problem import device_of
+from fedflat.experiment.store.files import DamagedFile
+from fedflat.experiment.store.run_folder import RunFolder
 from fedflat.processes import available_cores
 from fedflat.text import parse
 
-FIRST_TIMED, LAST_TIMED = 1, 3
-"""A run is timed from the end of round 1, which includes the set-up, to the end of round 3."""
 PROBED_EXAMPLES = 64
 """Test examples that a probe evaluates."""
 SHORT_ROUND = 3.0
@@ -93,30 +92,6 @@ def forecast(run: RunView, seconds_per_round: float) -> Forecast:
         rounds=rounds_left,
         gpu=gpu,
     )
-
-
-class ForecastCallback(Callback):
-    """Calls ``report`` once, after the first rounds, if the rest of the run takes ``min_seconds`` or more."""
-
-    def __init__(self, report: Callable[[Forecast], None], min_seconds: float = 60.0) -> None:
-        self._report, self._min_seconds = report, min_seconds
-        self._start = 0.0
-        self._rounds = 0
-
-    def round_done(self, run: RunView) -> None:
-        """Time the rounds after ``FIRST_TIMED`` up to ``LAST_TIMED``, and then forecast the rest."""
-        self._rounds += 1
-        if self._rounds not in (FIRST_TIMED, LAST_TIMED):
-            return
-        if run.problem.device.type == "cuda":
-            torch.cuda.synchronize()
-        now = time.monotonic()
-        if self._rounds == FIRST_TIMED:
-            self._start = now
-            return
-        expected = forecast(run, (now - self._start) / (LAST_TIMED - FIRST_TIMED))
-        if expected.seconds >= self._min_seconds:
-            self._report(expected)
 
 
 @dataclass(frozen=True)
@@ -296,3 +271,29 @@ class _Timestamps(Callback):
 
     def evaluated(self, run: RunView) -> None:
         self.evaluations.append(time.monotonic())
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """An experiment with the folder that it has or will have."""
+
+    config: Config
+    folder: Path
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return RunFolder(self.folder).is_over
+
+    @property
+    def rounds_left(self) -> int:
+        """Number of rounds after the last evaluation; 0 if the run has ended, all if its metrics are damaged."""
+        if self.done:
+            return 0
+        folder = RunFolder(self.folder)
+        try:
+            history = folder.metrics() if folder.exists else []
+        except DamagedFile:
+            history = []
+        rounds_done = int(history[-1]["round"]) if history else self.config.init_rounds
+        return self.config.training.rounds - rounds_done

@@ -6,10 +6,12 @@ random number depends on what ran before, so parallel runs are bit-identical to 
 
 from __future__ import annotations
 
+import pickle
+import re
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -18,19 +20,23 @@ from typing import Any, NamedTuple, Protocol, TextIO
 
 import torch
 
+from fedflat.algorithms import composition
+from fedflat.data import DATASETS
+from fedflat.data.sources.user_function import FunctionSource
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RemoteCallback, RunProgress
-from fedflat.experiment.campaign.registered_names import PickledNames, pickled_names, register_names
 from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.files import DamagedFile
 from fedflat.experiment.store.run_folder import Record, RunFolder
+from fedflat.models import MODELS
 from fedflat.operating_system import keep_memory
 from fedflat.processes import (
     ChildDied,
     ChildProcess,
     close_children,
+    is_sendable,
     receive_from_parent,
     sendable_error,
     use_cores,
@@ -45,6 +51,9 @@ _SHOWN_WARNINGS: dict[str | tuple[str, type[Warning], int], int] = {}
 
 Results = Generator[tuple[int, "Record | UserError"], None, None]
 """Yields the index of a task with its record, or with the error that stopped it."""
+
+PickledNames = list[bytes]
+"""(name, component) pairs, pickled one by one so that one failed import does not affect the others."""
 
 
 class RunTask(Protocol):
@@ -329,3 +338,30 @@ def _from_message(record: Record, task: RunTask) -> Record:
 def _map_tensors(model: ModelState, function: Callable[[Any], Any]) -> ModelState:
     integer_buffers = {name: function(value) for name, value in model.integer_buffers.items()}
     return ModelState(function(model.weights), function(model.buffers), integer_buffers)
+
+
+def pickled_names() -> PickledNames:
+    """The registered names whose components can be sent to another process."""
+    return [pickle.dumps(pair) for pair in _registered().items() if is_sendable(pair)]
+
+
+def register_names(names: PickledNames) -> None:
+    """Register names from another process; a component that cannot be imported here is reported when it is used."""
+    for pickled in names:
+        with suppress(Exception):
+            name, component = pickle.loads(pickled)
+            composition.register(name, component)
+
+
+def unsendable_names(configs: Iterable[Config]) -> list[str]:
+    """Names used in ``configs`` whose components the running script defines, which no other process can import."""
+    local = {name for name, component in _registered().items() if not is_sendable(component)}
+    texts = " ".join(f"{config.algorithm} {config.model} {config.data.dataset}" for config in configs)
+    return sorted(local.intersection(re.findall(r"[\w-]+", texts)))
+
+
+def _registered() -> dict[str, Any]:
+    """User-registered algorithms, parts, models and datasets, by name."""
+    models = {name: spec for name, spec in MODELS.items() if not spec.__module__.startswith("fedflat.")}
+    datasets = {name: source.function for name, source in DATASETS.items() if isinstance(source, FunctionSource)}
+    return composition.registered() | models | datasets

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedflat.data.data_dir import VARIABLE, data_dir
+from fedflat.data.sources.source import DATA_DIR_VARIABLE, data_dir
 from fedflat.engines.ray.cluster import choose_device, connect, first_line
 from fedflat.engines.ray.worker import fedflat_version, version_mismatch
 from fedflat.engines.ray.worker_pool import MOST_LOSSES, close_worker_pool
@@ -28,8 +28,8 @@ from fedflat.experiment.campaign.processes import DistantRun, Results, RunTask
 from fedflat.experiment.config import Config
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
 from fedflat.operating_system import keep_memory
-from fedflat.plugins import load_plugins, loaded_plugins
 from fedflat.processes import use_cores
+from fedflat.registry import load_plugins, loaded_plugins
 
 SECONDS_BETWEEN_POLLS = 0.5
 """Pause before the folders of running runs are read again."""
@@ -87,7 +87,7 @@ class SweepLocation(NamedTuple):
                 f"node {socket.gethostname()} of the Ray cluster does not see the sweep's folder {self.marker.parent}; "
                 "choose a folder that all nodes share, with --out"
             )
-        os.environ[VARIABLE] = str(self.data)  # the data directory
+        os.environ[DATA_DIR_VARIABLE] = str(self.data)  # the data directory
         with suppress(OSError):  # the folder may not exist here; only relative paths need it
             os.chdir(self.folder)
         load_plugins(self.plugins)

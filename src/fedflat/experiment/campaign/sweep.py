@@ -19,7 +19,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, require_remote
 from fedflat.experiment.campaign.branch import branch_point
 from fedflat.experiment.campaign.compare import existing_run, folder_name, parallel_runs
-from fedflat.experiment.campaign.planned_run import PlannedRun
+from fedflat.experiment.campaign.estimate import PlannedRun
 from fedflat.experiment.campaign.processes import Results, run_in_parallel, run_in_sequence
 from fedflat.experiment.campaign.sweep_file import (
     SweepFile,

@@ -1,20 +1,20 @@
-"""From a config to its engine, local training and client sampler; and the message for a GPU without free memory."""
+"""From a config to its engine, local training, client sampler and averages."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
+from torch import Tensor
 
 from fedflat.algorithms import Algorithm
 from fedflat.algorithms.algorithm import Descent
 from fedflat.algorithms.lr_schedule import Schedule
-from fedflat.data.data_dir import data_dir
+from fedflat.averaging import AverageState, Ring, RunInfo, average_name
 from fedflat.data.files.streamed import StreamedTensor
+from fedflat.data.sources.source import data_dir
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.gpu.step import compiled_step, eager_step
@@ -24,8 +24,9 @@ from fedflat.engines.round.plan import Plan, Sampler
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import build_problem
-from fedflat.plugins import load_plugins, loaded_plugins
+from fedflat.models import classifier_parameters
 from fedflat.processes import available_cores
+from fedflat.registry import load_plugins, loaded_plugins
 
 if TYPE_CHECKING:
     from fedflat.engines.ray.cluster import Device
@@ -108,23 +109,6 @@ def _set_up_worker(config: Config, user_objects: UserObjects, plugins: tuple[str
     return WorkerSetup(problem, engine)
 
 
-@contextmanager
-def explain_out_of_memory(config: Config) -> Iterator[None]:
-    """Turn a GPU out-of-memory error into a ``UserError`` that names the settings to lower."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        symptom = "the GPU of a Ray worker is out of memory"
-        if config.engine.name != "ray":
-            free, total = (size / 2**30 for size in torch.cuda.mem_get_info())
-            symptom = f"the GPU is out of memory ({total - free:.1f} of {total:.1f} GB in use)"
-        raise UserError(
-            f"{symptom}; lower training.batch_size (now {config.training.batch_size}), engine.lanes (now "
-            f"{config.engine.lanes}) or evaluation.batch_size (now {config.evaluation.batch_size}), "
-            "or use engine.precision=bf16"
-        ) from None
-
-
 def training_of(config: Config, algorithm: Algorithm, clients: int) -> Training:
     """The settings of local training and aggregation for a federation of ``clients`` clients.
 
@@ -154,3 +138,32 @@ def sampler_of(config: Config, clients: int) -> Sampler:
     """The sampler of each round's cohort among ``clients`` clients."""
     federation = config.federation
     return Sampler(clients, min(federation.clients_per_round, clients), federation.sampling, federation.dropout)
+
+
+def begin_averages(
+    algorithm: Algorithm, problem: Problem, config: Config, flat_model: Tensor, open_rows: Callable[[str], Ring]
+) -> dict[str, AverageState]:
+    """The initial state of every average of an algorithm, by name; warns of averages that the run is too short for.
+
+    Args:
+        algorithm: the algorithm.
+        problem: the problem that it solves.
+        config: the experiment.
+        flat_model: weights and floating-point buffers of the initial model, as one vector.
+        open_rows: opens a named store of past models, which some averages need.
+    """
+    # Finding the classifier can fail, so it is looked for only if an average distinguishes it from the other layers.
+    needs_classifier = any(getattr(average, "part", "all") != "all" for average in algorithm.averages)
+    classifier = classifier_parameters(problem.model) if needs_classifier else set()
+    info = RunInfo(
+        config.training.rounds,
+        algorithm.lr_schedule.cycle,
+        classifier=problem.whole_layout.indicator(classifier.__contains__, flat_model),
+        ring=lambda name, _: open_rows(name),  # a store grows, so it needs no number of models
+        first=config.init_rounds,
+    )
+    for average in algorithm.averages:
+        warning = average.warning(info)
+        if warning:
+            warnings.warn(warning, stacklevel=2)
+    return {average_name(average): average.begin(info, flat_model) for average in algorithm.averages}

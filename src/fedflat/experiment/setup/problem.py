@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from fedflat import data as datasets
 from fedflat import models
 from fedflat.data import Dataset, Examples, Partition
+from fedflat.display import counted
 from fedflat.engines.problem.multilabel import MultiLabel
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.regression import Regression
@@ -25,7 +26,6 @@ from fedflat.experiment.config import Config
 from fedflat.experiment.setup.weights import load_weights
 from fedflat.flatness.precision import allow_tf32
 from fedflat.models.lstm import CharacterNetwork
-from fedflat.units import counted
 
 MAX_PIXELS = 2**23
 """Pixels per forward pass when evaluating segmentation: 194 CamVid (180x240) or 16 Cityscapes (512x1024) frames."""

@@ -34,7 +34,7 @@ from fedflat.experiment.store.files import (
     truncate,
     write_atomically,
 )
-from fedflat.plugins import load_recorded, loaded_plugins
+from fedflat.registry import load_recorded, loaded_plugins
 
 PLUGINS = "plugins.json"
 """File with the paths and sha256 of the plugins that were loaded when the run began."""

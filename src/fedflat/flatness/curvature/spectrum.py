@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fedflat.display import html_values
 from fedflat.errors import UserError, one_of
 from fedflat.flatness.curvature.lanczos import TOLERANCE, Eigenpairs, Ends, Largest, lanczos
 from fedflat.flatness.curvature.operator import Operator
@@ -16,7 +17,6 @@ from fedflat.flatness.curvature.power import power
 from fedflat.flatness.curvature.trace import DRAWS, Density, check_draws, hutchinson, lanczos_quadrature
 from fedflat.flatness.estimate import Estimate
 from fedflat.flatness.objective import Objective
-from fedflat.notebook import html_values
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

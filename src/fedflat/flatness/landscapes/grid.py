@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedflat.display import html_table
 from fedflat.errors import UserError
-from fedflat.notebook import html_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,5 +1,15 @@
 """Matplotlib and Plotly figures: curves, landscapes, spectra, datasets, partitions, clients."""
 
-from fedflat.notebook import show_figures
+from fedflat.reporting.progress import notebook_shell
+
+
+def show_figures() -> None:
+    """Let the running notebook show matplotlib figures as images, as ``%matplotlib inline`` does."""
+    shell = notebook_shell()
+    if shell is not None:
+        from IPython.core.pylabtools import select_figure_formats
+
+        select_figure_formats(shell, {"png"})
+
 
 show_figures()

@@ -11,8 +11,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from fedflat.display import is_share
 from fedflat.reporting.figures.style import COLOURS, evenly_spaced, open_frame, subplot_list
-from fedflat.units import is_share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

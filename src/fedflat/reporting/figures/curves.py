@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from fedflat.display import is_share
 from fedflat.errors import one_of
 from fedflat.reporting.figures.style import COLOURS, late_limits, line_styles, marker_spacing, open_frame
 from fedflat.reporting.tables.summary import series
-from fedflat.units import is_share
 
 AXES = {
     "round": "communication round",

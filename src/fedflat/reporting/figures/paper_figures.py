@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedflat.display import is_share
 from fedflat.reporting.figures.style import LineStyle, late_limits, marker_spacing, open_frame
 from fedflat.reporting.page.document import AXES, SUMMARY_LABELS
-from fedflat.units import is_share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedflat.display import is_share
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.stopping import ENDED_STATUSES, check_target
 from fedflat.experiment.store.run_folder import Record
@@ -30,7 +31,6 @@ from fedflat.reporting.tables.summary import (
     shown_range,
     summarise,
 )
-from fedflat.units import is_share
 
 SUMMARY_LABELS = {"mean_last": MEAN_LABEL, "last": "last", "best": "best over test"}
 """Summary values of a run, with their labels."""

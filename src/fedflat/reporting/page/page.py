@@ -12,6 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedflat import __version__
+from fedflat.display import (
+    is_share,
+    shown_bytes,
+    shown_count,
+    shown_difference,
+    shown_interval,
+    shown_metric,
+    shown_p,
+    shown_seconds,
+)
 from fedflat.experiment.store.files import create_folder, write_atomically
 from fedflat.reporting.figures.files import write_figure
 from fedflat.reporting.figures.style import MARKERS, LineStyle
@@ -22,13 +32,11 @@ from fedflat.reporting.page.document import (
     require_evaluations,
     shown_evaluations,
 )
-from fedflat.reporting.page.formats import shown_difference, shown_interval, shown_p
 from fedflat.reporting.page.gather import Gathered, group_runs
 from fedflat.reporting.page.views import landscapes_of
 from fedflat.reporting.tables.files import DIFFERENCE_HEADS, difference_table, result_table, values_csv
 from fedflat.reporting.tables.latex import DIFFERENCE_COLUMNS, RESULT_COLUMNS, latex_table
 from fedflat.reporting.tables.summary import best_of, shown_range
-from fedflat.units import is_share, shown_bytes, shown_count, shown_metric, shown_seconds
 
 if TYPE_CHECKING:
     from jinja2 import Template

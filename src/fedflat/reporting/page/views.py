@@ -10,12 +10,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from fedflat.display import is_share
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.landscapes import load_landscapes
 from fedflat.experiment.store.run_folder import Record
 from fedflat.reporting.figures.flatness_log import QUANTITIES, logged
 from fedflat.reporting.page.gather import run_path
-from fedflat.units import is_share
 
 if TYPE_CHECKING:
     from fedflat.flatness.landscapes.grid import Landscape

@@ -8,15 +8,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fedflat.display import (
+    is_share,
+    shown_count,
+    shown_difference,
+    shown_interval,
+    shown_metric,
+    shown_p,
+    shown_seconds,
+)
 from fedflat.errors import one_of
 from fedflat.reporting.page.document import (
     SUMMARY_LABELS,
     has_uneven_means,
     shown_evaluations,
 )
-from fedflat.reporting.page.formats import shown_difference, shown_interval, shown_p
 from fedflat.reporting.tables.summary import MEAN_LABEL, shown_range
-from fedflat.units import is_share, shown_count, shown_metric, shown_seconds
 
 Values = Mapping[str, Any]
 DIFFERENCE_HEADS = ("row", "difference", "95 % bootstrap", "95 % Student", "pairs", "test", "p", "p after Holm")

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedflat.units import shown_metric
+from fedflat.display import shown_metric
 
 MEAN_LABEL = "mean of the last 10 % of evaluations"
 """Label of ``Summary.mean_last``."""

@@ -1,6 +1,6 @@
-"""Client drift: norms, distances and cosines of client updates, and disagreement of client gradients.
+"""Measures over clients and rounds: drift of client updates, disagreement of client gradients, forgetting.
 
-All functions take rows [clients, P] and process one row at a time, without copying the matrix.
+Measures of drift and disagreement take rows [clients, P] and process one row at a time, without copying the matrix.
 
 >>> rows = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
 >>> update_drift(rows, rows.mean(0)).cosines.tolist()
@@ -10,10 +10,14 @@ All functions take rows [clients, P] and process one row at a time, without copy
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from fedflat.errors import UserError
 
 
 class UpdateDrift(NamedTuple):
@@ -95,3 +99,36 @@ def _divide(numerators: Tensor, denominators: Tensor) -> Tensor:
     """Divide elementwise; NaN where the denominator is not positive."""
     tiny = torch.finfo(denominators.dtype).tiny
     return torch.where(denominators > 0, numerators / denominators.clamp(min=tiny), torch.nan)
+
+
+@dataclass(frozen=True)
+class Forgetting:
+    """One value per part (class or client)."""
+
+    lost: list[float]
+    """max over s < T of a_s, minus a_T; negative if the last accuracy is the best."""
+    swing: list[float]
+    """The mean of |a_t - a_(t-1)| over consecutive measurements."""
+    lowest: list[float]
+    """The lowest accuracy after the part first reached half of its best."""
+
+
+def forgetting(accuracies: Sequence[Sequence[float]]) -> Forgetting:
+    """Measure the forgetting of each part, where a part is a class or a client.
+
+    Args:
+        accuracies: ``accuracies[round][part]``, of at least two rounds, in order (ECCV Fig. 3).
+
+    >>> forgetting([[0.2, 0.9], [0.8, 0.1], [0.5, 0.6]]).lost
+    [0.30000000000000004, 0.30000000000000004]
+    """
+    values = np.asarray(accuracies, dtype=float)
+    if values.ndim != 2 or len(values) < 2:
+        raise UserError("forgetting needs accuracies of at least two rounds; measure more often (flatness.every)")
+    lost = values[:-1].max(0) - values[-1]  # best earlier accuracy minus the last one
+    swing = np.abs(np.diff(values, axis=0)).mean(0)  # mean change between consecutive rounds
+    lowest = []  # lowest accuracy after a part first reached half of its best
+    for accuracy in values.T:
+        first_at_half = int(np.argmax(accuracy >= accuracy.max() / 2))  # argmax finds the first True
+        lowest.append(float(accuracy[first_at_half:].min()))
+    return Forgetting(lost.tolist(), swing.tolist(), lowest)

@@ -1,6 +1,9 @@
-"""Formatting of metrics, sizes, durations and counts, on screen and in reports."""
+"""How values are shown: numbers with units on screen and in reports, and HTML tables in notebooks."""
 
 from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
 
 SHARES = frozenset({"accuracy", "miou", "iou", "pixel_accuracy", "mAP", "label_accuracy"})
 """Metrics between 0 and 1, which are shown in per cent."""
@@ -13,19 +16,6 @@ def is_share(metric: str) -> bool:
     (True, False)
     """
     return metric in SHARES
-
-
-ERRORS = frozenset({"loss", "rmse", "mse", "mae"})
-"""Metrics that are better if lower."""
-
-
-def is_error(metric: str) -> bool:
-    """Whether lower values of a metric are better, unless its task says otherwise.
-
-    >>> is_error("rmse"), is_error("r2")
-    (True, False)
-    """
-    return metric in ERRORS
 
 
 def shown_metric(value: float | None, metric: str) -> str:
@@ -93,3 +83,57 @@ def counted(count: int, noun: str) -> str:
     ('1 round', '3 rounds')
     """
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def html_table(title: str, columns: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    """Return a table with a title as HTML.
+
+    >>> html_table("Runs", ["algorithm"], [["fedavg"]])
+    '<p><b>Runs</b></p><table><tr><th>algorithm</th></tr><tr><td>fedavg</td></tr></table>'
+    """
+    header = "".join(f"<th>{_escape(column)}</th>" for column in columns)
+    body = "".join(f"<tr>{''.join(f'<td>{_escape(value)}</td>' for value in row)}</tr>" for row in rows)
+    return f"<p><b>{_escape(title)}</b></p><table>{f'<tr>{header}</tr>' if header else ''}{body}</table>"
+
+
+def html_values(title: str, values: Mapping[str, object]) -> str:
+    """Return names and values as an HTML table with a title; values that are None are left out."""
+    return html_table(title, (), ((name, value) for name, value in values.items() if value is not None))
+
+
+def _escape(value: object) -> str:
+    return html.escape("–" if value is None else str(value))
+
+
+def shown_difference(value: float, metric: str) -> str:
+    """Format a difference of a metric with its sign; differences of shares are in percentage points.
+
+    >>> shown_difference(0.0123, "accuracy"), shown_difference(-0.5, "loss")
+    ('+1.23', '−0.5')
+    """
+    return ("+" if value > 0 else "") + shown_metric(value, metric).replace("-", "−")
+
+
+def shown_interval(bounds: Sequence[float] | None, metric: str) -> str:
+    """Format the confidence interval of a difference; None becomes a dash.
+
+    >>> shown_interval((-0.01, 0.02), "accuracy")
+    '−1.00 to +2.00'
+    """
+    if bounds is None:
+        return "–"
+    low, high = bounds
+    return f"{shown_difference(low, metric)} to {shown_difference(high, metric)}"
+
+
+def shown_p(p: float | None) -> str:
+    """Format a p-value, never as zero.
+
+    >>> shown_p(0.0123), shown_p(0.00001), shown_p(None)
+    ('0.012', '< 0.001', '–')
+    """
+    if p is None:
+        return "–"
+    if p < 0.001:
+        return "< 0.001"
+    return f"{p:.2g}" if p < 0.1 else f"{p:.2f}"

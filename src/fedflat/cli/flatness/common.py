@@ -1,17 +1,67 @@
-"""Open the runs, models and weights files that flatness commands measure, and name them."""
+"""What flatness commands share: flags, opening and naming models, and output as files, tables and numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedflat.cli.shared.downloads import fetch_if_missing
+import typer
+
+from fedflat.cli.shared.completion import complete_run
+from fedflat.cli.shared.flags import no_default, optional
+from fedflat.cli.shared.screen import fetch_if_missing, key_values, screen, table
 from fedflat.errors import UserError
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from fedflat.experiment.analysis.post_hoc import PostHoc
     from fedflat.experiment.analysis.run_model import RunModel
+
+MODELS = typer.Argument(
+    metavar="MODEL...",
+    help="RUN (its last average, or the server model), RUN:wima, RUN:server@50, RUN:client3@50 (local model), "
+    "or with --module a weights file (.pt, .safetensors)",
+    autocompletion=complete_run,
+)
+MODULE = no_default("--module", "function that builds the torch module of weights files", metavar="FILE.py:FUNCTION")
+DATASET = no_default("--dataset", "dataset to measure weights files on (see fedflat data list)", metavar="NAME")
+ON = typer.Option("train", "--on", metavar="SET", help="train (all clients' data) or test")
+CLIENT = no_default("--client", "measure on one client's data (first client: 0)", metavar="I", min=0)
+EXAMPLES = optional("--examples", "number of random examples", "all", metavar="N", min=1)
+SUBSETS = optional("--subsets", "number of random subsets of --examples, for error bars", "3", min=1)
+BATCH = optional(
+    "--batch-size", "examples per forward pass", "by example size; for CIFAR 97 on a CPU, 488 on a GPU", min=1
+)
+DEVICE = typer.Option("auto", "--device", metavar="NAME", help="auto, cpu or cuda")
+PRECISION = optional("--precision", "float32, tf32 or float64", "float32; float64 for float64 runs", metavar="NAME")
+OUT = optional(
+    "--out",
+    "output folder for numbers and figures",
+    "flatness/ inside the first run, or beside the first file",
+    metavar="FOLDER",
+)
+DEFAULT_SUBSETS = 3
+
+T = TypeVar("T")
+MAX_LISTED = 20
+"""Maximum number of clients, classes or rounds listed individually."""
+
+
+def number_of_subsets(subsets: int | None, examples: int | None) -> int:
+    """Return the number of random subsets of examples to measure on; reject --subsets without --examples."""
+    if subsets is not None and examples is None:
+        raise UserError("--subsets needs --examples, the number of examples per subset")
+    return subsets or DEFAULT_SUBSETS
+
+
+def data_name(on: str, client: int | None) -> str:
+    """Return the name of the data that are measured on, for headings and files."""
+    return on if client is None else f"client {client}"
 
 
 def open_run(run: Path, silent: bool, progress: Callable[[str], None], **options: Any) -> PostHoc:
@@ -57,13 +107,8 @@ def open_models(
     Returns:
         The models by their shortest distinct names.
     """
-    from fedflat.experiment.analysis.external_model import (
-        build_module,
-        external_config,
-        is_weights_file,
-        open_external_model,
-    )
-    from fedflat.experiment.analysis.model_reference import parse_reference
+    from fedflat.experiment.analysis.external_model import build_module, external_config, open_external_model
+    from fedflat.experiment.analysis.reopen import is_weights_file, parse_reference
     from fedflat.experiment.analysis.run_model import open_model_or_client
     from fedflat.experiment.store.run_folder import load_record
 
@@ -163,3 +208,93 @@ def default_folder(models: dict[str, RunModel], measurement: str) -> Path:
     if model.record.folder is None:
         raise UserError("this run has no folder; choose an output folder with --out")
     return model.record.folder.path / "flatness" / measurement
+
+
+def write_results(folder: Path, name: str, document: dict[str, Any], figure: Figure | None = None) -> dict[str, Path]:
+    """Write ``document`` to ``name.json`` and ``figure`` to ``name.png`` in ``folder``, which is created if missing.
+
+    Returns:
+        The paths, by the labels ``numbers`` and ``picture``.
+    """
+    from fedflat.cli.shared.one_run import write_figure
+    from fedflat.experiment.store.files import create_folder, write_atomically
+
+    files = {"numbers": folder / f"{name}.json"}
+    create_folder(folder)
+    write_atomically(files["numbers"], json.dumps(document, indent=2, default=str) + "\n")
+    if figure is not None:
+        files["picture"] = folder / f"{name}.png"
+        write_figure(figure, files["picture"])
+    return files
+
+
+def print_table(
+    heading: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    note: str = "",
+    *,
+    text_columns: int = 1,
+    subtitle: str = "",
+) -> None:
+    """Print a table.
+
+    Args:
+        heading: printed in bold above the table.
+        columns: titles of the columns.
+        rows: one value per column and row.
+        note: printed below the table.
+        text_columns: number of columns at the left that contain text; the others are right-aligned.
+        subtitle: printed below the heading.
+    """
+    console = screen()
+    console.print(f"\n{heading}", style="bold", markup=False)
+    if subtitle:
+        console.print(subtitle, style="dim", markup=False)
+    console.print()
+    console.print(table(columns, rows, numeric=columns[text_columns:]))
+    if note:
+        console.print(note, style="dim", markup=False)
+
+
+def print_files(files: Mapping[str, object]) -> None:
+    """Print the paths of output files, and other named values, below a table."""
+    console = screen()
+    console.print()
+    console.print(key_values(files))
+
+
+def evenly_spaced(items: Sequence[T], limit: int = MAX_LISTED) -> list[T]:
+    """Return at most ``limit`` evenly spaced items; the last item is always included.
+
+    >>> evenly_spaced([1, 2, 3, 4, 5], 3)
+    [1, 3, 5]
+    """
+    step = max(1, math.ceil(len(items) / limit))
+    first = (len(items) - 1) % step  # such that the last item is a multiple of step away
+    return list(items[first::step])
+
+
+def plus_minus(values: Sequence[float]) -> str:
+    """Return the mean as text, with the standard deviation if there are several values.
+
+    >>> plus_minus([1.25]), plus_minus([1.0, 2.0, 3.0])
+    ('1.25', '2 ± 1')
+    """
+    return f"{fmean(values):.4g}" if len(values) == 1 else f"{fmean(values):.4g} ± {stdev(values):.2g}"
+
+
+def three_digits(value: float | None) -> str | None:
+    """Return a number with three significant digits; None stays None, which tables show as a dash."""
+    return None if value is None else f"{value:.3g}"
+
+
+def known(values: Iterable[float | None] | None) -> list[float]:
+    """Return the values that are not None."""
+    return [value for value in values or [] if value is not None]
+
+
+def mean(values: Iterable[float | None] | None) -> float | None:
+    """Return the mean of the known values, or None if there are none."""
+    numbers = known(values)
+    return fmean(numbers) if numbers else None

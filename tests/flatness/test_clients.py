@@ -1,4 +1,4 @@
-"""Drift and disagreement: on quadratics driven through the real engines, everything is known in closed form."""
+"""Drift and disagreement on quadratics, where both have a closed form; forgetting by hand and as properties."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.round.contract import Aggregation, Client, ModelState, Training
 from fedflat.engines.round.plan import Plan
+from fedflat.errors import UserError
 from fedflat.experiment.analysis.cohort import measure_cohort
 from fedflat.experiment.analysis.replay import each_local_model
-from fedflat.flatness.clients.drift import disagreement, update_drift
+from fedflat.flatness.clients import disagreement, forgetting, update_drift
 
 from ..quadratics import problem_of, walk
 from ..reference.problem import Quadratics, Setting
@@ -27,6 +28,8 @@ RATE, STEPS = 0.1, 4
 A = np.array([np.diag([1.0, 2.0, 3.0]), np.diag([2.0, 1.0, 0.5]), np.diag([0.5, 0.5, 4.0])])
 B = np.array([[1.0, 0.0, 2.0], [-1.0, 2.0, 0.0], [3.0, -1.0, 1.0]])
 X0 = np.array([0.5, -0.5, 1.0])
+
+accuracies = arrays(np.float64, st.tuples(st.integers(2, 6), st.integers(1, 4)), elements=st.floats(0, 1))
 
 
 def moves(x: np.ndarray) -> np.ndarray:
@@ -147,3 +150,32 @@ def test_zero_vectors_give_no_signal() -> None:
     assert float(disagreement(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.0]])).conflicting) == 1, (
         "of the pairs that have a cosine"
     )
+
+
+def test_forgetting_computed_by_hand() -> None:
+    found = forgetting([[0.1, 0.9, 0.5], [0.9, 0.2, 0.5], [0.4, 0.7, 0.5]])
+    assert found.lost == pytest.approx([0.5, 0.2, 0.0])
+    assert found.swing == pytest.approx([(0.8 + 0.5) / 2, (0.7 + 0.5) / 2, 0.0])
+    assert found.lowest == pytest.approx([0.4, 0.2, 0.5])
+
+
+@settings(max_examples=60)
+@given(accuracies)
+def test_rising_accuracies_are_never_forgotten(values) -> None:
+    rising = np.sort(values, axis=0)
+    assert max(forgetting(rising.tolist()).lost) <= 0
+
+
+@settings(max_examples=60)
+@given(accuracies)
+def test_the_total_change_is_at_least_the_final_loss(values) -> None:
+    found = forgetting(values.tolist())
+    for lost, swing in zip(found.lost, found.swing, strict=True):
+        assert swing * (len(values) - 1) >= lost - 1e-12
+        assert -1 <= lost <= 1
+
+
+@pytest.mark.parametrize("values", [[], [[0.5, 0.5]], [0.1, 0.2]])
+def test_one_measurement_is_not_enough(values) -> None:
+    with pytest.raises(UserError, match=r"flatness.every"):
+        forgetting(values)

@@ -1,3 +1,0 @@
-"""Generalisation bounds of the FedSWA paper and the constants they need. Imports nothing from the other
-sub-packages.
-"""
