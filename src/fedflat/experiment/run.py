@@ -344,8 +344,7 @@ class Run:
         if self.folder:
             with self._interval.measured():
                 self._clients.fetch_remote_states()
-                loss = finite_or_none(self.loss)
-                frozen = self._frozen_hash
+                loss, frozen = finite_or_none(self.loss), self._frozen_hash
                 write_checkpoint(self.folder, self.server, self.averages, self._stores, self.config, loss, frozen)
 
     def _restore(self, folder: RunFolder, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
