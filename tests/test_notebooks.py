@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.time_limits import scaled
+
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
 pytest.importorskip("ipykernel")
@@ -19,7 +21,7 @@ def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     client = nbclient.NotebookClient(
         nbformat.read(path, as_version=4),
-        timeout=600,
+        timeout=int(scaled(600)),
         kernel_name="python3",
         resources={"metadata": {"path": str(tmp_path)}},
     )

@@ -7,6 +7,7 @@ Flower executor, which raises a clear error. Locks (filelock) and shared memory 
 from __future__ import annotations
 
 import ctypes
+import errno
 import multiprocessing
 import os
 import signal
@@ -58,6 +59,21 @@ def write_at(descriptor: int, data: bytes, offset: int) -> None:
         view, offset = view[written:], offset + written
 
 
+def sync_folder(path: str | os.PathLike[str]) -> None:
+    """Make created, renamed and deleted names in a folder durable; no effect where the system cannot do this."""
+    if sys.platform == "win32":
+        return
+    with suppress(PermissionError):  # the folder may be writable but not readable
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # some network file systems cannot sync folders
+                raise
+        finally:
+            os.close(descriptor)
+
+
 def peak_memory() -> int | None:
     """Largest resident memory of this process so far, in KiB; None on Windows."""
     if sys.platform == "win32":
@@ -83,12 +99,15 @@ def keep_memory() -> None:
 
 @contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Block SIGINT, which children inherit; in this process an interrupt arrives afterwards. No effect on Windows."""
+    """Block SIGINT and SIGHUP, which children inherit; in this process they arrive afterwards. No effect on Windows.
+
+    Both signals reach all processes of a terminal; children exit when their parent closes their pipes.
+    """
     if sys.platform == "win32":
         yield
         return
     resource_tracker.ensure_running()  # starting it later would unblock the signal
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield
     finally:

@@ -10,6 +10,7 @@ import io
 import math
 import os
 import pickle
+import signal
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,12 +34,16 @@ class ChildDied(Exception):
     """A child process exited without an answer; the message says how, e.g. ``"ended unexpectedly"``."""
 
 
+class ChildKilled(ChildDied):
+    """A signal killed a child process."""
+
+
 class ChildProcess:
     """A spawned process and the parent's end of a two-way pipe to it.
 
     The child loads the parent's plugins and calls ``target(pipe, *args)`` with one torch thread. It does not run the
-    user's script again, so that scripts need no ``if __name__ == "__main__"`` guard, and never sees Ctrl-C: the parent
-    does, and then closes its children.
+    user's script again, so that scripts need no ``if __name__ == "__main__"`` guard. It never sees Ctrl-C or a closed
+    terminal: the parent does, and then closes its children.
 
     Args:
         target: function that the child can import.
@@ -85,11 +90,16 @@ class ChildProcess:
         """
         try:
             return self.pipe.recv()
-        except (EOFError, ConnectionError):
+        except (EOFError, OSError, RuntimeError) as error:  # tensors in a message are read from the child's memory
             self.process.join(PATIENCE)
-            was_killed = (self.process.exitcode or 0) < 0  # minus the number of the signal
-            reason = "was killed, most likely because memory ran out" if was_killed else "ended unexpectedly"
-            raise ChildDied(reason) from None
+            if self.is_alive and not isinstance(error, EOFError | ConnectionError):
+                raise
+            signal_number = -(self.process.exitcode or 0)
+            if signal_number <= 0:
+                raise ChildDied("ended unexpectedly") from None
+            if signal_number == 9:  # sent by the system when memory runs out
+                raise ChildKilled("was killed, most likely because memory ran out") from None
+            raise ChildKilled(f"was killed by {signal.Signals(signal_number).name}") from None
 
 
 def receive_from_parent(pipe: Connection) -> Any:

@@ -127,6 +127,21 @@ def test_show_skips_unreadable_runs(fedflat, compared):
     assert "all/broken" in result.stderr and "format 99" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("file", "is_needed"), [("metrics.jsonl", True), ("partition.json", False), ("timing.jsonl", False)]
+)
+def test_a_damaged_run_does_not_block_the_others(fedflat, compared, small, tmp_path, file, is_needed):
+    shutil.copytree(compared, tmp_path / "damaged")
+    (tmp_path / "damaged" / "fedavg" / "seed-0" / file).write_text("{\n")
+    flags = ("--seeds", "2", "--quiet", "--json", "--out", tmp_path / "damaged")
+    result = fedflat("compare", "fedavg", "fedsam", *small, *flags)
+    assert len(json.loads(result.stdout)["runs"]) == (3 if is_needed else 4)
+    assert result.exit_code == (2 if is_needed else 0)
+    assert f"fedavg/seed-0/{file} is " in result.stderr or file == "timing.jsonl"
+    shown = fedflat("show", tmp_path / "damaged" / "fedavg" / "seed-0")
+    assert shown.exit_code == (2 if is_needed else 0)
+
+
 @pytest.mark.parametrize(("text", "seeds"), [("1", [0]), ("3", [0, 1, 2]), ("7,3", [7, 3]), ("5,", [5])])
 def test_seeds(text, seeds):
     assert read_seeds(text) == seeds

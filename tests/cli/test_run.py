@@ -87,8 +87,10 @@ def test_show_prints_settings_and_partition(fedflat, finished):
     assert document["partition"]["clients"] == 50 and document["algorithm"] == "fedmoswa+wima"
 
 
-def test_resuming_a_finished_run_does_nothing(fedflat, finished):
+def test_resuming_a_finished_run_only_draws_a_missing_figure(fedflat, finished):
+    (finished / "curve.png").unlink()
     result = fedflat("resume", finished)
+    assert (finished / "curve.png").exists()
     assert result.exit_code == 0
     first = result.stdout.splitlines()[0]
     assert str(finished) in first and "finished" in first

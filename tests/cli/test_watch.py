@@ -79,7 +79,7 @@ def test_empty_and_missing_folders(fedflat, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "content"), [("status.json", "half a"), ("status.json", "{}"), ("timing.jsonl", '{"seconds": 3}\n')]
+    ("file", "content"), [("status.json", "half a"), ("status.json", "{}"), ("metrics.jsonl", '{"round": 3}\n')]
 )
 def test_a_damaged_run_is_reported_and_others_are_shown(fedflat, running, tmp_path, file, content):
     shutil.copytree(running, tmp_path / "whole")

@@ -115,7 +115,7 @@ def test_the_driver_is_killed_and_the_run_resumed(cluster: Nodes, tmp_path: Path
     with python(
         "-m", "fedflat", "run", "--config", str(tmp_path / "config.yaml"), "--out", str(folder), "--quiet"
     ) as driver:
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + scaled(240)
         while not (folder / "metrics.jsonl").exists() or len((folder / "metrics.jsonl").read_text().splitlines()) < 3:
             assert driver.poll() is None and time.monotonic() < deadline, "the run ended or made no progress"
             time.sleep(0.02)

@@ -54,7 +54,7 @@ def test_a_node_is_killed_halfway_through_a_sweep(cluster: Nodes, tmp_path: Path
     with cluster.another():
         flags = ("--out", str(tmp_path / "ray"), "--ray-address", cluster.address, "--no-probe", "--json")
         with python("-m", "fedflat", "sweep", str(file), *flags) as sweep:
-            deadline = time.monotonic() + 240
+            deadline = time.monotonic() + scaled(240)
             while finished(tmp_path / "ray") < RUNS // 2:
                 assert sweep.poll() is None and time.monotonic() < deadline, (
                     "it ended or stood still before it could be disturbed"

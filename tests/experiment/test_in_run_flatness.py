@@ -112,14 +112,15 @@ def test_workers_log_the_same_measurements() -> None:
     assert one.history == two.history
 
 
-def test_a_resumed_run_ends_with_the_same_log(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["scaffold+wima", "fedwmsam"])  # fedwmsam has several server vectors
+def test_a_resumed_run_ends_with_the_same_log(tmp_path: Path, text: str) -> None:
     what = {
-        "flatness": "every=2,what=lambda_max+drift+noise",
+        "flatness": "every=2,what=drift+noise",
         "flatness__examples": 40,
         "flatness__clients": 2,
         "engine__checkpoint_every": 1,
     }
-    run(out=tmp_path / "whole", **what)
+    run(text, out=tmp_path / "whole", **what)
 
     class Stop(fedflat.Callback):
         def evaluated(self, run) -> None:
@@ -127,7 +128,7 @@ def test_a_resumed_run_ends_with_the_same_log(tmp_path: Path) -> None:
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(out=tmp_path / "halves", callbacks=[Stop()], **what)
+        run(text, out=tmp_path / "halves", callbacks=[Stop()], **what)
     fedflat.resume(tmp_path / "halves")
     assert (tmp_path / "halves" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
     timing = [json.loads(line) for line in (tmp_path / "whole" / "timing.jsonl").read_text().splitlines()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -70,9 +71,9 @@ def changed(old: str, new: str) -> Harm:
     [
         (
             lambda run: shutil.rmtree(run / "state" / "clients"),
-            r"state/clients has lost rows: it has 0, .* needs \d+; .*fedflat run",
+            r"state/clients has lost rows: it has 0, .* needs \d+; .*delete .*checkpoint",
         ),
-        (lambda run: (run / "state" / "clients" / "rows.bin").unlink(), "state/clients has lost rows"),
+        (lambda run: (run / "state" / "clients" / "rows.bin").unlink(), "state/clients/rows.bin is damaged"),
         (
             lambda run: shutil.rmtree(run / "state" / "wima-3-all"),
             "state/wima-3-all has lost rows: it has 0, .* needs 3",
@@ -112,11 +113,79 @@ def test_a_run_without_its_checkpoint_starts_from_the_beginning(run: Path, whole
     assert contents(run) == whole
 
 
-def test_a_checkpoint_of_an_earlier_version_is_resumed(run: Path, whole: dict[str, bytes]) -> None:
-    """Earlier checkpoints contain neither a row count nor settings."""
+def test_a_checkpoint_of_an_earlier_version_is_refused(run: Path) -> None:
+    """Earlier checkpoints have no format, and their row files no checksums."""
     _, about = RunFolder(run).read_tensors(CHECKPOINT)
-    earlier = {name: value for name, value in about.items() if name not in ("rows", "settings")}
-    assert len(about) - len(earlier) == 2
-    save_file(load_file(run / CHECKPOINT), run / CHECKPOINT, {"fedflat": json.dumps(earlier)})
+    del about["format"]
+    save_file(load_file(run / CHECKPOINT), run / CHECKPOINT, {"fedflat": json.dumps(about)})
+    with pytest.raises(UserError, match=r"state.safetensors was written by an earlier version .* delete .*checkpoint"):
+        fedflat.resume(run)
+
+
+def flip(path: Path, position: int) -> None:
+    """Change one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("file", [CHECKPOINT, "state/clients/rows.bin", "state/clients/index.bin"])
+def test_a_flipped_bit_in_the_state_is_detected(run: Path, whole: dict[str, bytes], file: str) -> None:
+    for position in (16, 32) if file.endswith("index.bin") else (-1,):  # the checksums of both copies of the first row
+        flip(run / file, position)
+    with pytest.raises(UserError, match=r"state.*\.(safetensors|bin) is damaged.*; .*delete .*checkpoint"):
+        fedflat.resume(run)
+    shutil.rmtree(run / "checkpoint")
     fedflat.resume(run)
     assert contents(run) == whole
+
+
+def test_a_run_without_client_state_continues_from_the_previous_checkpoint(tmp_path: Path) -> None:
+    rounds = fedflat.rounds("fedavg", out=tmp_path / "run", **SETTINGS)
+    for _ in range(4):
+        next(rounds)
+    shutil.copytree(tmp_path / "run", tmp_path / "damaged")
+    flip(tmp_path / "damaged" / CHECKPOINT, -1)
+    assert [round.number for round in rounds] == [5, 6]
+    with pytest.warns(UserWarning, match="state.safetensors is damaged; the run continues from the checkpoint before"):
+        fedflat.resume(tmp_path / "damaged")
+    assert contents(tmp_path / "damaged") == contents(tmp_path / "run")
+
+
+def test_every_flipped_byte_of_a_model_is_detected(run: Path) -> None:
+    folder, file = RunFolder(run), run / "model.safetensors"
+    tensors, about = folder.read_tensors(file.name)
+    intact, values = file.read_bytes(), {name: tensor.tolist() for name, tensor in tensors.items()}
+    draw = random.Random(0)
+    positions = {*range(8, 700, 5), *(draw.randrange(len(intact)) for _ in range(50))}
+    for position in positions:
+        flip(file, position)
+        try:
+            changed_tensors, changed_about = folder.read_tensors(file.name)
+        except UserError as error:
+            assert str(file) in str(error)
+        else:  # only white space in the header may change
+            assert ({name: tensor.tolist() for name, tensor in changed_tensors.items()}, changed_about) == (
+                values,
+                about,
+            )
+        file.write_bytes(intact)
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"round": 0, "sec', b'{"round": 0, "sec{"round": 1, "seconds": 2}\n', b"\0\xff\n"]
+)
+def test_a_damaged_timing_does_not_matter(run: Path, whole: dict[str, bytes], content: bytes) -> None:
+    with (run / "timing.jsonl").open("ab") as file:
+        file.write(content)
+    assert fedflat.load(run).record.seconds > 0
+    fedflat.resume(run)
+    assert contents(run) == whole
+    lines = [json.loads(line) for line in (run / "timing.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == list(range(7))
+
+
+def test_a_damaged_status_is_repaired(run: Path, whole: dict[str, bytes]) -> None:
+    (run / "status.json").write_text("")
+    fedflat.resume(run)
+    assert contents(run) == whole and RunFolder(run).status()["status"] == "finished"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,20 @@ def test_the_index_lists_the_folder_of_every_run(finished: Sweep) -> None:
 def test_finished_runs_are_not_repeated(finished: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeping, "Run", None)
     assert [done.by for done in run_sweep(finished)] == ["before"] * 4
+
+
+@pytest.mark.parametrize("file", ["metrics.jsonl", "config.yaml", "status.json"])
+def test_a_damaged_run_does_not_stop_the_others(finished: Sweep, tmp_path: Path, file: str) -> None:
+    shutil.copytree(finished.out, tmp_path / "copy")
+    made = plan(tmp_path / "copy")
+    (made.runs[0].folder / file).write_text("[\n")
+    results = {result.run.name: result for result in run_sweep(made)}
+    error = results[made.runs[0].name].error
+    if file == "status.json":  # repaired from the checkpoint
+        assert error is None and made.runs[0].done
+    else:
+        assert file in str(error)
+    assert [result.by for name, result in results.items() if name != made.runs[0].name] == ["before"] * 3
 
 
 def test_other_settings_in_the_same_folder_are_refused(finished: Sweep) -> None:

@@ -77,7 +77,7 @@ def test_files_without_weights_are_rejected(tmp_path):
     (tmp_path / "broken").write_bytes(b"nonsense")
     for path, sentence in (
         (tmp_path, "is a folder"),
-        (tmp_path / "broken", "not a complete safetensors"),
+        (tmp_path / "broken", "damaged or not a safetensors file"),
         (tmp_path / "no", "does not exist"),
     ):
         with pytest.raises(fedflat.UserError, match=sentence):

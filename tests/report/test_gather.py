@@ -35,6 +35,7 @@ def test_a_half_copied_run_is_left_out_or_refused(compared, missing):
     assert missing in gathered.left_out[0][1]
     with pytest.raises(UserError, match=missing):
         gather([compared / "fedsam" / "seed-1"])
+    assert len(gather([compared / "fedsam" / "seed-1", compared / "fedavg"]).records) == 3
 
 
 def test_incomplete_metrics_are_detected(compared):

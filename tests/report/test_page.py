@@ -18,6 +18,7 @@ from fedflat.reporting.figures.style import COLOURS
 from fedflat.reporting.page.document import report_document
 from fedflat.reporting.page.gather import gather
 from fedflat.reporting.page.page import report_page
+from tests.time_limits import scaled
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
@@ -82,7 +83,8 @@ def show(browser: Any, page: Path, width: int, dark: bool = False) -> None:
     scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
     browser.get(page.as_uri())
-    for _ in range(400):
+    deadline = time.monotonic() + scaled(20)
+    while time.monotonic() < deadline:
         if browser.execute_script("return document.querySelectorAll('[data-part=curves] path.curve').length"):
             return
         time.sleep(0.05)
@@ -241,12 +243,10 @@ def test_landscapes_fit_a_phone_in_dark_mode_without_a_network(browser, compared
         browser.execute_script(f"[...document.querySelectorAll('.later')].at({last}).scrollIntoView()")
     labels = "[...document.querySelectorAll('.js-plotly-plot .xtitle')].map(e => getComputedStyle(e))"
     drawn = f"return {labels}.filter(style => style.fill === 'rgb(228, 232, 236)' && style.stroke === 'none').length"
-    for _ in range(300):  # contours need no WebGL, which a machine without a display may lack
-        if browser.execute_script(drawn) == 2:
-            break
+    deadline = time.monotonic() + scaled(30)
+    while browser.execute_script(drawn) < 2:  # contours need no WebGL, which a machine without a display may lack
+        assert time.monotonic() < deadline, "no landscape was drawn in the colours of the theme"
         time.sleep(0.1)
-    else:
-        raise AssertionError("no landscape was drawn in the colours of the theme")
     assert [message for message in errors(browser) if "WebGL" not in message] == []
     assert requests(browser) == []
     assert browser.execute_script(OUTSIDE) == []

@@ -23,6 +23,7 @@ from fedflat.averaging import AVERAGES, Ema, average_name
 from fedflat.errors import UserError
 from fedflat.models import ModelSpec, canonical_model
 from fedflat.registry import Registry
+from tests.time_limits import scaled
 
 ROOT = Path(__file__).parents[2]
 
@@ -140,7 +141,7 @@ def fedflat_with(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         "OMP_NUM_THREADS": "1",
     }
     return subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, env=environment, timeout=120, check=False
+        [sys.executable, *words], capture_output=True, text=True, env=environment, timeout=scaled(120), check=False
     )
 
 

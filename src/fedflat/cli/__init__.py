@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import sys
+from pathlib import Path
+from types import FrameType
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as in a shell."""
+WRONG_REQUEST = 2
+"""Exit code after a user error."""
+_signal: int = signal.SIGINT
+
+
+def interrupted_code() -> int:
+    """Exit code after an interruption, as in a shell: 128 plus the number of the signal, e.g. 130 after Ctrl-C."""
+    return 128 + _signal
 
 
 class Interrupted(Exception):
-    """The user pressed Ctrl-C; the message says how to continue."""
+    """Ctrl-C or another signal stopped the command; the message says how to continue."""
 
 
 def main() -> None:
     """Run the command line; errors become messages on stderr, and a closed pipe is not an error."""
     # Read by torch at import: spinning threads slow measurements down on busy cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    _replace_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     try:
+        Path.cwd()
+    except FileNotFoundError:  # torch could not be imported
+        print("fedflat: the working directory was deleted; change to another one (cd)", file=sys.stderr)
+        sys.exit(WRONG_REQUEST)
+    try:
+        _interrupt_on_signals()
         from fedflat.cli.application import app  # here, so that Ctrl-C during imports prints no traceback
 
         try:
@@ -32,4 +49,44 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        sys.exit(interrupted_code())
+
+
+def _replace_closed_streams() -> None:
+    """Connect closed standard streams (``>&-``) and those of a closed terminal to /dev/null.
+
+    Otherwise the next opened file would get the stream's number, and receive what libraries print.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None or (name != "stdin" and not _is_open(number)):
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", closefd=False))
+
+
+def _is_open(descriptor: int) -> bool:
+    """Whether an output stream is connected; even writing nothing to a closed terminal fails."""
+    try:
+        os.write(descriptor, b"")
+    except OSError as error:
+        return error.errno != errno.EIO
+    return True
+
+
+def _interrupt_on_signals() -> None:
+    """Treat SIGTERM and SIGHUP (a closed terminal) like Ctrl-C, unless they are ignored (``nohup``)."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        """Handle a signal: remember its number for the exit code."""
+        global _signal  # noqa: PLW0603
+        _signal = number
+        _replace_closed_streams()
+        raise KeyboardInterrupt
+
+    for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, interrupt)

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperOption
 
 from fedflat import __version__
-from fedflat.cli import INTERRUPTED, Interrupted
+from fedflat.cli import WRONG_REQUEST, Interrupted, interrupted_code
 from fedflat.cli.experiments.bench import bench
 from fedflat.cli.experiments.branch import branch
 from fedflat.cli.experiments.clean import clean
@@ -49,8 +49,6 @@ from fedflat.errors import UserError
 from fedflat.registry import PLUGINS_VARIABLE, MissingPlugin, listed_plugins, load_plugins
 from fedflat.setting_names import suggest_setting
 
-WRONG_REQUEST = 2
-"""Exit code after a user error."""
 PACKAGE = Path(__file__).parents[1]
 
 
@@ -66,9 +64,9 @@ def errors_as_messages() -> Iterator[None]:
     except UserError as error:
         raise _print_error(str(error), WRONG_REQUEST) from None
     except Interrupted as interruption:
-        raise _print_error(f"interrupted; {interruption}", INTERRUPTED) from None
+        raise _print_error(f"interrupted; {interruption}", interrupted_code()) from None
     except KeyboardInterrupt:
-        raise _print_error("interrupted", INTERRUPTED) from None
+        raise _print_error("interrupted", interrupted_code()) from None
     except BrokenPipeError:  # an OSError that main() handles
         raise
     except OSError as error:

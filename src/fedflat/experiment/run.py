@@ -329,7 +329,7 @@ class Run:
             store.rewind(init_rounds)
         if folder:
             create_folder((folder.path / CHECKPOINT).parent)  # it may have been deleted
-            folder.truncate_metrics(0)
+            folder.rewind_logs(metrics_length=0, rounds=-1)
             remove_snapshots_after(folder.path, init_rounds)
         return 0.0
 
@@ -344,14 +344,13 @@ class Run:
         if self.folder:
             with self._interval.measured():
                 self._clients.fetch_remote_states()
-                loss = finite_or_none(self.loss)
-                frozen = self._frozen_hash
+                loss, frozen = finite_or_none(self.loss), self._frozen_hash
                 write_checkpoint(self.folder, self.server, self.averages, self._stores, self.config, loss, frozen)
 
     def _restore(self, folder: RunFolder, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
         """Continue from a checkpoint, given its tensors and metadata; discard all that was written after it."""
         require_rows(folder, self._stores, metadata)
-        folder.truncate_metrics(metadata["metrics"])
+        folder.rewind_logs(metadata["metrics"], metadata["rounds"])
         self.server = ServerState.from_checkpoint(tensors, metadata)
         loss = math.nan if metadata["loss"] is None else metadata["loss"]
         self._train_loss = torch.tensor(loss, dtype=self.problem.dtype)
@@ -382,6 +381,7 @@ class Run:
         self._bn_statistics = self._clients.statistics(len(self.partition.clients))
         if not self.folder:
             return
+        self.folder.sync_metrics()
         if self._bn_statistics:
             by_number = {str(number): statistics for number, statistics in self._bn_statistics.items()}
             self.folder.write_tensors(STATISTICS_FILE, by_number, {"rounds": self.rounds})

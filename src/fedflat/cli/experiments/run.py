@@ -23,7 +23,7 @@ from fedflat.cli.shared.flags import (
     optional,
     with_settings,
 )
-from fedflat.cli.shared.one_run import draw_curve, print_run, run_document
+from fedflat.cli.shared.one_run import CURVE, draw_curve, print_run, run_document
 from fedflat.cli.shared.screen import fetch_if_missing, print_json
 from fedflat.reporting.progress import ForecastCallback, progress
 from fedflat.setting_names import EXECUTION_SETTINGS
@@ -86,14 +86,19 @@ def resume(
     Example: fedflat resume runs/fedmoswa-digits-seed0 --workers 2
     """
     from fedflat.api import make_config
-    from fedflat.experiment.stopping import ENDED_STATUSES
     from fedflat.experiment.store.run_folder import RunFolder, load_record
+    from fedflat.reporting.result import Result
 
+    run_folder = RunFolder(folder)
+    if not run_folder.is_over:
+        config = run_folder.config()
+        run_folder.load_plugins()
+        _train(make_config(config, settings), folder, as_json, quiet, track, resume=True)
+        return
     record = load_record(folder)
-    if record.status not in ENDED_STATUSES:
-        RunFolder(folder).load_plugins()
-        _train(make_config(record.config, settings), folder, as_json, quiet, track, resume=True)
-    elif as_json:
+    if not (folder / CURVE).exists():  # the run was killed before it was drawn
+        draw_curve(Result(record))
+    if as_json:
         print_json(run_document(record))
     else:
         print(f"The run in {folder} is already {record.status}; nothing to resume.")

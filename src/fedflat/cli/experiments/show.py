@@ -26,13 +26,19 @@ def show(
 
     Example: fedflat show runs
     """
+    from fedflat.experiment.store.files import DamagedFile
     from fedflat.experiment.store.run_folder import RunFolder, load_record
 
     run_folder = RunFolder(folder)
     if not run_folder.exists:
         _show_comparison(folder, target, as_json)
     elif as_json:
-        print_json(run_document(load_record(folder)) | {"partition": run_folder.partition()})
+        try:
+            partition = run_folder.partition()
+        except DamagedFile as error:
+            print(f"fedflat: {error}", file=sys.stderr)
+            partition = None
+        print_json(run_document(load_record(folder)) | {"partition": partition})
     else:
         print_run(load_record(folder), settings=True)
 

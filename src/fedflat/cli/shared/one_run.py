@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from fedflat.experiment.store.run_folder import Record
     from fedflat.reporting.result import Comparison, Result
 
+CURVE = "curve.png"
+"""File of the learning curve in a run folder."""
 COSTS = ("backward_passes", "samples", "bytes_down", "bytes_up")
 STATUS_STYLE = {
     "finished": "green",
@@ -69,6 +71,7 @@ def print_run(record: Record, settings: bool = False) -> None:
     """Print a run's metrics, cost and folder; ``settings`` adds its settings and partition."""
     from rich.text import Text
 
+    from fedflat.experiment.store.files import DamagedFile
     from fedflat.reporting.result import Comparison
 
     document, console = run_document(record), screen()
@@ -95,7 +98,10 @@ def print_run(record: Record, settings: bool = False) -> None:
         changed = table(("setting", "value", "default"), different_from_defaults(record.config))
         print_section("Non-default settings", changed)
         if record.folder is not None:
-            print_partition(record.folder.partition())
+            try:
+                print_partition(record.folder.partition())
+            except DamagedFile as error:
+                console.print(str(error), style="red")
 
 
 def print_r2_warning(comparison: Comparison) -> None:
@@ -195,4 +201,4 @@ def folder_of(record: Record) -> str | None:
 def draw_curve(result: Result) -> None:
     """Write a run's learning curve into its folder."""
     if result.record.folder is not None and result.history:
-        write_figure(result.plot(), result.record.folder.path / "curve.png")
+        write_figure(result.plot(), result.record.folder.path / CURVE)

@@ -72,9 +72,8 @@ def _state_norms(algorithm: Algorithm, clients: list[Client], states: States) ->
     client_names = [name for name, field in flat_fields(algorithm.client_fields()).items() if field.vector]
     norms: Measurements = {}
     if server_names:
-        norms["server_vectors"] = {
-            name: finite_or_none(vector.norm()) for name, vector in flat_state(states).items() if name in server_names
-        }
+        vectors = flat_state(states)  # in another order after a resume
+        norms["server_vectors"] = {name: finite_or_none(vectors[name].norm()) for name in server_names}
     if client_names:
         by_client = [flat_state(client.state) for client in clients]
         norms["client_vectors"] = {

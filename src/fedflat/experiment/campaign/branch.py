@@ -8,7 +8,6 @@ fresh.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,9 @@ from fedflat.errors import UserError
 from fedflat.experiment.analysis.reopen import reopen
 from fedflat.experiment.analysis.replay import moment_at_checkpoint
 from fedflat.experiment.store.checkpoint import CHECKPOINT
-from fedflat.experiment.store.files import create_folder, write_atomically
+from fedflat.experiment.store.files import create_folder
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record, model_file, saved_rounds, snapshot_file
+from fedflat.experiment.store.tensor_files import write_tensors
 
 START_FILE = "start.safetensors"
 """The copied model in the folder of the branches."""
@@ -56,7 +56,7 @@ class BranchPoint:
             "rounds": self.rounds,
             "run": str(self.run.absolute()),
         }
-        write_atomically(out / START_FILE, save(self._tensors(), {"fedflat": json.dumps(metadata)}))
+        write_tensors(out / START_FILE, self._tensors(), metadata)
 
     def check(self, out: Path) -> None:
         """Raise a ``UserError`` if the branches in ``out`` started from another model."""

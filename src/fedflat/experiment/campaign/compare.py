@@ -16,7 +16,7 @@ from fedflat.experiment.callback import Callback, RemoteCallback, require_remote
 from fedflat.experiment.campaign.processes import RunJob, run_in_parallel, run_in_sequence, unsendable_names
 from fedflat.experiment.config import Config, describe_difference
 from fedflat.experiment.setup.problem import device_of, load_data
-from fedflat.experiment.stopping import ENDED_STATUSES
+from fedflat.experiment.store.files import DamagedFile
 from fedflat.experiment.store.provenance import fingerprints, require_same_inputs
 from fedflat.experiment.store.run_collection import save_order
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
@@ -98,7 +98,8 @@ def run_each(
 ) -> Iterator[Record]:
     """Run every config in its folder and yield the records in order.
 
-    Finished runs are loaded, interrupted ones resumed. Raises ``SomeFailed`` at the end if parallel runs failed.
+    Finished runs are loaded, interrupted ones resumed. Raises ``SomeFailed`` at the end if parallel runs failed or if
+    finished ones are damaged.
 
     Args:
         configs: the runs.
@@ -112,12 +113,16 @@ def run_each(
     unfinished: list[RunJob] = []
     positions: list[int] = []  # of the unfinished runs in ``configs``
     for position, (config, folder) in enumerate(zip(configs, folders, strict=True)):
-        existing = existing_run(config, folder, object_fingerprints)
-        if existing and existing.status in ENDED_STATUSES:
-            outcomes[position] = existing
-        else:
-            unfinished.append(RunJob(config, folder, existing is not None, user_objects))
-            positions.append(position)
+        try:
+            existing = existing_run(config, folder, object_fingerprints)
+            if existing is not None and existing.is_over:
+                outcomes[position] = load_record(existing.path)
+                continue
+        except DamagedFile as error:
+            outcomes[position] = error
+            continue
+        unfinished.append(RunJob(config, folder, existing is not None, user_objects))
+        positions.append(position)
     at_once = parallel_runs([job.config for job in unfinished], callbacks, jobs, user_objects)
     if at_once > 1:
         running = run_in_parallel(unfinished, at_once, require_remote(callbacks))
@@ -141,19 +146,20 @@ def run_each(
 
 def existing_run(
     config: Config, path: Path | None, object_fingerprints: Mapping[str, str] | None = None
-) -> Record | None:
-    """The run in the folder ``path``, or None if there is none.
+) -> RunFolder | None:
+    """The folder ``path`` if it contains a run, otherwise None.
 
     Raises:
         UserError: the run there has other settings, or user-supplied objects with other fingerprints.
     """
     if not path or not RunFolder(path).exists:
         return None
-    differing = describe_difference(RunFolder(path).config(), config)
+    folder = RunFolder(path)
+    differing = describe_difference(folder.config(), config)
     if differing:
         raise UserError(f"{path} holds a run with other settings ({differing}); choose another --out or remove it")
-    require_same_inputs(RunFolder(path), object_fingerprints or {})
-    return load_record(path)
+    require_same_inputs(folder, object_fingerprints or {})
+    return folder
 
 
 def parallel_runs(

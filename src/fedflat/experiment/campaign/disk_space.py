@@ -66,8 +66,9 @@ def run_disk(config: Config, size: int, buffers: int, clients: int) -> RunDisk:
     server_state = state_scalars(run_algorithm.server_fields(), size)
     client_states = participants(config, clients) * client_scalars(run_algorithm, config, size, buffers)
     past_models = sum(min(length, rounds) for length in _past_model_counts(run_algorithm, rounds)) * model
-    # Row stores hold two copies of every client state and past model.
-    checkpoint = all_models + server_state + 2 * (client_states + past_models)
+    # Row stores hold two copies of every client state and past model; runs without rows keep two checkpoints.
+    rows = client_states + past_models
+    checkpoint = (1 if rows else 2) * (all_models + server_state) + 2 * rows
     return RunDisk(
         checkpoint=checkpoint * bytes_per_scalar,
         snapshots=saved_rounds * all_models * bytes_per_scalar,

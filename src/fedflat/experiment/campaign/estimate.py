@@ -19,6 +19,7 @@ from fedflat.experiment.campaign.disk_space import client_scalars, participants,
 from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
 from fedflat.experiment.setup.problem import device_of
+from fedflat.experiment.store.files import DamagedFile
 from fedflat.experiment.store.run_folder import RunFolder
 from fedflat.processes import available_cores
 from fedflat.text import parse
@@ -286,10 +287,13 @@ class PlannedRun:
 
     @property
     def rounds_left(self) -> int:
-        """Number of rounds after the last evaluation; 0 if the run has ended."""
+        """Number of rounds after the last evaluation; 0 if the run has ended, all if its metrics are damaged."""
         if self.done:
             return 0
         folder = RunFolder(self.folder)
-        history = folder.metrics() if folder.exists else []
+        try:
+            history = folder.metrics() if folder.exists else []
+        except DamagedFile:
+            history = []
         rounds_done = int(history[-1]["round"]) if history else self.config.init_rounds
         return self.config.training.rounds - rounds_done

@@ -28,6 +28,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RemoteCallback, RunProgress
 from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
+from fedflat.experiment.store.files import DamagedFile
 from fedflat.experiment.store.run_folder import Record, RunFolder
 from fedflat.models import MODELS
 from fedflat.operating_system import keep_memory
@@ -140,13 +141,14 @@ def start_process(serve: Callable[..., None], *args: object, device: str | None 
 def run_in_sequence(tasks: Sequence[RunTask], callbacks: tuple[Callback, ...], *, stop_on_error: bool) -> Results:
     """Run tasks one after another in this process; yields the index of each with its record.
 
-    A ``UserError`` is raised if ``stop_on_error``; otherwise it is yielded instead of the record.
+    A ``UserError`` is raised if ``stop_on_error``, unless a damaged file is the cause; otherwise it is yielded instead
+    of the record.
     """
     for index, task in enumerate(tasks):
         try:
             yield index, task.execute(callbacks)
         except UserError as error:
-            if stop_on_error:
+            if stop_on_error and not isinstance(error, DamagedFile):
                 raise
             yield index, error
 

@@ -30,9 +30,8 @@ from fedflat.experiment.campaign.sweep_file import (
 )
 from fedflat.experiment.config import Config, config
 from fedflat.experiment.run import Run
-from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.cleanup import Keep, remove_locked
-from fedflat.experiment.store.files import LockedError, create_folder, is_free, locked, write_atomically
+from fedflat.experiment.store.files import DamagedFile, LockedError, create_folder, is_free, locked, write_atomically
 from fedflat.experiment.store.run_collection import SWEEP
 from fedflat.experiment.store.run_folder import Record, load_record
 from fedflat.models import model_spec
@@ -226,7 +225,7 @@ class LockedRun(NamedTuple):
         """
         with locked(self.folder):
             existing = existing_run(self.config, self.folder)
-            is_finished = existing is not None and existing.status in ENDED_STATUSES
+            is_finished = existing is not None and existing.is_over
             if not is_finished:
                 Run(self.config, self.folder, callbacks=callbacks, resume=existing is not None).execute()
             remove_locked(self.folder, self.keep.removed)
@@ -261,7 +260,7 @@ def run_sweep(
     for run in sweep.runs:
         if run.name in finished_before:
             _clean_up(run, sweep.file.keep)
-            yield SweepResult(run, load_record(run.folder), "before")
+            yield _load_result(run, "before")
         else:
             unfinished.append(run)
     reported = 0  # the number of waiting runs that ``on_wait`` was last called with
@@ -285,8 +284,11 @@ def run_sweep(
 
 def _is_finished(run: SweepRun) -> bool:
     """Whether the run has ended; raises a ``UserError`` if its folder holds a run with other settings."""
-    existing = existing_run(run.config, run.folder)
-    return existing is not None and existing.status in ENDED_STATUSES
+    try:
+        existing = existing_run(run.config, run.folder)
+    except DamagedFile:
+        return False  # reported when the run's turn comes
+    return existing is not None and existing.is_over
 
 
 def _clean_up(run: SweepRun, keep: Keep) -> None:
@@ -296,10 +298,18 @@ def _clean_up(run: SweepRun, keep: Keep) -> None:
             remove_locked(run.folder, keep.removed)
 
 
+def _load_result(run: SweepRun, by: Literal["before", "elsewhere"]) -> SweepResult:
+    """The result of a run that was done before or elsewhere; an error if its files are damaged."""
+    try:
+        return SweepResult(run, load_record(run.folder), by)
+    except DamagedFile as error:
+        return SweepResult(run, None, by, error)
+
+
 def _result(run: SweepRun, outcome: Record | UserError) -> SweepResult:
     """The result of a run that this call has tried to do."""
     if isinstance(outcome, AlreadyFinished):
-        return SweepResult(run, load_record(run.folder), "elsewhere")
+        return _load_result(run, "elsewhere")
     if isinstance(outcome, UserError):
         return SweepResult(run, None, "here", outcome)
     return SweepResult(run, outcome, "here")

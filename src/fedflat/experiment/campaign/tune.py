@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ from fedflat.experiment.config import Config, changes_results
 from fedflat.experiment.setup.problem import task_of
 from fedflat.experiment.store.files import LockedError, create_folder, is_free, locked, write_atomically
 from fedflat.experiment.store.run_folder import Record, load_record
-from fedflat.processes import ChildDied, close_children, sendable_error, wait_for_any
+from fedflat.processes import ChildDied, ChildKilled, close_children, sendable_error, wait_for_any
 from fedflat.setting_names import flat, full_name
 
 BEST = "best.json"
@@ -247,7 +248,9 @@ def _run_in_processes(search: Search, at_once: int) -> Iterator[Trial]:
             for child in wait_for_any(children):
                 try:
                     message = child.receive()
-                except ChildDied:
+                except ChildDied as death:
+                    if isinstance(death, ChildKilled):  # otherwise no trial was left
+                        warnings.warn(f"a process of the search {death}; repeat the command to continue", stacklevel=2)
                     children.remove(child)
                     close_children([child], PATIENCE)
                     continue

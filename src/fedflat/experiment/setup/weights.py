@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fedflat.errors import UserError
+from fedflat.experiment.store.files import DamagedFile
+from fedflat.experiment.store.tensor_files import read_tensors
 from fedflat.models import classifier_parameters
 from fedflat.models.bisenet import BilateralNetwork
 from fedflat.models.trained import adapter_parameters
@@ -66,13 +66,11 @@ def _strip_wrapper_prefixes(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], str]:
     """The tensors of a safetensors file, and the model's name in its metadata."""
     try:
-        with safe_open(path, "pt") as file:
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            metadata = json.loads((file.metadata() or {}).get("fedflat", "{}"))
-    except (OSError, SafetensorError, ValueError):
-        raise UserError(
-            f"{path} is not a complete safetensors file; expected one such as the model.safetensors of a run"
-        ) from None
+        tensors, metadata = read_tensors(path)
+    except DamagedFile as error:
+        raise UserError(f"{error}; expected a complete file such as the model.safetensors of a run") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
     return tensors, str(metadata.get("model", ""))
 
 

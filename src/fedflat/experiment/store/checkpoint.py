@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -17,9 +18,12 @@ from fedflat.engines.round.contract import Cost, ModelState
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config, config, describe_difference
 from fedflat.experiment.store.client_states import RowStore
+from fedflat.experiment.store.files import DamagedFile, explain_os_error, rename
 from fedflat.experiment.store.run_folder import RunFolder
 
 CHECKPOINT = "checkpoint/state.safetensors"
+PREVIOUS = "checkpoint/previous.safetensors"
+"""The checkpoint before the last one, kept by runs without row stores; row stores only keep the last one's rows."""
 ROUNDS_BETWEEN, SECONDS_BETWEEN = 10, 5.0
 """Default interval between checkpoints: a multiple of 10 rounds that lasts at least 5 seconds."""
 MAX_TIME_FRACTION = 1 / 20
@@ -98,6 +102,8 @@ def write_checkpoint(
 ) -> None:
     """Write a checkpoint; until it is complete, the previous one stays valid.
 
+    All that the checkpoint refers to (rows and metrics) is on disk before the checkpoint is.
+
     Args:
         folder: the run folder.
         server: model and state of the server.
@@ -109,19 +115,24 @@ def write_checkpoint(
     """
     for store in stores.values():
         store.flush()
+    folder.sync_metrics()
     tensors = server.tensors()
     for name, average in averages.items():
         tensors |= {f"average/{name}/{key}": value for key, value in average.tensors().items()}
-    header = {
+    header: dict[str, Any] = {
         "rounds": server.rounds,
         "metrics": folder.metrics_length(),  # a resumed run drops the lines after it
         "cost": asdict(server.cost),
         "loss": loss,
-        "rows": {name: store.count for name, store in stores.items()},
+        "rows": {name: store.summary for name, store in stores.items()},
         "settings": settings.fixed_settings(),
     }
     if frozen:
         header["frozen"] = frozen
+    last = folder.path / CHECKPOINT
+    if last.exists() and not any(count for count, _ in header["rows"].values()):
+        with explain_os_error(last):
+            rename(last, folder.path / PREVIOUS)
     folder.write_tensors(CHECKPOINT, tensors, header)
     for store in stores.values():
         store.commit(server.rounds)
@@ -143,12 +154,14 @@ def last_checkpoint(
 
     Raises:
         UserError: the settings or the frozen part of the model have changed since the run began.
+        DamagedFile: the checkpoint is damaged, and there is no previous one.
     """
-    if not (folder.path / CHECKPOINT).exists():
+    checkpoint = _newest_intact(folder)
+    if checkpoint is None:
         return None
-    tensors, header = folder.read_tensors(CHECKPOINT)
+    tensors, header = checkpoint
     current = settings.fixed_settings()
-    differing = describe_difference(config(current), config(header.get("settings", current)))
+    differing = describe_difference(config(current), config(header["settings"]))
     if differing:
         file = folder.path / "config.yaml"
         raise UserError(
@@ -163,20 +176,59 @@ def last_checkpoint(
     return {name: tensor.to(device) for name, tensor in tensors.items()}, header
 
 
-def require_rows(folder: RunFolder, stores: Mapping[str, RowStore], header: Mapping[str, Any]) -> None:
-    """Raise a ``UserError`` if row stores have lost rows that the checkpoint with this header needs.
+def read_checkpoint(folder: RunFolder, name: str = CHECKPOINT) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and header of a checkpoint; raises ``DamagedFile`` or, for an earlier format, a ``UserError``."""
+    tensors, header = folder.read_tensors(name)
+    if "format" not in header:
+        raise UserError(
+            f"{folder.path / name} was written by an earlier version of fedflat; continue with that version, "
+            f"or {_restart(folder)}"
+        )
+    return tensors, header
 
-    The header states the number of rows of each store, by the store's name; a store that it does not list has no
-    required number.
+
+def _newest_intact(folder: RunFolder) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """The tensors and header of the last checkpoint, or of the one before if the last one is damaged.
+
+    The one before then takes the place of the last one, so that the damaged file is not kept. None if the run has no
+    checkpoint yet.
+    """
+    last, previous = folder.path / CHECKPOINT, folder.path / PREVIOUS
+    try:
+        if last.exists() or not previous.exists():
+            return read_checkpoint(folder) if last.exists() else None
+    except DamagedFile as error:
+        if not previous.exists():
+            raise DamagedFile(f"{error}; to repeat the run in this folder, {_restart(folder)}") from None
+        warnings.warn(f"{last} is damaged; the run continues from the checkpoint before it", stacklevel=2)
+    checkpoint = read_checkpoint(folder, PREVIOUS)
+    with explain_os_error(last):
+        rename(previous, last)
+    return checkpoint
+
+
+def _restart(folder: RunFolder) -> str:
+    """How to repeat a run in its folder, for messages."""
+    return f"delete {(folder.path / CHECKPOINT).parent} and then use {folder.resume_command}: it starts from round 0"
+
+
+def require_rows(folder: RunFolder, stores: Mapping[str, RowStore], header: Mapping[str, Any]) -> None:
+    """Raise ``DamagedFile`` if row stores lack rows that the checkpoint with this header needs, or have other ones.
+
+    The header states the number of rows of each store and the sum of their checksums, by the store's name.
     """
     for name, store in stores.items():
-        present = store.readable(header["rounds"])
-        needed = header.get("rows", {}).get(name, present)
-        if present != needed:
-            raise UserError(
-                f"{folder.path / 'state' / name} has lost rows: it has {present}, but the checkpoint needs {needed}; "
-                f"restore the folder, {folder.remedy}"
-            )
+        path = folder.path / "state" / name
+        try:
+            present, checksum = store.verify(header["rounds"])
+        except DamagedFile as error:
+            raise DamagedFile(f"{error}; restore the folder, or {_restart(folder)}") from None
+        needed, needed_checksum = header["rows"][name]
+        if (present, checksum) != (needed, needed_checksum):
+            problem = f"{path} has lost rows: it has {present}, but the checkpoint needs {needed}"
+            if present >= needed:
+                problem = f"{path / 'index.bin'} is damaged: its rows are not those of the checkpoint"
+            raise DamagedFile(f"{problem}; restore the folder, or {_restart(folder)}")
 
 
 def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ Row stores also hold the past models of averages. ``ClientStateStore``, at the e
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -19,13 +20,13 @@ from fedflat.algorithms import Algorithm
 from fedflat.algorithms.algorithm import States, flat_fields, flat_state, nested_state
 from fedflat.algorithms.slot import State
 from fedflat.engines.round.contract import Client, ModelState, RemoteState
-from fedflat.experiment.store.files import create_folder, explain_os_error
-from fedflat.operating_system import BINARY, read_at, write_at
+from fedflat.experiment.store.files import DamagedFile, create_folder, explain_os_error
+from fedflat.operating_system import BINARY, read_at, sync_folder, write_at
 
 _NUMPY: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 _INTEGER = np.dtype(np.int64)
-_ENTRY_BYTES = 3 * _INTEGER.itemsize
-"""Size of an index entry: key + 1 and the stamps of both copies."""
+_ENTRY_BYTES = 5 * _INTEGER.itemsize
+"""Size of an index entry: key + 1, and the stamp and checksum of each copy."""
 UNWRITTEN = 0
 """Stamp of a copy that holds no row."""
 
@@ -48,16 +49,16 @@ class RowStore:
         return key in self._rows
 
     @property
-    def count(self) -> int:
-        """Number of rows on disk after ``flush``."""
-        return len(self._rows)
+    def summary(self) -> tuple[int, int]:
+        """Number of rows on disk after ``flush``, and the sum of their checksums."""
+        return 0, 0
 
-    def readable(self, rounds: int) -> int:
-        """Number of rows that can be read as of ``rounds`` completed rounds."""
-        return self.count
+    def verify(self, rounds: int) -> tuple[int, int]:
+        """Check the rows as of ``rounds`` completed rounds; returns their summary or raises ``DamagedFile``."""
+        return self.summary
 
     def flush(self) -> None:
-        """Write cached rows, before a checkpoint relies on them."""
+        """Write cached rows and wait until they are on disk, before a checkpoint relies on them."""
 
     def commit(self, rounds: int) -> None:
         """Protect the current rows, which a checkpoint after ``rounds`` rounds needs."""
@@ -72,8 +73,8 @@ class RowStore:
 class FileRowStore(RowStore):
     """Rows in a file, with an index of their keys and stamps.
 
-    Every row has two copies, 0 and 1, each stamped with the round that wrote it. A write overwrites the copy that the
-    last checkpoint does not need, so that a killed run finds its rows intact.
+    Every row has two copies, 0 and 1. The index holds a checksum of each copy and stamps it with the round that wrote
+    it. A write overwrites the copy that the last checkpoint does not need, so that a killed run finds its rows intact.
 
     Args:
         folder: holds ``rows.bin`` and ``index.bin``; created if necessary.
@@ -87,6 +88,7 @@ class FileRowStore(RowStore):
         self._folder = folder
         self._checkpoint_round = 0  # round of the last checkpoint
         self._open(folder, width, dtype, os.O_RDWR | os.O_CREAT)
+        sync_folder(folder)
 
     def _open(self, folder: Path, width: int, dtype: torch.dtype, flags: int) -> None:
         """Open both files with these ``flags`` of ``os.open``, and read the position and stamps of every row."""
@@ -97,37 +99,48 @@ class FileRowStore(RowStore):
             self._index = os.open(folder / "index.bin", flags | BINARY, 0o644)
         raw = read_at(self._index, os.fstat(self._index).st_size, 0)
         complete = len(raw) // _ENTRY_BYTES * _ENTRY_BYTES  # a killed run may have left part of an entry
-        # An entry holds key + 1 and the stamps of both copies.
-        entries = np.frombuffer(raw[:complete], _INTEGER).reshape(-1, 3).tolist()
-        self._position = {key - 1: position for position, (key, _, _) in enumerate(entries)}
-        self._stamps = {key - 1: [first, second] for key, first, second in entries}
+        entries = np.frombuffer(raw[:complete], _INTEGER).reshape(-1, 5).tolist()
+        self._position = {entry[0] - 1: position for position, entry in enumerate(entries)}
+        self._stamps = {entry[0] - 1: [entry[1], entry[3]] for entry in entries}
+        self._checksums = {entry[0] - 1: [entry[2], entry[4]] for entry in entries}
+        self._checksum_sum = sum(map(self._current_checksum, self._position))
 
     def __contains__(self, key: int) -> bool:
         return key in self._position
 
     @property
-    def count(self) -> int:
-        return len(self._position)
+    def summary(self) -> tuple[int, int]:
+        return len(self._position), self._checksum_sum
 
-    def readable(self, rounds: int) -> int:
-        """Number of rows with a complete copy that was written in the first ``rounds`` rounds."""
-        size = os.fstat(self._data).st_size
-        count = 0
+    def verify(self, rounds: int) -> tuple[int, int]:
+        """Read the newest copy of each row that was written in the first ``rounds`` rounds, and compare checksums."""
+        count = total = 0
         for key, stamps in self._stamps.items():
             past_stamps = _stamps_up_to(rounds, stamps)
-            if any(past_stamps) and self._offset(key, _newest_copy(past_stamps)) + self._row_bytes <= size:
-                count += 1
-        return count
+            if any(past_stamps):
+                copy = _newest_copy(past_stamps)
+                self._read(key, copy)
+                count, total = count + 1, total + self._checksums[key][copy]
+        return count, total
 
     def __getitem__(self, key: int) -> Tensor:
-        raw = read_at(self._data, self._row_bytes, self._offset(key, _newest_copy(self._stamps[key])))
+        raw = self._read(key, _newest_copy(self._stamps[key]))
         return torch.from_numpy(np.frombuffer(raw, self._dtype).copy())
+
+    def _read(self, key: int, copy: int) -> bytes:
+        """The bytes of one copy of a row, whose checksum must match."""
+        raw = read_at(self._data, self._row_bytes, self._offset(key, copy))
+        if len(raw) < self._row_bytes or _checksum(key, raw) != self._checksums[key][copy]:
+            raise DamagedFile(f"{self._folder / 'rows.bin'} is damaged: the checksum of row {key} does not match")
+        return raw
 
     def __setitem__(self, key: int, row: Tensor) -> None:
         """Overwrite the copy that the last checkpoint does not need, then stamp it in the index."""
-        if key not in self._position:
+        if key in self._position:
+            self._checksum_sum -= self._current_checksum(key)
+        else:
             self._position[key] = len(self._position)
-            self._stamps[key] = [UNWRITTEN, UNWRITTEN]
+            self._stamps[key], self._checksums[key] = [UNWRITTEN, UNWRITTEN], [0, 0]
         stamps = self._stamps[key]
         committed_stamps = _stamps_up_to(self._checkpoint_round, stamps)
         # The last checkpoint needs the newest copy that it committed, if there is one.
@@ -135,8 +148,15 @@ class FileRowStore(RowStore):
         data = row.detach().cpu().numpy().astype(self._dtype, copy=False).tobytes()
         with explain_os_error(self._folder):
             write_at(self._data, data, self._offset(key, copy))
-            stamps[copy] = self.current_round
+            stamps[copy], self._checksums[key][copy] = self.current_round, _checksum(key, data)
             self._write_index(key)
+        self._checksum_sum += self._current_checksum(key)
+
+    def flush(self) -> None:
+        """Wait until all rows are on disk."""
+        with explain_os_error(self._folder):
+            os.fsync(self._data)
+            os.fsync(self._index)
 
     def commit(self, rounds: int) -> None:
         self._checkpoint_round = rounds
@@ -149,19 +169,25 @@ class FileRowStore(RowStore):
         for key, stamps in list(self._stamps.items()):
             self._stamps[key] = _stamps_up_to(rounds, stamps)
             if not any(self._stamps[key]):
-                del self._stamps[key], self._position[key]
+                del self._stamps[key], self._checksums[key], self._position[key]
             elif self._stamps[key] != stamps:
                 self._write_index(key)
         # Positions are assigned in order, so the discarded ones are the last. Every row has two copies.
         os.ftruncate(self._index, len(self._position) * _ENTRY_BYTES)
         os.ftruncate(self._data, min(os.fstat(self._data).st_size, len(self._position) * 2 * self._row_bytes))
+        self._checksum_sum = sum(map(self._current_checksum, self._position))
         self.commit(rounds)
+
+    def _current_checksum(self, key: int) -> int:
+        """The checksum of a row's newest copy."""
+        return self._checksums[key][_newest_copy(self._stamps[key])]
 
     def _offset(self, key: int, copy: int) -> int:
         return (2 * self._position[key] + copy) * self._row_bytes
 
     def _write_index(self, key: int) -> None:
-        entry = np.array([key + 1, *self._stamps[key]], _INTEGER)
+        (first, second), (first_checksum, second_checksum) = self._stamps[key], self._checksums[key]
+        entry = np.array([key + 1, first, first_checksum, second, second_checksum], _INTEGER)
         write_at(self._index, entry.tobytes(), self._position[key] * _ENTRY_BYTES)
 
     def close(self) -> None:
@@ -178,6 +204,7 @@ class PastRowStore(FileRowStore):
         The stamps of a row are the rounds that wrote its two copies, 0 for a copy that does not exist.
         """
         RowStore.__init__(self)
+        self._folder = folder
         self._open(folder, width, dtype, os.O_RDONLY)
         self._stamps = {key: _stamps_up_to(rounds, stamps) for key, stamps in self._stamps.items()}
         self._position = {key: position for key, position in self._position.items() if any(self._stamps[key])}
@@ -204,11 +231,11 @@ class CachedRowStore(RowStore):
         return key in self._rows or key in self._file
 
     @property
-    def count(self) -> int:
-        return self._file.count
+    def summary(self) -> tuple[int, int]:
+        return self._file.summary
 
-    def readable(self, rounds: int) -> int:
-        return self._file.readable(rounds)
+    def verify(self, rounds: int) -> tuple[int, int]:
+        return self._file.verify(rounds)
 
     def __getitem__(self, key: int) -> Tensor:
         if key not in self._rows:
@@ -220,10 +247,14 @@ class CachedRowStore(RowStore):
         self._rows[key] = row
         self._unwritten[key] = None
         if len(self._rows) * row.nbytes > self._max_bytes:
-            self.flush()
+            self._write_back()
             self._rows.clear()
 
     def flush(self) -> None:
+        self._write_back()
+        self._file.flush()
+
+    def _write_back(self) -> None:
         """Write the rows that the file does not have yet."""
         self._file.current_round = self.current_round
         for key in self._unwritten:
@@ -251,6 +282,11 @@ def cache_size(device: torch.device) -> int:
 def _stamps_up_to(rounds: int, stamps: list[int]) -> list[int]:
     """The stamps after ``rounds`` rounds: later ones count as unwritten."""
     return [stamp if stamp <= rounds else UNWRITTEN for stamp in stamps]
+
+
+def _checksum(key: int, row: bytes) -> int:
+    """The CRC-32 of a row and its key; a row in the wrong place does not match."""
+    return zlib.crc32(row, key)
 
 
 def _newest_copy(stamps: list[int]) -> int:

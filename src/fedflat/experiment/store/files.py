@@ -1,23 +1,30 @@
-"""Files and folders: atomic writes, YAML, locks, and readable errors of the operating system."""
+"""Files and folders: atomic and durable writes, YAML, locks, and readable errors of the operating system."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
 
 from fedflat.errors import UserError
+from fedflat.operating_system import BINARY, sync_folder
 
 _ADVICE = {
     "No space left on device": "free some space",
     "File too large": "raise the limit on file sizes (ulimit -f)",
 }
 """What to do about an error of the operating system, by its text."""
+
+
+class DamagedFile(UserError):
+    """A file of a run is missing, incomplete or changed; the message names it."""
 
 
 @contextmanager
@@ -36,25 +43,88 @@ def explain_os_error(path: Path, doing: str = "write") -> Iterator[None]:
 def create_folder(path: Path) -> None:
     """Create a folder and its parents."""
     with explain_os_error(path, "create the folder"):
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
+        for folder in missing:
+            sync_folder(folder.parent)
 
 
 def write_atomically(path: Path, data: bytes | str) -> None:
     """Write a file atomically: to a temporary file first, which replaces ``path`` once it is on disk.
 
-    A killed process thus leaves either the old file or the new one, never half of it.
+    A killed process or a power failure thus leaves either the old file or the new one, never half of it.
     """
     temporary = path.with_name(path.name + ".part")
     with explain_os_error(path):
         try:
-            with temporary.open("wb") as file:
-                file.write(data.encode() if isinstance(data, str) else data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
+            _write(temporary, data, os.O_TRUNC, sync=True)
+            rename(temporary, path)
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def rename(path: Path, target: Path) -> None:
+    """Give a file another name in the same folder, replacing ``target``; durable on return."""
+    path.replace(target)
+    sync_folder(target.parent)
+
+
+def append(path: Path, text: str) -> None:
+    """Append text to a file; it is durable only after ``sync``."""
+    with explain_os_error(path):
+        _write(path, text, os.O_APPEND, sync=False)
+
+
+def truncate(path: Path, length: int) -> None:
+    """Cut a file to ``length`` bytes; create it if it does not exist."""
+    with explain_os_error(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | BINARY, 0o666)
+        try:
+            os.ftruncate(descriptor, length)
+        finally:
+            os.close(descriptor)
+
+
+def sync(path: Path) -> None:
+    """Make the content of a file durable, so that a power failure does not lose it."""
+    with explain_os_error(path):
+        _write(path, b"", 0, sync=True)
+
+
+def _write(path: Path, data: bytes | str, flags: int, *, sync: bool) -> None:
+    """Open a file with further ``flags`` of ``os.open``, write all data and, if requested, wait for the disk."""
+    view = memoryview(data.encode() if isinstance(data, str) else data)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | flags | BINARY, 0o666)
+    try:
+        while view:  # a single call may write only some of the bytes
+            view = view[os.write(descriptor, view) :]
+        if sync:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_log(path: Path, required: Mapping[str, type | UnionType]) -> list[dict[str, Any] | None]:
+    """Read a log with one JSON object per line, without a last line that a kill cut off.
+
+    Args:
+        path: the log; without this file, it is empty.
+        required: keys of every line, with the types of their values.
+
+    Returns:
+        One object per line; None for a line that is no such object.
+    """
+
+    def parse(line: str) -> dict[str, Any] | None:
+        try:
+            values = json.loads(line)
+            return values if all(isinstance(values[key], kind) for key, kind in required.items()) else None
+        except (ValueError, LookupError, TypeError):
+            return None
+
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return [parse(line) for line in text.rpartition("\n")[0].split("\n")] if "\n" in text else []
 
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast

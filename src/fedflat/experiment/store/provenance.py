@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from torch import nn
 
 from fedflat.data import Dataset, Examples, Partition
 from fedflat.errors import UserError
+from fedflat.experiment.store.files import DamagedFile
 from fedflat.experiment.store.run_folder import RunFolder
 
 FINGERPRINTS_KEY = "own"
@@ -51,7 +53,13 @@ def require_same_inputs(folder: RunFolder, current: Mapping[str, str], partition
         partition: hash of the partition, if the run is to be resumed; None if it is only read, which needs no
             partition and no client state.
     """
-    recorded = folder.partition()
+    try:
+        recorded = folder.partition()
+    except DamagedFile as error:
+        if partition is not None:
+            raise
+        warnings.warn(f"cannot check the inputs of the run: {error}", stacklevel=2)
+        return
     previous = recorded.get(FINGERPRINTS_KEY, current)  # nothing to compare with if the run recorded no fingerprints
     for name in (*previous, *current):
         if previous.get(name) != current.get(name):

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import UnionType
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from fedflat.algorithms import algorithm
@@ -23,13 +20,19 @@ from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config, config
 from fedflat.experiment.stopping import ENDED_STATUSES
+from fedflat.experiment.store import tensor_files
 from fedflat.experiment.store.client_states import FileRowStore
 from fedflat.experiment.store.files import (
     LOCK_FILE,
+    DamagedFile,
     Lock,
+    append,
     create_folder,
     explain_os_error,
+    read_log,
     read_yaml,
+    sync,
+    truncate,
     write_atomically,
 )
 from fedflat.experiment.store.run_collection import runs_below
@@ -45,7 +48,11 @@ SITES = "experiment.json"
 
 
 class RunFolder:
-    """The folder of one run. All files are written atomically, except logs, whose incomplete last line is ignored."""
+    """The folder of one run. All files are written atomically, except logs, whose incomplete last line is ignored.
+
+    Methods that read a file raise ``DamagedFile`` if it is missing or damaged, except for files that a reader can do
+    without: ``timing.jsonl`` and ``plugins.json``.
+    """
 
     def __init__(self, path: Path) -> None:
         self._given, self._absolute = path, _absolute(path)
@@ -63,8 +70,11 @@ class RunFolder:
 
     @property
     def is_over(self) -> bool:
-        """Whether the folder contains a run that has ended."""
-        return self.exists and self.status()["status"] in ENDED_STATUSES
+        """Whether the folder contains a run that has ended; not if its status is damaged, which resuming repairs."""
+        try:
+            return self.exists and self.status()["status"] in ENDED_STATUSES
+        except DamagedFile:
+            return False
 
     @property
     def has_real_sites(self) -> bool:
@@ -142,24 +152,27 @@ class RunFolder:
     def config(self) -> Config:
         """The run's config; its algorithm need not be registered in this process."""
         if not self.exists:
-            runs = runs_below(self.path)
-            if runs:
-                raise UserError(
-                    f"{self.path} is not a run but contains {counted(len(runs), 'run')}; choose one of them, e.g. "
-                    f"{runs[0]}, or use all: fedflat show {self.path}, in Python fedflat.Comparison.load('{self.path}')"
-                )
-            raise UserError(
-                f"there is no run in {self.path}; expected a folder with a config.yaml (list runs: fedflat show)"
-            )
-        return config(read_yaml(self.path / "config.yaml"), is_stored=True)
+            hint = "list runs: fedflat show"
+            if runs := runs_below(self.path):
+                hint = f"choose one of its {counted(len(runs), 'run')}, e.g. {runs[0]}, or use all: fedflat show "
+                hint += f"{self.path}, in Python fedflat.Comparison.load('{self.path}')"
+            raise UserError(f"there is no run in {self.path}; expected a folder with a config.yaml ({hint})")
+        try:
+            return config(read_yaml(self.path / "config.yaml"), is_stored=True)
+        except UserError as error:
+            raise DamagedFile(f"{self.path / 'config.yaml'} is damaged: {error}") from None
 
     def load_plugins(self) -> None:
         """Load the plugins that the run began with, so that the names in its config are registered."""
         load_recorded(self.path, self.plugins())
 
     def plugins(self) -> dict[str, str]:
-        """The plugins that the run began with: sha256 by absolute path."""
-        return self._read_json(PLUGINS) if (self.path / PLUGINS).exists() else {}
+        """The plugins that the run began with: sha256 by absolute path; none, with a warning, if they are unknown."""
+        try:
+            return self._read_json(PLUGINS) if (self.path / PLUGINS).exists() else {}
+        except DamagedFile as error:
+            warnings.warn(f"{error}; until then, pass plugins with --plugin", stacklevel=2)
+            return {}
 
     def status(self) -> dict[str, Any]:
         """The content of status.json.
@@ -169,7 +182,7 @@ class RunFolder:
         """
         status = self._read_json("status.json")
         if not isinstance(status.get("status"), str):
-            raise UserError(f"{self.path / 'status.json'} is damaged: it has no status; restore it, {self.remedy}")
+            raise DamagedFile(f"{self.path / 'status.json'} has no status; {self.resume_command} repairs it")
         return status
 
     def partition(self) -> dict[str, Any]:
@@ -178,11 +191,18 @@ class RunFolder:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The evaluations; a last line that a kill cut off is ignored."""
-        return self._read_lines("metrics.jsonl", {"round": int, "test": dict})
+        path = self.path / "metrics.jsonl"
+        lines = read_log(path, {"round": int, "test": dict})
+        if None in lines:
+            raise DamagedFile(
+                f"{path} is damaged: line {lines.index(None) + 1} has no round and test; restore it, {self.remedy}"
+            )
+        return [line for line in lines if line is not None]
 
     def timing(self) -> list[dict[str, Any]]:
-        """Seconds and memory at every evaluation; a round repeated after a kill appears twice."""
-        return self._read_lines("timing.jsonl", {"round": int, "seconds": int | float})
+        """Seconds and memory at every evaluation; damaged lines are left out."""
+        lines = read_log(self.path / "timing.jsonl", {"round": int, "seconds": int | float})
+        return [line for line in lines if line is not None]
 
     def seconds(self) -> float:
         """Duration of the run up to its last evaluation."""
@@ -193,22 +213,6 @@ class RunFolder:
         """Seconds spent on flatness measurements during the run."""
         return sum(float(line.get("flatness", 0.0)) for line in self.timing())
 
-    def _read_lines(self, name: str, required: Mapping[str, type | UnionType]) -> list[dict[str, Any]]:
-        """The complete lines of a log; ``required`` are the keys of every line, with the types of their values."""
-        path = self.path / name
-        try:
-            complete = path.read_text().rpartition("\n")[0] if path.exists() else ""
-            lines = [json.loads(line) for line in complete.splitlines()]
-        except ValueError:
-            raise UserError(f"{path} is damaged: a line is not JSON; restore it, {self.remedy}") from None
-        for number, line in enumerate(lines, 1):
-            values = line if isinstance(line, dict) else {}
-            if not all(isinstance(values.get(key), kind) for key, kind in required.items()):
-                raise UserError(
-                    f"{path} is damaged: line {number} has no {' and '.join(required)}; restore it, {self.remedy}"
-                )
-        return lines
-
     def _read_json(self, name: str) -> dict[str, Any]:
         """The content of a JSON file that must hold an object."""
         path = self.path / name
@@ -217,7 +221,7 @@ class RunFolder:
         except (OSError, ValueError):
             value = None
         if not isinstance(value, dict):
-            raise UserError(f"{path} is missing or damaged; restore it, {self.remedy}")
+            raise DamagedFile(f"{path} is missing or damaged; restore it, {self.remedy}")
         return value
 
     def write_status(self, status: str, **more: Any) -> None:
@@ -226,21 +230,23 @@ class RunFolder:
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """Append one line to a log."""
-        path = self.path / name
-        with explain_os_error(path), path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        append(self.path / name, json.dumps(record) + "\n")
 
-    def truncate_metrics(self, length: int) -> None:
-        """Cut metrics.jsonl to its length in bytes at a checkpoint; lines after it will be written again."""
+    def sync_metrics(self) -> None:
+        """Make the metrics durable, before a checkpoint or the status of an ended run relies on them."""
+        sync(self.path / "metrics.jsonl")
+
+    def rewind_logs(self, metrics_length: int, rounds: int) -> None:
+        """Cut the logs to their state at a checkpoint, given the size of ``metrics.jsonl`` in bytes and the rounds."""
         path, present = self.path / "metrics.jsonl", self.metrics_length()
-        if present < length:
-            raise UserError(
-                f"{path} has lost lines: it has {present} bytes, but the checkpoint needs {length}; "
+        if present < metrics_length:
+            raise DamagedFile(
+                f"{path} has lost lines: it has {present} bytes, but the checkpoint needs {metrics_length}; "
                 f"restore it, {self.remedy}"
             )
-        with explain_os_error(path):
-            path.touch()
-            os.truncate(path, length)
+        truncate(path, metrics_length)
+        timing = [line for line in self.timing() if line["round"] <= rounds]
+        write_atomically(self.path / "timing.jsonl", "".join(json.dumps(line) + "\n" for line in timing))
 
     def metrics_length(self) -> int:
         """Size of metrics.jsonl in bytes."""
@@ -252,9 +258,8 @@ class RunFolder:
         return FileRowStore(self.path / "state" / name, width, dtype)
 
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        """Write a safetensors file with ``about`` as JSON in its header."""
-        contiguous = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-        write_atomically(self.path / name, save(contiguous, {"fedflat": json.dumps(about)}))
+        """Write a safetensors file with ``about`` and a checksum in its header."""
+        tensor_files.write_tensors(self.path / name, tensors, about)
 
     def rounds_in_file(self, name: str) -> int | None:
         """The number of completed rounds when a tensor file was written; None if there is no such file."""
@@ -267,17 +272,16 @@ class RunFolder:
         """The tensors and header that ``write_tensors`` wrote."""
         path = self.path / name
         try:
-            path.open("rb").close()  # safetensors reports any file that it cannot open as missing
-            with safe_open(path, "pt") as file:
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-                about = json.loads((file.metadata() or {})["fedflat"])
+            tensors, about = tensor_files.read_tensors(path)
         except FileNotFoundError:
-            raise UserError(f"{path} is missing; the run has not written it") from None
-        except (PermissionError, IsADirectoryError) as error:
+            raise DamagedFile(f"{path} is missing; the run has not written it") from None
+        except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise UserError(f"cannot read {path}: {reason}; make it a readable file") from None
-        except (OSError, SafetensorError, KeyError, ValueError):
-            raise UserError(f"{path} is damaged or was not written by fedflat; restore it, {self.remedy}") from None
+        except DamagedFile as error:
+            raise DamagedFile(f"{error}; restore it, {self.remedy}") from None
+        if not about:
+            raise DamagedFile(f"{path} is damaged or was not written by fedflat; restore it, {self.remedy}")
         return tensors, about
 
 

@@ -42,18 +42,14 @@ class Gathered:
 def gather(paths: Iterable[Path]) -> Gathered:
     """Read the runs in these folders or below them.
 
-    A run folder that is given explicitly must be readable. One that is found below a given folder is skipped if it is
-    unreadable, and listed in ``left_out`` with the reason. So are runs that repeat another one.
+    A run that is unreadable, or repeats another one, is skipped and listed in ``left_out`` with the reason.
     """
     records: dict[Path, Record] = {}  # by resolved path, so that a folder given twice counts once
     left_out: list[tuple[str, str]] = []  # (folder, reason)
     for path in paths:
         if not path.is_dir():
             raise UserError(f"{path} does not exist; expected a run folder, or a folder that contains runs")
-        if RunFolder(path).exists:
-            records.setdefault(path.resolve(), _load_complete(path))
-            continue
-        folders = runs_below(path)
+        folders = [path] if RunFolder(path).exists else runs_below(path)
         for folder in folders:
             try:
                 records.setdefault(folder.resolve(), _load_complete(folder))

@@ -1,0 +1,64 @@
+"""Safetensors files with a description and a checksum in their header, which any safetensors reader can open."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fedflat.experiment.store.files import DamagedFile, write_atomically
+
+FORMAT = 2
+"""Version of the header; files of version 1 have no ``format`` and no checksum."""
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Write tensors and their description.
+
+    The header's entry ``fedflat`` is a JSON object: ``about``, the ``format`` and the ``sha256`` of all tensors and
+    of the other values in this object.
+    """
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    header = json.loads(json.dumps({**about, "format": FORMAT}))  # the values that a reader will see
+    header["sha256"] = checksum(contiguous, header)
+    write_atomically(path, save(contiguous, {"fedflat": json.dumps(header)}))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read the tensors of a safetensors file and its description, which is empty if fedflat did not write the file.
+
+    Raises:
+        DamagedFile: the file is incomplete, or its checksum does not match its content.
+        OSError: the file cannot be opened.
+    """
+    path.open("rb").close()  # safetensors reports any file that it cannot open as missing
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            header = json.loads((file.metadata() or {}).get("fedflat", "{}"))
+    except (OSError, SafetensorError, ValueError):
+        header = None
+    if not isinstance(header, dict):
+        raise DamagedFile(f"{path} is damaged or not a safetensors file")
+    # If only one of the two entries is there, the name of the other one has changed.
+    if "format" in header or "sha256" in header:
+        expected = header.pop("sha256", None)
+        if header.get("format") != FORMAT or checksum(tensors, header) != expected:
+            raise DamagedFile(f"{path} is damaged: its checksum does not match its content")
+    return tensors, header
+
+
+def checksum(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
+    """The SHA-256 of a header and of the names, types, shapes and bytes of contiguous tensors on the CPU."""
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
