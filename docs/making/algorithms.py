@@ -149,7 +149,7 @@ def _slot(algorithm: Algorithm, slot: str) -> list[str]:
     name = part_name(value)
     first, *rest = _equations(value)
     if name is None:
-        return [f"The **{SLOT_NAMES[slot]}** slot has its default. {first}", *rest]
+        return [f"**{_capital(SLOT_NAMES[slot])}.** {first}", *rest]
     return [f"The **{SLOT_NAMES[slot]}** is `{name}`: {first[:1].lower()}{first[1:]}", *rest]
 
 
