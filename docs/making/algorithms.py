@@ -21,11 +21,11 @@ SYMBOLS = {
     "z": "model that clients receive and start from; z = x unless a method looks ahead",
     "y_k": "a client's model after k of its K local steps; y_0 = z",
     "g": "gradient of the loss on the client's current batch, at y_k or, with a perturbation e, at y_k + e",
-    "e": "perturbation: offset at which the gradient is evaluated",
+    "e": "perturbation: offset from y_k to the point at which the gradient is evaluated",
     "d_k": "direction of local step k: y_(k+1) = y_k - eta_k d_k",
     "eta_k": "local learning rate of step k; H is the sum of eta_k over a client's steps in a round",
     "D_i": "client i's displacement in a round, y_K - z",
-    "q": "pseudo-displacement that the server optimiser applies: q = target - x, with the target from the drift slot",
+    "q": "target - x, the vector along which the server optimiser moves x; the drift correction defines the target",
     "S, N": "the round's cohort, and the number of all clients; mean_S is the mean over the cohort, weighted by "
     "federation.weighting for displacements and uniform for everything else",
     "c_i, c, m, a_i, h_i, Delta": "vectors that clients (with index i) or the server keep between rounds, initially 0",
@@ -35,14 +35,14 @@ SYMBOLS = {
 ROUND = """\
 server   broadcasts z and the slots' vectors to the cohort S
 client   y_0 = z;  for k = 0 .. K-1:
-           e         from the perturbation
+           e         from the perturbation; 0 if there is none
            g         the batch's gradient at y_k + e
            d_k       from the drift correction, then clipping and weight decay
            y_(k+1) = y_k - eta_k d_k
          sends D_i = y_K - z and the slots' messages; keeps its state
 server   target    from the drift correction; by default z + mean_S D_i
          x        ← from the server optimiser, with q = target - x
-averages are updated with x, evaluated with it, and never fed back"""
+averages are updated with x and evaluated along with it; they do not affect training"""
 FULL_GRADIENT = {
     "own": ", plus one pass over the client's data per round",
     "common": ", plus one pass over the client's data before each round",
@@ -117,8 +117,12 @@ def algorithm_page(name: str) -> str:
     citations = full_citations(card.paper)
     papers = f"{'Papers' if len(citations) > 1 else 'Paper'}: {'; '.join(citations)}."
     lines = [f"# {card.name}", "", f"**{card.title}.** {papers}", ""]
-    lines += [f"Slots: {', '.join(slots) or 'all defaults'}.", ""]
-    lines += block([f"fedflat run {name} --rounds 50", f"fedflat compare fedavg {name} --rounds 50"], "bash")
+    slots_text = (
+        f"{', '.join(slots)}; all other slots have their defaults" if slots else "all slots have their defaults"
+    )
+    lines += [f"Slots: {slots_text}.", ""]
+    compared = name if name != "fedavg" else "fedsam"
+    lines += block([f"fedflat run {name} --rounds 50", f"fedflat compare fedavg {compared} --rounds 50"], "bash")
     lines += _curve(name)
     lines += ["## Equations", "", SYMBOLS_LINK, "", "### Local step", ""]
     for slot in ("perturbation", "drift", "lr_schedule"):
@@ -130,7 +134,8 @@ def algorithm_page(name: str) -> str:
             r"\((D\d+)\)", lambda match: f"([{match[1]}](../differences.md#{match[1].lower()}))", card.values
         )
         lines += [f"Published values: {values}.", ""]
-    lines += ["## Cost", "", "For a model of P parameters, per client:", "", *_cost(algorithm), *_state(algorithm)]
+    lines += ["## Cost", "", "The model has P parameters. Amounts received, sent and kept are numbers of values:", ""]
+    lines += [*_cost(algorithm), *_state(algorithm)]
     return joined([*lines, *_differences(name), *_source(algorithm)])
 
 
@@ -139,14 +144,13 @@ def _capital(text: str) -> str:
 
 
 def _slot(algorithm: Algorithm, slot: str) -> list[str]:
-    """The sentence, equations and remarks of the part that fills a slot; a part without a name is the default."""
+    """The description, equations and remarks of the part that fills a slot; only default parts have no name."""
     value = getattr(algorithm, slot)
     name = part_name(value)
     first, *rest = _equations(value)
-    return [
-        f"The **{SLOT_NAMES[slot]}** is {f'`{name}`' if name else 'the default one'}: {first[:1].lower()}{first[1:]}",
-        *rest,
-    ]
+    if name is None:
+        return [f"**{_capital(SLOT_NAMES[slot])}.** {first}", *rest]
+    return [f"The **{SLOT_NAMES[slot]}** is `{name}`: {first[:1].lower()}{first[1:]}", *rest]
 
 
 def _equations(spec: Any) -> list[str]:
@@ -174,7 +178,7 @@ def _cost(algorithm: Algorithm) -> list[str]:
     vectors, scalars = sum(f.vector for f in fields), sum(not f.vector for f in fields)
     state = [f"{'' if vectors == 1 else vectors}P" if vectors else "", str(scalars) if scalars else ""]
     return table(
-        ("", "numbers"),
+        ("cost per client", "amount"),
         [
             ("received per round", cost["down"]),
             ("sent per round", cost["up"]),
@@ -198,7 +202,10 @@ def _state(algorithm: Algorithm) -> list[str]:
         for slot, fields in by_slot.items()
         for field in fields
     ]
-    return table(("state", "name", "slot", "type", "sent"), rows)
+    intro = (
+        "State that the server and each client keep, and messages that a client sends in addition to its displacement:"
+    )
+    return [intro, "", *table(("where", "name", "slot", "type", "sent"), rows)] if rows else []
 
 
 def _differences(name: str) -> list[str]:
@@ -232,10 +239,11 @@ def _curve(name: str) -> list[str]:
         )
         for label in dict.fromkeys((name, "fedavg"))
     ]
+    compared = " and ".join(dict.fromkeys((CARDS[name].name, "FedAvg")))
     return [
         "## Results on digits",
         "",
-        f"![Test accuracy of {CARDS[name].name} and FedAvg over 60 rounds on digits](../images/curves/{name}.svg)",
+        f"![Test accuracy of {compared} over 60 rounds on digits](../images/curves/{name}.svg)",
         "",
         "The table shows results of runs with default parameters on `digits`: 60 rounds and 3 seeds, with the partition",
         "`dirichlet(alpha=0.1)` over 50 clients, 10 of them per round ([results of all algorithms](../digits.md)).",
@@ -256,9 +264,9 @@ def differences_page() -> str:
         [
             "# Differences from published code",
             "",
-            "Where a paper and its published code differ, fedflat follows the paper unless this page says otherwise.",
-            "Parameters named in the column *fedflat* select the other behaviour; `variant=released` selects all choices of",
-            "the published code at once. This page is generated from the code.",
+            "Where a paper and its published code differ, fedflat follows the paper unless this page says otherwise. The last",
+            "column says what fedflat does and, where the other behaviour is available, which parameter selects it;",
+            "`variant=released` selects all choices of the published code at once. This page is generated from the code.",
             "",
         ],
         table(

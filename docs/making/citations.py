@@ -1,4 +1,4 @@
-"""Full citations of the papers that ``Card.paper`` cites in short; a paper without an entry is shown as cited."""
+"""Full citations of the papers that ``Card.paper`` cites in short form; the page shows the short form of all others."""
 
 from __future__ import annotations
 

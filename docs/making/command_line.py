@@ -74,7 +74,7 @@ def _option(option: Any) -> tuple[str, str]:
 
 
 HEADINGS = {"": "Experiment", "training": "training: learning rate, batch size, local epochs"}
-"""Headings of sections in which readers search for other words than the section's name."""
+"""Headings that contain further words, for readers who search the page for them."""
 
 
 def settings() -> str:

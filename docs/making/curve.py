@@ -17,12 +17,12 @@ OWN, BASE = "#1b6ca8", "#d1495b"
 
 @cache
 def measured() -> dict[str, Any]:
-    """The evaluated rounds, and mean and standard deviation of the accuracy over seeds, by algorithm."""
+    """The evaluated rounds and, for each algorithm, mean and standard deviation over seeds of the accuracy in percent."""
     return json.loads(FILE.read_text()) if FILE.exists() else {"rounds": [], "curves": {}}
 
 
 def curve(name: str) -> str | None:
-    """The curve of an algorithm with FedAvg and, faintly, all others; None if it was not measured."""
+    """An SVG with the curves of an algorithm, FedAvg and, in faint grey, all others; None if it was not measured."""
     rounds, curves = measured()["rounds"], measured()["curves"]
     if name not in curves:
         return None

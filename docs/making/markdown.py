@@ -1,4 +1,4 @@
-"""Markdown from Python values and docstrings, and tables read back from Markdown pages."""
+"""Markdown from Python values and docstrings."""
 
 from __future__ import annotations
 
@@ -132,27 +132,6 @@ def default_text(value: Any) -> str:
     """A default value as source code; ``...`` if it is long."""
     shown = repr(value)
     return getattr(value, "__name__", "...") if "0x" in shown or len(shown) > 60 else shown
-
-
-def rows_of(page: str, heading: str) -> dict[str, list[str]]:
-    """The rows of the first table below a heading, by their first cell without backticks.
-
-    Relative links are rewritten for pages one folder deeper. A missing heading or table raises a ``ValueError``.
-    """
-    text = (DOCS / page).read_text(encoding="utf-8")
-    if f"\n{heading}\n" not in text:
-        raise ValueError(f"docs/{page} has no heading '{heading}', whose table the generated pages repeat")
-    rows: dict[str, list[str]] = {}
-    for line in text.split(f"\n{heading}\n", 1)[1].splitlines():
-        if line.startswith("|"):
-            line = re.sub(r"\]\((?!https?:|#)", "](../", line)
-            cells = [cell.strip() for cell in line.strip("|").split(" | ")]
-            rows[cells[0].strip("` ")] = cells
-        elif rows:
-            break
-    if not rows:
-        raise ValueError(f"docs/{page} has no table below '{heading}', which the generated pages repeat")
-    return dict(list(rows.items())[2:])
 
 
 def joined(*parts: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from making.specs import parameter_table
 
 PAGE = "models.md"
 MAX_LAYERS = 24
-"""Networks with more tensors are summarised by their children."""
+"""A network with more parameter tensors is listed by its child modules instead of its tensors."""
 
 
 def pages() -> dict[str, str]:
@@ -53,7 +53,7 @@ def page(name: str, spec: type[ModelSpec]) -> str:
 
 
 def _layers(name: str, shape: tuple[int, ...], classes: int) -> list[str]:
-    """A table of the tensors or, if there are many, of the network's children."""
+    """A table of the parameter tensors or, if there are more than ``MAX_LAYERS``, of the network's child modules."""
     with torch.device("meta"):
         network = build(name, shape, classes)
     head = ["## Layers", "", f"For inputs of shape {shape_text(shape)} and {classes:,} classes:", ""]

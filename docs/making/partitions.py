@@ -40,7 +40,7 @@ def page(name: str, spec: type[Partitioner] | type[PartitionModifier]) -> str:
         image = f"![Class counts per client under {name}](../images/partitions/{name}.svg)"
         lines += ["## Example", "", image, "", _caption(name), ""]
     lines += ["## Usage", "", *block(_commands(name, spec), "bash")]
-    return joined(lines, [f"See also: [all partitions](../{PAGE}), with measured statistics.", ""])
+    return joined(lines, [f"See also: [all partitions](../{PAGE}), with statistics of their clients.", ""])
 
 
 def _caption(name: str) -> str:

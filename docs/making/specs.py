@@ -1,4 +1,4 @@
-"""Sections of pages on specs: frozen dataclasses whose fields are the parameters of a text."""
+"""Sections of pages on specs, the frozen dataclasses that hold the parameters of a dataset, partition or model."""
 
 from __future__ import annotations
 

@@ -27,9 +27,11 @@ class Schedule(NamedTuple):
 
 @dataclass(frozen=True)
 class LrSchedule(Slot):
-    """The learning rate is constant within a round.
+    """By default, the learning rate is constant within a round.
 
         eta_k = eta decay^t
+
+    eta is the base learning rate, decay the factor applied after every round, and t the round, counted from 0.
 
     >>> LrSchedule()(Schedule(lr=0.5, decay=0.9), round=torch.tensor(2), step=torch.tensor(0), steps=torch.tensor(4))
     tensor(0.4050)

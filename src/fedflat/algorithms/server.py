@@ -157,6 +157,9 @@ class Adam(ExponentialAdaptive):
         v <- beta2 v + (1 - beta2) q^2
         x <- x + server_lr m / (sqrt(v) + tau)
 
+    q = target - x is the vector from the server model x to the target, which the drift correction defines.
+    The moments m and v are moving averages of q and q^2; all operations are elementwise.
+
     >>> from torch import tensor
     >>> state = {"m": tensor([0.0, 0.0]), "v": tensor([0.0, 0.0]), "t": tensor(0.0)}
     >>> adam = Adam(server_lr=0.1, beta1=0.5, beta2=0.75, tau=1.0)
@@ -177,6 +180,10 @@ class Yogi(ExponentialAdaptive):
         v <- v - (1 - beta2) q^2 sign(v - q^2)
         x <- x + server_lr m / (sqrt(v) + tau)
 
+    q = target - x is the vector from the server model x to the target, which the drift correction defines.
+    The first moment m is a moving average of q. The second moment v moves towards q^2, by a step whose size depends
+    on q^2 only. All operations are elementwise.
+
     >>> from torch import tensor
     >>> Yogi(beta2=0.75).second_moment(v=tensor([1.0, 5.0]), squared=tensor([4.0, 4.0]))
     tensor([2., 4.])
@@ -193,6 +200,10 @@ class Adagrad(Adaptive):
         m <- beta1 m + (1 - beta1) q
         v <- v + q^2
         x <- x + server_lr m / (sqrt(v) + tau)
+
+    q = target - x is the vector from the server model x to the target, which the drift correction defines.
+    The first moment m is a moving average of q, and the second moment v is the sum of q^2 over all rounds; all
+    operations are elementwise.
 
     >>> from torch import tensor
     >>> Adagrad().second_moment(v=tensor([1.0, 5.0]), squared=tensor([4.0, 4.0]))

@@ -214,7 +214,7 @@ FullGradient = Literal["none", "own", "common"]
 
 @dataclass(frozen=True)
 class Drift(Slot):
-    """Local steps follow the gradient without correction (FedAvg; McMahan et al. 2017).
+    """By default, there is no drift correction: local steps follow the gradient (FedAvg; McMahan et al. 2017).
 
         d_k = g
         target = z + mean_S D_i
@@ -295,7 +295,7 @@ PERTURB_FROM = "direction of the ascent step: the data gradient (data) or the dr
 
 @dataclass(frozen=True)
 class Perturbation(Slot):
-    """Gradients are evaluated at the client's model y_k itself, without a perturbation e."""
+    """By default, there is no perturbation: gradients are evaluated at the client's model y_k."""
 
     @property
     def ascent_passes(self) -> int:
