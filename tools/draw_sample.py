@@ -2,7 +2,8 @@
 
 Usage: python tools/draw_sample.py SEED
 
-A method is shown with the docstring of its class, since a reader of the file would have seen it.
+Each sample comes with what a reader of the file would have seen before it: the docstrings of the module and the class
+of a function, and the preceding text of a paragraph's section.
 """
 
 from __future__ import annotations
@@ -19,28 +20,31 @@ SAMPLES, MIN_LINES, MIN_WORDS = 20, 4, 15
 
 
 def functions(path: Path) -> Iterator[str]:
-    """The source of each function of at least ``MIN_LINES`` lines, with its class's docstring."""
+    """The source of each function of at least ``MIN_LINES`` lines, with the docstrings of its module and class."""
     source = path.read_text()
     tree = ast.parse(source)
     class_of = {id(child): node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for child in node.body}
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno + 1 >= MIN_LINES:
             owner = class_of.get(id(node))
-            heading = f"=== {path.relative_to(ROOT)}:{node.lineno}"
+            heading = f"=== {path.relative_to(ROOT)}:{node.lineno}\n'''{ast.get_docstring(tree)}'''\n..."
             if owner is not None:
                 heading += f"\nclass {owner.name}:\n    '''{ast.get_docstring(owner)}'''\n..."
             yield f"{heading}\n{ast.get_source_segment(source, node)}\n"
 
 
 def paragraphs(path: Path) -> Iterator[str]:
-    """The paragraphs of at least ``MIN_WORDS`` words, under their page and last heading, without code and tables."""
-    heading = ""
-    for block in re.split(r"\n\s*\n", re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)):
+    """The paragraphs of at least ``MIN_WORDS`` words, each after the preceding text of its section."""
+    section: list[str] = []
+    for block in re.split(r"\n\s*\n", path.read_text()):
         text = block.strip()
         if text.startswith("#"):
-            heading = text.splitlines()[0]
-        elif len(text.split()) >= MIN_WORDS and not text.startswith(("|", "![", "<")):
-            yield f"=== {path.relative_to(ROOT)} ({heading})\n{text}\n"
+            section = []
+        is_prose = "```" not in text and not text.startswith(("#", "|", "![", "<"))
+        if is_prose and len(text.split()) >= MIN_WORDS:
+            before = "\n\n".join(section)
+            yield f"=== {path.relative_to(ROOT)}\n{before}\n\n>>> the paragraph:\n{text}\n"
+        section.append(text)
 
 
 def main() -> None:
