@@ -34,6 +34,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from datetime import UTC, datetime
 from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -47,6 +48,8 @@ from torch import Tensor
 from fedflat.data import Examples, load
 from fedflat.errors import UserError
 from fedflat.experiment.store.files import create_folder, write_atomically
+from fedflat.papers import find_table
+from fedflat.papers.results import RunCost, StoredNumber, StoredResult, cell_key, experiment_name, write_result
 
 UNUSED = ("datasets", "dataset", "imageio", "matplotlib", "mpl_toolkits", "peft", "timm", "torchsummary")
 """Packages that the scripts import, but that LeNet-5 on CIFAR does not need."""
@@ -64,6 +67,8 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     add("--data-dir", type=Path, required=True, help="directory of the datasets")
     add("--out", type=Path, required=True, help="JSON file, rewritten after every evaluation")
     add("--seed", type=int, default=0, help="main.py sets no seed, main_FedSWA.py sets its own (default: %(default)s)")
+    add("--cell", help="store the last accuracy as this cell's released number, e.g. fedswa/table2/fedswa/COLUMN")
+    add("--results", type=Path, default=Path("results"), help="directory of the results (default: %(default)s)")
     add("arguments", nargs="+", metavar="-- ARGUMENTS", help="arguments of the script")
     return parser.parse_args(words)
 
@@ -322,6 +327,41 @@ def stand_ins(data_dir: Path, recorder: Recorder, checkout: Path) -> Iterator[No
             sys.modules |= before
 
 
+def stored_result(name: str, values: dict[str, Any]) -> StoredResult:
+    """A finished run as a stored result.
+
+    Args:
+        name: paper, table and cell, e.g. ``fedswa/table2/fedswa/cifar100-lenet-5-accuracy``.
+        values: the values of the recorder.
+    """
+    paper, table_name, cell_name = name.split("/", 2)
+    table = find_table(f"{paper}/{table_name}")
+    (cell,) = table.choose([cell_name])
+    number = StoredNumber(
+        published=cell.published.text if cell.published else None,
+        measured=values["curve"][-1][1],
+        unit=cell.unit,
+        statistic=cell.statistic.text,
+    )
+    return StoredResult(
+        format=1,
+        kind="released",
+        paper=paper,
+        experiment=experiment_name(table, cell.configs[0]),
+        seed=values["seed"],
+        status="finished",
+        cells={cell_key(cell): number},
+        metric="accuracy",
+        protocol={name: values[name] for name in ("script", "arguments")},
+        protocol_hash=values["sha256"][:16],
+        cost=RunCost(seconds=values["seconds"]),
+        environment=values["environment"],
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        curve_rounds=[rounds for rounds, _ in values["curve"]],
+        curve={"server": [round(accuracy / 100, 4) for _, accuracy in values["curve"]]},
+    )
+
+
 def main(words: Sequence[str] | None = None) -> str:
     """Run the script; returns its last accuracy as text."""
     options = parse_arguments(sys.argv[1:] if words is None else words)
@@ -345,6 +385,8 @@ def main(words: Sequence[str] | None = None) -> str:
         sys.argv[:] = [str(script), *options.arguments]
         runpy.run_path(str(script), run_name="__main__")
     recorder.save(finished=True)
+    if options.cell:
+        write_result(options.results, stored_result(options.cell, recorder.values))
     rounds, accuracy = recorder.values["curve"][-1]
     return f"{method}: {accuracy} % after {rounds} rounds, {recorder.values['seconds']} s"
 

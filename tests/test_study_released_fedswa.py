@@ -13,6 +13,8 @@ import torch
 
 from fedflat.data import Dataset, Examples
 from fedflat.errors import UserError
+from fedflat.papers.ledger import Ledger
+from fedflat.papers.results import read_results
 
 STUDIES = Path(__file__).parents[1] / "studies"
 SCRIPT = """
@@ -98,12 +100,15 @@ def test_runs_a_script_with_stand_ins(driver: ModuleType, tmp_path: Path, monkey
     script.write_text(SCRIPT)
     modules, loader, directory = set(sys.modules), torch.utils.data.DataLoader, Path.cwd()
     out = tmp_path / "out" / "run.json"
-    words = [str(script), "--data-dir", str(tmp_path), "--out", str(out), "--", "--alg", "FedSWA", "--E", "5"]
+    stored = ["--cell", "fedswa/table2/fedswa/cifar100-lenet-5-accuracy", "--results", str(tmp_path / "results")]
+    words = [str(script), "--data-dir", str(tmp_path), "--out", str(out), *stored, "--", "--alg", "FedSWA", "--E", "5"]
     assert driver.main(words).startswith("FedSWA: 20.0 % after 11 rounds")
     result = json.loads(out.read_text())
     assert result["curve"] == [[1, 10.0], [11, 20.0]]
     assert result["finished"]
     assert result["arguments"] == "--alg FedSWA --E 5"
+    (entry,) = Ledger(read_results(tmp_path / "results")).entries
+    assert (entry.released, entry.outcome.verdict) == ((20.0,), "not run")
     assert "ray" not in set(sys.modules) - modules
     assert torch.utils.data.DataLoader is loader
     assert Path.cwd() == directory

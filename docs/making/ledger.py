@@ -138,7 +138,8 @@ def column(table_name: str, suffix: str, baseline: str = "fedavg") -> list[str]:
             )
         models = [_of_model(entry, name) for name in (*(("server",) if is_best else ()), "wima", "ema")]
         gain = "" if entry is base else f"{_published_gain(entry, base)} / {_measured_gain(entry, base)}"
-        method = code(entry.cell.configs[0].algorithm)
+        algorithms = [config.algorithm for config in entry.cell.configs]
+        method = code(algorithms[0]) if len(algorithms) == 1 else f"best of {', '.join(map(code, algorithms))}"
         rows.append((method, published, measured, seeds, difference, verdict, gain, *models))
     columns = ("algorithm", "published", "measured", "seeds", "difference", "verdict", f"gain over `{baseline}`")
     return table((*columns, *(("last",) if is_best else ()), "WiMA", "EMA"), rows)
@@ -177,7 +178,7 @@ def _cells(entries: Sequence[LedgerEntry]) -> list[str]:
 
 def _of_model(entry: LedgerEntry, model: str) -> str:
     """The last value of a model over seeds in percent."""
-    values = [100 * value for r in entry.results if (value := r.metrics.get(model, {}).get("last")) is not None]
+    values = [100 * value for r in entry.counted if (value := r.metrics.get(model, {}).get("last")) is not None]
     return _mean(values) if values else ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,11 +48,12 @@ class LedgerEntry:
     Attributes:
         cell: the cell.
         outcome: measured values and verdict.
-        by_seed: measured value by seed, without seeds that have none; empty for gains and the best of several methods.
+        by_seed: measured value by seed, without seeds that have none; empty for gains.
         released: numbers of the authors' code, one per seed.
         tuned: numbers with tuned hyperparameters, one per seed.
         notes: remarks on released and tuned numbers.
         results: the runs with the paper's settings.
+        counted: those of them that count, if the paper reports the best of several algorithms; otherwise all.
     """
 
     cell: Cell
@@ -61,6 +63,7 @@ class LedgerEntry:
     tuned: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
     results: tuple[StoredResult, ...] = ()
+    counted: tuple[StoredResult, ...] = ()
 
     @property
     def dataset(self) -> str:
@@ -212,9 +215,8 @@ def _entry(cell: Cell, results: Sequence[StoredResult]) -> LedgerEntry:
         values = tuple(number.value for runs in numbers for number in runs if number.value is not None)
         measured = f"{len(experiments)} of {len(cell.configs)} algorithms measured"
         outcome = CellOutcome(cell, values if len(experiments) == 1 else (), "ran", measured)
-    by_seed = {}
-    if len(cell.configs) == 1:
-        by_seed = {r.seed: v for r in own if (v := r.cells[cell_key(cell)].measured) is not None}
+    counted = max(experiments.values(), key=lambda runs: _mean_number(cell, runs), default=[])
+    by_seed = {r.seed: v for r in counted if (v := r.cells[cell_key(cell)].measured) is not None}
     others = {kind: [r for r in results if r.kind == kind] for kind in ("released", "tuned")}
     values_by_kind = {
         kind: tuple(v for r in runs if (v := r.cells[cell_key(cell)].measured) is not None)
@@ -223,7 +225,9 @@ def _entry(cell: Cell, results: Sequence[StoredResult]) -> LedgerEntry:
     notes = dict.fromkeys(
         f"{kind}: {note}" for kind, runs in others.items() for r in runs if (note := r.selection or r.reason)
     )
-    return LedgerEntry(cell, outcome, by_seed, **values_by_kind, notes=tuple(notes), results=tuple(own))
+    return LedgerEntry(
+        cell, outcome, by_seed, **values_by_kind, notes=tuple(notes), results=tuple(own), counted=tuple(counted)
+    )
 
 
 def deviations_of(cell: Cell, result: StoredResult) -> Deviations:
@@ -247,6 +251,11 @@ def paper_config(cell: Cell, result: StoredResult) -> Config | None:
         if protocol_hash(protocol_of(config) | free) == result.protocol_hash:
             return config
     return None
+
+
+def _mean_number(cell: Cell, results: Sequence[StoredResult]) -> float:
+    values = [v for result in results if (v := result.cells[cell_key(cell)].measured) is not None]
+    return fmean(values) if values else -math.inf
 
 
 def _run_number(cell: Cell, result: StoredResult) -> RunNumber:

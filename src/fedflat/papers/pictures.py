@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def picture_commands(plan: ReproductionPlan, out: Path) -> list[str]:
 
     def fill(command: str, each: str = "") -> str:
         """Replace the placeholders of a command; empty if one of them has no value."""
-        values = {
+        values: dict[str, Callable[[str], str]] = {
             "out": lambda _: str(out),
             "figure": lambda _: plan.table.name,
             "each": lambda _: each,
@@ -45,7 +46,7 @@ def picture_commands(plan: ReproductionPlan, out: Path) -> list[str]:
             "models": lambda pattern: matching_models(pattern or "*"),
         }
         parts = [values[name](argument) for name, argument in _PLACEHOLDER.findall(command)]
-        filled = _PLACEHOLDER.sub(lambda match: values[match[1]](match[2]), command)
+        filled = _PLACEHOLDER.sub(lambda match: values[match[1]](match[2] or ""), command)
         is_plane = "flatness plane" in command
         has_too_few = is_plane and sum(":" in word for word in filled.split()) < FEWEST_IN_PLANE
         return filled if all(parts) and not has_too_few else ""
