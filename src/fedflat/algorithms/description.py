@@ -1,4 +1,4 @@
-"""What is documented of algorithms: docstrings of slots, and differences between papers and their published code."""
+"""Documentation of algorithms: docstrings of their parts, and differences between papers and their published code."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import NamedTuple
 import yaml
 
 _SOURCE = re.compile(r"\s*\(([^()]*(?:\b(?:19|20)\d\d\b|\beqs?\. |\bC\d)[^()]*)\)$")
-"""Parentheses at the end of a title that contain a year, an equation number, or a component such as C2."""
+"""Parentheses at the end of a title that contain a year, an equation number, or a method's component, such as C2."""
 
 
 class Description(NamedTuple):
-    """The pieces of a docstring; ``str`` joins them into plain text."""
+    """The pieces into which ``describe`` splits a docstring; ``str`` joins them into plain text."""
 
     title: str
     source: str
@@ -66,7 +66,7 @@ class Difference:
     number: str
     """Its number in the documentation, D1, D2, ..."""
     where: str
-    """Paper, file and lines."""
+    """The paper, and file and lines of the published code."""
     fault: str
     """What differs."""
     here: str

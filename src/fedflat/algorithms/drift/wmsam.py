@@ -12,7 +12,7 @@ from fedflat.algorithms.slot import CohortMeans, Drift, Fields, Gradient, LocalC
 from fedflat.text import param
 
 SIGNAL_RANGE = (0.1, 0.9)
-"""Range to which the mean signal is clipped (C3)."""
+"""Range to which the cohort's mean of sim_i is clipped (component C3)."""
 
 
 @dataclass(frozen=True)

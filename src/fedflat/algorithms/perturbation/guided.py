@@ -49,8 +49,8 @@ class Guided(Perturbation):
         """
         if self.rho == 0:
             return None, {}
-        direction = ctx.z + ctx.step * ctx.drift["personal momentum"] - ctx.y
-        direction = unit(direction) if self.indexing == "vector" else scalar_shift(direction, ctx.layout)
+        ahead = ctx.z + ctx.step * ctx.drift["personal momentum"] - ctx.y  # from y_k to z + k Delta_i
+        direction = unit(ahead) if self.indexing == "vector" else scalar_shift(ahead, ctx.layout)
         return self.perturb_sign * self.rho * direction, {}
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:

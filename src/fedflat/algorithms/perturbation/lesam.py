@@ -64,10 +64,10 @@ class Lesam(Perturbation):
         ``indexing=tensor`` reproduces the published code: one scalar per parameter tensor instead of a unit vector.
         """
         if self.direction == "client":
-            direction = ctx.client["seen"] * (ctx.client["last"] - ctx.z)
+            towards_old = ctx.client["seen"] * (ctx.client["last"] - ctx.z)
         else:
-            direction = -ctx.server["step"]
-        direction = unit(direction) if self.indexing == "vector" else scalar_shift(direction, ctx.layout)
+            towards_old = -ctx.server["step"]
+        direction = unit(towards_old) if self.indexing == "vector" else scalar_shift(towards_old, ctx.layout)
         return {"offset": self.rho * direction}
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
