@@ -36,9 +36,11 @@ def describe(part: object) -> Description:
     doctests are dropped, and everything else is remarks.
 
     >>> from fedflat.algorithms.drift import Prox
-    >>> describe(Prox)
-    Description(title="A proximal term pulls the client's model towards the received one", \
-source='FedProx; Li et al. 2020, eq. 2', equations=('d_k = g + mu (y_k - z)',), remarks='')
+    >>> prox = describe(Prox)
+    >>> prox.title, prox.source
+    ("A proximal term pulls the client's model towards the received one", 'FedProx; Li et al. 2020, eq. 2')
+    >>> prox.equations
+    ('d_k = g + mu (y_k - z)',)
     """
     text = inspect.getdoc(part if isinstance(part, type) else type(part)) or ""
     paragraphs = [block for block in re.split(r"\n\s*\n", text) if not block.lstrip().startswith(">>>")]

@@ -21,8 +21,9 @@ class Acg(Drift):
         m <- lam m + mean_S D_i
         x <- x + m
 
-    m is the server's momentum. Clients start from z, the server model x moved ahead by lam m. D_i = y_K - z is the
-    displacement of client i, and mean_S the mean over the cohort.
+    m is the server's momentum. Clients start from z, the server model x moved ahead by lam m. d_k is the direction of
+    local step k, g the gradient of its batch and y_k the client's model. D_i = y_K - z is the displacement of client i
+    after its K local steps, and mean_S the mean over the cohort.
 
     >>> from torch import tensor
     >>> from fedflat.testing import cohort_means

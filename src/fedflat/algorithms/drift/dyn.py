@@ -19,8 +19,9 @@ class Dyn(Drift):
         a_i <- a_i + D_i
         target = mean_S y_K + mean_all a_i
 
-    a_i is the dual variable of client i: the sum of its displacements D_i = y_K - z over all rounds so far (the paper's
-    dual is -alpha a_i). z is the broadcast model and y_K the client's model after K local steps. mean_S is the mean
+    d_k is the direction of local step k and g the gradient of its batch. a_i is the dual variable of client i: the sum
+    of its displacements D_i = y_K - z over all rounds so far (the paper's dual is -alpha a_i). z is the broadcast model
+    and y_k the client's model after k of its K local steps. The server moves towards the target; mean_S is the mean
     over the round's cohort, mean_all that over all N clients. The FedSpeed paper uses the duals of the cohort only,
     target = mean_S (y_K + a_i), which ``dual_scope=active`` selects.
 
