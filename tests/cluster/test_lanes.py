@@ -25,7 +25,7 @@ from .federations import small, walk
 class OneWorker(RayEngine):
     """The Ray engine with one worker that is called directly."""
 
-    losses = state_losses = ()
+    loss_errors = state_loss_errors = ()
 
     def __init__(self, config: Any, shows_rows: bool) -> None:
         self.problem = build_problem(config)[0]

@@ -1,4 +1,4 @@
-"""An algorithm: one value per slot, and the fixed order in which the slots act in a round.
+"""An algorithm: one component per slot, and the fixed order in which the components act in a round.
 
 A round calls ``broadcast``; for each client ``begin``, ``step`` K times and ``finish``; then ``aggregate`` with the
 averaged messages. Engines call these methods for one client or for many at once.
@@ -63,7 +63,8 @@ class Descent:
         if self.weight_decay:
             d = d + self.weight_decay * y
         if velocity is not None:
-            velocity = d = self.momentum * velocity + d
+            velocity = self.momentum * velocity + d
+            d = velocity
         return y - lr * d, velocity
 
 
@@ -74,7 +75,7 @@ def _clipped(v: Tensor, max_norm: float) -> Tensor:
 
 
 SLOTS = ("drift", "perturbation", "lr_schedule", "server")
-"""The slots that hold exactly one value; averages may be combined freely."""
+"""The slots that hold exactly one component; in addition, an algorithm may have any number of averages."""
 States = dict[str, State]
 """State by slot: drift, perturbation, server."""
 
@@ -264,13 +265,13 @@ class Algorithm:
         """Take one local step: perturb the model, compute the gradient there, correct it, and descend.
 
             e_k = offset(y_k)
-            g = blend(g(y_k + e_k))
+            g = blend(grad(y_k + e_k))
             d_k = direction(clip(g))
             y_{k+1} = y_k - eta_k (clip(d_k) + weight_decay y_k)
 
-        Here y_k is the client's model after k steps, e_k the perturbation, g(.) the batch gradient at a point, d_k the
-        direction after the drift correction and eta_k the learning rate. ``blend`` may mix in the gradient at y_k.
-        ``Descent.clip_mode`` decides which of the two vectors is clipped.
+        Here y_k is the client's model after k steps, e_k the perturbation, grad(.) the batch's gradient at a point, d_k
+        the direction after the drift correction and eta_k the learning rate. ``blend`` may mix in the gradient at y_k.
+        At most one of g and d_k is clipped; ``Descent.clip_mode`` decides which.
 
         Args:
             local: the client's state before the step.
@@ -281,7 +282,8 @@ class Algorithm:
         drift_ctx, perturbation_ctx, velocity = local  # ctx: the context that a slot sees
         offset, changed_state = self.perturbation.offset(perturbation_ctx, self._ascent_gradient(drift_ctx, gradient))
         perturbation_ctx = perturbation_ctx._replace(offset=offset, local=perturbation_ctx.local | changed_state)
-        g = self.perturbation.blend(gradient(perturbation_ctx.perturbed(perturbation_ctx.y)), perturbation_ctx)
+        perturbed_point = perturbation_ctx.perturbed(perturbation_ctx.y)
+        g = self.perturbation.blend(gradient(perturbed_point), perturbation_ctx)
         d = self.drift.direction(descent.clip_gradient(g), drift_ctx._replace(offset=offset), gradient)
         lr = self.lr_schedule(schedule, drift_ctx.round, drift_ctx.step, drift_ctx.steps)
         y, velocity = descent.move(drift_ctx.y, d, lr, velocity)
@@ -293,7 +295,7 @@ class Algorithm:
         )
 
     def _ascent_gradient(self, drift_ctx: LocalContext, gradient: Gradient) -> Gradient:
-        """The gradient function that the perturbation uses to compute its offset, drift-corrected if it asks for that.
+        """The gradient function from which the perturbation computes its offset; drift-corrected with ``uses_drift``.
 
         Args:
             drift_ctx: the drift's context before the step.
@@ -325,8 +327,8 @@ class Algorithm:
     def aggregate(self, cohort: CohortMeans, means: States, server: States) -> tuple[Tensor, States]:
         """Compute the new server model from what the cohort sent.
 
-        The drift turns the averages into a target model. The server optimiser moves the server model x towards it. The
-        perturbation's server state may depend on the result.
+        The drift turns the averages into a target model. The server optimiser moves the server model x towards this
+        target. The perturbation's server state is updated last, because it may depend on the new server model.
 
         Args:
             cohort: averaged displacements of the cohort, and the server model x at the start of the round.

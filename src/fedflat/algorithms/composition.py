@@ -41,7 +41,9 @@ _BASES: dict[str, type[Any]] = {
     "server": Sgd,
     "averages": Average,
 }
+"""Base class of the parts of each slot."""
 _BUILT_IN = {name for registry in (NAMED, *PART_REGISTRIES.values()) for name in registry}
+"""Names of fedflat's own algorithms and parts."""
 
 
 def parts() -> dict[str, tuple[str, type[Any]]]:
@@ -73,7 +75,7 @@ def register(name: str, component: Algorithm | type[Any] | Callable[[], Dataset]
     """
     registry = _registry_for(name, component)
     # An algorithm and a part must not share a name: both occur in one text, such as ``scaffold+sam``. Part registries
-    # reject each other's names themselves, and models and datasets have texts of their own.
+    # reject each other's names themselves. Models and datasets have their own settings and may share names with parts.
     registries_to_check: list[Registry[Any]] = []
     if registry is NAMED:
         registries_to_check = list(PART_REGISTRIES.values())
@@ -81,14 +83,14 @@ def register(name: str, component: Algorithm | type[Any] | Callable[[], Dataset]
         component = cast("Any", function_source(name, cast("Any", component)))
     elif registry is not MODELS:
         registries_to_check = [NAMED]
-    for taken in registries_to_check:
-        if isinstance(name, str) and taken.spelling(name):  # other types are rejected below
-            raise UserError(f"'{name}' already names a built-in or registered {taken.kind}; choose another name")
+    for other in registries_to_check:
+        if isinstance(name, str) and other.spelling(name):  # a name that is not a string is rejected below
+            raise UserError(f"'{name}' already names a built-in or registered {other.kind}; choose another name")
     registry.register(name, cast("Any", component))
 
 
 def _registry_for(name: str, component: object) -> Registry[Any]:
-    """The registry that a component belongs to; raises ``UserError`` for anything that cannot be registered.
+    """The registry to which a component belongs; raises ``UserError`` for anything that cannot be registered.
 
     Args:
         name: the requested name, for the error message.
@@ -171,9 +173,9 @@ def algorithm(text: str) -> Algorithm:
     if any(NAMED.spelling(call.name) is None and _slot_of(call.name) is None for call in calls):
         load_installed()
     result = _named(calls[0])
-    set_slots: set[str] = set()
+    filled_slots: set[str] = set()
     for part in calls[1:]:
-        result = _with_part(result, part, text, set_slots)
+        result = _with_part(result, part, text, filled_slots)
     reason = result.conflict()
     if reason is not None:
         raise UserError(f"'{text}' is not a valid combination: {reason}")
@@ -203,7 +205,7 @@ def canonical(algorithm: Algorithm) -> str:
 
 
 def _is_default(part: object) -> bool:
-    """Whether a part is FedAvg's, i.e. changes nothing; ``Algorithm()`` is FedAvg."""
+    """Whether a part is the default of its slot, i.e. that of ``Algorithm()``, which is FedAvg."""
     return part in [getattr(Algorithm(), slot) for slot in SLOTS]
 
 
@@ -213,9 +215,9 @@ def _slot_of(name: str) -> str | None:
 
 
 def _named(call: Call) -> Algorithm:
-    """Build the algorithm that a call such as ``fedsam(rho=0.1)`` names, with its parameters set.
+    """Build a named algorithm from a call such as ``fedsam(rho=0.1)``.
 
-    A parameter is set in every part of the algorithm that has one of this name.
+    A parameter is set in every part of the algorithm that has a parameter of this name.
     """
     name = NAMED.spelling(call.name)
     if name is None:
@@ -234,14 +236,14 @@ def _named(call: Call) -> Algorithm:
 
 
 def _values_of_call(name: str, values: Mapping[str, Value]) -> dict[str, Value]:
-    """Convert the arguments in the text of a named algorithm to values of its parts' parameters, by parameter.
+    """Return the parameter values that a call such as ``fedsam(0.1)`` sets, by parameter name.
 
     A value without a name sets the first parameter of the parts that distinguish the algorithm from FedAvg.
-    ``variant=released`` adds the values in which the published code differs from the paper, unless the text sets them.
+    ``variant=released`` adds the values in which the published code differs from the paper, unless the call sets them.
 
     Args:
-        name: the named algorithm, as registered.
-        values: the arguments by name.
+        name: registered name of the algorithm.
+        values: the call's arguments as parsed.
     """
     known: set[str] = set()
     positional: list[str] = []
@@ -265,14 +267,15 @@ def _values_of_call(name: str, values: Mapping[str, Value]) -> dict[str, Value]:
     return named_values
 
 
-def _with_part(base: Algorithm, call: Call, text: str, set_slots: set[str]) -> Algorithm:
-    """Add one part, such as ``asam(rho=0.5)``, to an algorithm; raises ``UserError`` if that slot is already set.
+def _with_part(base: Algorithm, call: Call, text: str, filled_slots: set[str]) -> Algorithm:
+    """Add one part, such as ``asam(rho=0.5)``, to an algorithm; raises ``UserError`` if its slot is already filled.
 
     Args:
         base: the algorithm so far.
         call: name and parameters of the part.
         text: the whole text, for error messages.
-        set_slots: the slots that earlier parts of the text have set, even to the default; this part's slot is added.
+        filled_slots: the slots that parts in the text have filled so far, even with the default; this function adds
+            the new part's slot.
     """
     slot = _slot_of(call.name)
     if slot is None:
@@ -288,11 +291,11 @@ def _with_part(base: Algorithm, call: Call, text: str, set_slots: set[str]) -> A
             raise UserError(f"'{text}' adds {call.name} twice with the same parameters; remove one of them")
         return replace(base, averages=(*base.averages, part))
     present = getattr(base, slot)
-    if slot in set_slots or present != getattr(Algorithm(), slot):
+    if slot in filled_slots or present != getattr(Algorithm(), slot):
         raise UserError(
             f"'{text}' sets the {SLOT_NAMES[slot]} twice: it is already {_part_text(present)}; remove {call.name}"
         )
-    set_slots.add(slot)
+    filled_slots.add(slot)
     return replace(base, **{slot: part})
 
 

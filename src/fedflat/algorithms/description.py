@@ -1,4 +1,4 @@
-"""What is documented of algorithms: docstrings of slots, and differences between papers and their published code."""
+"""Documentation of algorithms: docstrings of their parts, and differences between papers and their published code."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import NamedTuple
 import yaml
 
 _SOURCE = re.compile(r"\s*\(([^()]*(?:\b(?:19|20)\d\d\b|\beqs?\. |\bC\d)[^()]*)\)$")
-"""Parentheses at the end of a title that contain a year, an equation number, or a component such as C2."""
+"""Parentheses at the end of a title that contain a year, an equation number, or a method's component, such as C2."""
 
 
 class Description(NamedTuple):
-    """The pieces of a docstring; ``str`` joins them into plain text."""
+    """The pieces into which ``describe`` splits a docstring; ``str`` joins them into plain text."""
 
     title: str
     source: str
@@ -36,9 +36,11 @@ def describe(part: object) -> Description:
     doctests are dropped, and everything else is remarks.
 
     >>> from fedflat.algorithms.drift import Prox
-    >>> describe(Prox)
-    Description(title="A proximal term pulls the client's model towards the received one", \
-source='FedProx; Li et al. 2020, eq. 2', equations=('d_k = g + mu (y_k - z)',), remarks='')
+    >>> prox = describe(Prox)
+    >>> prox.title, prox.source
+    ("A proximal term pulls the client's model towards the received one", 'FedProx; Li et al. 2020, eq. 2')
+    >>> prox.equations
+    ('d_k = g + mu (y_k - z)',)
     """
     text = inspect.getdoc(part if isinstance(part, type) else type(part)) or ""
     paragraphs = [block for block in re.split(r"\n\s*\n", text) if not block.lstrip().startswith(">>>")]
@@ -66,7 +68,7 @@ class Difference:
     number: str
     """Its number in the documentation, D1, D2, ..."""
     where: str
-    """Paper, file and lines."""
+    """The paper, and file and lines of the published code."""
     fault: str
     """What differs."""
     here: str

@@ -15,7 +15,7 @@ from fedflat.text import param
 
 
 class Schedule(NamedTuple):
-    """The run's learning-rate settings, to which an ``LrSchedule`` applies its shape."""
+    """The run's learning-rate settings, from which an ``LrSchedule`` computes the learning rate of each local step."""
 
     lr: float
     """Base learning rate eta."""
@@ -31,7 +31,8 @@ class LrSchedule(Slot):
 
         eta_k = eta decay^t
 
-    eta is the base learning rate, decay the factor applied after every round, and t the round, counted from 0.
+    eta is the base learning rate, decay the factor applied after every round, t the round, counted from 0, and eta_k
+    the learning rate of local step k.
 
     >>> LrSchedule()(Schedule(lr=0.5, decay=0.9), round=torch.tensor(2), step=torch.tensor(0), steps=torch.tensor(4))
     tensor(0.4050)
@@ -104,9 +105,10 @@ class Cyclic(LrSchedule):
     start: float = param(0.75, "fraction of the rounds after which cycles begin", low=0, high=1)
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
-        """The learning rate of round t, decay^t times that of its position in the cycle, or eta before cycles begin.
+        """The learning rate of all steps of round t: that of its position in the cycle, multiplied by decay^t.
 
-        With ``length=1``, every round would have the lowest learning rate; eta is used instead.
+        Before cycles begin, eta replaces the learning rate of the cycle; likewise with ``length=1``, which would give
+        every round the lowest learning rate.
         """
         position = (round % self.length + 1) / self.length  # q, 1 at the end of a cycle
         cyclic_lr = (1 - position) * schedule.lr + position * self.low

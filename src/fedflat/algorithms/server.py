@@ -1,4 +1,4 @@
-"""Server optimisers: turn the pseudo-displacement q = target - x into an update of the server model x."""
+"""Server optimisers: move the server model x along q = target - x, towards the target of the drift correction."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ class Adaptive(Sgd, ABC):
         m <- beta1 m + (1 - beta1) q
         x <- x + server_lr m / (sqrt(v) + tau)
 
-    q points from the server model x to the target of the drift correction. m is the first moment of q; v is the second
-    one, which each subclass updates in its own way.
+    q = target - x is the vector from the server model x to the target of the drift correction. m is the first moment of
+    q and v the second moment, which each subclass updates in its own way.
     """
 
     server_lr: float = param(0.1, "learning rate of the server", above=0)
@@ -106,7 +106,7 @@ class Adaptive(Sgd, ABC):
     def on_server(self) -> Fields:
         """Declare the moments m and v, and the number of rounds t for bias correction; clients receive none of them.
 
-        v starts at ``v_init``, by default tau^2; ``momentum`` marks m for measurements of clients' agreement with it.
+        v starts at ``v_init``, by default tau^2. m is marked as a momentum, so that measurements can find it.
         """
         start = self.tau**2 if self.v_init is None else self.v_init
         return (
@@ -120,7 +120,7 @@ class Adaptive(Sgd, ABC):
         """The new v from the old one and q^2 (or m^2), all of shape (P,)."""
 
     def corrected(self, v: Tensor, t: Tensor) -> Tensor:
-        """v corrected for its initial value after ``t`` rounds; a plain sum needs no correction."""
+        """v corrected for its initial value after ``t`` rounds; by default unchanged, for a v that is a plain sum."""
         return v
 
     def step(self, x: Tensor, q: Tensor, state: State) -> tuple[Tensor, State]:

@@ -1,8 +1,8 @@
 """Building blocks shared by all slots: declared state, the context of a local step, and the cohort's averaged results.
 
 A slot is written for one client and works on flat vectors of P numbers, P being the number of trained parameters.
-It declares its state field by field, so that engines can store, send and count it. Client messages are only ever
-averaged, so engines may form partial sums anywhere.
+It declares its state field by field, so that engines can store, send and count it. The server uses only averages of
+client messages, so an engine may form partial sums on any worker.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Field:
     sent: bool = True
     """For server state: whether clients receive it."""
     by_samples: bool = False
-    """For messages: whether their mean is weighted by sample counts instead of uniform."""
+    """For messages: whether their mean weights clients by their sample counts instead of equally."""
     momentum: Literal["ascent", "descent"] | None = None
-    """For server state: marks a momentum, in units of gradients (ascent) or displacements (descent); otherwise None."""
+    """For server state: marks a momentum, as a mean of gradients (ascent) or of displacements (descent); else None."""
 
     def new(self, x: Tensor) -> Tensor:
         """Return the initial value: a copy of the initial model ``x`` of shape (P,), or ``start`` in every entry."""
@@ -66,15 +66,15 @@ def vector(
         name: key of the vector in the state.
         start: initial value of every entry; with ``"model"``, the vector starts as a copy of the initial model.
         sent: for server state, whether clients receive the vector.
-        by_samples: for messages, whether their mean is weighted by sample counts instead of uniform.
-        momentum: for server state, marks a momentum, in units of gradients (ascent) or displacements (descent); None
-            for other vectors.
+        by_samples: for messages, whether their mean weights clients by their sample counts instead of equally.
+        momentum: for server state, marks a momentum: ``ascent`` for a mean of gradients, which points uphill,
+            ``descent`` for a mean of displacements; None for other vectors.
     """
     return Field(name, True, start, sent, by_samples, momentum)
 
 
 def scalar(name: str, *, start: float = 0.0, sent: bool = True) -> Field:
-    """Declare a scalar; the arguments are those of ``Field``."""
+    """Declare a scalar that a slot keeps or sends; the arguments are those of ``vector``."""
     return Field(name, False, start, sent)
 
 
@@ -176,8 +176,8 @@ def unit(v: Tensor) -> Tensor:
 class Slot:
     """Base class of an algorithm's components, which fill its slots.
 
-    These are drift corrections, perturbations, learning-rate schedules and server optimisers. By default a component
-    keeps no state and sends no messages.
+    The components are drift corrections, perturbations, learning-rate schedules and server optimisers. By default a
+    component keeps no state and sends no messages.
     """
 
     def on_server(self) -> Fields:
@@ -289,7 +289,7 @@ class Drift(Slot):
 
 
 LARGE_RHO = 10
-"""A perturbation radius beyond every published value."""
+"""A perturbation radius above every published value; runs with a larger one get a divergence hint."""
 PERTURB_FROM = "direction of the ascent step: the data gradient (data) or the drift-corrected direction (total)"
 
 
@@ -299,7 +299,7 @@ class Perturbation(Slot):
 
     @property
     def ascent_passes(self) -> int:
-        """Number of backward passes per local step that are needed to compute the offset e."""
+        """Number of backward passes per local step that are needed to compute the perturbation, i.e. the offset e."""
         return 0
 
     @property
@@ -308,7 +308,7 @@ class Perturbation(Slot):
         return False
 
     def divergence_hint(self) -> str | None:
-        """Return why a radius ``rho`` above 10 may make a run diverge, or None if there is no such radius."""
+        """Return why a radius ``rho`` above 10 may make a run diverge, or None if it is smaller or not a parameter."""
         rho = getattr(self, "rho", 0)
         return f"rho={rho:g} evaluates gradients far from the model; lower it" if rho > LARGE_RHO else None
 
@@ -329,7 +329,7 @@ class Perturbation(Slot):
         return None, {}
 
     def blend(self, g: Tensor, ctx: LocalContext) -> Tensor:
-        """Return the gradient for the drift correction, given the gradient ``g`` at the perturbed point; shape (P,)."""
+        """Return the gradient that the drift correction receives; ``g`` is that at the perturbed point, shape (P,)."""
         return g
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:

@@ -14,7 +14,7 @@ from fedflat.text import changed, show
 
 
 class Ring(Protocol):
-    """A fixed number of stored vectors, addressed by position."""
+    """A ring buffer: a fixed number of stored vectors, read and written by position."""
 
     def __setitem__(self, position: int, vector: Tensor) -> None: ...
     def __getitem__(self, position: int) -> Tensor: ...

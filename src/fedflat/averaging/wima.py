@@ -78,4 +78,4 @@ class WimaState(AverageState):
         return {"sum": self.sum, "rounds": torch.tensor(self.rounds)}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        self.sum, self.rounds = tensors["sum"], int(tensors["rounds"])
+        self.sum, self.rounds = tensors["sum"], int(tensors["rounds"])  # the ring buffer is stored separately

@@ -16,7 +16,7 @@ PADDED_BELOW = 32
 
 @dataclass(frozen=True)
 class LeNet5(ImageModelSpec):
-    """LeNet-5 (LeCun et al. 1998) with ReLU and max-pooling; images smaller than 32 pixels are padded by 2."""
+    """LeNet-5 (LeCun et al. 1998) with ReLU and max-pooling; images below 32 pixels are padded by 2 on each side."""
 
     name = "lenet5"
     dataset = "mnist"
@@ -34,7 +34,7 @@ class LeNet5(ImageModelSpec):
 
 @dataclass(frozen=True)
 class Cnn(ImageModelSpec):
-    """Two unpadded 5x5 convolutions (64 channels) and two hidden layers (384, 192); LeNet-5 in the FedSWA paper."""
+    """Two unpadded 5x5 convolutions (64 channels) and two hidden layers (384 and 192 units); FedSWA's LeNet-5."""
 
     name = "cnn"
     examples = (

@@ -1,4 +1,4 @@
-"""Normalisation layers, with the same choice for every family.
+"""Normalisation layers, with the same options in every model family.
 
 ``group`` (Wu and He 2018) is the default: it has no running statistics, which differ between clients with different
 data, and so no buffers to average. ``batch`` has running means and variances as buffers; the experiment decides how to
@@ -26,13 +26,13 @@ MakeNorm = Callable[[int], nn.Module]
 
 @dataclass(frozen=True)
 class NormalisedModelSpec(ImageModelSpec):
-    """The description of an image model with a normalisation after each convolution."""
+    """Base class of image models with a normalisation layer after each convolution."""
 
     norm: Literal["group", "batch"] = param("group", NORM_HELP)
     groups: int = param(2, GROUPS_HELP, low=1)
 
     def norm_layer(self, channels: int) -> nn.Module:
-        """Build a normalisation of ``channels`` channels with a learned scale and shift per channel."""
+        """Build a normalisation layer for ``channels`` channels, with a learned scale and shift per channel."""
         if self.norm == "batch":
             return BatchNorm(channels)
         if channels % self.groups:
@@ -58,6 +58,6 @@ class BatchNorm(nn.BatchNorm2d):
             values if values is None or mean is None else values.to(mean.dtype) for values in (self.weight, self.bias)
         )
         use_batch_statistics = self.training and input.numel() > input.shape[1]
-        # None means a cumulative mean, which would need the batch counter.
+        # In torch, None means a cumulative mean, which needs the batch counter; here it disables updates.
         momentum = 0.0 if self.momentum is None else self.momentum
         return F.batch_norm(input, mean, variance, weight, bias, use_batch_statistics, momentum, self.eps)

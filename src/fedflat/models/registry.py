@@ -121,7 +121,7 @@ def names() -> list[str]:
 
 
 def model_spec(text: str) -> ModelSpec:
-    """Parse the text of a model, a name with parameters in parentheses, and check the parameters.
+    """Parse a model's name with its parameters in parentheses, and check the parameters.
 
     >>> model_spec("MLP(hidden=32)")
     Mlp(hidden=32, layers=1)
@@ -144,9 +144,9 @@ def build(text: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """Build a model initialised from torch's global generator.
 
     Args:
-        text: name and parameters.
+        text: name and parameters of the model.
         input_shape: shape of one sample.
-        classes: number of outputs.
+        classes: number of classes, i.e. of outputs.
 
     >>> build("mlp(hidden=3)", (4,), 2)
     Sequential(

@@ -33,7 +33,7 @@ QUERY_AND_VALUE = frozenset({"query", "value", "q", "v", "q_proj", "v_proj", "to
 
 @dataclass(frozen=True)
 class TrainedPart(ABC):
-    """A part of a model; its fields are the parameters of the text that names it."""
+    """A part of a model that can be trained; its fields are its options, such as ``rank`` in ``lora(rank=8)``."""
 
     name: ClassVar[str]
 
@@ -47,7 +47,7 @@ class TrainedPart(ABC):
 
 @dataclass(frozen=True)
 class All(TrainedPart):
-    """All parameters that the model itself trains."""
+    """All parameters, except those that the model itself has frozen."""
 
     name = "all"
 
@@ -228,8 +228,8 @@ def _split_names(value: str | int | float, setting: str, example: str) -> list[s
 
     Args:
         value: the joined names; a numeric name, as in ``nn.Sequential``, arrives as a number.
-        setting: the option they come from, for the error message.
-        example: a valid value of it, for the error message.
+        setting: the option that has this value, for the error message.
+        example: a valid use of the option, for the error message.
     """
     names = [name.strip() for name in str(value).split("|") if name.strip()]
     if not names:

@@ -34,7 +34,7 @@ HEADS_HELP = "attention heads; must divide the width"
 
 @dataclass(frozen=True)
 class VisionTransformerSpec(ImageModelSpec):
-    """The description of a vision transformer."""
+    """Base class of vision transformers, which differ only in the defaults of these options."""
 
     patch: int = param(16, PATCH_HELP, low=1)
     width: int = param(768, WIDTH_HELP, low=1)
@@ -121,7 +121,7 @@ class VisionTransformer(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Draw the tokens, positions and linear layers as timm does."""
+        """Initialise the class token, the position embeddings and all linear layers as timm does."""
         nn.init.normal_(self.cls_token, std=1e-6)
         nn.init.trunc_normal_(self.pos_embed, std=INIT_STD)
         for module in self.modules():
@@ -166,7 +166,7 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(width, EPSILON)
         self.attn = Attention(width, heads)
         self.norm2 = nn.LayerNorm(width, EPSILON)
-        self.mlp = HiddenLayer(width, hidden)
+        self.mlp = FeedForward(width, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform tokens [n, tokens, width]."""
@@ -194,7 +194,7 @@ class Attention(nn.Module):
         return y
 
 
-class HiddenLayer(nn.Module):
+class FeedForward(nn.Module):
     """Two linear layers with the exact GELU in between."""
 
     def __init__(self, width: int, hidden: int) -> None:

@@ -1,4 +1,4 @@
-"""Published weights of vision transformers (timm, Hugging Face) under timm's names.
+"""Conversion of published weights of vision transformers, from timm or Hugging Face, to timm's names.
 
 Hugging Face uses other names, and separate layers for query, key and value, which timm joins in that order.
 """
@@ -20,7 +20,7 @@ HUGGING_FACE = {
     "layernorm": "norm",
     "classifier": "head",
 }
-"""Hugging Face's names outside the blocks, and timm's."""
+"""timm's names of the layers outside the blocks, by Hugging Face's names."""
 IN_BLOCK = {
     "attention.output.dense": "attn.proj",
     "intermediate.dense": "mlp.fc1",
@@ -28,7 +28,7 @@ IN_BLOCK = {
     "layernorm_before": "norm1",
     "layernorm_after": "norm2",
 }
-"""Hugging Face's names inside a block, and timm's."""
+"""timm's names of the layers inside a block, by Hugging Face's names."""
 _BLOCK = re.compile(r"encoder\.layer\.(\d+)\.(.+)\.(weight|bias)")
 _QUERY = re.compile(r"(blocks\.\d+\.attn)\.query\.(weight|bias)")
 

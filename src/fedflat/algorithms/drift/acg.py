@@ -21,8 +21,9 @@ class Acg(Drift):
         m <- lam m + mean_S D_i
         x <- x + m
 
-    m is the server's momentum. Clients start from z, the server model x moved ahead by lam m. D_i = y_K - z is the
-    displacement of client i, and mean_S the mean over the cohort.
+    m is the server's momentum. Clients start from z, the server model x moved ahead by lam m. d_k is the direction of
+    local step k, g the gradient of its batch and y_k the client's model. D_i = y_K - z is the displacement of client i
+    after its K local steps, and mean_S the mean over the cohort.
 
     >>> from torch import tensor
     >>> from fedflat.testing import cohort_means
@@ -36,7 +37,7 @@ class Acg(Drift):
 
     lam: float = param(0.85, "coefficient of the server's momentum, and look-ahead factor", low=0, high=1)
     beta: float = param(
-        0.002, "strength of the pull towards z; the paper's 1e-3 multiplies the squared distance without 1/2", low=0
+        0.002, "strength of the pull towards z; twice the paper's 1e-3, whose penalty has no factor 1/2", low=0
     )
 
     def on_server(self) -> Fields:
@@ -49,7 +50,10 @@ class Acg(Drift):
         return g + self.beta * ctx.displacement
 
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
-        """The target z + mean D_i, which is x + m for the new m, as z = x + lam m already holds the old momentum."""
+        """Return the target z + mean_S D_i, and the new momentum m.
+
+        The target equals x plus the new m, because z = x + lam m already contains the old momentum.
+        """
         return means.z + means.displacement, {"m": self.lam * server["m"] + means.displacement}
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:

@@ -19,9 +19,10 @@ class AdaBest(Drift):
         a = mean_S y_K
         target = a + beta (a - a_previous)
 
-    h_i is the estimate of client i's bias, a the mean over the cohort S of the clients' final models y_K, and
-    a_previous the value of a in the previous round. z is the broadcast model. Rounds are counted from t = 1; last_i is
-    the round in which client i last participated, initially 0.
+    d_k is the direction of local step k, g the gradient of its batch, and h_i the estimate of client i's bias. a is the
+    mean over the cohort S of the clients' final models y_K, and a_previous the value of a in the previous round. z is
+    the broadcast model. Rounds are counted from t = 1; last_i is the round in which client i last participated,
+    initially 0. The server moves towards the target.
 
     >>> from fedflat.testing import cohort_means, local_context
     >>> ctx = local_context(y=[1.0, 3.0], z=[1.0, 1.0], client={"h": [0.4, 0.4], "last": 0.0}, round=1)

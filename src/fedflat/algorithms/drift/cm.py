@@ -17,9 +17,9 @@ class Cm(Drift):
         d_k = alpha g + (1 - alpha) Delta
         Delta <- mean_S (z - y_K) / H
 
-    Delta is the server's momentum: the mean direction of all local steps of the previous round. z is the broadcast
-    model, y_K a client's model after its K local steps, H the sum of their learning rates, and mean_S the mean over the
-    cohort.
+    d_k is the direction of local step k and g the gradient of its batch. Delta is the server's momentum: the mean
+    direction of all local steps of the previous round. z is the broadcast model, y_K a client's model after its K local
+    steps, H the sum of their learning rates, and mean_S the mean over the cohort.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context

@@ -19,8 +19,9 @@ class Dyn(Drift):
         a_i <- a_i + D_i
         target = mean_S y_K + mean_all a_i
 
-    a_i is the dual variable of client i: the sum of its displacements D_i = y_K - z over all rounds so far (the paper's
-    dual is -alpha a_i). z is the broadcast model and y_K the client's model after K local steps. mean_S is the mean
+    d_k is the direction of local step k and g the gradient of its batch. a_i is the dual variable of client i: the sum
+    of its displacements D_i = y_K - z over all rounds so far (the paper's dual is -alpha a_i). z is the broadcast model
+    and y_k the client's model after k of its K local steps. The server moves towards the target; mean_S is the mean
     over the round's cohort, mean_all that over all N clients. The FedSpeed paper uses the duals of the cohort only,
     target = mean_S (y_K + a_i), which ``dual_scope=active`` selects.
 
@@ -46,9 +47,9 @@ class Dyn(Drift):
     def on_server(self) -> Fields:
         """Declare the vectors that the server keeps between rounds; clients need none of them (``sent=False``).
 
-        ``a`` is the mean of all clients' duals, which is added to the cohort's mean model. ``active`` is that mean
-        without the dual; it is only evaluated. So is ``everyone``, the mean of all clients' latest models, which is
-        kept with ``all_mean``.
+        ``a`` is the mean of all clients' duals, which is added to the cohort's mean model. The others are kept only to
+        be evaluated: ``active`` is the cohort's mean model without ``a``, and ``everyone``, which exists only with
+        ``all_mean``, is the mean of all clients' latest models.
         """
         fields = (vector("a", sent=False), vector("active", start="model", sent=False))
         return (*fields, vector("everyone", start="model", sent=False)) if self.all_mean else fields
@@ -63,17 +64,17 @@ class Dyn(Drift):
         return g + self.alpha * (ctx.displacement + ctx.client["a"])
 
     def displacement(self, ctx: LocalContext) -> Tensor:
-        # With dual_scope=active, D_i plus the new dual a_i + D_i: the mean of both is all that the server needs.
+        # With dual_scope=active, the server needs only the mean of D_i plus the new dual, which is a_i + D_i.
         return ctx.displacement if self.dual_scope == "all" else ctx.client["a"] + 2 * ctx.displacement
 
     def local_displacement(self, uploaded: Tensor, client: State) -> Tensor:
         return uploaded if self.dual_scope == "all" else (uploaded - client["a"]) / 2
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """Return the new client state and the message: the dual is a_i + D_i, and nothing is sent.
+        """Return the new client state, the dual a_i + D_i, and the messages, of which there are none by default.
 
-        With ``all_mean`` the client also keeps its model and sends how far it has changed since the client last
-        participated, from which the server updates the mean of all clients' models.
+        With ``all_mean`` the client also keeps its model, and sends the model's change since the client last
+        participated. The server needs this change to update the mean of all clients' models.
         """
         state = {"a": ctx.client["a"] + ctx.displacement}
         if not self.all_mean:
@@ -92,7 +93,8 @@ class Dyn(Drift):
             state["everyone"] = server["everyone"] + means.share * means.mean["change"]
         if self.dual_scope == "active":
             return target, state
-        # Only the duals of the cohort S change, each by D_i: their mean over all N clients by |S| / N mean_S D_i.
+        # Only the duals of the cohort S change, each by D_i, so the mean over all N clients changes by |S| / N times
+        # the uniform mean of D_i.
         a = server["a"] + means.share * means.uniform
         return target + a, state | {"a": a}
 
@@ -112,7 +114,7 @@ class Dyn(Drift):
     def evaluated(self, server: State) -> State:
         """Further models to evaluate, by name: means of the cohort's and of all clients' models, without the dual."""
         models = {}
-        if self.dual_scope == "all":  # otherwise the target is the cohort's mean itself
+        if self.dual_scope == "all":  # otherwise ``active`` is the target itself
             models["active mean"] = server["active"]
         if self.all_mean:
             models["all mean"] = server["everyone"]

@@ -19,10 +19,10 @@ class Mo(Drift):
         c_i+ = c_i - m + (z - y_K) / H
         m <- m + gamma mean_S (c_i+ - m)
 
-    c_i is the control variate of client i, c_i+ its new value after the round, and m the server's momentum. z is the
-    broadcast model, y_K the client's model after its K local steps, H the sum of their learning rates, and mean_S the
-    mean over the cohort. The equations are the paper's option II; with ``option=I``, c_i+ is instead the client's
-    full-batch gradient at z.
+    d_k is the direction of local step k and g the gradient of its batch. c_i is the control variate of client i, c_i+
+    its new value after the round, and m the server's momentum. z is the broadcast model, y_K the client's model after
+    its K local steps, H the sum of their learning rates, and mean_S the mean over the cohort. The equations are the
+    paper's option II; with ``option=I``, c_i+ is instead the client's full-batch gradient at z.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -43,7 +43,8 @@ class Mo(Drift):
     )
     normaliser: Literal["sum", "trapezoid"] = param(
         "sum",
-        "value of H: the sum of the learning rates, or K (first + final) / 2 as in the published code (trapezoid)",
+        "value of H: the sum of the learning rates (sum), or, as in the published code, K times the mean of the first "
+        "learning rate and the one after the last step (trapezoid)",
     )
 
     @property
@@ -91,5 +92,9 @@ class Mo(Drift):
         return means.z + means.displacement, {"m": server["m"] + gamma * means.mean["dm"]}
 
     def _normaliser(self, ctx: LocalContext) -> Tensor:
-        """H, which turns a displacement into gradient units: the sum of the round's learning rates, or an estimate."""
+        """H, by which a displacement is divided to get the units of a gradient.
+
+        It is the sum of the round's learning rates. With ``normaliser=trapezoid`` it is K times the mean of the first
+        learning rate and the one that the schedule gives after the last step, as in the published code.
+        """
         return ctx.lr_sum if self.normaliser == "sum" else ctx.steps * (ctx.first_lr + ctx.next_lr) / 2

@@ -16,6 +16,8 @@ class Prox(Drift):
 
         d_k = g + mu (y_k - z)
 
+    d_k is the direction of local step k, g the gradient of its batch, y_k the client's model and z the received model.
+
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
     >>> ctx = local_context(y=[1.0, 3.0], z=[1.0, 1.0])

@@ -12,7 +12,7 @@ from fedflat.algorithms.slot import CohortMeans, Drift, Fields, Gradient, LocalC
 from fedflat.text import param
 
 SIGNAL_RANGE = (0.1, 0.9)
-"""Range to which the mean signal is clipped (C3)."""
+"""Range to which the cohort's mean of sim_i is clipped (component C3)."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,13 @@ class Wmsam(Drift):
         c <- c + (|S| / N) mean_S (c_i+ - c_i)
         Delta <- mean_S (z - y_K) / H
 
-    Delta is the server's momentum. c is the server's control variate, c_i that of client i, and c_i+ the client's new
-    control variate after the round. z is the broadcast model, y_K the client's model after its K local steps, H the sum
-    of their learning rates, and mean_S the mean over the cohort; |S| of the N clients are in the cohort. sim_i measures
-    how much a client's displacement D_i = y_K - z disagrees with the momentum: Delta points uphill, so a cosine of -1
-    is full agreement. The mean of sim_i over the cohort adapts alpha, the weight of the gradient. C1 to C3 are the
-    three components of the method in the authors' slides.
+    d_k is the direction of local step k, g the gradient of its batch, and Delta the server's momentum. c is the
+    server's control variate, c_i that of client i, and c_i+ its new value after the round. z is the broadcast model,
+    y_K the client's model after its K local steps, H the sum of their learning rates, and mean_S the mean over the
+    cohort; |S| of the N clients are in the cohort. sim_i measures how much a client's displacement D_i = y_K - z
+    disagrees with the momentum: Delta points uphill, so a cosine of -1 is full agreement. The mean of sim_i over the
+    cohort adapts alpha, the weight of the gradient. C1 to C3 are the three components of the method in the authors'
+    slides.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context

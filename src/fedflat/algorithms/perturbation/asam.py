@@ -21,7 +21,8 @@ class Asam(Perturbation):
         e = rho T q / ||q||
         g = g(y_k + e)
 
-    T scales the perturbation of each parameter by the parameter's size; all products are elementwise. For parameters
+    y_k is the client's model before local step k, g(y) the gradient of the batch's loss at y, and e the perturbation. T
+    scales the perturbation of each weight by the weight's size; all products are elementwise. For parameter tensors
     whose name does not contain "weight", T is 1 unless ``scope=all``.
 
     >>> from fedflat.testing import local_context

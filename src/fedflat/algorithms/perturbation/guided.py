@@ -21,9 +21,10 @@ class Guided(Perturbation):
         e_k = rho unit((z + k Delta_i) - y_k)
         g = g(y_k + e_k)
 
-    unit(v) is v / ||v||, z the broadcast model and y_k the client's model after k local steps. Delta_i = Delta + alpha
-    / (1 - alpha) (c - c_i) is the personalised momentum of client i. The drift correction ``wmsam`` provides the
-    server's momentum Delta and the control variates c and c_i. The first local step (k = 0) has no perturbation.
+    unit(v) is v / ||v||, z the broadcast model, y_k the client's model after k local steps, and g(y) the gradient of
+    the batch's loss at y. Delta_i = Delta + alpha / (1 - alpha) (c - c_i) is the personalised momentum of client i. The
+    drift correction ``wmsam`` provides the server's momentum Delta and the control variates c and c_i. The first local
+    step (k = 0) has no perturbation.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -49,8 +50,8 @@ class Guided(Perturbation):
         """
         if self.rho == 0:
             return None, {}
-        direction = ctx.z + ctx.step * ctx.drift["personal momentum"] - ctx.y
-        direction = unit(direction) if self.indexing == "vector" else scalar_shift(direction, ctx.layout)
+        ahead = ctx.z + ctx.step * ctx.drift["personal momentum"] - ctx.y  # from y_k to z + k Delta_i
+        direction = unit(ahead) if self.indexing == "vector" else scalar_shift(ahead, ctx.layout)
         return self.perturb_sign * self.rho * direction, {}
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:

@@ -29,10 +29,11 @@ class Lesam(Perturbation):
         e = rho (w_old - z) / ||w_old - z||
         g = g(y_k + e)
 
-    z is the broadcast model, and w_old the model that the client received when it last participated; in its first
-    round, the client trains without perturbation. The perturbation e stays constant within a round. With
-    ``direction=global``, as in the published code, w_old is the server model of the previous round for all clients,
-    which the server must send in addition to z.
+    y_k is the client's model before local step k, and g(y) the gradient of the batch's loss at y. z is the broadcast
+    model, and w_old the model that the client received when it last participated; in its first round, the client trains
+    without perturbation. The perturbation e stays constant within a round. With ``direction=global``, as in the
+    published code, w_old is the server model of the previous round for all clients, which the server must send in
+    addition to z.
 
     >>> from fedflat.testing import local_context
     >>> ctx = local_context(y=[1.0, 1.0], z=[1.0, 1.0], client={"last": [4.0, 5.0], "seen": 1.0})
@@ -64,10 +65,10 @@ class Lesam(Perturbation):
         ``indexing=tensor`` reproduces the published code: one scalar per parameter tensor instead of a unit vector.
         """
         if self.direction == "client":
-            direction = ctx.client["seen"] * (ctx.client["last"] - ctx.z)
+            towards_old = ctx.client["seen"] * (ctx.client["last"] - ctx.z)
         else:
-            direction = -ctx.server["step"]
-        direction = unit(direction) if self.indexing == "vector" else scalar_shift(direction, ctx.layout)
+            towards_old = -ctx.server["step"]
+        direction = unit(towards_old) if self.indexing == "vector" else scalar_shift(towards_old, ctx.layout)
         return {"offset": self.rho * direction}
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:

@@ -20,8 +20,9 @@ class Sam(Perturbation):
         e = rho g(y_k) / ||g(y_k)||
         g = g(y_k + e)
 
-    g(y) is the gradient of the batch's loss at y. With ``share`` below 1, an option of FedSpeed, the step uses a
-    weighted mean of the gradients at both points: g = (1 - share) g(y_k) + share g(y_k + e).
+    y_k is the client's model before local step k, and g(y) the gradient of the batch's loss at y. With ``share`` below
+    1, an option of FedSpeed, the step uses a weighted mean of the gradients at both points: g = (1 - share) g(y_k) +
+    share g(y_k + e).
 
     >>> from fedflat.testing import local_context
     >>> ctx = local_context(y=[1.5, 2.0], z=[0.0, 0.0])

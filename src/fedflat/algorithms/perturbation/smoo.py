@@ -23,10 +23,10 @@ class Smoo(Perturbation):
         g = g(y_k + sh)
         s <- rho unit(mean_S (mu_i - sh))
 
-    unit(v) is v / ||v||. sh is the perturbation of a client's step, s the global perturbation that the server
-    estimates, and mu_i the dual variable of client i, which changes at every step and is kept between rounds. The
-    server computes s from mu_i - sh after each client's last step; with ``s_source=dual`` it uses mu_i alone, as
-    FL-Simulator does.
+    unit(v) is v / ||v||, y_k the client's model before local step k, and g(y) the gradient of the batch's loss at y. sh
+    is the perturbation of a client's step, s the global perturbation that the server estimates, and mu_i the dual
+    variable of client i, which changes at every step and is kept between rounds. The server computes s from mu_i - sh
+    after each client's last step; with ``s_source=dual`` it uses mu_i alone, as FL-Simulator does.
 
     >>> from fedflat.testing import local_context
     >>> ctx = local_context(y=[2.0, 2.5], z=[0.0, 0.0], server={"s": [0.0, 0.0]}, local={"mu": [1.0, 1.0]})

@@ -1,6 +1,6 @@
 """The loop engine: clients train one after another, or spread over worker processes with one thread each.
 
-Worker processes are started once and reused. They are fed over pipes; weights travel through shared memory.
+Worker processes are started once and reused. They receive tasks over pipes; weights are exchanged in shared memory.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ class LoopEngine(CohortEngine):
 
     Args:
         problem: model, task and data.
-        workers: worker processes; by default one per core. Falls back to this process on a GPU, and for a problem or an
-            algorithm defined in the running script, which workers cannot import.
+        workers: number of worker processes; by default one per core. Clients train in this process instead if the
+            problem is on a GPU, or if the problem or algorithm is defined in the running script, which workers cannot
+            import.
     """
 
     def __init__(self, problem: Problem, workers: int | None = None) -> None:
@@ -66,8 +67,8 @@ class LoopEngine(CohortEngine):
         self._allocated_for: Training | None = None
         self._shared: dict[str, Any] = {"problem": problem}
         self._pool: ProcessPool | None = None
-        self._token = object()  # identifies this engine to the pool, which would keep the engine itself alive
-        self._checked_training: Training | None = None
+        self._token = object()  # identifies this engine to the pool; a reference to the engine would keep it alive
+        self._checked_training: Training | None = None  # whether workers can import it is checked once
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
         """Train a cohort for one round and average what it sends, in cohort order; arguments as in ``Engine.train``.
@@ -85,7 +86,7 @@ class LoopEngine(CohortEngine):
     def allocate(self, training: Training, rows: int, like: Tensor) -> CohortBuffers:
         """Memory for a cohort of ``rows`` clients, shared with the workers; ``like`` gives dtype and device.
 
-        It is reused until a larger cohort or another training needs new memory.
+        The memory is reused until the cohort is larger or ``training`` is another object.
         """
         if self.buffers is None or self.buffers.rows < rows or self._allocated_for is not training:
             sizes = self.problem.layout.size, self.problem.buffer_layout.size
@@ -114,7 +115,8 @@ class LoopEngine(CohortEngine):
     ) -> list[ClientReport]:
         """Train the clients whose inputs are in ``buffers``; client i of the cohort writes its results into row i.
 
-        ``integer_buffers`` are the server model's integer buffers by name; every report has the client's own.
+        ``integer_buffers`` are the server model's integer buffers by name; each report contains those of its client
+        after training.
         """
         arrays = to_arrays(integer_buffers)
         tasks = [(training, round, row, client.number, client.indices, arrays) for row, client in enumerate(cohort)]
@@ -129,10 +131,10 @@ class LoopEngine(CohortEngine):
     ) -> dict[str, dict[str, dict[str, float]]]:
         """Metrics of every model on every set of examples: model -> set -> metric -> value."""
         with one_thread(), explain_full_shared_memory():
-            weights = torch.stack([torch.cat([m.weights, m.buffers]) for m in models.values()])
+            vectors = torch.stack([torch.cat([m.weights, m.buffers]) for m in models.values()])  # one row per model
             if self.workers > 1:
-                weights.share_memory_()  # type: ignore[no-untyped-call]
-            self._share("models", (weights, [m.integer_buffers for m in models.values()]))
+                vectors.share_memory_()  # type: ignore[no-untyped-call]
+            self._share("models", (vectors, [m.integer_buffers for m in models.values()]))
             self._share("examples", examples)
             plan = evaluation_plan(self.problem, len(models), examples)
             sums = self._map(_evaluate, [tuple(batch) for batch in plan])
@@ -141,7 +143,7 @@ class LoopEngine(CohortEngine):
     def _share(self, name: str, value: object) -> None:
         """Make a value available, under a name, to the functions that ``_map`` calls.
 
-        Workers that hold another engine's values receive it with the next ``_map``.
+        If the workers hold another engine's values, they receive this engine's values with the next ``_map``.
         """
         self._shared[name] = value
         if self.workers > 1 and self._pool is not None and self._pool.owner is self._token:
@@ -213,12 +215,12 @@ def _evaluate(shared: dict[str, Any], model: int, name: str, positions: Tensor) 
         positions: positions of the batch's examples in the set [batch].
     """
     problem: Problem = shared["problem"]
-    models, integer_buffers = shared["models"]
-    weights, buffers = torch.split(models[model], [problem.layout.size, problem.buffer_layout.size])
+    vectors, integer_buffers = shared["models"]
+    weights, buffers = torch.split(vectors[model], [problem.layout.size, problem.buffer_layout.size])
     examples: Examples = shared["examples"][name]
     named_buffers = {**problem.buffer_layout.views(buffers), **integer_buffers[model]}
     sums = problem.metric_sums(weights, named_buffers, examples.take(positions))
-    return to_arrays({name: value.double() for name, value in sums.items()})
+    return to_arrays({metric: value.double() for metric, value in sums.items()})
 
 
 @contextmanager
@@ -304,8 +306,8 @@ _pool: ProcessPool | None = None
 def process_pool(workers: int) -> ProcessPool:
     """The pool of ``workers`` processes that all engines of this process share.
 
-    A new one, which takes seconds to start, replaces it if the number of workers or the loaded plugins have changed, or
-    if a worker has died.
+    Starting a pool takes seconds, so it is replaced only if the number of workers or the loaded plugins have changed,
+    or if a worker has died.
     """
     global _pool  # noqa: PLW0603
     is_usable = _pool is not None and _pool.is_alive and _pool.plugins == loaded_plugins()

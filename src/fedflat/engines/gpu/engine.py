@@ -1,9 +1,9 @@
 """The lanes engine: clients train side by side on one GPU, each in a lane that replays a captured local step.
 
-A lane is a CUDA stream with tensors that never move: the iterate, state and batches of one client at a time. One local
-step, from gathering the batch to the update, is captured as a CUDA graph and replayed K times without the host in
-between. Lanes run concurrently, and their clients may have different numbers of steps. On a CPU, which tests use, the
-same code runs without graphs.
+A lane is a CUDA stream with tensors that stay at the same place in memory: the model, state and batches of one client
+at a time. One local step, from gathering the batch to the update, is captured as a CUDA graph. The graph is replayed
+for each of the client's steps, without waiting for the host in between. Lanes run concurrently, and their clients may
+have different numbers of steps. On a CPU, which tests use, the same code runs without graphs.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from fedflat.engines.round.plan import seed_torch
 from fedflat.errors import UserError
 
 MOST_LANES = 16
-"""More streams than this do not help: the GPU is full."""
+"""Largest number of lanes: more streams do not help, because the GPU is fully used."""
 BATCHES_AT_ONCE = 5
-"""Evaluation batches that go through a GPU together if they fit: single ones leave it idle."""
+"""Number of evaluation batches that a GPU processes together if they fit; a single one would leave it partly idle."""
 
 
 class LaneEngine(CohortEngine):
@@ -37,7 +37,7 @@ class LaneEngine(CohortEngine):
 
     Args:
         problem: model, task and data.
-        lanes: most clients to train at once.
+        lanes: largest number of clients to train at once.
         step: builds the local step, eager (``eager_step``) or compiled (``compiled_step``).
     """
 
@@ -62,7 +62,7 @@ class LaneEngine(CohortEngine):
     def allocate(self, training: Training, rows: int, like: Tensor) -> CohortBuffers:
         """Memory for a cohort of ``rows`` clients, and the lanes that work on it; ``like`` gives dtype and device.
 
-        Both are kept until a larger cohort or another training needs new ones.
+        Both are kept until the cohort is larger or ``training`` is another object.
         """
         if self.buffers is None or self.buffers.rows < rows or self.lanes[0].training is not training:
             problem = self.problem
@@ -104,19 +104,20 @@ class LaneEngine(CohortEngine):
         ``integer_buffers`` are those of the server's model, by name. As many clients train at once as fit on the GPU.
         """
         self._lanes_wait_for_main_stream()
-        numbered = list(enumerate(cohort))  # (row, client)
+        rows_and_clients = list(enumerate(cohort))
         reports: list[ClientReport] = []
         while len(reports) < len(cohort):
-            reports += self._train_concurrently(training, round, numbered[len(reports) :], integer_buffers)
+            remaining = rows_and_clients[len(reports) :]
+            reports += self._train_concurrently(training, round, remaining, integer_buffers)
         self._main_stream_waits_for_lanes()
         return reports
 
     def _train_concurrently(
         self, training: Training, round: int, clients: list[tuple[int, Client]], integer_buffers: dict[str, Tensor]
     ) -> list[ClientReport]:
-        """Train the first of the clients, given as (row, client), one per lane.
+        """Train the first clients of a list of pairs (row, client), one client per lane.
 
-        The lanes take their steps in turn, which lets their work overlap on the device.
+        The lanes queue their steps in turn, which lets their work overlap on the device.
 
         Returns:
             The reports of the clients that were trained: fewer than there are lanes if not all of them fit, and none if
@@ -132,7 +133,7 @@ class LaneEngine(CohortEngine):
                 break
             lanes.append(lane)
         first_client = clients[0][1]
-        # Seed dropout only now, because capturing steps draws random numbers too.
+        # Seed dropout only now, because capturing steps draws random numbers too. All lanes draw from one generator.
         seed_torch(training.seed, "dropout", round, first_client.number)
         for k in range(max((lane.step_count for lane in lanes), default=0)):
             for lane in lanes:
@@ -170,7 +171,7 @@ class LaneEngine(CohortEngine):
         return prepared or ClientBatches(self.problem, training, round, client.number, client.indices)
 
     def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
-        """Draw a coming round's batches while the device is busy; the cohort is given as (client, indices)."""
+        """Draw a later round's batches while the device is busy; ``cohort`` lists (client, indices)."""
         self._prepared = {
             (round, number): ClientBatches(self.problem, training, round, number, indices) for number, indices in cohort
         }

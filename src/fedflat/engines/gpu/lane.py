@@ -23,20 +23,20 @@ from fedflat.engines.round.plan import generator
 WARM_UPS = 2
 """Uncaptured calls before a capture, in which libraries allocate memory and select kernels."""
 SELDOM = 8
-"""Capture the step of a smaller batch after this many uses: capturing takes as long as tens of steps."""
+"""The step for a batch size below the full one is captured only after this many uses, since a capture is slow."""
 HEADROOM = 2
 """Room for steps in a lane, as a multiple of the steps of its longest client so far."""
 RESERVE = 2**27
-"""Bytes that graph capture may need on top of a trial run, because libraries keep memory per stream."""
+"""Bytes that a graph capture may need in addition to those of a warm-up, because libraries keep memory per stream."""
 
 
 class ClientBatches:
     """A client's batches of one round and the random numbers that augment them, in tensors of fixed shape on the host.
 
     Attributes:
-        sizes: examples in each batch.
-        tensors: ``indices`` [steps, batch size] into the training set, int64 and zero-padded, and by name the random
-            numbers [steps, ...].
+        sizes: number of examples in each batch.
+        tensors: by name, ``indices`` [steps, batch size], which are int64 positions in the training set, padded with
+            zeros, and the random numbers of the augmentation [steps, ...].
     """
 
     def __init__(self, problem: Problem, training: Training, round: int, client: int, indices: np.ndarray) -> None:
@@ -108,8 +108,9 @@ def cudnn_benchmark(allowed: bool) -> Iterator[None]:
 class Lane:
     """Trains one client at a time on a CUDA stream of its own, by replaying CUDA graphs.
 
-    The beginning of local training, a local step and the end are each captured once. Captured graphs need static
-    tensors, which keep their place in memory; a client is loaded into these and its results are copied out.
+    The beginning of local training, a local step of each common batch size, and the end of local training are captured
+    as graphs. Captured graphs need static tensors, which keep their place in memory: a client is loaded into these
+    tensors, and its results are copied out.
 
     Args:
         problem: model, task and data.
@@ -274,7 +275,7 @@ class Lane:
         """Take the client's next local step, with a batch of ``size`` examples.
 
         This method is captured as a CUDA graph, so it reads and writes only static tensors, which keep their place in
-        memory. The number k of the step is one of them: every replay reads the batch k, then increments k.
+        memory. The number k of the step is one of them: every replay reads batch k, then increments k.
         """
         assert self.local is not None
         # Row k of each tensor: the positions of the batch's examples, and the random numbers of the augmentation.
@@ -335,15 +336,15 @@ def without_overlap(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Te
 def _with_static_tensors(local: LocalState) -> LocalState:
     """Copy a client's state so that captured graphs can update it in place.
 
-    Tensors that change from step to step are cloned; all others are shared with the original. Several fields may hold
-    the same tensor, e.g. the contexts of drift and perturbation both hold the client's model y. Such fields share one
-    clone, so that an update of one reaches the others.
+    Tensors that change between steps or between clients are cloned; all others are shared with the original. Several
+    fields may hold the same tensor, e.g. the contexts of drift and perturbation both hold the client's model y. These
+    fields share one clone, so that an update of one reaches the others.
     """
     clones: dict[Any, Tensor] = {}
     changing_fields = ("y", "local", "drift", "step", "lr_sum", "first_lr", "next_lr")
 
     def clone_if_changing(path: Any, leaf: Any) -> Any:
-        """Return a leaf of the client's state, or its clone if it is a tensor that changes from step to step.
+        """Return a leaf of the client's state, or its clone if it is a tensor that changes.
 
         A tensor that is reachable by several paths is cloned once. ``path`` is (slot, field of ``LocalContext``, name),
         or ("velocity",), which always changes.

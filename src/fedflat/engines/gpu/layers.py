@@ -1,7 +1,7 @@
 """Replacements for torch layers that compile to faster GPU code; results are equal up to the order of summation.
 
-Images are channels last. On a GPU, torch's GroupNorm makes them contiguous, and the next convolution copies them back.
-Convolutions of three channels do not fill the GPU's matrix units.
+Images are stored channels last. On a GPU, torch's GroupNorm copies them to the default memory format, and the next
+convolution copies them back. Convolutions of three channels do not fill the GPU's matrix units.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from torch import Tensor, nn
 FEW_CHANNELS = 4
 """Input channels up to which a convolution may be replaced."""
 LEAST_PATCH, MOST_PATCHES = 64, 2**25
-"""Bounds for turning a convolution into a matrix product: numbers in one patch, and in all patches of a batch."""
+"""Bounds for computing a convolution as a matrix product of patches, i.e. the parts of the image under the kernel.
+
+One patch must contain at least ``LEAST_PATCH`` numbers, and all patches of a batch together at most ``MOST_PATCHES``.
+"""
 MULTIPLE = 8
 """Matrix units need rows whose length is a multiple of this."""
 

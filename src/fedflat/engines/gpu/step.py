@@ -16,20 +16,20 @@ from fedflat.engines.round.client import StepGradient
 from fedflat.engines.round.contract import Training
 
 CLOSE = 0.5
-"""Largest difference between a compiled and an eager step, relative to the step; rounding errors are smaller."""
+"""Largest difference between a compiled and an eager step, relative to the eager one; rounding errors are smaller."""
 SAME = 0.05
-"""Largest difference between two eager steps that are not random, and between two losses."""
+"""Largest relative difference between two eager steps without randomness, and between the losses of two steps."""
 
 
 class StepResult(NamedTuple):
     """Result of a local step.
 
     Attributes:
-        client: new values of the tensors in ``changing_tensors``, in the same order.
+        client: new values of the tensors that ``changing_tensors`` returns, in the same order.
         statistics: new BatchNorm statistics [buffers].
         integer_buffers: new integer buffers by name.
         loss: mean loss of the batch.
-        passes: backward passes.
+        passes: number of backward passes.
     """
 
     client: list[Tensor]
@@ -121,12 +121,13 @@ def compiled_step(problem: Problem, training: Training, backend: str = "inductor
 
 
 class StepWithFallback:
-    """A compiled local step that is replaced by the eager one if it fails or computes another result.
+    """A compiled local step that is replaced by the eager one if compiling fails or the two give different results.
 
     Args:
         compiled: the compiled step.
         eager: the eager step.
-        batch_size: size of a full batch; smaller batches always take the eager step, since each size would be compiled.
+        batch_size: size of a full batch. Smaller batches always take the eager step, because every size would have to
+            be compiled separately.
     """
 
     def __init__(self, compiled: LocalStep, eager: LocalStep, batch_size: int) -> None:

@@ -65,7 +65,7 @@ class CompiledGradient:
     def _agrees_with_eager(self, vector: Tensor, batch: Batch, loss: Tensor) -> bool:
         """Whether ``loss``, the compiled loss at the weights ``vector``, equals the eager one up to rounding.
 
-        They may differ because faster layers store activations differently, which a model may depend on.
+        They may differ because faster layers store activations in another memory layout, and a model may depend on it.
         """
         if any(isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0 for layer in self._model.modules()):
             return True  # dropout differs in every pass

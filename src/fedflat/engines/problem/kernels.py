@@ -58,8 +58,8 @@ def convolve(image: Tensor, weight: Tensor, bias: Tensor, padding_rows: int) -> 
         The image [out, output height, output width, examples].
     """
     output = _empty_convolution(image, weight, bias, padding_rows)
-    kernel = _compiled("convolve", image.shape, weight.shape[1:3], weight.shape[0], padding_rows)
-    kernel(image, weight, bias, output)
+    compiled_convolve = _compiled("convolve", image.shape, weight.shape[1:3], weight.shape[0], padding_rows)
+    compiled_convolve(image, weight, bias, output)
     return output
 
 
@@ -92,8 +92,8 @@ def convolution_gradients(
     """
     weight, bias = _empty_convolution_gradients(image, gradient, kernel_height, kernel_width, padding_rows)
     size = kernel_height, kernel_width
-    kernel = _compiled("convolution_gradients", image.shape, size, gradient.shape[0], padding_rows)
-    kernel(image, gradient, weight, bias)
+    compiled_gradients = _compiled("convolution_gradients", image.shape, size, gradient.shape[0], padding_rows)
+    compiled_gradients(image, gradient, weight, bias)
     return weight, bias
 
 
@@ -126,14 +126,14 @@ def max_pool_gradient(image: Tensor, gradient: Tensor, window_height: int, windo
 
 @lru_cache(maxsize=64)
 def _compiled(
-    name: str, image: tuple[int, ...], kernel: tuple[int, ...], out: int = 0, padding_rows: int = 0
+    name: str, image: tuple[int, ...], window: tuple[int, ...], out: int = 0, padding_rows: int = 0
 ) -> Callable[..., None]:
     """Compile a function of ``kernels.cpp`` for one shape; torch's compiler caches the result on disk.
 
     Args:
         name: name of the function.
         image: shape of the image, [in, height, width, examples].
-        kernel: height and width of the kernel or of the pooling window.
+        window: height and width of the convolution's kernel or of the pooling window.
         out: output channels of a convolution; 0 selects the part of the file with max-pooling.
         padding_rows: rows of zero padding at the top and bottom.
 
@@ -143,7 +143,7 @@ def _compiled(
     from torch._inductor.codecache import CppCodeCache
 
     constants = ("IN", "HEIGHT", "WIDTH", "EXAMPLES", "KERNEL_HEIGHT", "KERNEL_WIDTH", "OUT", "PADDING_ROWS")
-    values = (*image, *kernel, out, padding_rows)
+    values = (*image, *window, out, padding_rows)
     definitions = "".join(f"#define {constant} {value}L\n" for constant, value in zip(constants, values, strict=True))
     source = Path(__file__).with_suffix(".cpp").read_text(encoding="utf-8")
     # Allow fused multiply-add, which torch's compiler disables for bitwise equality with eager mode.

@@ -39,14 +39,15 @@ class MultiLabel:
         """
         truth = target.bool()
         losses = F.binary_cross_entropy_with_logits(output, target.to(output.dtype), reduction="none")
-        # Map logits from [-LARGEST_LOGIT, LARGEST_LOGIT] to bins 0 to BINS - 1; larger ones go to the outermost bins.
+        # Map logits from [-LARGEST_LOGIT, LARGEST_LOGIT] to bins 0 to BINS - 1; those beyond go to the outermost bins.
         scaled = (output.double() + LARGEST_LOGIT) * ((BINS - 1) / (2 * LARGEST_LOGIT))
         labels = output.shape[1]
         # NaN counts as the lowest logit; the loss is NaN, too, and reports it.
         bins = torch.nan_to_num(scaled, nan=0.0).round().clamp(0, BINS - 1).long()
-        bins = bins + BINS * torch.arange(labels, device=output.device)  # one histogram after another, by label
-        positive = torch.bincount(bins[truth], minlength=labels * BINS).view(labels, BINS)
-        negative = torch.bincount(bins[~truth], minlength=labels * BINS).view(labels, BINS)
+        # One bincount computes the histograms of all labels: label j has the bins from j * BINS on.
+        label_bins = bins + BINS * torch.arange(labels, device=output.device)
+        positive = torch.bincount(label_bins[truth], minlength=labels * BINS).view(labels, BINS)
+        negative = torch.bincount(label_bins[~truth], minlength=labels * BINS).view(labels, BINS)
         return {
             "loss": losses.double().sum(0),
             "correct": ((output > 0) == truth).sum(0),

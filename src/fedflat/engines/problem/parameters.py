@@ -23,7 +23,7 @@ class FrozenParameters:
         channels_last: whether to store frozen convolution weights channels last.
 
     Attributes:
-        low_precision: copies of the frozen parameters in ``arithmetic``, by name; empty without it.
+        low_precision: copies of the frozen parameters in the precision ``arithmetic``, by name; empty if that is None.
     """
 
     def __init__(self, model: nn.Module, arithmetic: torch.dtype | None = None, channels_last: bool = False) -> None:
@@ -118,7 +118,8 @@ def changing_counters(model: nn.Module) -> list[str]:
 class FunctionalCall:
     """Calls a module with other tensors in place of its own.
 
-    Looking up where the module stores its tensors once, not in every call, saves a fifth of a small step.
+    Where the module stores its tensors is looked up only once; a lookup in every call would take a fifth of the time of
+    a step of a small model.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -3,7 +3,7 @@
 Weights live in flat vectors [parameters] of ``Problem.dtype`` on ``Problem.device``; ``Problem.layout`` maps them to
 the model's tensors. Floating-point buffers (BatchNorm statistics) live in flat vectors [buffers], mapped by
 ``Problem.buffer_layout``. Integer buffers (BatchNorm's batch counters) are kept by name. A local step calls ``batch``
-to draw its batch and ``loss_and_gradient`` to differentiate it (``engines/round/client.py``).
+to build its batch and ``loss_and_gradient`` to differentiate it (``engines/round/client.py``).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Problem:
     Attributes:
         layout: maps flat weights [parameters] to the trained tensors.
         buffer_layout: maps flat statistics [buffers] to the floating-point buffers that training changes.
-        whole_layout: both, one after the other.
+        whole_layout: maps a vector of weights followed by statistics to both kinds of tensors.
         frozen: parameters and statistics that are not trained.
         compiled_size: batch size for which the gradient is compiled on a CPU, if any.
     """
@@ -91,7 +91,7 @@ class Problem:
         self._tied = any(name != first for name, first in self._first_names.items())
         self._functional_call = FunctionalCall(self.model)
         self._counters = changing_counters(self.model)
-        self._leaves: tuple[Tensor, dict[str, Tensor]] | None = None
+        self._leaves: tuple[Tensor, dict[str, Tensor]] | None = None  # flat weights and views of them, on a CPU
         self._compiled: CompiledGradient | None = None
         self._create_loader(self.channels_last)
 
@@ -107,7 +107,7 @@ class Problem:
         if self.buffer_layout.names:
             return
         self.compiled_size = size
-        if is_narrow(self.model, size):  # its kernels have a memory layout of their own
+        if is_narrow(self.model, size):  # the kernels for narrow networks have a memory layout of their own
             self._create_loader(channels_last=False)
 
     def _create_loader(self, channels_last: bool) -> None:
@@ -217,7 +217,7 @@ class Problem:
         return batch.share * loss + (1 - batch.share) * self.task.loss(output, batch.mixed_targets)
 
     def plain_loss(self, vector: Tensor, inputs: Tensor, targets: Tensor, model: nn.Module | None = None) -> Tensor:
-        """Mean loss of a batch at the weights ``vector`` of a model without BatchNorm; ``model`` replaces the model."""
+        """Mean loss of a batch at the weights ``vector``, without BatchNorm; ``model`` replaces the problem's model."""
         return self.task.loss(self.output(vector, {}, inputs, model), targets)
 
     def loss_and_gradient(self, vector: Tensor, buffers: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
 """The Ray engine: a cohort is spread over worker processes, each with one core or GPU and a loop or lanes engine.
 
-The driver, which runs the experiment, holds the server's model. The data that all clients of a round read go into Ray's
-object store once. A worker trains the clients it is sent, keeps their state, and returns their rows or sums of them.
+The driver, which runs the experiment, holds the server's model. What all clients of a round read is put into Ray's
+object store once per round. A worker trains the clients it is sent, keeps their state, and returns what they send to
+the server, either as one row per client or as sums of these rows.
 """
 
 from __future__ import annotations
@@ -51,19 +52,19 @@ from fedflat.engines.round.contract import (
 )
 
 BLOCKS_PER_WORKER = 4
-"""With this many blocks per worker, a worker trains whole blocks and returns only their sums."""
+"""From this many blocks of ``BLOCK`` clients per worker on, workers train whole blocks and return only their sums."""
 
 
 class RayEngine:
     """Trains the clients of a cohort on the workers of a Ray cluster; the driver runs the experiment.
 
-    A client's row is what it sends in a round: its displacement (trained minus received weights), BatchNorm statistics
-    and what the algorithm adds. The driver adds rows in fixed blocks of clients, so that rounding never depends on the
-    workers. In large cohorts, workers train whole blocks and return their sums instead of rows.
+    A client's row is what it sends in a round: its displacement (trained minus received weights), its BatchNorm
+    statistics and the algorithm's messages. The driver adds rows in fixed blocks of clients, so that rounding never
+    depends on the workers. In large cohorts, workers train whole blocks and return one sum per block instead of rows.
 
     Args:
         problem: model, task and data, in the driver.
-        build: for a device, a function that a worker calls to build its problem and engine.
+        build: returns, for a device, the function with which a worker builds its problem and engine.
         address: HOST:PORT of a Ray cluster or ``auto``; None starts one on this machine.
         workers: number of workers; by default one per GPU or core.
         device: ``cpu``, ``cuda`` or ``auto``.
@@ -71,11 +72,12 @@ class RayEngine:
 
     Attributes:
         sums_shares: whether a worker returns one sum over all clients it trained instead of sums over blocks; true on
-            GPUs, where sending rows would take longer than training. Such sums differ from the others in rounding.
+            GPUs, where sending rows would take longer than training. These sums differ from sums over blocks in
+            rounding.
         costs: measured cost of clients.
         slowest: seconds that the slowest worker trained in the last round.
         buffers: rows of the last cohort, if they reached the driver.
-        states: records which worker has which client's state, the vectors that it keeps between rounds.
+        states: records which worker has the state of each client, i.e. what the client keeps between rounds.
     """
 
     def __init__(
@@ -286,18 +288,18 @@ class RayEngine:
         context: RoundContext,
         rows: list[int],
         weights: CohortWeights | None,
-        home: WorkerHandle | None,
+        planned_worker: WorkerHandle | None,
         state_bytes: int,
     ) -> Callable[[WorkerHandle, bool], tuple[Any, ...]]:
         """Return a function that builds the arguments of a work item, once the worker that runs it is known.
 
-        The planned worker, ``home``, receives client states that it lacks directly from the workers that have them;
-        this method asks those to send them. Any other worker receives them from the driver, with the arguments.
+        The planned worker receives the client states that it lacks directly from the workers that have them; this
+        method requests these transfers. Any other worker receives the states from the driver, with the arguments.
 
         Args:
             call, context, weights: as in ``_work_items``.
             rows: the item's rows of the cohort.
-            home: the planned worker; None if no worker has started.
+            planned_worker: the worker for which the item is planned; None if no worker has started.
             state_bytes: size of one client's state in bytes; 0 if the call needs no states.
         """
         clients = [context.cohort[row] for row in rows]
@@ -306,15 +308,16 @@ class RayEngine:
         transferred: set[int] = set()
         transfers: list[Any] = []
         if state_bytes:
-            transferred, transfers = self.states.request_transfers(clients, home, broadcast, state_bytes)
+            transferred, transfers = self.states.request_transfers(clients, planned_worker, broadcast, state_bytes)
 
         def arguments(worker: WorkerHandle, with_state: bool) -> tuple[Any, ...]:
             """Arguments of the method ``call`` of ``Worker`` for ``clients``, with the states that ``worker`` lacks.
 
-            If ``with_state``, they contain all states, because the worker has turned out not to have some of them.
-            Otherwise ``home`` gets the states of the clients in ``transferred`` from other workers (``transfers``).
+            With ``with_state``, they contain all states, because the worker has turned out not to have some of them.
+            Otherwise the planned worker receives the states of the clients in ``transferred`` from other workers, by
+            the references ``transfers``.
             """
-            uses_transfers = worker is home and not with_state
+            uses_transfers = worker is planned_worker and not with_state
             dispatched = []
             for client in clients:
                 is_transferred = uses_transfers and client.number in transferred

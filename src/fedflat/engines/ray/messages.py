@@ -53,15 +53,15 @@ class Broadcast:
     """What every client of a round reads; sent once per round and node.
 
     Attributes:
-        training_key: unique name of ``training``; the lanes engine reuses its captured steps as long as it stays the
-            same.
+        training_key: unique name of ``training``; the lanes engine reuses its captured steps as long as the key stays
+            the same.
         training: how clients train.
         round: number of the round.
         z: the model that clients start from [parameters].
         server: the server's state, as flat arrays.
         buffers: BatchNorm statistics [buffers].
         integer_buffers: integer buffers by name.
-        count: clients in the whole cohort.
+        count: number of clients in the whole cohort.
         state_version: version of the states that clients end the round with, higher in every round.
         initial_state: the state of clients that participate for the first time.
     """
@@ -102,14 +102,14 @@ StateTransfer = list[tuple[int, int, Arrays]]
 
 @dataclass(frozen=True)
 class TrainedClients:
-    """What a worker returns for the clients it trained: their rows, or for a block of the aggregation its sums.
+    """What a worker returns for the clients it trained: either their rows, or weighted sums of their rows.
 
     Attributes:
         reports: one per client.
         state: the clients' new states as rows, if requested; otherwise empty, and the worker keeps them.
         statistics: the clients' own BatchNorm statistics [clients, buffers], if they keep them.
-        rows: what the clients send [clients, ...], by name.
-        sums: weighted sums of these [...], by name.
+        rows: what the clients send [clients, ...], by name; empty if sums are returned.
+        sums: weighted sums of the rows over the clients [...], by name; empty if rows are returned.
         seconds: time spent training.
     """
 

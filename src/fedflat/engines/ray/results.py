@@ -24,8 +24,8 @@ class RoundContext(NamedTuple):
         training: how clients train.
         cohort: the participating clients.
         broadcast: what every client reads.
-        broadcast_ref: reference to it in the object store.
-        gradient_ref: reference to the cohort's common gradient, if the algorithm has one.
+        broadcast_ref: reference to ``broadcast`` in Ray's object store.
+        gradient_ref: reference to the cohort's mean gradient in Ray's object store, if the drift correction needs it.
         initial_state: the state object of first-time participants, if the cohort has several of them.
     """
 
@@ -48,7 +48,7 @@ class CohortResults(NamedTuple):
         context: training, cohort and broadcast of the round.
         model: the server's model before the round.
         z: the model that clients started from [parameters].
-        common_gradient: the cohort's gradient at z [parameters], if the algorithm has one.
+        common_gradient: the cohort's mean gradient at z [parameters], if the drift correction needs it.
         items: the work items; each has a ``TrainedClients`` as its result.
         states: each client's new state, in cohort order.
         gradient_cost: cost of the common gradient.

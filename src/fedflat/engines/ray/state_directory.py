@@ -28,12 +28,12 @@ INITIAL_SECONDS_PER_BYTE = 1e-9
 
 @dataclass
 class Traffic:
-    """Client state that has travelled.
+    """Statistics of the client states that were sent over the network.
 
     Attributes:
-        states: states sent to a worker that did not have them.
-        moved: their bytes.
-        handed_over: how many of them came directly from another worker.
+        states: number of states sent to a worker that did not have them.
+        moved: total size of these states in bytes.
+        handed_over: number of these states that came directly from another worker.
         copied: bytes of state copied to the driver.
     """
 
@@ -49,9 +49,9 @@ class PendingStates:
 
     Attributes:
         clients: the clients with their previous states.
-        ref: Ray's reference to the new states.
-        retrain: trains the clients again, if the states are lost.
-        states: the new states, in the order of the clients.
+        ref: Ray's reference to the new states, as arrays with one row per client.
+        retrain: trains the clients again if the states are lost; returns their worker and the new states.
+        states: the new states, in the order of the clients; each is delivered once it has been copied.
     """
 
     clients: list[Client]
@@ -70,7 +70,7 @@ class StateDirectory:
     def __init__(self, pool: Callable[[], WorkerPool]) -> None:
         """Start without any state."""
         self._pool = pool
-        # By number of the client: the worker that has its state, and the version of that state.
+        # By number of the client: its home, and the version of the state that the home has.
         self._homes: OrderedDict[int, tuple[WorkerHandle, int]] = OrderedDict()
         self._pending: list[PendingStates] = []  # states not yet copied to the driver
         self._seconds_per_byte = INITIAL_SECONDS_PER_BYTE
@@ -191,7 +191,7 @@ class StateDirectory:
             arrays = pool.get(pending.ref)
             per_byte = (time.perf_counter() - start) / max(1, bytes_of(arrays))
             self._seconds_per_byte = 0.9 * self._seconds_per_byte + 0.1 * per_byte
-        except pool.state_losses:
+        except pool.state_loss_errors:
             worker, arrays = pending.retrain()
             self._set_home(worker, [client.number for client in pending.clients], pending.states[0].state_version)
         self._pending.remove(pending)
@@ -211,7 +211,10 @@ class StateDirectory:
             self._homes.popitem(last=False)
 
     def _has_state(self, worker: WorkerHandle | None, client: Client) -> bool:
-        """Whether a worker has the state that the client trains from next; False if the driver has this state."""
+        """Whether a worker has the state from which the client trains next.
+
+        False for a state that is not a ``RemoteState``, such as an initial one: workers have only what they trained.
+        """
         if not isinstance(client.state, RemoteState):
             return False
         latest = self._homes.get(client.number)  # the worker that trained the client last, and the state's version

@@ -63,14 +63,14 @@ class StateCache:
         """Start with no states."""
         self._max_cached_bytes = max_cached_bytes
         self._cached_bytes = 0
-        # By key of the training and number of the client: version of its state, and the state. Oldest first.
+        # (version of the state, state) by (training key, number of the client); oldest first.
         self._entries: OrderedDict[tuple[str, int], tuple[int, Arrays]] = OrderedDict()
 
     def put(self, training_key: str, client: int, state_version: int, state: Arrays) -> None:
         """Add a client's state, in place of its earlier one, and evict the oldest states if the cache is too large.
 
         Args:
-            training_key: key of the training, ``Broadcast.training_key``.
+            training_key: ``Broadcast.training_key``.
             client: the client's number.
             state_version: version of the state; higher in every round.
             state: flat arrays by name.
@@ -93,7 +93,7 @@ class StateCache:
         return state
 
     def _drop(self, key: tuple[str, int]) -> None:
-        """Remove the entry with this key (training and client), if it exists."""
+        """Remove the entry with the key (training key, number of the client), if it exists."""
         if key in self._entries:
             _, state = self._entries.pop(key)
             self._cached_bytes -= bytes_of(state)
@@ -112,7 +112,7 @@ class Worker:
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # such arrays are only read
         self._setup: WorkerSetup | None = None
         self._build_error: Exception | None = None
-        self._training: tuple[str, Training] | None = None  # key of the last training, and the training
+        self._training: tuple[str, Training] | None = None  # the current ``Training``, after its key
         self._cache = StateCache()
 
     def identify(self) -> WorkerInfo:
@@ -229,22 +229,22 @@ class Worker:
             return _array(buffers.gradient[: len(clients)]), cost
 
     def evaluate(
-        self, models: list[tuple[np.ndarray, np.ndarray, Arrays]], tasks: list[tuple[int, str, np.ndarray]]
+        self, models: list[tuple[np.ndarray, np.ndarray, Arrays]], batches: list[tuple[int, str, np.ndarray]]
     ) -> list[Arrays]:
         """Sums of the task's metrics over the examples of each batch, by metric.
 
         Args:
             models: for each model its weights [parameters], floating-point buffers [buffers] and integer buffers by
                 name.
-            tasks: for each batch the index of its model, the name of the evaluation set, and the positions of its
-                examples in that set [batch].
+            batches: for each batch the index of the model to evaluate, the name of the evaluation set, and the
+                positions of the batch's examples in that set [batch].
         """
         problem = self._built_setup().problem
         device = problem.device
         results = []
         loaded: dict[int, tuple[Tensor, dict[str, Tensor]]] = {}  # by model: weights, and buffers by name
         with one_thread():
-            for model, set_name, positions in tasks:
+            for model, set_name, positions in batches:
                 if model not in loaded:
                     weights, statistics, integer_buffers = models[model]
                     views = problem.buffer_layout.views(torch.tensor(statistics, device=device))
@@ -262,10 +262,10 @@ class Worker:
         return self._setup
 
     def _current_training(self, setup: WorkerSetup, broadcast: Broadcast) -> Training:
-        """The broadcast's training, as the same object in every round of a run, so that engines can reuse their memory.
+        """The broadcast's ``Training``, as the same object in every round of a run, so that engines reuse their memory.
 
-        Every broadcast contains its own copy of the training, and the first one is kept. If another training follows,
-        its key differs, and the engine's buffers are dropped.
+        Every broadcast contains its own copy of the ``Training``; the first copy is kept. If the key differs, another
+        run has begun, and the engine's buffers are dropped.
         """
         if self._training is None or self._training[0] != broadcast.training_key:
             self._training = broadcast.training_key, broadcast.training
@@ -336,7 +336,7 @@ def _rows_to_allocate(engine: LoopEngine | LaneEngine, clients: int, cohort: int
     """Number of rows of ``CohortBuffers`` to allocate for the ``clients`` of a worker, out of ``cohort`` clients.
 
     The lanes engine captures its CUDA graphs again whenever it needs more rows. The number of clients varies between
-    rounds, so it gets the next power of two.
+    rounds, so the lanes engine gets the next power of two, but at most ``cohort`` rows.
     """
     if isinstance(engine, LoopEngine):
         return clients

@@ -48,11 +48,11 @@ class WorkItem:
         call: name of the worker's method.
         arguments: (worker, ``with_state``) -> arguments of the method.
         rows: rows of the cohort that the item trains.
-        home: the worker that the item is planned for, if any.
+        planned_worker: the worker for which the item is planned, if any.
         seconds: expected duration.
         transfer_seconds: extra seconds on a worker without the clients' states.
         with_state: whether to send the clients' complete states, because a worker did not have them.
-        start_time: when it was started, as ``time.monotonic()``.
+        start_time: when the call was started, as ``time.monotonic()``.
         worker: the worker that was last given the item.
         result: what the call returned.
     """
@@ -60,7 +60,7 @@ class WorkItem:
     call: str
     arguments: Callable[[WorkerHandle, bool], tuple[Any, ...]]
     rows: list[int] = field(default_factory=list)
-    home: WorkerHandle | None = None
+    planned_worker: WorkerHandle | None = None
     seconds: float = 0.0
     transfer_seconds: float = 0.0
     with_state: bool = False
@@ -81,9 +81,9 @@ class WorkerPool:
         gpus: share of a GPU for each.
 
     Attributes:
-        lost: workers lost so far.
-        losses: errors that mean a lost worker.
-        state_losses: errors that mean a lost state.
+        lost: number of workers lost so far.
+        loss_errors: exceptions that mean that a worker was lost.
+        state_loss_errors: exceptions that mean that a client's state was lost.
     """
 
     def __init__(self, ray: Any, count: int, device: Device, gpus: float = 1.0) -> None:
@@ -94,14 +94,14 @@ class WorkerPool:
         self.lost = 0
         self._failed_starts = 0
         errors = ray.exceptions
-        self.losses: tuple[type[Exception], ...] = (
+        self.loss_errors: tuple[type[Exception], ...] = (
             errors.RayActorError,
             errors.ObjectLostError,
             errors.WorkerCrashedError,
             errors.NodeDiedError,
             errors.OutOfMemoryError,
         )
-        self.state_losses: tuple[type[Exception], ...] = (*self.losses, CacheMiss)
+        self.state_loss_errors: tuple[type[Exception], ...] = (*self.loss_errors, CacheMiss)
         resources = {"num_cpus": 1, "num_gpus": gpus if device == "cuda" else 0}
         self._remote = ray.remote(**resources, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD")(Worker)
         self._start_missing_workers()
@@ -117,9 +117,9 @@ class WorkerPool:
         return [worker.info.process for worker in self.workers if worker.info is not None]
 
     def wait_for_all(self) -> None:
-        """Wait until all workers have started, or until no more start because others use the cluster.
+        """Wait until all workers have started, or until no more start because other programs use the cluster.
 
-        At least one must start; then each further one has ``EXTRA_TIMEOUT`` seconds.
+        At least one must start; then each further worker has ``EXTRA_TIMEOUT`` seconds.
         """
         self._start_missing_workers()
         while any(worker.info is None for worker in self.workers):
@@ -135,7 +135,7 @@ class WorkerPool:
         for worker, ref in requests:
             try:
                 self.get(ref)
-            except self.losses:
+            except self.loss_errors:
                 self._remove(worker)
 
     def map(self, call: str, tasks: Sequence[tuple[Any, ...]], source: ProblemSource | None = None) -> list[Any]:
@@ -199,7 +199,7 @@ class WorkerPool:
             return True
         except CacheMiss:
             item.with_state = True
-        except self.losses as loss:
+        except self.loss_errors as loss:
             if _is_loss_of_other_worker(loss, worker):
                 item.with_state = True  # the lost worker should have sent the states
             else:
@@ -222,7 +222,7 @@ class WorkerPool:
             try:
                 item.result = self.get(self._start(item, worker, source))
                 return
-            except self.losses as error:
+            except self.loss_errors as error:
                 self._remove(worker)
                 last_loss = error
         raise self._too_many_losses(last_loss)
@@ -266,25 +266,25 @@ class WorkerPool:
                 worker.busy[ref] = running[ref] = item
 
     def _next_item(self, worker: WorkerHandle, waiting: list[WorkItem], in_advance: bool) -> WorkItem | None:
-        """A worker's next item: one planned for it, then one without a worker, then one of the slowest worker.
+        """A worker's next item: one planned for it, else one planned for no worker, else one of the slowest worker.
 
         Args:
             worker: the worker.
             waiting: items that are not running.
             in_advance: whether the worker is still busy; the last items are then left for workers that become idle.
         """
-        planned = [item for item in waiting if item.home is worker]
+        planned = [item for item in waiting if item.planned_worker is worker]
         if planned:
             return None if in_advance and len(planned) == 1 else planned[0]
-        unassigned = [item for item in waiting if item.home not in self.workers]
+        unassigned = [item for item in waiting if item.planned_worker not in self.workers]  # None, or lost
         if unassigned:
             return None if in_advance and len(unassigned) <= self.count else unassigned[0]
         if in_advance or not waiting:
             return None
         # Only other workers' items are left: take over the last one of the slowest, if it would start earlier here.
-        homes = dict.fromkeys(item.home for item in waiting)  # without duplicates, in order
-        slowest = max(homes, key=lambda home: self._remaining_seconds(home, waiting))
-        item = [item for item in waiting if item.home is slowest][-1]
+        others = dict.fromkeys(item.planned_worker for item in waiting)  # without duplicates, in order
+        slowest = max(others, key=lambda other: self._remaining_seconds(other, waiting))
+        item = [item for item in waiting if item.planned_worker is slowest][-1]
         seconds_until_start = self._remaining_seconds(slowest, waiting) - item.seconds
         is_earlier_here = not item.transfer_seconds or item.transfer_seconds < seconds_until_start
         return item if is_earlier_here else None
@@ -294,7 +294,7 @@ class WorkerPool:
         now = time.monotonic()
         running = worker.busy.values() if worker else ()
         seconds_running = sum(max(0.0, item.seconds - (now - item.start_time)) for item in running)
-        return seconds_running + sum(item.seconds for item in waiting if item.home is worker)
+        return seconds_running + sum(item.seconds for item in waiting if item.planned_worker is worker)
 
     def _start(self, item: WorkItem, worker: WorkerHandle, source: ProblemSource | None) -> Any:
         """Start an item on a worker, which builds the problem first if it has not; returns Ray's reference."""
@@ -334,7 +334,7 @@ class WorkerPool:
         """Record the identity of a worker that has started; replace it if starting failed."""
         try:
             info = WorkerInfo(*self.get(worker.info_ref))
-        except self.losses as loss:
+        except self.loss_errors as loss:
             self._failed_starts += 1
             self._remove(worker)
             if self._failed_starts > MOST_LOSSES:
@@ -374,7 +374,7 @@ _pool: WorkerPool | None = None
 
 
 def worker_pool(ray: Any, count: int, device: Device, gpus: float = 1.0) -> WorkerPool:
-    """The pool of this process, restarted only if another kind is requested: starting workers takes seconds.
+    """The pool of this process; replaced only if other workers are requested, because starting workers takes seconds.
 
     Args:
         ray: the connected Ray module.

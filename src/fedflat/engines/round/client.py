@@ -40,11 +40,11 @@ class CohortBuffers:
     Attributes:
         z: the model that clients start from [parameters].
         server: server state sent in addition to z; each [parameters] or scalar.
-        common_gradient: the cohort's mean gradient at z [parameters]; empty unless the drift needs it.
+        common_gradient: mean of the cohort's full-batch gradients at z [parameters]; empty unless the drift needs it.
         client_states: the clients' states; each [cohort, parameters] or [cohort].
         sent: client messages in addition to the displacement; each [cohort, parameters] or [cohort].
         displacement: the clients' displacements [cohort, parameters].
-        gradient: each client's full gradient at z [cohort, parameters]; empty unless the drift needs it.
+        gradient: each client's full-batch gradient at z [cohort, parameters]; empty unless the drift needs their mean.
         statistics: the clients' BatchNorm statistics [cohort, buffers].
     """
 
@@ -82,7 +82,8 @@ class CohortBuffers:
         def zeros_for(fields: dict[str, Field], *leading: int) -> dict[str, Tensor]:
             return {name: zeros(*leading, size) if field.vector else zeros(*leading) for name, field in fields.items()}
 
-        gradient_size = size if algorithm.drift.full_gradient == "common" else 0  # only these drifts need the memory
+        # A client's own full-batch gradient needs no memory here: it is used where it is computed.
+        gradient_size = size if algorithm.drift.full_gradient == "common" else 0
         received = {name: field for name, field in flat_fields(algorithm.server_fields()).items() if field.sent}
         return cls(
             z=zeros(size),
@@ -97,7 +98,7 @@ class CohortBuffers:
 
     @property
     def rows(self) -> int:
-        """Largest cohort that fits."""
+        """Size of the largest cohort that fits."""
         return len(self.displacement)
 
     def copy_inputs(self, z: Tensor, server: States, buffers: Tensor, cohort: Sequence[Client]) -> None:
@@ -106,8 +107,8 @@ class CohortBuffers:
         Args:
             z: the model that clients start from [parameters].
             server: server state by slot; fields that clients do not receive are skipped.
-            buffers: BatchNorm statistics of the server's model [buffers], for clients that have no own ones.
-            cohort: the clients with their states and, if they keep their own, BatchNorm statistics.
+            buffers: BatchNorm statistics of the server's model [buffers], for clients that do not keep their own.
+            cohort: the clients with their states and, if they keep their own, their BatchNorm statistics.
         """
         self.z.copy_(z)
         for name, value in flat_state(server).items():
@@ -136,7 +137,7 @@ class CohortBuffers:
 
 
 def to_arrays(tensors: Mapping[str, Tensor]) -> Arrays:
-    """Tensors as numpy arrays; those of CPU tensors share their memory."""
+    """Tensors as numpy arrays; the array of a CPU tensor shares the tensor's memory."""
     return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
 
 
@@ -161,8 +162,8 @@ class ClientReport(NamedTuple):
     Attributes:
         lr_sum: H_i, the sum of its learning rates over all local steps.
         loss: sum of its batches' mean losses.
-        steps: local steps.
-        backward_passes: backward passes, perturbations and full gradients included.
+        steps: number of local steps.
+        backward_passes: number of backward passes, including those for perturbations and full-batch gradients.
         samples: examples seen, once per backward pass.
         integer_buffers: its integer buffers by name.
     """
@@ -180,7 +181,7 @@ class ClientReport(NamedTuple):
 
 
 class GradientCost(NamedTuple):
-    """What full-batch gradients at the broadcast model cost, which some drifts need before local training."""
+    """The cost of full-batch gradients at the broadcast model, which some drifts need before local training."""
 
     backward_passes: int = 0
     samples: int = 0
@@ -262,8 +263,8 @@ def train_client(
         training.plan.batch_size,
         problem.data.input_shape,
     )
-    # Views of the client's row: a step that updates BatchNorm statistics writes them into the row.
     integer_buffers = {name: value.clone() for name, value in integer_buffers.items()}
+    # BatchNorm statistics are views of the client's row, so a step that updates them writes them into the row.
     buffers = {**problem.buffer_layout.views(cohort.statistics[row]), **integer_buffers}
     seed_torch(training.seed, "dropout", round, client)  # results must not depend on which worker trains the client
     problem.set_training_mode()
@@ -305,8 +306,8 @@ def _begin(
 ) -> LocalState:
     """The state of a client before its first local step, from the algorithm's ``begin``.
 
-    ``steps`` is the number of local steps, and ``own_gradient`` the gradient of the client's whole dataset, None if the
-    drift correction does not need it. The other arguments are those of ``train_client``.
+    ``steps`` is the number of local steps. ``own_gradient`` is the gradient of the client's whole dataset, or None if
+    the drift correction does not need it. The other arguments are those of ``train_client``.
     """
     z, algorithm = cohort.z, training.algorithm
     return algorithm.begin(

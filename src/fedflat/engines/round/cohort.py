@@ -1,4 +1,4 @@
-"""A cohort's round: the average of what its clients wrote into ``CohortBuffers``, and the base class of engines."""
+"""A cohort's round: averaging what its clients wrote into ``CohortBuffers``, and the base class of engines."""
 
 from __future__ import annotations
 
@@ -58,13 +58,15 @@ WeightedRows = dict[str, tuple[Tensor, Sequence[float] | Tensor]]
 def weighted_rows(
     training: Training, buffers: CohortBuffers, weights: CohortWeights, reports: list[ClientReport], count: int
 ) -> WeightedRows:
-    """Collect everything that is averaged over a cohort: rows of its clients, or of some of them, and their weights.
+    """Collect everything that is averaged over a cohort: the rows of its clients, and their weights.
+
+    A Ray worker trains only some clients of a cohort and collects only their rows.
 
     Args:
         training: how clients train.
         buffers: the rows that the clients wrote.
-        weights: weights of these clients in the whole cohort.
-        reports: their reports; client i of the list wrote row i.
+        weights: weights that these clients have in the whole cohort.
+        reports: reports of these clients; the client of report i wrote row i.
         count: number of clients in the whole cohort.
 
     Returns:
@@ -278,4 +280,4 @@ class CohortEngine(ABC):
         """
 
     def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:  # noqa: B027
-        """Prepare a coming round; the cohort is given as (client, indices). By default there is nothing to prepare."""
+        """Prepare a later round; ``cohort`` lists (client, indices). By default there is nothing to prepare."""

@@ -4,7 +4,7 @@ One round of one client, from sampling to the server:
 
 1. ``plan.Sampler`` draws the cohort. The experiment passes it to ``Engine.train`` as a list of ``Client``.
 2. The engine computes z, the model that clients start from, and copies it and each client's state into
-   ``cohort.CohortBuffers``.
+   ``client.CohortBuffers``.
 3. ``client.train_client`` (on a GPU ``gpu/lane.py``) draws the batches, takes the local steps, and writes the client's
    displacement, messages, new state and BatchNorm statistics into its row.
 4. ``cohort.reduce_rows`` averages the rows with the weights of ``Aggregation`` and returns an ``Outcome``.
@@ -16,7 +16,7 @@ All are of ``Problem.dtype`` (float32 by default) on ``Problem.device``.
 Client state has one representation at this interface, ``States``: slot -> field -> tensor, where a tensor is
 [parameters] or a scalar, with the dtype and device above. ``RemoteState`` is the same mapping for state that is still
 on a worker. Inside an engine the same numbers are rows of ``CohortBuffers``, and between processes numpy arrays, both
-under flat names (``slot.field``); ``cohort.py`` converts them.
+under flat names (``slot.field``); ``client.py`` converts between these forms.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from fedflat.engines.round.plan import Plan
 from fedflat.errors import UserError
 
 Centre = Literal["mean", "median", "trimmed", "clipped"]
+"""How a cohort's rows are combined into one; all but ``mean`` are robust to a few arbitrary rows."""
 BLOCK = 8
 """Clients per partial sum. It is fixed, so results do not depend on the number of workers."""
 
@@ -107,8 +108,8 @@ def weights_by_samples(samples: Sequence[int]) -> list[float]:
 def weighted_sum(rows: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
     """The weighted sum of rows [cohort, ...] -> [...]; weights [cohort].
 
-    On a CPU, rows are added in order within blocks of ``BLOCK`` rows, and then the blocks. Ray workers that sum single
-    blocks therefore get the same bits. On a GPU, torch chooses the order.
+    On a CPU, the rows of each block of ``BLOCK`` rows are added in order, then the sums of the blocks. The result is
+    therefore bit-identical if Ray workers each sum some of the blocks. On a GPU, torch chooses the order.
     """
     weighted = _scale_rows(rows, weights)
     if rows.is_cuda:
@@ -201,7 +202,10 @@ class Client(NamedTuple):
 
 @dataclass
 class Cost:
-    """What a run has spent, summed over clients: backward passes, examples seen, and numbers sent each way."""
+    """What training has cost, summed over clients: backward passes, examples seen, and floats sent.
+
+    ``floats_down`` counts those from the server to clients, ``floats_up`` those from clients to the server.
+    """
 
     backward_passes: int = 0
     samples: int = 0
@@ -230,7 +234,7 @@ class Outcome:
         means: means of what the slots send, by slot.
         clients: the cohort with its new states.
         buffers: the new BatchNorm statistics of the server's model [buffers].
-        integer_buffers: its new integer buffers by name.
+        integer_buffers: the new integer buffers of the server's model, by name.
         loss: mean training loss over all steps of all clients, a scalar.
         cost: what the round cost.
         rows: every client's row, where the engine has them; for in-run measurements, not for training.
@@ -262,9 +266,9 @@ class Engine(Protocol):
         ...
 
     def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
-        """Prepare a coming round while the device is busy, if the engine can.
+        """Prepare a later round while the device is busy, if the engine can.
 
-        ``cohort`` lists each client's number and the positions of its examples in the training set.
+        ``cohort`` lists, for each client, its number and the positions of its examples in the training set.
         """
         ...
 
@@ -295,9 +299,9 @@ class RemoteState(Mapping[str, State]):
         self._store: Callable[[States], Read] | None = None
 
     def deliver(self, states: States) -> None:
-        """Accept the state, by slot, from its worker: write it to the store of ``store_with``, or keep it here."""
+        """Accept the state, by slot, from its worker: pass it to the function of ``store_with``, or keep it here."""
         self._read = self._store(states) if self._store else lambda: states
-        # Neither is needed again, and both hold references to earlier states.
+        # Neither function is needed again, and both hold references to earlier states.
         self._store, self._fetch = None, _do_nothing
 
     def store_with(self, store: Callable[[States], Read]) -> None:

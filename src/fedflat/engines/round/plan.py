@@ -40,7 +40,7 @@ def seed_torch(seed: int, purpose: str, round: int = 0, client: int = 0) -> None
 
 
 class RngStream:
-    """A separate stream of torch's global CPU generator, which can be switched to and from."""
+    """A separate stream of random numbers: a state of torch's global CPU generator, which is in place while active."""
 
     def __init__(self) -> None:
         self._state = torch.get_rng_state()
@@ -87,8 +87,8 @@ class Sampler:
 
     Args:
         clients: number of clients in the federation.
-        clients_per_round: size of a cohort; its mean for ``bernoulli``.
-        kind: ``fixed`` draws exactly that many clients, ``bernoulli`` draws each client independently.
+        clients_per_round: size of a cohort; with ``bernoulli``, the mean size.
+        kind: ``fixed`` draws exactly ``clients_per_round`` clients, ``bernoulli`` draws each client independently.
         dropout: probability that a sampled client never answers.
     """
 
@@ -100,12 +100,12 @@ class Sampler:
     def __call__(self, seed: int, round: int) -> list[int]:
         """The numbers of the clients that participate in a round, in ascending order; at least one.
 
-        If no sampled client answers, the first one does, since a round without clients is undefined.
+        If no sampled client answers, the first one participates anyway, since a round without clients is undefined.
         """
         rng = generator(seed, "cohort", round)
         count = self.clients_per_round
         if self.kind == "bernoulli":
-            # Equivalent to one draw per client, but the cost depends only on the size of the cohort.
+            # Drawing the cohort's size first is equivalent to one draw per client, but faster with many clients.
             count = max(1, int(rng.binomial(self.clients, self.clients_per_round / self.clients)))
         sampled = [int(client) for client in sorted(rng.choice(self.clients, count, replace=False))]
         answering = [client for client in sampled if generator(seed, "dropout", round, client).random() >= self.dropout]
