@@ -14,22 +14,38 @@ torch.set_num_threads(1)
 settings.register_profile("fedflat", deadline=None)  # a busy machine must not fail a test
 settings.load_profile("fedflat")
 os.environ.pop("COLUMNS", None)  # parallel test workers are told a width, and tables would fold
-TOGETHER = ("tests/deploy/test_real_federation.py", "tests/deploy/test_over_the_wire.py")
-"""Files whose tests share something so costly that, with ``pytest -n 2``, one worker runs all of them, and first."""
+SLOWEST_FIRST = (
+    "tests/cluster",
+    "tests/deploy/test_real_federation.py",
+    "tests/testing/test_testing.py",
+)
+"""Files and folders that take longest, so that with ``pytest -n 2`` both workers finish at about the same time."""
+
+
+def group_of(nodeid: str) -> str:
+    """The tests that one worker runs together: those of a file, or of all files that share a Ray cluster."""
+    file = nodeid.partition("::")[0]
+    return "tests/cluster" if file.startswith("tests/cluster/") else file
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the slowest groups first."""
+    order = {group: place for place, group in enumerate(SLOWEST_FIRST)}
+    items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Tests go to workers one by one, but those of the files above together."""
+    """Give each worker one group after the other, so that processes and fixtures of a file start once."""
     if config.getoption("dist") != "load":
         return None
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return file if file in TOGETHER else nodeid
+            return group_of(nodeid)
 
+    config.option.loadscopereorder = False  # keep the order above instead of sorting by the number of tests
     return Scheduling(config, log)
 
 
