@@ -14,38 +14,25 @@ torch.set_num_threads(1)
 settings.register_profile("fedflat", deadline=None)  # a busy machine must not fail a test
 settings.load_profile("fedflat")
 os.environ.pop("COLUMNS", None)  # parallel test workers are told a width, and tables would fold
-SLOWEST_FIRST = (
-    "tests/cluster",
-    "tests/deploy/test_real_federation.py",
-    "tests/testing/test_testing.py",
-)
-"""Files and folders that take longest, so that with ``pytest -n 2`` both workers finish at about the same time."""
-
-
-def group_of(nodeid: str) -> str:
-    """The tests that one worker runs together: those of a file, or of all files that share a Ray cluster."""
-    file = nodeid.partition("::")[0]
-    return "tests/cluster" if file.startswith("tests/cluster/") else file
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the slowest groups first."""
-    order = {group: place for place, group in enumerate(SLOWEST_FIRST)}
-    items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give each worker one group after the other, so that processes and fixtures of a file start once."""
+    """With ``pytest -n 2``, give a worker all tests of a file, which share processes and fixtures.
+
+    All files that share a Ray cluster are one unit. Files keep their order: the last are the doctests, which are so
+    short that the workers finish together.
+    """
     if config.getoption("dist") != "load":
         return None
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return group_of(nodeid)
+            file = nodeid.partition("::")[0]
+            return "tests/cluster" if file.startswith("tests/cluster/") else file
 
-    config.option.loadscopereorder = False  # keep the order above instead of sorting by the number of tests
+    config.option.loadscopereorder = False  # by default, xdist starts with the files of most tests
     return Scheduling(config, log)
 
 

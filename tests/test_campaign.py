@@ -113,7 +113,7 @@ def test_processes_share_the_queue(tmp_path: Path) -> None:
         "--only",
         "fedswa/table2/cifar10-*/fed*sam-seed0",
         "--rounds",
-        "2",
+        "5",
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, str(STUDIES / "campaign.py"), *words]

@@ -174,24 +174,6 @@ def test_small_runs_are_concurrent_by_default(monkeypatch) -> None:
     assert comparing.parallel_runs([long] * 10, (), None, {}) == 1
 
 
-def test_user_data_is_sent_to_processes() -> None:
-    rng = torch.Generator().manual_seed(0)
-    inputs, targets = torch.randn(40, 3, generator=rng), torch.arange(40) % 2
-    own = from_arrays(inputs, targets, inputs, targets, name="own")
-    settings = {
-        "dataset": own,
-        "clients": 4,
-        "clients_per_round": 2,
-        "rounds": 2,
-        "local_steps": 1,
-        "device": "cpu",
-        "seeds": 2,
-    }
-    one, two = (fedflat.compare(["fedavg"], jobs=jobs, **settings) for jobs in (1, 2))
-    assert [r.history for r in one.records] == [r.history for r in two.records]
-    assert two.records[0].user_objects["data"] is own
-
-
 TINY = """
 from dataclasses import dataclass
 from math import prod
@@ -230,28 +212,30 @@ class Nowhere(Scaffold):
     """Defined in a module that only pytest can import."""
 
 
-DIGITS = """
+PLUGIN = """
 import fedflat
+from fedflat.algorithms.drift.scaffold import Scaffold
 
-def load_digits():
-    return fedflat.data.load("digits")
-
-fedflat.register("plugin-digits", load_digits)
+fedflat.register("plugin-scaffold", fedflat.Algorithm(Scaffold(cv_weight=0.5)))
 """
 
 
-def test_user_components_are_sent_to_processes(
+def test_user_data_and_components_are_sent_to_processes(
     tiny: type[ImageModelSpec], tmp_path: Path, restore_registries: object
 ) -> None:
-    plugin = tmp_path / "plugin_digits.py"
-    plugin.write_text(DIGITS)
+    """A dataset, a registered model and algorithm, and an algorithm of a plugin."""
+    plugin = tmp_path / "plugin_scaffold.py"
+    plugin.write_text(PLUGIN)
     load_plugins([plugin])
-    data = BASE.data.model_copy(update={"dataset": "plugin-digits"})
-    base = BASE.model_copy(update={"model": "tiny", "data": data})
+    inputs, targets = torch.randn(40, 1, 3, 3, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
+    own = from_arrays(inputs, targets, inputs, targets, name="own")
+    settings = {"dataset": own, "model": "tiny", "seeds": 1, "base": BASE, "clients": 4, "clients_per_round": 2}
     in_a_row, beside = (
-        list(compare(base, ["mine+wima"], [0, 1], jobs=jobs, out=tmp_path / str(jobs))) for jobs in (1, 2)
+        fedflat.compare(["mine+wima", "plugin-scaffold"], jobs=jobs, out=tmp_path / str(jobs), **settings)
+        for jobs in (1, 2)
     )
-    assert [record.history for record in in_a_row] == [record.history for record in beside]
+    assert [record.history for record in in_a_row.records] == [record.history for record in beside.records]
+    assert beside.records[0].user_objects["data"] is own
     (recorded,) = {path.read_text() for path in tmp_path.rglob("plugins.json")}
     assert list(json.loads(recorded)) == [str(plugin)]
     assert len(list(tmp_path.rglob("plugins.json"))) == 4
