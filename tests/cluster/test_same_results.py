@@ -26,8 +26,8 @@ TEXTS = [
     "fedspeed(share=0.5)",
 ]
 
-ON_FOUR = ["fedavg", "scaffold", "mime", "fedmoswa", "fedsmoo"]
-"""No state, state of clients, a gradient of the whole cohort, state of the server, and a perturbation with state."""
+ON_FOUR = ["fedavg", "scaffold", "mime", "fedwmsam", "fedsmoo"]
+"""Without state, with control variates, the gradient of the whole cohort, scalars, and a perturbation with state."""
 
 
 def test_every_algorithm_on_two_workers_and_some_on_four(ray: Any) -> None:

@@ -25,7 +25,8 @@ pytestmark = pytest.mark.slow
 
 SITES, ROUNDS = 4, 5
 ALGORITHMS = ["fedavg", "scaffold", "fedwmsam"]
-"""No state, state of clients, and state of clients and server; test_agreement.py runs the others in one process."""
+"""Without state, with control variates, and with scalars and a perturbation; test_agreement.py runs many more algorithms
+in one process."""
 SETTINGS: dict[str, Any] = {
     "data.clients": SITES,
     "data.partition": "dirichlet(alpha=0.5)",
