@@ -25,8 +25,7 @@ pytestmark = pytest.mark.slow
 
 SITES, ROUNDS = 4, 5
 ALGORITHMS = ["fedavg", "scaffold", "fedwmsam"]
-"""Without state, with control variates, and with scalars and a perturbation; test_agreement.py runs many more algorithms
-in one process."""
+"""Without state, with control variates, with scalars and a perturbation; test_agreement.py runs more in one process."""
 SETTINGS: dict[str, Any] = {
     "data.clients": SITES,
     "data.partition": "dirichlet(alpha=0.5)",
