@@ -14,13 +14,15 @@ torch.set_num_threads(1)
 settings.register_profile("fedflat", deadline=None)  # a busy machine must not fail a test
 settings.load_profile("fedflat")
 os.environ.pop("COLUMNS", None)  # parallel test workers are told a width, and tables would fold
-TOGETHER = ("tests/deploy/test_real_federation.py", "tests/deploy/test_over_the_wire.py")
-"""Files whose tests share something so costly that, with ``pytest -n 2``, one worker runs all of them, and first."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Tests go to workers one by one, but those of the files above together."""
+    """With ``pytest -n 2``, give a worker all tests of a file, which share processes and fixtures.
+
+    All files that share a Ray cluster are one unit. Files keep their order: the last are the doctests, which are so
+    short that the workers finish together.
+    """
     if config.getoption("dist") != "load":
         return None
     from xdist.scheduler import LoadScopeScheduling
@@ -28,8 +30,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return file if file in TOGETHER else nodeid
+            return "tests/cluster" if file.startswith("tests/cluster/") else file
 
+    config.option.loadscopereorder = False  # by default, xdist starts with the files of most tests
     return Scheduling(config, log)
 
 

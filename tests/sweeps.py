@@ -5,7 +5,7 @@ base: {rounds: 2, local_steps: 2, clients_per_round: 3, clients: 8, model: mlp(h
   evaluation.examples: 50}
 grid:
   algorithm: [fedavg, fedsam, scaffold, fedavg+wima(window=2)]
-  seed: [0, 1, 2, 3, 4]
+  seed: [0, 1]
   lr: [0.1, 0.05]
 """
-RUNS = 40
+RUNS = 16

@@ -282,21 +282,9 @@ def test_the_table_of_a_gpu_has_its_memory(capsys):
         assert word in shown
 
 
-def test_contenders_may_set_up_together() -> None:
+def test_contenders_may_set_up_together_and_nobody_is_measured_meanwhile(monkeypatch) -> None:
     told: list[str] = []
-    request = Request(
-        SMALL, ("fedavg", "fedsam"), clients=(4,), against=("none",), rounds=2, warm_up=0, concurrent_setups=3
-    )
-    found = _measure_one_by_one(request, told.append, [])
-    assert [str(m.contender).split(",")[0] for m in found] == ["fedflat", "fedflat", "bound"]
-    assert all(len(m.seconds) == 2 and min(m.seconds) > 0 for m in found)
-    said = [line.rpartition(": ")[2] for line in told]
-    measured = [line for m in found for line in ("measuring 2 rounds", f"{m.median:.4g} s per round")]
-    assert said == ["setting up"] * 3 + measured, "each figure as soon as it is there"
-
-
-def test_nobody_is_measured_while_another_sets_up(monkeypatch):
-    events = []
+    events: list[str] = []
 
     class Watched(ContenderProcess):
         def wait_for_rounds(self):
@@ -309,9 +297,13 @@ def test_nobody_is_measured_while_another_sets_up(monkeypatch):
             return super().rounds(count)
 
     monkeypatch.setattr("fedflat.bench.benchmark.ContenderProcess", Watched)
-    _measure_one_by_one(
-        Request(SMALL, ("fedavg",), clients=(4,), against=("none",), rounds=1, warm_up=0, concurrent_setups=2),
-        lambda line: None,
-        [],
+    request = Request(
+        SMALL, ("fedavg", "fedsam"), clients=(4,), against=("none",), rounds=2, warm_up=0, concurrent_setups=3
     )
-    assert events[:3] == ["done", "done", "begins to be measured"]
+    found = _measure_one_by_one(request, told.append, [])
+    assert [str(m.contender).split(",")[0] for m in found] == ["fedflat", "fedflat", "bound"]
+    assert all(len(m.seconds) == 2 and min(m.seconds) > 0 for m in found)
+    said = [line.rpartition(": ")[2] for line in told]
+    measured = [line for m in found for line in ("measuring 2 rounds", f"{m.median:.4g} s per round")]
+    assert said == ["setting up"] * 3 + measured, "each figure as soon as it is there"
+    assert events[:4] == ["done", "done", "done", "begins to be measured"]

@@ -48,14 +48,14 @@ def finished(out: Path) -> int:
     return sum('"finished"' in path.read_text() for path in out.glob("*/status.json"))
 
 
-def test_a_node_is_killed_halfway_through_a_sweep(cluster: Nodes, tmp_path: Path) -> None:
+def test_a_node_is_killed_during_a_sweep(cluster: Nodes, tmp_path: Path) -> None:
     file = tmp_path / "sweep.yaml"
     file.write_text(FILE)
     with cluster.another():
         flags = ("--out", str(tmp_path / "ray"), "--ray-address", cluster.address, "--no-probe", "--json")
         with python("-m", "fedflat", "sweep", str(file), *flags) as sweep:
             deadline = time.monotonic() + scaled(240)
-            while finished(tmp_path / "ray") < RUNS // 2:
+            while finished(tmp_path / "ray") < RUNS // 4:
                 assert sweep.poll() is None and time.monotonic() < deadline, (
                     "it ended or stood still before it could be disturbed"
                 )

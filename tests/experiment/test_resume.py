@@ -19,10 +19,11 @@ ALGORITHM = "scaffold+wima(window=4)+swa(start=0.3,every=2)+ema"
 SETTINGS = {
     "rounds": 9,
     "clients": 12,
-    "clients_per_round": 4,
-    "local_steps": 2,
+    "clients_per_round": 3,
+    "local_steps": 1,
     "workers": 1,
-    "model": "mlp(hidden=8)",
+    "model": "mlp(hidden=2)",
+    "evaluation__examples": 20,
     "save_every": 3,
     "engine__checkpoint_every": 2,
 }

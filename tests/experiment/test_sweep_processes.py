@@ -72,10 +72,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_a_killed_and_restarted_sweep_writes_the_same_files(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
     file, out = undisturbed
-    kill_at(start(file, tmp_path), tmp_path, 18)
+    kill_at(start(file, tmp_path), tmp_path, RUNS // 4)
     before = over(tmp_path)
     by = list(finish(start(file, tmp_path)).values())
-    assert 18 <= before < RUNS and by.count("before") == before and by.count("here") == RUNS - before
+    assert RUNS // 4 <= before < RUNS and by.count("before") == before and by.count("here") == RUNS - before
     ours, theirs = files(tmp_path), files(out)
     assert ours.keys() == theirs.keys()
     assert [name for name in ours if ours[name] != theirs[name]] == []

@@ -81,18 +81,18 @@ def test_every_table_runs_at_small_scale(table, tmp_path, without_data):
         table,
         [find_table(table).file.small],
         tmp_path,
-        deviations=Deviations(small=True, data_dir=without_data, rounds=4),
+        deviations=Deviations(small=True, data_dir=without_data, rounds=2),
     )
     assert not made.not_runnable
     records = list(run_each([run.config for run in made.runs], [run.folder for run in made.runs], jobs=1))
-    assert all(record.status == "finished" and len(record.history) == 5 for record in records)
+    assert all(record.status == "finished" and len(record.history) == 3 for record in records)
     pairs = list(zip(made.runs, records, strict=True))
     (found,) = outcomes(
         made, {run.folder: MeasuredRun.of(record, measure(record, run.queries, small=True)) for run, record in pairs}
     )
     assert found.verdict == "ran"
     assert any(text.startswith(("digits for ", "digit_masks")) for text in found.stand_ins)
-    assert found.values or found.unreached_in == 4
+    assert found.values or found.unreached_in == 2
     assert found.seconds > 0
 
 
