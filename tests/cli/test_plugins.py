@@ -20,6 +20,7 @@ from tests.registries import registries_restored
 
 USES = {
     "algorithm": "fedflat run my-algorithm --plugin my_algorithm.py --rounds 5",
+    "server": "fedflat run fedavg+my-server --plugin my_server.py --rounds 5",
     "dataset": "fedflat run fedavg --dataset my-dataset --plugin my_dataset.py --rounds 5",
     "model": "fedflat run fedavg --model my-model --plugin my_model.py --rounds 5",
 }
