@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,14 +47,15 @@ def test_a_mistyped_name_with_hyphens_gets_a_suggestion():
 
 @dataclass(frozen=True)
 class File:
-    """A spec with a path as its first parameter."""
+    """A spec with a positional path."""
 
-    path: str = param("", path=True)
     size: int = param(1)
+    path: str = param("", path=True, positional=True)
 
 
-def test_a_single_positional_value_sets_the_first_parameter():
-    assert make(Choice, parse_one("choice(2)"), "test") == Choice(order=2)
+def test_a_single_positional_value_sets_the_positional_parameter():
+    with pytest.raises(UserError, match=r"needs a name, as in choice\(order=2\); its parameters are order, "):
+        make(Choice, parse_one("choice(2)"), "test")
     assert make(File, parse_one("file(wine.npz)"), "test") == File(path="wine.npz")
     assert show("choice", parse("choice(2)")[0].values) == "choice(2)"
 
@@ -62,6 +64,7 @@ def test_a_single_positional_value_sets_the_first_parameter():
     ("text", "canonical"),
     [
         ("FedProx(0.2)", "fedprox(mu=0.2)"),
+        ("FedSAM(0.2)", "fedsam(rho=0.2)"),
         ("fedavg+SAM(0.2)", "fedsam(rho=0.2)"),
         ("fedavg+wima(7)", "fedavg+wima(window=7)"),
     ],
@@ -73,6 +76,16 @@ def test_algorithms_accept_positional_values_and_any_case(text, canonical):
 def test_a_named_algorithm_without_parameters_of_its_own_takes_no_positional_value():
     with pytest.raises(UserError, match="fedavg"):
         fedflat.algorithm("fedavg(0.1)")
+
+
+@pytest.mark.parametrize(
+    ("text", "correction"),
+    [("fedavgm(0.9)", "fedavgm(server_lr=0.9)"), ("mofedsam(0.1)", "mofedsam(alpha=0.1)"),
+     ("fedavg+adam(0.1)", "adam(server_lr=0.1)")],
+)  # fmt: skip
+def test_a_positional_value_among_several_parameters_needs_a_name(text, correction):
+    with pytest.raises(UserError, match=re.escape(correction)):
+        fedflat.algorithm(text)
 
 
 @pytest.mark.parametrize("text", ["choice(2,plain)", "choice(2,kind=plain)", "choice(kind=plain,2)"])

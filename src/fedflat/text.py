@@ -27,7 +27,7 @@ Value = bool | int | float | str | None
 Spec = TypeVar("Spec")
 
 POSITIONAL = ""
-"""Key of a value given without a name, as in ``dirichlet(0.1)``; it sets the first parameter."""
+"""Key of a value given without a name, as in ``dirichlet(0.1)``; it sets the component's positional parameter."""
 _CALL = re.compile(r"\s*([A-Za-z][\w-]*)\s*(?:\(([^()]*)\))?\s*")
 _PAIR = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(.+?)\s*$", re.DOTALL)
 _WORDS: dict[str, Value] = {"true": True, "false": False, "none": None}
@@ -119,6 +119,7 @@ def param(
     high: float | None = None,
     above: float | None = None,
     path: bool = False,
+    positional: bool = False,
 ) -> Any:
     """A parameter of a spec.
 
@@ -129,8 +130,10 @@ def param(
         high: largest valid value.
         above: exclusive lower bound, instead of ``low``.
         path: whether the value names a file or folder, so that configs store it as an absolute path.
+        positional: whether a value without a name sets this parameter, as in ``dirichlet(0.1)``; only needed for
+            components with several parameters.
     """
-    metadata = {"help": help, "low": low, "high": high, "above": above, "path": path}
+    metadata = {"help": help, "low": low, "high": high, "above": above, "path": path, "positional": positional}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -148,7 +151,7 @@ def revise(spec: Spec, values: Mapping[str, Value], what: str) -> Spec:
         what: names the component in error messages, e.g. ``"model cnn"``.
     """
     fields = {field.name: field for field in parameters(spec)}
-    values = with_names(values, list(fields), what)
+    values = with_names(values, positional_parameters(spec), what)
     for name in values:
         if name not in fields:
             raise unknown_parameter(name, write_value(values[name]), fields, what)
@@ -157,13 +160,30 @@ def revise(spec: Spec, values: Mapping[str, Value], what: str) -> Spec:
 
 
 def with_names(values: Mapping[str, Value], names: Sequence[str], what: str) -> dict[str, Value]:
-    """Replace the key ``POSITIONAL`` of a value without a name by the first of the parameter ``names``.
+    """Replace the key ``POSITIONAL`` of a value without a name by the name of the parameter that it sets.
 
-    ``what`` names the component in error messages.
+    Args:
+        values: values by parameter, or one under the key ``POSITIONAL``.
+        names: parameters that the value without a name may mean; more or fewer than one is an error.
+        what: kind and name of the component, or only its name, for error messages.
     """
-    if POSITIONAL in values and not names:
-        raise UserError(f"{what} has no parameters, so it cannot take '{write_value(values[POSITIONAL])}'")
-    return {names[0] if name == POSITIONAL else name: value for name, value in values.items()}
+    if POSITIONAL not in values:
+        return dict(values)
+    value = write_value(values[POSITIONAL])
+    if not names:
+        raise UserError(f"{what} has no parameters, so it cannot take '{value}'")
+    if len(names) > 1:
+        raise UserError(
+            f"{what} has several parameters, so '{value}' needs a name, as in {what.split()[-1]}({names[0]}={value}); "
+            f"its parameters are {', '.join(names)}"
+        )
+    return {names[0]: values[POSITIONAL]}
+
+
+def positional_parameters(spec: object) -> list[str]:
+    """The parameters that a value without a name may mean: those declared as positional, otherwise all."""
+    fields = parameters(spec)
+    return [field.name for field in fields if field.metadata.get("positional")] or [field.name for field in fields]
 
 
 def parameters(spec: object) -> tuple[dataclasses.Field[Any], ...]:
@@ -198,7 +218,7 @@ def folded(name: str) -> str:
 def respell(text: str, specs: Mapping[str, Any]) -> str:
     """Spell names as registered, name positional values and make paths absolute; other values stay as written.
 
-    Unknown names and malformed texts stay unchanged; they are reported where the component is made.
+    Unknown names, ambiguous values and malformed texts stay unchanged; they are reported where the component is made.
 
     Args:
         text: the text of a dataset, partition, model or augmentation.
@@ -207,13 +227,14 @@ def respell(text: str, specs: Mapping[str, Any]) -> str:
     by_name = {folded(name): (name, spec) for name, spec in specs.items()}
 
     def convert(call: re.Match[str]) -> str:
-        """Rewrite one ``name(arguments)`` of the text: registered spelling, all values named, absolute paths."""
+        """Rewrite one ``name(arguments)`` of the text: registered spelling, values named, absolute paths."""
         name, inside = call.groups(default="")
         registered_name, spec = by_name.get(folded(name), (name, None))
         fields = () if spec is None else parameters(spec)
         pieces = [piece.strip() for piece in inside.split(",") if piece.strip()]
-        if len(pieces) == 1 and "=" not in pieces[0] and fields:
-            pieces = [f"{fields[0].name}={pieces[0]}"]
+        positional = [] if spec is None else positional_parameters(spec)
+        if len(pieces) == 1 and "=" not in pieces[0] and len(positional) == 1:
+            pieces = [f"{positional[0]}={pieces[0]}"]
         path_parameters = {field.name for field in fields if field.metadata.get("path")}
         arguments = ",".join(_normalised(piece, path_parameters) for piece in pieces)
         return f"{registered_name}({arguments})" if arguments else registered_name

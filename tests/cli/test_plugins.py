@@ -20,6 +20,7 @@ from tests.registries import registries_restored
 
 USES = {
     "algorithm": "fedflat run my-algorithm --plugin my_algorithm.py --rounds 5",
+    "server": "fedflat run fedavg+my-server --plugin my_server.py --rounds 5",
     "dataset": "fedflat run fedavg --dataset my-dataset --plugin my_dataset.py --rounds 5",
     "model": "fedflat run fedavg --model my-model --plugin my_model.py --rounds 5",
 }
@@ -66,10 +67,11 @@ def test_invalid_template_names_are_rejected(fedflat, tmp_path, kind, name, mess
 def own_runs(tmp_path_factory, small):
     """A folder with plugins in ``own``, and two runs that use them in ``runs``."""
     folder = tmp_path_factory.mktemp("own_runs")
-    for kind in USES:
+    kinds = ("algorithm", "dataset", "model")
+    for kind in kinds:
         assert call("new", kind, f"my-{kind}", "--out", folder / "own").exit_code == 0
     flags = ["--dataset", "my-dataset", "--model", "my-model", *small, "--set", "stop.seconds=1e-9", "--quiet"]
-    for kind in USES:
+    for kind in kinds:
         flags += ["--plugin", folder / "own" / f"my_{kind}.py"]
     with registries_restored():
         for name, text in {"own": "my-algorithm(mu=0.2)+sam+wima(window=2)+ema", "fedavg": "fedavg"}.items():

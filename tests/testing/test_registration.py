@@ -22,7 +22,6 @@ from fedflat.averaging import AVERAGES, Ema, average_name
 from fedflat.errors import UserError
 from fedflat.models import ModelSpec, canonical_model
 from fedflat.registry import Registry
-from tests.time_limits import scaled
 
 ROOT = Path(__file__).parents[2]
 

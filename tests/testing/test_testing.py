@@ -21,7 +21,7 @@ from fedflat.testing import Broken, algorithms, check_algorithm, check_model, ch
 @pytest.mark.parametrize("name", NAMED)
 def test_every_named_algorithm_has_the_common_properties(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(algorithms, "ROUNDS_TO_APPROACH", 15)  # enough for correct algorithms
-    assert len(check_algorithm(name)) >= 8
+    assert len(check_algorithm(name)) >= 9
 
 
 @pytest.fixture
@@ -55,6 +55,14 @@ class Downhill(Sam):
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
         offset, changed = super().offset(ctx, gradient)
         return (None if offset is None else -offset), changed
+
+
+@dataclass(frozen=True)
+class Fading(Drift):
+    """Divides by zero for a client with a single step."""
+
+    def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
+        return g * (1 - 0.5 * ctx.step / (ctx.steps - 1))
 
 
 @dataclass(frozen=True)
@@ -99,6 +107,7 @@ class WrongWay(Drift):
         (Algorithm(perturbation=Downhill(0.1)), "perturbations increase the loss"),
         (Algorithm(Noisy()), "runs are deterministic"),
         (Algorithm(Gossip()), "client states are independent"),
+        (Algorithm(Fading()), "clients may have unequal numbers of examples and steps"),
         (Algorithm(Undeclared()), "state and messages are as declared"),
     ],
     ids=lambda value: type(value.drift).__name__ if isinstance(value, Algorithm) else None,
@@ -187,8 +196,8 @@ def test_wrong_models_are_named() -> None:
         nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), (4,), 3
     )
     for model, identity in (
-        (nn.Linear(4, 5), "one row of logits per example"),
-        (nn.LSTM(4, 3), "one row of logits per example"),
+        (nn.Linear(4, 5), "one row of outputs per example"),
+        (nn.LSTM(4, 3), "one row of outputs per example"),
         (Mixing(), "examples are scored independently"),
         (
             nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False)),
@@ -200,6 +209,18 @@ def test_wrong_models_are_named() -> None:
         with pytest.raises(Broken) as caught:
             check_model(model, (4,), 3)
         assert caught.value.identity == identity
+
+
+def test_models_of_numbers_and_labels_are_checked_with_their_loss() -> None:
+    shrinking = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))  # [batch]
+    for model, columns, task in ((shrinking, 1, "mse"), (nn.Linear(4, 2), 2, "huber"), (nn.Linear(4, 3), 3, "bce")):
+        assert "every parameter has a gradient" in check_model(model, (4,), columns, task=task)
+    with pytest.raises(Broken, match=r"the output is \(4,\), expected \(4, 1\)"):
+        check_model(shrinking, (4,), 1, task="bce")
+    with pytest.raises(Broken, match="every parameter has a gradient"):  # the gradient of the cross-entropy of 1 class
+        check_model(nn.Linear(4, 1), (4,), 1)
+    with pytest.raises(UserError, match="mse"):
+        check_model(nn.Linear(4, 1), (4,), 1, task="msee")
 
 
 def test_models_are_checked_in_float32() -> None:

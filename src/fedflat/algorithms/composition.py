@@ -22,7 +22,19 @@ from fedflat.errors import UserError, one_of
 from fedflat.models import MODELS, ModelSpec
 from fedflat.registry import Registry
 from fedflat.setting_names import unknown_parameter
-from fedflat.text import Call, Value, changed, make, parameters, parse, revise, show, with_names, write_value
+from fedflat.text import (
+    Call,
+    Value,
+    changed,
+    make,
+    parameters,
+    parse,
+    positional_parameters,
+    revise,
+    show,
+    with_names,
+    write_value,
+)
 
 GROUP = "fedflat.algorithms"
 """Entry-point group through which installed packages provide algorithms and parts."""
@@ -238,21 +250,19 @@ def _named(call: Call) -> Algorithm:
 def _values_of_call(name: str, values: Mapping[str, Value]) -> dict[str, Value]:
     """Return the parameter values that a call such as ``fedsam(0.1)`` sets, by parameter name.
 
-    A value without a name sets the first parameter of the parts that distinguish the algorithm from FedAvg.
+    A value without a name sets the positional parameter of the only part that distinguishes the algorithm from FedAvg.
     ``variant=released`` adds the values in which the published code differs from the paper, unless the call sets them.
 
     Args:
         name: registered name of the algorithm.
         values: the call's arguments as parsed.
     """
-    known: set[str] = set()
-    positional: list[str] = []
-    for slot in SLOTS:
-        part = getattr(NAMED[name], slot)
-        names = [field.name for field in parameters(part)]
-        known |= set(names)
-        if not _is_default(part):
-            positional += names
+    slot_parts = [getattr(NAMED[name], slot) for slot in SLOTS]
+    known = {field.name for part in slot_parts for field in parameters(part)}
+    own_parts = [part for part in slot_parts if not _is_default(part)]
+    positional = [field.name for part in own_parts for field in parameters(part)]
+    if len(own_parts) == 1:
+        positional = positional_parameters(own_parts[0])
     named_values = with_names(values, positional, name)
     variant = named_values.pop("variant", "paper")
     if variant == "released" and name in RELEASED:

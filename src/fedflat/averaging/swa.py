@@ -33,7 +33,7 @@ class Swa(Average):
     tensor([2., 4.])
     """
 
-    start: float = param(0.75, "fraction of the rounds after which averaging begins", low=0, high=1)
+    start: float = param(0.75, "fraction of the rounds after which averaging begins", low=0, high=1, positional=True)
     every: int | None = param(
         None, "number of rounds c between captures; if not set, the cycle length of the learning-rate schedule", low=1
     )

@@ -30,7 +30,7 @@ class Wima(Average):
     tensor([2., 4.])
     """
 
-    window: int = param(100, "number W of most recent server models to average", low=1)
+    window: int = param(100, "number W of most recent server models to average", low=1, positional=True)
     part: Literal["all", "classifier", "features"] = param(
         "all", "parameters to average; all other parameters are those of the current server model"
     )

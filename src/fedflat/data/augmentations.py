@@ -76,7 +76,7 @@ class CropFlip(AugmentationStep):
     FedWMSAM).
     """
 
-    padding: int = param(4, "pixels of padding on each side", low=0)
+    padding: int = param(4, "pixels of padding on each side", low=0, positional=True)
     style: Literal["pixel", "mean"] = param(
         "pixel", "padding and cropping: black, always crop (pixel), or the mean, crop with probability 1/2 (mean)"
     )

@@ -75,7 +75,7 @@ def batches_of(data: Any, batch: int = 500) -> Sequence[Batch]:
         return TensorBatches(data[0], data[1], batch)
     if not isinstance(data, Iterable):
         raise UserError(
-            f"data is a {type(data).__name__}; expected a DataLoader, a list of batches, or a pair of tensors"
+            f"data has type {type(data).__name__}; expected a DataLoader, a list of batches, or a pair of tensors"
         )
     batches = data if isinstance(data, Sequence) else list(data)
     if not batches:

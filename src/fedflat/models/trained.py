@@ -111,7 +111,7 @@ class Lora(TrainedPart):
     """Low-rank adapters B A of linear layers (LoRA, Hu et al. 2022) and, by default, the head."""
 
     name = "lora"
-    rank: int = param(8, "rank of the update of each layer (r)", low=1)
+    rank: int = param(8, "rank of the update of each layer (r)", low=1, positional=True)
     alpha: float = param(16.0, "the update is scaled by alpha / rank", above=0)
     layers: str | int | float = param(
         "qv",

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from fedflat.experiment.config import Config
     from fedflat.experiment.store.run_folder import Record
 
-    pass
-
 LINES_PER_RUN = 10
 """Approximate number of lines per run when piped."""
 SECONDS_BETWEEN_LINES = 1.0

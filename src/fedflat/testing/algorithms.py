@@ -20,6 +20,8 @@ EXACT, CLOSE = 1e-12, 1e-9
 """Largest differences between numbers that are the same computation, and between equivalent computations."""
 COHORTS = ([0, 2], [1, 3], [0, 1, 3], [2], [0, 1, 2, 3], [1, 2])
 """Cohorts of different sizes."""
+EQUAL, UNEQUAL = Quadratics(), Quadratics(examples=(1, 2, 5, 3))
+"""Clients with equal and with different numbers of examples and local steps."""
 ROUNDS_TO_APPROACH, ROUNDS_TO_CONVERGE = 40, 100
 """Rounds that suffice on quadratics."""
 Check = Callable[[Algorithm], str | None]
@@ -136,16 +138,16 @@ def _stays_finite(tested: Algorithm) -> str | None:
     return None
 
 
-def _engines_agree(tested: Algorithm) -> str | None:
+def _engines_agree(tested: Algorithm, quadratics: Quadratics = EQUAL) -> str | None:
     """Check that the CPU's and the GPU's engine compute the same models; returns the violation, or None."""
-    loop = run_rounds(tested, Quadratics(), COHORTS)  # with the CPU's engine
-    return _model_difference(loop, run_rounds(tested, Quadratics(), COHORTS, engine=LaneEngine))
+    loop = run_rounds(tested, quadratics, COHORTS)  # with the CPU's engine
+    return _model_difference(loop, run_rounds(tested, quadratics, COHORTS, engine=LaneEngine))
 
 
 def _order_is_irrelevant(tested: Algorithm) -> str | None:
     """Check that reversing every cohort does not change the model; returns the violation, or None."""
-    forward = run_rounds(tested, Quadratics(), COHORTS).x[-1]
-    backward = run_rounds(tested, Quadratics(), [cohort[::-1] for cohort in COHORTS]).x[-1]
+    forward = run_rounds(tested, EQUAL, COHORTS).x[-1]
+    backward = run_rounds(tested, EQUAL, [cohort[::-1] for cohort in COHORTS]).x[-1]
     if _distance(forward, backward) <= CLOSE:
         return None
     return f"in reverse order the model differs by {_distance(forward, backward):.3g}"
@@ -185,18 +187,28 @@ def _descends(tested: Algorithm) -> str | None:
     )
 
 
-def _approaches_optimum(tested: Algorithm) -> str | None:
+def _approaches_optimum(
+    tested: Algorithm, quadratics: Quadratics = EQUAL, rounds: int = ROUNDS_TO_APPROACH
+) -> str | None:
     """Check that the model comes closer to the minimiser of the clients' mean loss; returns the violation, or None."""
-    quadratics = Quadratics()
-    models = run_rounds(tested, quadratics, _full_participation(quadratics, ROUNDS_TO_APPROACH), lr=0.1).x
+    models = run_rounds(tested, quadratics, _full_participation(quadratics, rounds), lr=0.1).x
     before = _distance(models[0], quadratics.optimum())
     after = _distance(models[-1], quadratics.optimum())
     if after < before:
         return None
     return (
-        f"in {ROUNDS_TO_APPROACH} rounds the distance went from {before:.3g} to {after:.3g}; "
+        f"in {rounds} rounds the distance went from {before:.3g} to {after:.3g}; "
         "check the sign of the correction and of what clients keep or send for it"
     )
+
+
+def _handles_unequal_clients(tested: Algorithm) -> str | None:
+    """Check engines and convergence with unequal clients; returns the first violation, or None."""
+    reason = _engines_agree(tested, UNEQUAL) or _approaches_optimum(tested, UNEQUAL, rounds=10)
+    if reason is None:
+        return None
+    counts = ", ".join(map(str, UNEQUAL.examples))
+    return f"with clients of {counts} examples, and as many local steps, {reason}"
 
 
 def _perturbations_ascend(tested: Algorithm) -> str | None:
@@ -273,6 +285,7 @@ ALWAYS: dict[str, Check] = {
     "client states are independent": _states_are_independent,
     "a single client descends at a small learning rate": _descends,
     "all clients together approach the joint optimum": _approaches_optimum,
+    "clients may have unequal numbers of examples and steps": _handles_unequal_clients,
 }
 """Properties of every algorithm, by name."""
 CLAIMS: dict[str, Check] = {

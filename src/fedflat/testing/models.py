@@ -9,23 +9,36 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedflat.errors import UserError
+from fedflat.engines.problem.multilabel import MultiLabel
+from fedflat.engines.problem.regression import Huber, Regression
+from fedflat.engines.problem.task import TASK_TARGETS, Classification, Task
+from fedflat.errors import UserError, one_of
 from fedflat.models.layout import Layout
 from fedflat.testing.broken import Broken
 
 FAILURES = (RuntimeError, ValueError, IndexError)
 """What torch raises for inputs that a model cannot process."""
 TOLERANCE = 1e-4
-"""Largest difference between logits that should be equal."""
+"""Largest difference between outputs that should be equal."""
+TASKS: dict[str, Task] = {
+    "classification": Classification(),
+    "mse": Regression(),
+    "huber": Huber(),
+    "bce": MultiLabel(),
+}
+"""Tasks by name."""
 
 
-def check_model(model: nn.Module, input_shape: tuple[int, ...], classes: int, *, batch: int = 4) -> list[str]:
-    """Check a user-defined classifier in float32, the precision of training.
+def check_model(
+    model: nn.Module, input_shape: tuple[int, ...], classes: int, *, task: str = "classification", batch: int = 4
+) -> list[str]:
+    """Check a user-defined model in float32, the precision of training.
 
     Args:
         model: the model; it is copied, not changed.
         input_shape: shape of one example, without the batch dimension.
-        classes: number of classes.
+        classes: number of classes; for regression the number of target columns, for multi-label models of labels.
+        task: ``classification``, ``mse`` or ``huber`` (regression), or ``bce`` (multi-label).
         batch: batch size of the check, at least 2.
 
     Returns:
@@ -36,16 +49,20 @@ def check_model(model: nn.Module, input_shape: tuple[int, ...], classes: int, *,
         UserError: the model does not accept the inputs.
 
     >>> check_model(nn.Linear(6, 3), (6,), 3)[0]
-    'one row of logits per example'
+    'one row of outputs per example'
+    >>> len(check_model(nn.Linear(6, 1), (6,), 1, task="mse"))
+    8
     """
     if not isinstance(model, nn.Module):
         raise UserError(f"{model!r} is not a model; expected a torch.nn.Module, e.g. fedflat.models.build('cnn', ...)")
     if batch < 2:
         raise UserError(f"batch={batch} is too small for the check; expected at least 2")
+    if task not in TASKS:
+        raise one_of("task", task, TASKS)
     name, verified = type(model).__name__, []
     try:
         with torch.random.fork_rng(devices=[]):  # the check seeds torch's generator, which belongs to the caller
-            for property_name, reason in _checks(copy.deepcopy(model).float(), input_shape, classes, batch):
+            for property_name, reason in _checks(copy.deepcopy(model).float(), input_shape, classes, task, batch):
                 if reason:
                     raise Broken(name, property_name, reason)
                 verified.append(property_name)
@@ -56,21 +73,24 @@ def check_model(model: nn.Module, input_shape: tuple[int, ...], classes: int, *,
     return verified
 
 
-def _checks(model: nn.Module, input_shape: tuple[int, ...], classes: int, batch: int) -> Iterator[tuple[str, str]]:
+def _checks(
+    model: nn.Module, input_shape: tuple[int, ...], classes: int, task: str, batch: int
+) -> Iterator[tuple[str, str]]:
     """Yield every property with the reason why the model violates it, which is empty if the property holds.
 
     Arguments as in ``check_model``. Engines train a flat vector of all weights, so a part of the properties is checked
     with weights that were flattened and restored.
     """
     torch.default_generator.manual_seed(0)
-    inputs, targets = torch.randn(batch, *input_shape), torch.arange(batch) % classes
+    inputs, targets = torch.randn(batch, *input_shape), _targets(TASK_TARGETS[task], batch, classes)
     model.eval()
     with torch.no_grad():
         output, again = model(inputs), model(inputs)
     shape = tuple(output.shape) if isinstance(output, Tensor) else f"a {type(output).__name__}"
-    has_right_shape = shape == (batch, classes)
+    is_column = shape == (batch,) and classes == 1 and TASK_TARGETS[task] == "numbers"
+    has_right_shape = shape == (batch, classes) or is_column
     reason = "" if has_right_shape else f"the output is {shape}, expected {(batch, classes)}"
-    yield "one row of logits per example", reason
+    yield "one row of outputs per example", reason
     is_same = torch.equal(output, again)
     yield "evaluation is deterministic", "" if is_same else "two passes differ; is something random in evaluation mode?"
     yield "examples are scored independently", _batch_dependence(model, inputs, output)
@@ -88,14 +108,22 @@ def _checks(model: nn.Module, input_shape: tuple[int, ...], classes: int, batch:
     yield "the output depends on the parameters", reason if torch.equal(zeroed, output) else ""
 
     model.train()
-    gradient = _gradient(model, layout, weights, buffers, inputs, targets)
+    gradient = _gradient(model, TASKS[task], layout, weights, buffers, inputs, targets)
     yield "gradients are finite", "" if bool(gradient.isfinite().all()) else "some are not at the initial weights"
     unused = [key for key, piece in layout.views(gradient).items() if not bool(piece.any())]
     yield "every parameter has a gradient", f"{', '.join(unused[:4])} always has a zero gradient" if unused else ""
 
 
+def _targets(target_type: str, batch: int, columns: int) -> Tensor:
+    """Targets of a type in ``TASK_TARGETS``: classes [batch], numbers [batch, columns] or labels [batch, columns]."""
+    if target_type == "classes":
+        return torch.arange(batch) % columns
+    numbers = torch.randn(batch, columns)
+    return numbers if target_type == "numbers" else numbers > 0
+
+
 def _batch_dependence(model: nn.Module, inputs: Tensor, output: Tensor) -> str:
-    """How the first example's logits depend on the rest of the batch; empty if they do not."""
+    """How the first example's outputs depend on the rest of the batch; empty if they do not."""
     try:
         alone = model(inputs[:1]).detach()
     except FAILURES as error:
@@ -104,19 +132,24 @@ def _batch_dependence(model: nn.Module, inputs: Tensor, output: Tensor) -> str:
             "does the model normalise over the batch without running statistics?"
         )
     difference = float((output[:1] - alone).abs().max())
-    return "" if difference < TOLERANCE else f"alone, the first example's logits differ by {difference:.3g}"
+    return "" if difference < TOLERANCE else f"alone, the first example's outputs differ by {difference:.3g}"
 
 
 def _gradient(
-    model: nn.Module, layout: Layout, weights: Tensor, buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor
+    model: nn.Module,
+    task: Task,
+    layout: Layout,
+    weights: Tensor,
+    buffers: dict[str, Tensor],
+    inputs: Tensor,
+    targets: Tensor,
 ) -> Tensor:
-    """The gradient of the cross-entropy at the flat vector ``weights`` of P parameters, shape (P,)."""
+    """The gradient of the task's loss at the flat vector ``weights`` of P parameters, shape (P,)."""
 
     def loss(point: Tensor) -> Tensor:
-        """The cross-entropy with the parameters in the flat vector ``point``."""
+        """The loss with the parameters in the flat vector ``point``."""
         copies = {key: value.clone() for key, value in buffers.items()}  # training mode changes BatchNorm's buffers
-        logits = functional_call(model, {**layout.views(point), **copies}, (inputs,))
-        return nn.functional.cross_entropy(logits, targets)
+        return task.loss(functional_call(model, {**layout.views(point), **copies}, (inputs,)), targets)
 
     gradient: Tensor = torch.func.grad(loss)(weights)
     return gradient

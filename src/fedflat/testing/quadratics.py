@@ -64,12 +64,15 @@ class Quadratics:
         size: number of parameters P.
         seed: seed of the matrices, centres and initial point.
         alike: give all clients the same quadratic.
+        examples: number of examples n_i of each client, all of them its quadratic; empty means one each. A client with
+            more examples has a larger weight and, in ``run_rounds``, takes more local steps.
     """
 
     clients: int = 4
     size: int = 5
     seed: int = 0
     alike: bool = False
+    examples: tuple[int, ...] = ()
     matrices: Tensor = field(init=False)
     """A_i, shape (N, P, P)."""
     centres: Tensor = field(init=False)
@@ -88,10 +91,17 @@ class Quadratics:
         self.start = torch.from_numpy(rng.normal(size=self.size)) + 2.0  # away from the centres
 
     def optimum(self) -> Tensor:
-        """The minimiser of the mean of the clients' f_i, shape (P,)."""
-        right_side = torch.einsum("npq,nq->p", self.matrices, self.centres)  # (sum A_i) x = sum A_i b_i
-        minimiser: Tensor = torch.linalg.solve(self.matrices.sum(0), right_side)
+        """The minimiser of the mean of the clients' f_i, weighted by n_i, shape (P,)."""
+        matrices = self.matrices[self.owners]
+        right_side = torch.einsum("npq,nq->p", matrices, self.centres[self.owners])  # (sum A_i) x = sum A_i b_i
+        minimiser: Tensor = torch.linalg.solve(matrices.sum(0), right_side)
         return minimiser
+
+    @property
+    def owners(self) -> Tensor:
+        """The client that owns each example, in order, shape (sum of n_i,)."""
+        counts = self.examples or (1,) * self.clients
+        return torch.arange(self.clients).repeat_interleave(torch.tensor(counts))
 
     def value(self, x: Tensor) -> float:
         """The mean of the clients' f_i at a point x of shape (P,)."""
@@ -99,9 +109,9 @@ class Quadratics:
         return float(0.5 * torch.einsum("np,npq,nq->n", offsets, self.matrices, offsets).mean())
 
     def problem(self) -> Problem:
-        """The problem for engines: example i of the dataset holds A_i and b_i, and belongs to client i."""
-        inputs = torch.cat([self.matrices.flatten(1), self.centres], 1)
-        examples = Examples(inputs, torch.zeros(self.clients, dtype=torch.int64))
+        """The problem for engines: every example of client i holds A_i and b_i."""
+        inputs = torch.cat([self.matrices.flatten(1), self.centres], 1)[self.owners]
+        examples = Examples(inputs, torch.zeros(len(inputs), dtype=torch.int64))
         data = Dataset("quadratics", examples, examples, ("value",), kind="vector")
         return Problem(QuadraticModel(self.start), ValueTask(), data, Augmentation(), torch.float64)
 
@@ -133,7 +143,7 @@ def run_rounds(
         algorithm: the algorithm to run.
         quadratics: the clients' quadratics.
         cohorts: numbers of the participating clients in each round.
-        steps: local steps K.
+        steps: local steps K; clients with unequal numbers of examples take one step per example instead.
         lr: learning rate.
         engine: creates the engine for a problem; by default the CPU's, in this process.
 
@@ -146,10 +156,10 @@ def run_rounds(
         algorithm,
         Descent(),
         Schedule(lr, decay=1.0, rounds=len(cohorts)),
-        Plan(1, steps=steps),  # batches of one example
+        Plan(1, steps=None if quadratics.examples else steps),  # batches of one example
         seed=0,
         clients=quadratics.clients,
-        aggregation=Aggregation("uniform"),
+        aggregation=Aggregation("samples"),
     )
     weights, buffers, integer_buffers = problem.initial_state()
     model, server = ModelState(weights, buffers, integer_buffers), algorithm.new_server(weights)
@@ -157,8 +167,9 @@ def run_rounds(
         number: algorithm.new_client(weights) for number in range(quadratics.clients)
     }
     trajectory = Trajectory([weights.clone()], [states])
+    owners = quadratics.owners.numpy()
     for round, cohort in enumerate(cohorts):
-        members = [Client(number, np.array([number]), states[number]) for number in cohort]
+        members = [Client(number, np.flatnonzero(owners == number), states[number]) for number in cohort]
         with torch.random.fork_rng(devices=[]):  # training seeds torch's generator, which belongs to the caller
             outcome = runner.train(training, round, model, server, members)
         weights, server = algorithm.aggregate(outcome.returned, outcome.means, server)

@@ -32,7 +32,7 @@ class Asam(Perturbation):
     tensor([0.0600, 0.1600])
     """
 
-    rho: float = param(0.5, "radius of the ascent step in the norm scaled by T", low=0)
+    rho: float = param(0.5, "radius of the ascent step in the norm scaled by T", low=0, positional=True)
     eta: float = param(0.2, "constant added to |y_k|, so that small weights are perturbed too", low=0)
     scope: Literal["weight", "all"] = param(
         "weight",

@@ -33,7 +33,7 @@ class Guided(Perturbation):
     tensor([0.0600, 0.0800])
     """
 
-    rho: float = param(0.01, "length of the perturbation", low=0)
+    rho: float = param(0.01, "length of the perturbation", low=0, positional=True)
     perturb_sign: Literal[1, -1] = param(
         1, "sign of the perturbation: 1 is uphill, as in the paper; -1 is downhill, as in the published code"
     )

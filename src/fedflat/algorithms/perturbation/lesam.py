@@ -41,7 +41,7 @@ class Lesam(Perturbation):
     tensor([0.0600, 0.0800])
     """
 
-    rho: float = param(0.1, "length of the perturbation", low=0)
+    rho: float = param(0.1, "length of the perturbation", low=0, positional=True)
     direction: Literal["client", "global"] = param(
         "client",
         "direction of the perturbation: towards the model that the client received before (client), or against the "

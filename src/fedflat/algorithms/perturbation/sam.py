@@ -30,7 +30,7 @@ class Sam(Perturbation):
     tensor([0.0600, 0.0800])
     """
 
-    rho: float = param(0.05, "length of the ascent step", low=0)
+    rho: float = param(0.05, "length of the ascent step", low=0, positional=True)
     share: float = param(1.0, "weight of the perturbed gradient in the mean of both (alpha in FedSpeed)", low=0, high=1)
     normalise: bool = param(True, "whether to scale the ascent step to length rho; otherwise the step is rho g(y_k)")
     perturb_from: Literal["data", "total"] = param("data", PERTURB_FROM)

@@ -35,7 +35,7 @@ class Smoo(Perturbation):
     (tensor([0.0600, 0.0800]), tensor([1.0600, 1.0800]))
     """
 
-    rho: float = param(0.1, "length of the perturbation", low=0)
+    rho: float = param(0.1, "length of the perturbation", low=0, positional=True)
     s_source: Literal["paper", "dual"] = param(
         "paper", "what the server computes s from: mu_i - sh, as in the paper (paper), or mu_i alone (dual)"
     )

@@ -1,4 +1,4 @@
-"""fedflat new: templates of user-defined algorithms, datasets and models."""
+"""fedflat new: templates of user-defined algorithms, server optimisers, datasets and models."""
 
 from __future__ import annotations
 
@@ -15,19 +15,28 @@ from fedflat.cli.shared.screen import print_json
 from fedflat.errors import UserError, one_of
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
-RUN_ARGUMENTS = {"algorithm": "$name", "dataset": "fedavg --dataset $name", "model": "fedavg --model $name"}
+RUN_ARGUMENTS = {
+    "algorithm": "$name",
+    "server": "fedavg+$name",
+    "dataset": "fedavg --dataset $name",
+    "model": "fedavg --model $name",
+}
 """Arguments of ``fedflat run`` that use a component, by kind."""
 
 
 def new(
     kind: str = typer.Argument(
-        metavar="KIND", help="algorithm, dataset or model", autocompletion=lambda: list(RUN_ARGUMENTS)
+        metavar="KIND",
+        help="algorithm, server (optimiser), dataset or model",
+        autocompletion=lambda: list(RUN_ARGUMENTS),
     ),
     name: str = typer.Argument(metavar="NAME", help="name to register, e.g. my-algorithm"),
     out: Path = typer.Option(Path(), "--out", metavar="FOLDER", help="folder for the two files"),
     as_json: bool = JSON,
 ) -> None:
-    """Write a template for your own algorithm, dataset or model, with a test; files are never overwritten.
+    """Write a template for your own algorithm, server optimiser, dataset or model, with a test.
+
+    Files are never overwritten.
 
     Example: fedflat new algorithm my-algorithm
     """
@@ -63,7 +72,13 @@ def _require_free(kind: str, name: str) -> None:
     from fedflat.data import DATASETS
     from fedflat.models import MODELS
 
-    registries = {"algorithm": (NAMED, *PART_REGISTRIES.values()), "dataset": (DATASETS,), "model": (MODELS,)}
+    algorithms_and_parts = (NAMED, *PART_REGISTRIES.values())
+    registries = {
+        "algorithm": algorithms_and_parts,
+        "server": algorithms_and_parts,
+        "dataset": (DATASETS,),
+        "model": (MODELS,),
+    }
     for registry in registries[kind]:
         registry.check_name(name)
         if registry.spelling(name):

@@ -31,7 +31,7 @@ class Dirichlet(ClassCountPartitioner):
     sizes = "equal or lognormal"
     citation = "Acar et al. 2021 (FedDyn)"
     examples = ("dirichlet(alpha=0.6)", "dirichlet(alpha=0.1)", "dirichlet(alpha=0)")
-    alpha: float = param(0.1, ALPHA_HELP, low=0)
+    alpha: float = param(0.1, ALPHA_HELP, low=0, positional=True)
     sigma: float = param(0.0, SIGMA_HELP, low=0, high=10)
 
     def counts(self, examples_per_class: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
@@ -65,7 +65,7 @@ class DirichletReuse(ClassCountPartitioner):
     sizes = "equal or lognormal"
     citation = "released code of FedSWA, FedWMSAM, FedLESAM and FL-Simulator"
     examples = ("dirichlet-reuse(alpha=0.1)",)
-    alpha: float = param(0.1, ALPHA_HELP, low=0)
+    alpha: float = param(0.1, ALPHA_HELP, low=0, positional=True)
     sigma: float = param(0.0, SIGMA_HELP, low=0, high=10)
 
     def counts(self, examples_per_class: IntArray, clients: int, rng: np.random.Generator) -> IntArray:

@@ -33,7 +33,7 @@ class DomainOptions(ImageOptions):
 class UserDomainOptions(DomainOptions):
     """Options of user data, with its location."""
 
-    path: str = param("", "folder or zip archive with one folder per domain", path=True)
+    path: str = param("", "folder or zip archive with one folder per domain", path=True, positional=True)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class HubOptions(ImageOptions):
     """Which dataset of the Hub, and which of its columns."""
 
     size: int = param(32, "height and width in pixels to which images are resized", low=1)
-    path: str = param("", "name on the Hub, e.g. ylecun/mnist")
+    path: str = param("", "name on the Hub, e.g. ylecun/mnist", positional=True)
     subset: str | None = param(None, "configuration, if the dataset has several")
     inputs: str | None = param(None, "column of inputs; none means the first column of images")
     target: str | None = param(None, "column of classes; none means the first column of class labels")
