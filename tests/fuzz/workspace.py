@@ -15,7 +15,9 @@ import fedflat
 DAMAGED_FOLDER = "run"
 """Damaging this folder damages one of its files, drawn at random."""
 CONFIG = "rounds: 1\n"
-BASE = "{rounds: 1, local_steps: 1, clients: 4, clients_per_round: 2, model: mlp(hidden=2), dataset: data.npz, workers: 1}"
+BASE = (
+    "{rounds: 1, local_steps: 1, clients: 4, clients_per_round: 2, model: mlp(hidden=2), dataset: data.npz, workers: 1}"
+)
 DESCRIBE = "data describe --clients 4 --partition iid"
 RUN = "run fedavg --dataset data.npz --model mlp(hidden=2) --clients 4 --clients-per-round 2 --rounds 1 --workers 1"
 SPECTRUM = "flatness spectrum --module module.py:build --dataset data.npz --examples 8 --iterations 2 --eigenvalues 1"
@@ -33,7 +35,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "weights.safetensors": (f"{RUN} --partition iid --init weights.safetensors", f"{SPECTRUM} weights.safetensors"),
     "module.py": (f"{SPECTRUM} weights.pt",),
     "plugin.py": ("algorithms --plugin plugin.py",),
-    "search/study.log": ("tune tune.yaml --out search",),
+    "search/tune.journal": ("tune tune.yaml --out search",),
     "ca.crt": ("deploy check localhost:1 --root-certificates ca.crt",),
 }
 """Command lines that read each file."""
@@ -50,7 +52,7 @@ def build(folder: Path) -> None:
     rows = [f"{a},{b},{c},{target}" for (a, b, c), target in zip(inputs.tolist(), targets.tolist(), strict=True)]
     (folder / "table.csv").write_text("\n".join(["a,b,c,target", *rows]) + "\n")
     _write_parquet(folder)
-    (folder / "config.yaml").write_text(f"training:\n  lr: 0.1\nseed: 1\n")
+    (folder / "config.yaml").write_text("training:\n  lr: 0.1\nseed: 1\n")
     (folder / "sweep.yaml").write_text(f"base: {BASE}\ngrid: {{seed: [0, 1], lr: [0.1, 0.2]}}\n")
     tune = "{trials: 2, space: {lr: {low: 0.1, high: 1.0}}}"
     (folder / "tune.yaml").write_text(f"base: {BASE[:-1]}, data.validation: 0.2}}\ntune: {tune}\n")
@@ -65,7 +67,7 @@ def build(folder: Path) -> None:
     (folder / "plugin.py").write_text("import fedflat\n")
     (folder / "ca.crt").write_text("-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n")
     (folder / "search").mkdir()
-    (folder / "search/study.log").write_text('{"op_code": 0}\n')
+    (folder / "search/tune.journal").write_text('{"op_code": 0}\n')
     fedflat.run(
         "fedmoswa+wima", out=folder / "run", dataset=str(folder / "data.npz"), model="mlp(hidden=2)", partition="iid",
         clients=4, clients_per_round=2, rounds=2, local_steps=1, workers=1, save_every=1, device="cpu", progress=False,

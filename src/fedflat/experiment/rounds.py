@@ -96,6 +96,8 @@ class Round:
 
     def _test_metric(self, metric: str) -> float:
         """A metric of the primary model on the test set after this round."""
+        if not self.evaluation and self.run.divergence:
+            raise UserError(f"the run diverged, so round {self.number} was not evaluated: {self.run.divergence}")
         if not self.evaluation:
             raise UserError(
                 f"round {self.number} was not evaluated (eval_every={self.run.config.evaluation.every}); "

@@ -59,12 +59,21 @@ def compare(
     for text in texts:
         if texts.count(text) > 1:
             raise UserError(f"the comparison lists {text} twice; list each algorithm once")
+    if out is not None:
+        require_outside_runs(out)
     configs, folders = [], []
     for seed in seed_numbers(seeds):
         for text in texts:
             configs.append(base.model_copy(update={"algorithm": text, "seed": seed}))
             folders.append(out / folder_name(text) / f"seed-{seed}" if out else None)
     yield from run_each(configs, folders, callbacks, jobs, **user_objects)
+
+
+def require_outside_runs(out: Path) -> None:
+    """Raise a ``UserError`` if ``out`` is a run folder or lies in one."""
+    for folder in (out.absolute(), *out.absolute().parents):
+        if RunFolder(folder).exists:
+            raise UserError(f"{out} is in the run folder {folder}; choose a folder outside it with --out")
 
 
 def seed_numbers(seeds: Any) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -73,14 +72,14 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], str]:
         raise UserError(
             f"{path} is not a complete safetensors file; expected one such as the model.safetensors of a run"
         ) from None
-    return tensors, str(metadata.get("model", ""))
+    return tensors, str(metadata.get("model", "")) if isinstance(metadata, dict) else ""
 
 
 def _read_state_dict(path: Path) -> dict[str, Tensor]:
     """A state_dict, possibly inside a training script's checkpoint; no code in the file is executed."""
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError):
+    except Exception:  # a damaged pickle raises almost any type of error
         raise UserError(
             f"{path} is not a state_dict that torch can load safely; write it with torch.save(model.state_dict(), file)"
         ) from None
