@@ -86,9 +86,7 @@ def compare(
     device_of(base)
     silent, out = quiet or as_json, out or default_folder(base)
     if len(algorithms) == 1 and len(seed_list) == 1:
-        warnings.warn(
-            "one algorithm with one seed is not a comparison; use fedflat run, or add algorithms", stacklevel=2
-        )
+        warnings.warn("one algorithm with one seed is no comparison; add algorithms, or use fedflat run", stacklevel=2)
     fetch_if_missing(base, silent)
     metric = task_of(base).metric if target else ""
     for value in target:

@@ -65,9 +65,7 @@ def certificates(
     sites: int = typer.Option(
         0, "--sites", min=0, max=MAX_SITES, metavar="N", help="also create keys for N sites, for trials on one machine"
     ),
-    days: int = typer.Option(
-        365, "--days", min=1, max=MAX_DAYS, metavar="N", help="validity of the certificates in days"
-    ),
+    days: int = typer.Option(365, "--days", min=1, max=MAX_DAYS, metavar="N", help="validity in days"),
     as_json: bool = JSON,
 ) -> None:
     """Create a certificate authority, a server certificate and site keys, and print the start commands.

@@ -72,7 +72,7 @@ def compare(
 def require_outside_runs(out: Path) -> None:
     """Raise a ``UserError`` if ``out`` is a run folder or lies in one."""
     for folder in (out.absolute(), *out.absolute().parents):
-        if RunFolder(folder).exists:
+        if RunFolder(folder).exists and (folder / "status.json").is_file():
             raise UserError(f"{out} is in the run folder {folder}; choose a folder outside it with --out")
 
 
