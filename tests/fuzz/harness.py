@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import os
+import pkgutil
 import resource
 import shutil
 import signal
@@ -14,7 +16,9 @@ import time
 import traceback
 from pathlib import Path
 
+import fedflat
 from fedflat.cli.application import app
+from fedflat.errors import UserError
 from tests.fuzz.cases import Case
 from tests.fuzz.workspace import damage
 from tests.time_limits import scaled
@@ -23,6 +27,14 @@ SECONDS = 20
 BYTES = 2 << 30
 _FAILED = 99
 """Exit code of the child process if the command raised an exception."""
+
+
+def preload() -> None:
+    """Import all of fedflat that is installed, so that forked processes need not."""
+    for module in pkgutil.walk_packages(fedflat.__path__, "fedflat."):
+        if not module.name.endswith("__main__"):
+            with contextlib.suppress(ImportError, UserError):
+                importlib.import_module(module.name)
 
 
 def problem_of(case: Case, workspace: Path) -> str | None:

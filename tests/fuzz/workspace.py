@@ -1,4 +1,4 @@
-"""The folder in which every case runs: a finished run, a dataset and one file of every format; and ways to damage it."""
+"""The folder in which every case runs, with a finished run and a file of every format; and ways to damage it."""
 
 from __future__ import annotations
 
