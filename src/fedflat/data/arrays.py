@@ -21,6 +21,7 @@ Pair = tuple[Array, Array]
 IMAGE_CHANNELS = (1, 3, 4)
 MAX_UNNAMED_CLASSES = 10_000
 """Labels from here on must be frequent or have names; gaps are more likely ids that were not numbered anew."""
+FLOATS = (torch.float32, torch.float64)
 NUMERIC_KINDS = "biuf"
 """numpy's letters for booleans, signed and unsigned integers, and floats (``dtype.kind``)."""
 
@@ -56,6 +57,8 @@ def from_arrays(
         test_groups: natural client of each test example.
     """
     inputs = [_to_inputs(train_inputs, name), _to_inputs(test_inputs, name)]
+    if {split.dtype for split in inputs} == set(FLOATS):
+        inputs = [split.float() for split in inputs]
     kind: Kind = "segmentation" if np.ndim(train_targets) == 3 else _infer_kind(name, inputs[0])
     if classes is not None and (isinstance(classes, str) or not np.ndim(classes)):
         raise UserError(f"classes of {name} is {classes!r}; expected a list of class names")
@@ -234,7 +237,7 @@ def _highest_label(targets: torch.Tensor, is_segmentation: bool) -> int:
 
 
 def _to_inputs(values: Array, name: str) -> torch.Tensor:
-    """Convert inputs to a CPU tensor of a supported type (uint8, float32 or integers).
+    """Convert inputs to a CPU tensor of a supported type (uint8, float32, float64 or integers).
 
     Memory-mapped files stay mapped, and grey images [n, height, width] get a channel dimension.
 
@@ -252,7 +255,8 @@ def _to_inputs(values: Array, name: str) -> torch.Tensor:
         inputs = MappedTensor.of(with_channel, inputs.path) if isinstance(inputs, MappedTensor) else with_channel
     if inputs.ndim == 4 and not inputs.is_floating_point() and inputs.dtype != torch.uint8:
         raise UserError(f"the images of {name} are {inputs.dtype}; expected uint8 from 0 to 255, or float32")
-    if inputs.dtype == torch.bool or (inputs.is_floating_point() and inputs.dtype != torch.float32):
+    # float64 stays for engine.precision=float64; other runs round each batch to float32.
+    if inputs.dtype == torch.bool or (inputs.is_floating_point() and inputs.dtype not in FLOATS):
         inputs = inputs.float()
     return inputs if isinstance(inputs, MappedTensor) else inputs.contiguous()
 

@@ -36,7 +36,7 @@ class Examples:
 
     Attributes:
         inputs: images of shape [n, channels, height, width] (uint8 from 0 to 255, or float32), vectors of shape
-            [n, features] (float32), or token sequences of shape [n, length] (int64).
+            [n, features] (float32 or float64), or token sequences of shape [n, length] (int64).
         targets: class of each example, shape [n] (int64); for text also a class per position, [n, length]. In
             segmentation, targets are masks [n, height, width] (uint8); in regression, numbers [n] or [n, columns]
             (float32); in multi-label data, whether each label applies, [n, labels] (bool).
