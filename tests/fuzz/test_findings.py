@@ -20,6 +20,7 @@ from fedflat.experiment.config import config
 from fedflat.experiment.setup.weights import read_weights
 from fedflat.experiment.store.export import format_of
 from fedflat.flatness.landscapes.grid import check_grid_size
+from fedflat.setting_names import SHORT_NAMES
 from fedflat.yaml_text import load_yaml
 from tests.fuzz.workspace import build
 
@@ -27,7 +28,8 @@ RNG = np.random.default_rng(0)
 X, Y = RNG.random((12, 4)), np.arange(12) % 3
 IMAGES = RNG.integers(0, 256, (12, 1, 8, 8), dtype=np.uint8)
 TINY: dict[str, Any] = {
-    "rounds": 1, "clients": 4, "clients_per_round": 2, "local_steps": 1, "partition": "iid", "workers": 1, "device": "cpu",
+    "rounds": 1, "clients": 4, "clients_per_round": 2, "local_steps": 1, "partition": "iid", "workers": 1,
+    "device": "cpu",
 }  # fmt: skip
 
 
@@ -115,7 +117,7 @@ def test_divergence_names_its_cause(tmp_path: Path) -> None:
         np.save(tmp_path / f"{name}.npy", values)
     train = np.load(tmp_path / "inputs.npy", mmap_mode="r")  # a mapped file is not read in full at the start
     dataset = from_arrays(train, Y, X.astype(np.float32), Y)
-    assert "training inputs of arrays contain infinite or NaN" in run(dataset=dataset, rounds=3).reason
+    assert "training inputs of arrays contain infinite or NaN" in run(dataset=dataset, rounds=3).record.reason
 
 
 def test_float64_data_keep_their_precision() -> None:
@@ -128,10 +130,10 @@ def test_float64_data_keep_their_precision() -> None:
 def test_paths_may_be_quoted(tmp_path: Path) -> None:
     path = tmp_path / "a (1), b" / "d.npz"
     path.parent.mkdir()
-    np.savez(path, inputs=X, targets=Y)
+    np.savez(path, x_train=X, y_train=Y, x_test=X, y_test=Y)
     for text in (f'arrays(path="{path}")', f"arrays('{path}')", str(path)):
         stored = config({"data": {"dataset": text}}).data.dataset
-        assert len(load(stored, tmp_path).train) + len(load(stored, tmp_path).test) == 12
+        assert len(load(stored, tmp_path).train) == 12
 
 
 @pytest.mark.parametrize(
@@ -194,18 +196,7 @@ def test_commands_are_checked(
     shutil.copytree(workspace, tmp_path / "work")
     monkeypatch.chdir(tmp_path / "work")
     ten = list(range(10))
-    names = (
-        "seed",
-        "rounds",
-        "clients",
-        "local_steps",
-        "local_epochs",
-        "batch_size",
-        "lr",
-        "lr_decay",
-        "clip",
-        "workers",
-    )
+    names = list(SHORT_NAMES)[:10]
     Path("large.yaml").write_text(f"grid: {dict.fromkeys(names, ten)}\n")
     Path("search/tune.journal").write_text("garbage\n")
     result = CliRunner().invoke(app, list(arguments))

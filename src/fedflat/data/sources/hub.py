@@ -39,9 +39,7 @@ class HubOptions(ImageOptions):
 
     size: int = param(32, "height and width in pixels to which images are resized", low=1)
     path: str = param("", "name on the Hub, e.g. ylecun/mnist")
-    revision: str | None = param(
-        None, "commit, tag or branch on the Hub; none means the newest; the commit is recorded"
-    )
+    revision: str | None = param(None, "commit, tag or branch on the Hub; none means the newest commit")
     subset: str | None = param(None, "configuration, if the dataset has several")
     inputs: str | None = param(None, "column of inputs; none means the first column of images")
     target: str | None = param(None, "column of classes; none means the first column of class labels")
