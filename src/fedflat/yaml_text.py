@@ -13,7 +13,7 @@ MAX_NODES = 1_000_000
 _FAST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast
 
 
-class _Loader(_FAST):  # type: ignore[misc]
+class _Loader(_FAST):  # type: ignore[misc,valid-type]
     """A safe loader that rejects a key that is given twice, of which YAML would silently use the last."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:

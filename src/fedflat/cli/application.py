@@ -48,7 +48,7 @@ from fedflat.cli.lookup.settings import settings
 from fedflat.cli.shared.flags import CommandGroup, NoSuchOption, UsageError, keep_argument_help
 from fedflat.errors import UserError
 from fedflat.registry import PLUGINS_VARIABLE, MissingPlugin, listed_plugins, load_plugins
-from fedflat.setting_names import MAX_COUNT, suggest_setting
+from fedflat.setting_names import MAX_COUNT, MAX_SEED, suggest_setting
 
 WRONG_REQUEST = 2
 """Exit code after a user error."""
@@ -164,14 +164,15 @@ def _add_plugin_option(command: Any) -> None:
 
 
 def _check_numbers(arguments: dict[str, Any]) -> None:
-    """Reject NaN, infinite and absurdly large numbers in the options of a command; only seeds may be large."""
+    """Reject NaN, infinite and absurdly large numbers in the options of a command."""
     for name, value in arguments.items():
         for number in value if isinstance(value, list | tuple) else [value]:
             flag = f"--{name.replace('_', '-')}"
             if isinstance(number, float) and not math.isfinite(number):
                 raise UserError(f"{flag} {number} is invalid; expected a finite number")
-            if isinstance(number, int) and number > MAX_COUNT and not name.endswith("seed"):
-                raise UserError(f"{flag} {number} is too large; expected at most {MAX_COUNT}")
+            largest = MAX_SEED if name.endswith("seed") else MAX_COUNT
+            if isinstance(number, int) and number > largest:
+                raise UserError(f"{flag} {number} is too large; expected at most {largest}")
 
 
 keep_argument_help()

@@ -7,9 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from fedflat.setting_names import MAX_COUNT
-
-MAX_SEED = 2**63 - 1
+from fedflat.setting_names import MAX_COUNT, MAX_SEED
 
 
 class SettingsGroup(BaseModel):
@@ -25,9 +23,9 @@ class SettingsGroup(BaseModel):
             accepted = _accepted_types(cls.model_fields[info.field_name].annotation)
             if {int, float} & accepted and bool not in accepted:
                 raise PydanticCustomError("number_type", "expected a number")
-        is_seed = info.field_name is not None and info.field_name.endswith("seed")
-        if isinstance(value, int) and value > (MAX_SEED if is_seed else MAX_COUNT):
-            raise PydanticCustomError("too_large", f"expected at most {MAX_SEED if is_seed else MAX_COUNT}")
+        largest = MAX_SEED if str(info.field_name).endswith("seed") else MAX_COUNT
+        if isinstance(value, int) and value > largest:
+            raise PydanticCustomError("too_large", f"expected at most {largest}")
         if isinstance(value, str) and "\0" in value:
             raise PydanticCustomError("nul_character", "the text contains a NUL character")
         return value
