@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test lint docs notebooks package coverage lock tables-small clean
+.PHONY: demo test lint docs notebooks package coverage fuzz lock tables-small clean
 
 demo: .venv/core
 	$(BIN)/fedflat compare "fedavg+wima(window=20)" fedsam scaffold fedswa fedmoswa --rounds 60 --seeds 3 --target 0.9 --out demo
@@ -37,6 +37,9 @@ coverage: .venv/installed
 	-$(BIN)/coverage run -m pytest  # report coverage even if a test with resource limits fails
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+
+fuzz: .venv/installed
+	PYTHONPATH=. $(BIN)/python -m tests.fuzz
 
 lock:
 	$(PYTHON) tools/lock.py

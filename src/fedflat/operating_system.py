@@ -84,6 +84,13 @@ def peak_memory() -> int | None:
     return peak // 1024 if sys.platform == "darwin" else peak  # macOS counts bytes
 
 
+def total_memory() -> int:
+    """Memory of this machine in bytes; unlimited where the system does not tell."""
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+        return sys.maxsize
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def cores_in_affinity_mask() -> int:
     """The number of cores on which this process may run; macOS and Windows have no mask and count all."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

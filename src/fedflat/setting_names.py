@@ -34,6 +34,9 @@ SHORT_NAMES = {
     "device": "engine.device",
 }
 """Short names of common settings, in Python and on the command line, with their full names."""
+MAX_COUNT = 10**9
+"""Largest integer that a setting or an option accepts, except seeds."""
+MAX_SEED = 2**63 - 1
 EXECUTION_SETTINGS = ("data_dir", "engine", "workers", "ray_address", "device")
 """Short names of the settings that say where a run executes; they may change when it is resumed."""
 NUMERIC_SETTINGS = ("lr", "lr_decay", "weight_decay", "batch_size", "local_epochs", "local_steps", "rounds")

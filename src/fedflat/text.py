@@ -2,6 +2,7 @@
 
 Every named component is a frozen dataclass, its *spec*; the dataclass fields are the parameters. ``parse`` splits a
 text into calls, ``make`` builds and validates the spec of a call, and ``show`` writes a spec's non-default values.
+A value in quotes may contain commas and brackets: ``arrays(path="a (1)/d.npz")``.
 
 >>> parse("fedavg+wima(window=50)+ema")
 (Call(name='fedavg', values={}), Call(name='wima', values={'window': 50}), Call(name='ema', values={}))
@@ -28,8 +29,13 @@ Spec = TypeVar("Spec")
 
 POSITIONAL = ""
 """Key of a value given without a name, as in ``dirichlet(0.1)``; it sets the component's positional parameter."""
-_CALL = re.compile(r"\s*([A-Za-z][\w-]*)\s*(?:\(([^()]*)\))?\s*")
+_PIECE = re.compile(r"""\s*(?:[A-Za-z_]\w*\s*=\s*)?(?:"[^"]*"|'[^']*'|[^(),"'][^(),]*)?\s*""")
+"""An argument: a value, perhaps in quotes and perhaps after ``parameter=``; it may be empty."""
+_CALL = re.compile(rf"\s*([A-Za-z][\w-]*)\s*(?:\(({_PIECE.pattern}(?:,{_PIECE.pattern})*)\))?\s*")
 _PAIR = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(.+?)\s*$", re.DOTALL)
+MAX_INTEGER = 2**63 - 1
+"""Largest integer that arrays can hold."""
+QUOTES = "\"'"
 _WORDS: dict[str, Value] = {"true": True, "false": False, "none": None}
 
 
@@ -77,8 +83,8 @@ def _arguments(inside: str, text: str) -> dict[str, Value]:
         inside: what is between the parentheses.
         text: the complete text, which is quoted in error messages.
     """
-    pieces = [piece.strip() for piece in inside.split(",") if piece.strip()]
-    if len(pieces) == 1 and "=" not in pieces[0]:
+    pieces = _split(inside)
+    if len(pieces) == 1 and _is_positional(pieces[0]):
         return {POSITIONAL: read_value(pieces[0])}
     values: dict[str, Value] = {}
     for piece in pieces:
@@ -92,8 +98,30 @@ def _arguments(inside: str, text: str) -> dict[str, Value]:
     return values
 
 
+def _split(inside: str) -> list[str]:
+    """Split the text between parentheses at commas outside quotes; empty pieces are dropped.
+
+    >>> _split('path="a, b", 3,')
+    ['path="a, b"', '3']
+    """
+    pieces, position = [], 0
+    while position <= len(inside):
+        match = _PIECE.match(inside, position)
+        assert match is not None  # the pattern also matches nothing
+        pieces.append(match.group().strip())
+        position = match.end() + 1  # after the comma
+    return [piece for piece in pieces if piece]
+
+
+def _is_positional(piece: str) -> bool:
+    """Whether an argument is a value without a name."""
+    return "=" not in piece or piece[0] in QUOTES
+
+
 def read_value(word: str) -> Value:
-    """Read a number, ``true``, ``false`` or ``none``; anything else is a word."""
+    """Read a number, ``true``, ``false`` or ``none``; anything else, and anything in quotes, is a word."""
+    if len(word) > 1 and word[0] in QUOTES and word[-1] == word[0]:
+        return word[1:-1]
     if word.lower() in _WORDS:
         return _WORDS[word.lower()]
     for kind in (int, float):
@@ -101,13 +129,16 @@ def read_value(word: str) -> Value:
             return kind(word)
         except ValueError:
             continue
-    return word.strip("\"'")
+    return word.strip(QUOTES)
 
 
 def write_value(value: object) -> str:
     """The inverse of ``read_value``."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, str) and (set(value) & set(",()") or value != value.strip() or value[:1] in tuple(QUOTES)):
+        quote = "'" if '"' in value else '"'
+        return f"{quote}{value}{quote}"
     return repr(value) if isinstance(value, float) else str(value)
 
 
@@ -231,9 +262,9 @@ def respell(text: str, specs: Mapping[str, Any]) -> str:
         name, inside = call.groups(default="")
         registered_name, spec = by_name.get(folded(name), (name, None))
         fields = () if spec is None else parameters(spec)
-        pieces = [piece.strip() for piece in inside.split(",") if piece.strip()]
+        pieces = _split(inside)
         positional = [] if spec is None else positional_parameters(spec)
-        if len(pieces) == 1 and "=" not in pieces[0] and len(positional) == 1:
+        if len(pieces) == 1 and _is_positional(pieces[0]) and len(positional) == 1:
             pieces = [f"{positional[0]}={pieces[0]}"]
         path_parameters = {field.name for field in fields if field.metadata.get("path")}
         arguments = ",".join(_normalised(piece, path_parameters) for piece in pieces)
@@ -250,9 +281,7 @@ def _normalised(piece: str, path_parameters: set[str]) -> str:
     """Write ``parameter=value`` without spaces around ``=``, and with an absolute path if the value is a path."""
     name, equals, value = (part.strip() for part in piece.partition("="))
     if name in path_parameters:
-        absolute = str(Path(value.strip("\"'")).expanduser().absolute())
-        if not set(absolute) & set(",()"):  # a path with these characters stays as it is: there are no escapes
-            value = absolute
+        value = write_value(str(Path(str(read_value(value))).expanduser().absolute()))
     return f"{name}{equals}{value}"
 
 
@@ -308,7 +337,7 @@ def _check_range(value: float, field: dataclasses.Field[Any], setting: str) -> N
     """
     low, high, above = (field.metadata.get(key) for key in ("low", "high", "above"))
     violated = [
-        not math.isfinite(value),
+        not math.isfinite(value) or abs(value) > MAX_INTEGER,
         low is not None and value < low,
         above is not None and value <= above,
         high is not None and value > high,

@@ -111,7 +111,8 @@ def test_ema() -> None:
     (Swa(), 80, False),
     (Swa(), 84, True),
     (Swa(every=1), 60, True),
-    (Swa(weighting="literal"), 60, True),
+    (Swa(weighting="literal"), 60, False),
+    (Swa(weighting="literal"), 64, True),
     (Swa(capture_phase="cycle_end"), 60, True),
     (Swa(start=1), 1000, False),
 ])  # fmt: skip

@@ -266,7 +266,10 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     calls = []
 
     class FederatedDataset:
-        def __init__(self, *, dataset: str, subset: str | None, partitioners: dict[str, int], shuffle: bool) -> None:
+        def __init__(
+            self, *, dataset: str, subset: str | None, partitioners: dict[str, int], shuffle: bool, revision: str | None
+        ) -> None:
+            assert revision == "c0ffee", "the commit that HfApi names is loaded"
             calls.append((dataset, subset, shuffle))
             self.name = dataset
 
@@ -296,6 +299,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     module.FederatedDataset = FederatedDataset  # type: ignore[attr-defined]
     module.__spec__ = importlib.machinery.ModuleSpec("flwr_datasets", None)
     monkeypatch.setitem(sys.modules, "flwr_datasets", module)
+    api = SimpleNamespace(dataset_info=lambda path, **options: SimpleNamespace(sha="c0ffee"))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(HfApi=lambda: api))
     return SimpleNamespace(calls=calls)
 
 
@@ -308,6 +313,7 @@ def test_a_hub_dataset_is_downloaded_once(hub: SimpleNamespace, tmp_path: Path) 
             and isinstance(dataset.train.inputs, MappedTensor)
         )
     assert hub.calls == [("us/pets", None, False)], "the second time nobody is asked"
+    assert '"revision": "c0ffee"' in next(tmp_path.rglob("about.json")).read_text()
     grouped = load("hub(path=us/pets,size=4,group=owner,subset=all)", tmp_path)
     assert grouped.group_names == ("o0", "o1", "o2") and hub.calls[1:] == [("us/pets", "all", False)]
 

@@ -81,8 +81,8 @@ def test_a_file_that_is_gone_changed_or_not_named(tmp_path: Path) -> None:
         make_partition("listed", TARGETS, 4, None, 0)
     with pytest.raises(UserError, match="lists 1 clients, not 5"):
         make_partition(listed([np.arange(40)], 40, "mine", tmp_path), TARGETS, 4, 5, 0)
-    with pytest.raises(UserError, match="a comma"):
-        listed([np.arange(40)], 40, "mine", tmp_path / "a,b")
+    quoted = listed([np.arange(40)], 40, "mine", tmp_path / "a,b (1)")
+    assert len(make_partition(quoted, TARGETS, 4, None, 0).clients) == 1
     with pytest.raises(UserError, match=r"client 1 of .* longtail"):
         make_partition(
             f"{listed([np.arange(4, 40), np.array([3])], 40, 'mine', tmp_path)}+longtail(factor=10)",

@@ -29,8 +29,10 @@ def swa(
             n = i / cycle
         if capture_phase == "cycle_end":
             capture = i >= t0 and (i % cycle) + 1 == cycle
+        elif weighting == "literal":
+            capture = i >= t0 and i % cycle == 0
         else:
-            capture = (i > t0 or (i == t0 and weighting == "literal")) and (i - t0) % cycle == 0
+            capture = i > t0 and (i - t0) % cycle == 0
         if capture:
             average = (average * n + models[i + 1]) / (n + 1)
             n += 1

@@ -241,7 +241,8 @@ CARDS: dict[str, Card] = {
         "Momentum-based stochastic control",
         Algorithm(Mo()),
         "Liu et al., ICML 2025",
-        "gamma is 0.2",
+        "gamma is 0.2. variant=released omits two details of the published code: the learning rate's decay in round 0 "
+        "and the units of its control variates",
         ("D4", "D6", "D23"),
         released={"gamma": 0.1, "gamma_first_round": 1.0},
     ),

@@ -45,7 +45,8 @@ class Swa(Average):
     capture_phase: Literal["released", "cycle_end"] = param(
         "released",
         "rounds t whose model is captured: with released, those for which t minus the first averaging round is a "
-        "multiple of c; with cycle_end, those in which the learning rate is lowest",
+        "multiple of c (with weighting=literal, those for which t is); with cycle_end, those in which the learning "
+        "rate is lowest",
     )
 
     def begin(self, info: RunInfo, x: Tensor) -> AverageState:
@@ -104,13 +105,14 @@ class SwaState(AverageState):
         """Whether the model that ``round`` (counted from 0) produces enters the mean.
 
         ``capture_phase=cycle_end`` captures in the last round of each cycle, where the learning rate is lowest. With
-        ``released``, captures are ``cycle`` rounds apart, counted from ``start``; round ``start`` itself is captured
-        only with the paper's ``weighting=literal``.
+        ``released``, captures are ``cycle`` rounds apart, counted from ``start``, which is not captured itself. With
+        the paper's ``weighting=literal``, they are counted from round 0: mod(t, c) = 0.
         """
         if self.spec.capture_phase == "cycle_end":
             return round >= self.start and (round + 1) % self.cycle == 0
-        first_capture = self.start if self.spec.weighting == "literal" else self.start + 1
-        return round >= first_capture and (round - self.start) % self.cycle == 0
+        if self.spec.weighting == "literal":
+            return round >= self.start and round % self.cycle == 0
+        return round > self.start and (round - self.start) % self.cycle == 0
 
     def model(self, x: Tensor) -> Tensor | None:
         return None if self.mean is None else self.mean.to(x.dtype)

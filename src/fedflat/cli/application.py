@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import shlex
 import sys
 import warnings
@@ -47,7 +48,7 @@ from fedflat.cli.lookup.settings import settings
 from fedflat.cli.shared.flags import CommandGroup, NoSuchOption, UsageError, keep_argument_help
 from fedflat.errors import UserError
 from fedflat.registry import PLUGINS_VARIABLE, MissingPlugin, listed_plugins, load_plugins
-from fedflat.setting_names import suggest_setting
+from fedflat.setting_names import MAX_COUNT, MAX_SEED, suggest_setting
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -113,6 +114,8 @@ class Application(CommandGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options of ``fedflat`` itself; keep the command line for error messages."""
         self._command_line = list(args)
+        if any("\0" in word for word in args):
+            raise UsageError("an argument contains a NUL character, which no name and no path contains", ctx)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -149,12 +152,25 @@ def _add_plugin_option(command: Any) -> None:
 
     def call_with_plugins(*, plugin: tuple[str, ...], **arguments: Any) -> Any:
         """Load the plugins of the environment variable and of ``--plugin``, then run the command."""
+        _check_numbers(arguments)
         load_plugins([*listed_plugins(), *plugin])
         return call(**arguments)
 
     help = f"Python file that registers your own components; repeatable (also: ${PLUGINS_VARIABLE})"
     command.params.append(TyperOption(param_decls=["--plugin"], multiple=True, metavar="FILE.py", help=help))
     command.callback = call_with_plugins
+
+
+def _check_numbers(arguments: dict[str, Any]) -> None:
+    """Reject NaN, infinite and absurdly large numbers in the options of a command."""
+    for name, value in arguments.items():
+        for number in value if isinstance(value, list | tuple) else [value]:
+            flag = f"--{name.replace('_', '-')}"
+            if isinstance(number, float) and not math.isfinite(number):
+                raise UserError(f"{flag} {number} is invalid; expected a finite number")
+            largest = MAX_SEED if name.endswith("seed") else MAX_COUNT
+            if isinstance(number, int) and number > largest:
+                raise UserError(f"{flag} {number} is too large; expected at most {largest}")
 
 
 keep_argument_help()

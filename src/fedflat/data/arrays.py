@@ -19,6 +19,9 @@ from fedflat.errors import UserError, one_of
 Array = torch.Tensor | npt.NDArray[Any] | Sequence[Any]
 Pair = tuple[Array, Array]
 IMAGE_CHANNELS = (1, 3, 4)
+MAX_UNNAMED_CLASSES = 10_000
+"""Labels from here on must be frequent or have names; gaps are more likely ids that were not numbered anew."""
+FLOATS = (torch.float32, torch.float64)
 NUMERIC_KINDS = "biuf"
 """numpy's letters for booleans, signed and unsigned integers, and floats (``dtype.kind``)."""
 
@@ -54,7 +57,11 @@ def from_arrays(
         test_groups: natural client of each test example.
     """
     inputs = [_to_inputs(train_inputs, name), _to_inputs(test_inputs, name)]
+    if {split.dtype for split in inputs} == set(FLOATS):
+        inputs = [split.float() for split in inputs]
     kind: Kind = "segmentation" if np.ndim(train_targets) == 3 else _infer_kind(name, inputs[0])
+    if classes is not None and (isinstance(classes, str) or not np.ndim(classes)):
+        raise UserError(f"classes of {name} is {classes!r}; expected a list of class names")
     targets, classes = _to_targets(train_targets, test_targets, name, kind, classes)
     groups, group_names = encode_labels(train_groups, test_groups, name)
     train = Examples(inputs[0], targets[0], groups[0])
@@ -63,9 +70,16 @@ def from_arrays(
         computed_mean, computed_std = channel_statistics(train.inputs)
         mean = computed_mean if mean is None else mean
         std = computed_std if std is None else std
-    means = () if mean is None else tuple(map(float, mean))
-    stds = () if std is None else tuple(map(float, std))
+    means, stds = _to_constants(mean, f"mean of {name}"), _to_constants(std, f"std of {name}")
     return Dataset(name, train, test, tuple(map(str, classes)), means, stds, kind, tuple(group_names))
+
+
+def _to_constants(values: Any, what: str) -> tuple[float, ...]:
+    """Convert a normalisation constant per channel to floats; None becomes an empty tuple."""
+    try:
+        return () if values is None else tuple(map(float, values))
+    except (TypeError, ValueError):
+        raise UserError(f"{what} is {values!r}; expected a list with one number per channel") from None
 
 
 def _to_targets(
@@ -96,6 +110,12 @@ def _to_targets(
         targets, label_names = encode_labels(train, test, name, classes)
     if classes is None:
         highest = max(_highest_label(values, kind == "segmentation") for values in targets)
+        distinct = sum(len(torch.unique(values)) for values in targets)
+        if not label_names and highest >= max(MAX_UNNAMED_CLASSES, 10 * distinct):
+            raise UserError(
+                f"{name} has label {highest}, but at most {distinct} different labels; number the classes 0, 1, 2, ... "
+                "(numpy.unique(labels, return_inverse=True)), or pass classes="
+            )
         classes = label_names or [str(label) for label in range(highest + 1)]
     return targets, classes
 
@@ -151,6 +171,9 @@ def encode_labels(
         raise UserError(
             f"{dataset} has classes or clients of type float; expected integers from 0, or words: convert them to int"
         )
+    other_kinds = kinds - integer_kinds - set("OSU")  # objects and strings of bytes or characters
+    if other_kinds:
+        raise UserError(f"{dataset} has classes or clients that are neither integers nor words; convert them to text")
     if kinds & integer_kinds:
         raise UserError("the training labels and the test labels differ in type; expected words in both or integers")
     words = [None if values is None else np.asarray(values).astype(str) for values in splits]
@@ -169,12 +192,14 @@ def encode_labels(
 
 def as_native(values: Any) -> torch.Tensor | npt.NDArray[Any]:
     """Return a tensor unchanged, and anything else as an array in native byte order, the only one torch supports."""
-    if isinstance(values, torch.Tensor):
-        return values
     try:
-        array = np.asarray(values)
+        array = values if isinstance(values, torch.Tensor) else np.asarray(values)
     except ValueError as error:
         raise UserError(f"examples differ in shape ({error}); expected one shape") from error
+    if not array.ndim:
+        raise UserError(f"expected an array with one entry per example, but got the single value {values!r}")
+    if isinstance(array, torch.Tensor):
+        return array
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
@@ -212,7 +237,7 @@ def _highest_label(targets: torch.Tensor, is_segmentation: bool) -> int:
 
 
 def _to_inputs(values: Array, name: str) -> torch.Tensor:
-    """Convert inputs to a CPU tensor of a supported type (uint8, float32 or integers).
+    """Convert inputs to a CPU tensor of a supported type (uint8, float32, float64 or integers).
 
     Memory-mapped files stay mapped, and grey images [n, height, width] get a channel dimension.
 
@@ -230,7 +255,8 @@ def _to_inputs(values: Array, name: str) -> torch.Tensor:
         inputs = MappedTensor.of(with_channel, inputs.path) if isinstance(inputs, MappedTensor) else with_channel
     if inputs.ndim == 4 and not inputs.is_floating_point() and inputs.dtype != torch.uint8:
         raise UserError(f"the images of {name} are {inputs.dtype}; expected uint8 from 0 to 255, or float32")
-    if inputs.dtype == torch.bool or (inputs.is_floating_point() and inputs.dtype != torch.float32):
+    # float64 stays for engine.precision=float64; other runs round each batch to float32.
+    if inputs.dtype == torch.bool or (inputs.is_floating_point() and inputs.dtype not in FLOATS):
         inputs = inputs.float()
     return inputs if isinstance(inputs, MappedTensor) else inputs.contiguous()
 

@@ -41,6 +41,9 @@ class AugmentationStep(ABC):
     per_step: ClassVar[int] = 0
     per_example: ClassVar[int] = 0
 
+    def check(self, shape: tuple[int, ...]) -> None:  # noqa: B027
+        """Raise a ``UserError`` if the parameters make no sense for examples of this shape."""
+
     @abstractmethod
     def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
         """Convert uniform random numbers to what the other methods use, e.g. the corner of each crop.
@@ -126,6 +129,12 @@ class Cutout(AugmentationStep):
 
     size: int = param(16, "side of the square in pixels", low=0)
     per_example = 2
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Reject a square that covers the whole image wherever its centre is."""
+        side = max(shape[1:])
+        if self.size >= 2 * side:
+            raise UserError(f"cutout(size={self.size}) erases images of {side} pixels completely; use a smaller size")
 
     def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
         """Return the row and column of each square's centre (``centre``), uniform over the image.

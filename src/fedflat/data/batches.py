@@ -109,6 +109,7 @@ class Augmentation:
                 raise UserError(f"{name} is for segmentation, and {dataset.name} has no masks; use random-resized-crop")
             if dataset.kind == "text" or (step.needs_images and dataset.kind == "vector"):
                 raise UserError(f"{name} does not apply to {dataset.kind} inputs such as {dataset.name}; use 'none'")
+            step.check(dataset.input_shape)
 
     def draw(self, rng: np.random.Generator, training_steps: int, batch_size: int, shape: tuple[int, ...]) -> Draws:
         """Draw all random quantities that the augmentation of a client's round needs, such as corners of crops.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -35,7 +36,7 @@ class Examples:
 
     Attributes:
         inputs: images of shape [n, channels, height, width] (uint8 from 0 to 255, or float32), vectors of shape
-            [n, features] (float32), or token sequences of shape [n, length] (int64).
+            [n, features] (float32 or float64), or token sequences of shape [n, length] (int64).
         targets: class of each example, shape [n] (int64); for text also a class per position, [n, length]. In
             segmentation, targets are masks [n, height, width] (uint8); in regression, numbers [n] or [n, columns]
             (float32); in multi-label data, whether each label applies, [n, labels] (bool).
@@ -102,9 +103,12 @@ class Dataset:
             )
         if train.dtype == torch.uint8:
             channels = self.input_shape[0]
-            if not len(self.mean) == len(self.std) == channels or min(self.std) <= 0:
+            constants = (*self.mean, *self.std)
+            is_valid = len(self.mean) == len(self.std) == channels and all(map(math.isfinite, constants))
+            if not is_valid or min(self.std) <= 0:
                 raise UserError(
-                    f"{self.name} has {channels} channels; expected a mean and a positive standard deviation for each"
+                    f"{self.name} has {channels} channels; expected a finite mean and a positive standard deviation "
+                    "for each"
                 )
 
     def __repr__(self) -> str:

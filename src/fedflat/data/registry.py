@@ -33,7 +33,7 @@ from fedflat.data.sources.source import DatasetSource, FileReport
 from fedflat.data.sources.source import data_dir as resolve_data_dir
 from fedflat.errors import UserError, one_of
 from fedflat.registry import Registry
-from fedflat.text import parse_one, revise
+from fedflat.text import parse_one, revise, write_value
 
 DATASETS: Registry[DatasetSource] = Registry("dataset", see="fedflat data list")
 """Registry of all datasets by name: published datasets, and kinds of user data, which have an ``example``."""
@@ -71,9 +71,9 @@ def spell_dataset(text: str) -> str:
     >>> spell_dataset("CIFAR-10"), spell_dataset("Fashion-MNIST"), spell_dataset("wine.npz")
     ('cifar10', 'fashion_mnist', 'arrays(path=wine.npz)')
     """
+    if text.strip().lower().endswith(array_files.SUFFIXES):
+        return f"arrays(path={write_value(text.strip())})"
     name, parenthesis, rest = text.strip().partition("(")
-    if not parenthesis and name.lower().endswith(array_files.SUFFIXES):
-        return f"arrays(path={name})"
     return (DATASETS.spelling(name.strip()) or name) + parenthesis + rest
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from fedflat.errors import UserError
+from fedflat.experiment.settings_group import SettingsGroup
 from fedflat.setting_names import (
     DEFAULT_MEASUREMENTS,
     MEASUREMENTS,
@@ -27,12 +28,6 @@ FORMAT: Literal[1] = 1
 """Version of configs and run folders."""
 STORED = "stored"
 """Validation context of configs that were validated when their run began."""
-
-
-class SettingsGroup(BaseModel):
-    """A group of settings; unknown keys are rejected."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class DataSettings(SettingsGroup):

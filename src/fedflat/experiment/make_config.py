@@ -19,6 +19,7 @@ from fedflat.experiment.config import Config, config
 from fedflat.experiment.setup.problem import name_user_objects
 from fedflat.experiment.store.files import read_yaml
 from fedflat.setting_names import SHORT_NAMES, flat, full_name, parse_flatness, unknown_setting
+from fedflat.yaml_text import load_yaml
 
 
 def check_user_objects(dataset: Any = None, model: Any = None, task: Any = None) -> None:
@@ -158,7 +159,7 @@ def assign(values: dict[str, Any], setting: str) -> None:
     if not equals or not re.fullmatch(r"\w+(\.\w+)*", key):
         raise UserError(f"cannot read --set '{setting}'; expected key=value, for example training.lr=0.05")
     try:
-        value = yaml.safe_load(text)
+        value = load_yaml(text)
     except yaml.YAMLError:
         value = text
     if isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", value):

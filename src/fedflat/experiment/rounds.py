@@ -14,6 +14,7 @@ from fedflat.errors import UserError, one_of
 from fedflat.experiment.analysis.reopen import full_name
 from fedflat.experiment.analysis.replay import check_client
 from fedflat.experiment.analysis.run_model import with_statistics
+from fedflat.experiment.stopping import describe_divergence
 from fedflat.experiment.store.checkpoint import ServerState
 
 if TYPE_CHECKING:
@@ -96,6 +97,10 @@ class Round:
 
     def _test_metric(self, metric: str) -> float:
         """A metric of the primary model on the test set after this round."""
+        run = self.run
+        divergence = describe_divergence(self.server.model.weights, self.loss, run.algorithm, run.config, run.problem)
+        if not self.evaluation and divergence:
+            raise UserError(f"round {self.number} was not evaluated, because the run diverged: {divergence}")
         if not self.evaluation:
             raise UserError(
                 f"round {self.number} was not evaluated (eval_every={self.run.config.evaluation.every}); "

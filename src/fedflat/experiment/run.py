@@ -197,7 +197,9 @@ class Run:
         is_evaluated = self.config.is_evaluated(self.rounds)
         # Reading values synchronises with a GPU, so there the check is not made every round.
         if is_evaluated or self.problem.device.type == "cpu" or self.rounds % DIVERGENCE_CHECK_EVERY == 0:
-            divergence = describe_divergence(self.server.model.weights, self.loss, self.algorithm, self.config)
+            divergence = describe_divergence(
+                self.server.model.weights, self.loss, self.algorithm, self.config, self.problem
+            )
             if divergence:
                 return Verdict("diverged", f"round {self.rounds}: {divergence}")
         self._save_models()

@@ -5,22 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedflat.algorithms import Algorithm
 from fedflat.display import is_share
+from fedflat.engines.problem.problem import Problem
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config, StopSettings
-
-if TYPE_CHECKING:
-    pass
 
 ENDED_STATUSES = ("finished", "stopped", "diverged")
 """The statuses of a run that has ended and cannot be resumed."""
 
+SCANNED_ROWS = 1000
 MAX_LOSS = 1e6
 """Mean training loss from which a run counts as diverged."""
 
@@ -74,7 +73,7 @@ def check_target(target: float, metric: str) -> None:
         raise UserError(f"the target {target:g} is invalid: {metric} lies between 0 and 1{hint}")
 
 
-def describe_divergence(weights: Tensor, loss: float, algorithm: Algorithm, config: Config) -> str:
+def describe_divergence(weights: Tensor, loss: float, algorithm: Algorithm, config: Config, problem: Problem) -> str:
     """Describe the symptom of a diverged run and its likely cause; empty for a healthy run.
 
     Args:
@@ -82,15 +81,37 @@ def describe_divergence(weights: Tensor, loss: float, algorithm: Algorithm, conf
         loss: mean training loss of the last round.
         algorithm: the running algorithm; its slots name parameters that may cause divergence.
         config: the run's config.
+        problem: data, model and task, which are examined if the run diverged.
     """
     if torch.isfinite(weights).all() and math.isfinite(loss) and loss < MAX_LOSS:
         return ""
     symptom = f"the training loss exploded to {loss:.3g}" if math.isfinite(loss) else "the model is no longer finite"
+    cause = _cause_before_training(problem)
+    if cause:
+        return f"{symptom}; cause: {cause}"
     lr = config.training.lr
     clip = "" if config.training.clip is not None else ", or clip (training.clip=10)"
     too_high = f"the learning rate {lr:g} is too high for this problem: try {lr / 3:.2g}{clip}"
     hints = [slot.divergence_hint() for _, slot in algorithm.slots()]
     return f"{symptom}; likely cause: {next(filter(None, hints), too_high)}"
+
+
+def _cause_before_training(problem: Problem) -> str:
+    """Why no learning rate would help: data or a loss that are not finite; empty if both are."""
+    train = problem.data.train
+    if train.inputs.is_floating_point():
+        for start in range(0, len(train), SCANNED_ROWS):
+            if not torch.as_tensor(train.inputs[start : start + SCANNED_ROWS]).isfinite().all():
+                return f"the training inputs of {problem.data.name} contain infinite or NaN values; remove them"
+    examples = train.take(torch.arange(min(10, len(train))))
+    weights, buffers, integer_buffers = problem.initial_state()
+    with torch.random.fork_rng(devices=[]):
+        all_buffers = {**problem.buffer_layout.views(buffers), **integer_buffers}
+        output = problem.predict(weights, all_buffers, examples.inputs.to(problem.device))
+        loss = problem.task.loss(output, examples.targets.to(problem.device))
+    if not torch.isfinite(loss).all():
+        return f"the loss of {type(problem.task).__name__} is not finite even for the initial model; check its formula"
+    return ""
 
 
 @contextmanager

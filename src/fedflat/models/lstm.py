@@ -30,7 +30,7 @@ class CharLstm(ModelSpec):
     examples = (ModelExample("char-lstm", (80,), 90, "McMahan et al. 2017; LEAF, FedJAX; WiMA (2023)"),)
     embedding: int = param(8, "dimensions per character", low=1)
     hidden: int = param(256, "width of each LSTM layer", low=1)
-    layers: int = param(2, "number of LSTM layers", low=1)
+    layers: int = param(2, "number of LSTM layers", low=1, high=1000)
     tanh: bool = param(False, "an additional tanh after each LSTM layer, as in FedJAX")
     fused: bool = param(
         False, "torch's fused kernel: faster for small batches, but without vmap and forward-mode derivatives"

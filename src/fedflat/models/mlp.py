@@ -19,7 +19,7 @@ class Mlp(ModelSpec):
     dataset = "digits"
     examples = (ModelExample("mlp", (1, 8, 8), 10),)
     hidden: int = param(64, "width of each hidden layer", low=1, positional=True)
-    layers: int = param(1, "number of hidden layers", low=0)
+    layers: int = param(1, "number of hidden layers", low=0, high=1000)
 
     def check(self, input_shape: tuple[int, ...]) -> None:
         """Accept every shape."""

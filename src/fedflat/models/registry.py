@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from fedflat.errors import UserError
+from fedflat.operating_system import total_memory
 from fedflat.registry import Registry
 from fedflat.text import changed, make, parse_one, show
 
@@ -63,7 +65,24 @@ class ModelSpec(ABC):
                 f"{self.name} cannot be built for samples of shape {shape_text(input_shape)}; expected positive sizes"
             )
         self.check(input_shape)
+        self._check_size(input_shape, classes)
         return self.network(input_shape, classes)
+
+    def _check_size(self, input_shape: tuple[int, ...], classes: int) -> None:
+        """Raise a ``UserError`` if the weights alone exceed this machine's memory; nothing is allocated."""
+        try:
+            with torch.device("meta"):
+                parameters = list(self.network(input_shape, classes).parameters())
+            size = sum(parameter.nbytes for parameter in parameters)
+        except Exception as error:  # a user's network that cannot be built without memory is not checked
+            if "overflow" not in str(error):
+                return
+            size = sys.maxsize
+        if size > total_memory():
+            raise UserError(
+                f"{show(self.name, changed(self))} has weights of at least {size / 2**30:,.0f} GB, but this machine "
+                f"has {total_memory() / 2**30:.0f} GB of memory; choose a smaller model"
+            )
 
     @abstractmethod
     def check(self, input_shape: tuple[int, ...]) -> None:

@@ -38,7 +38,7 @@ class VisionTransformerSpec(ImageModelSpec):
 
     patch: int = param(16, PATCH_HELP, low=1)
     width: int = param(768, WIDTH_HELP, low=1)
-    depth: int = param(12, "number of blocks", low=1)
+    depth: int = param(12, "number of blocks", low=1, high=1000)
     heads: int = param(12, HEADS_HELP, low=1)
     mlp: int = param(4, "hidden units of each block, in multiples of the width", low=1)
 

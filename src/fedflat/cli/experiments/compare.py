@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ from fedflat.reporting.progress import progress
 
 if TYPE_CHECKING:
     from fedflat.experiment.config import Config
+
+MAX_SEEDS = 10_000
 
 
 @with_settings("seed")
@@ -82,6 +85,8 @@ def compare(
         check_figure(figure)
     device_of(base)
     silent, out = quiet or as_json, out or default_folder(base)
+    if len(algorithms) == 1 and len(seed_list) == 1:
+        warnings.warn("one algorithm with one seed is no comparison; add algorithms, or use fedflat run", stacklevel=2)
     fetch_if_missing(base, silent)
     metric = task_of(base).metric if target else ""
     for value in target:
@@ -125,9 +130,11 @@ def read_seeds(text: str) -> list[int]:
         if "," in text:
             seeds = [int(word) for word in text.split(",") if word.strip()]
         else:
-            seeds = list(range(int(text)))
+            seeds = list(range(min(int(text), MAX_SEEDS + 1)))
     except ValueError:
         seeds = []
+    if len(seeds) > MAX_SEEDS:
+        raise UserError(f"--seeds {text} asks for more than {MAX_SEEDS} runs of each algorithm; use fewer seeds")
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise UserError(f"cannot read --seeds '{text}'; expected a number of seeds (3) or distinct seeds (0,1,2)")
     return seeds

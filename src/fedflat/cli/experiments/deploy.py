@@ -10,6 +10,8 @@ from fedflat.cli.shared.completion import complete_algorithm
 from fedflat.cli.shared.flags import JSON, CommandGroup
 from fedflat.cli.shared.screen import print_json
 
+MAX_SITES = 10_000
+MAX_DAYS = 36_500
 deploy = typer.Typer(cls=CommandGroup, no_args_is_help=True)
 
 
@@ -31,7 +33,7 @@ def init(
         help="algorithm, e.g. scaffold or fedmoswa+asam(rho=0.5)",
         autocompletion=complete_algorithm,
     ),
-    clients: int = typer.Option(3, "--clients", min=1, metavar="N", help="number of sites"),
+    clients: int = typer.Option(3, "--clients", min=1, max=MAX_SITES, metavar="N", help="number of sites"),
     as_json: bool = JSON,
 ) -> None:
     """Create a Flower project that runs in simulation and on a real federation.
@@ -61,9 +63,9 @@ def certificates(
         ["127.0.0.1"], "--host", metavar="TEXT", help="server name or address as seen by the sites; repeatable"
     ),
     sites: int = typer.Option(
-        0, "--sites", min=0, metavar="N", help="also create keys for N sites, for trials on one machine"
+        0, "--sites", min=0, max=MAX_SITES, metavar="N", help="also create keys for N sites, for trials on one machine"
     ),
-    days: int = typer.Option(365, "--days", min=1, metavar="N", help="validity of the certificates in days"),
+    days: int = typer.Option(365, "--days", min=1, max=MAX_DAYS, metavar="N", help="validity in days"),
     as_json: bool = JSON,
 ) -> None:
     """Create a certificate authority, a server certificate and site keys, and print the start commands.

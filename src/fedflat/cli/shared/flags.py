@@ -16,7 +16,8 @@ from typer.core import TyperArgument, TyperGroup
 
 from fedflat.cli.shared.completion import complete_assignment, complete_run, completer_for
 from fedflat.errors import one_of
-from fedflat.experiment.config import Config, SettingsGroup
+from fedflat.experiment.config import Config
+from fedflat.experiment.settings_group import SettingsGroup
 from fedflat.setting_names import SHORT_NAMES
 from fedflat.text import write_value
 

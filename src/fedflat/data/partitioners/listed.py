@@ -18,8 +18,6 @@ from fedflat.data.sources.source import data_dir
 from fedflat.errors import UserError
 from fedflat.text import param, show
 
-RESERVED = ",()"
-"""Characters that a parameter of a text cannot contain."""
 EXPECTED = 'expected JSON such as {"examples": 4, "clients": [[0, 2], [1, 3]]}'
 
 
@@ -133,10 +131,6 @@ def listed(
     content = (json.dumps(document) + "\n").encode()
     directory = (data_dir(None) / "partitions" if folder is None else Path(folder)).expanduser().absolute()
     path = directory / f"{name}-{content_hash(content).removeprefix('sha256-')}.json"
-    if any(character in str(path) for character in RESERVED):
-        raise UserError(
-            f"{path} contains a comma or a parenthesis, which a partition text cannot; choose another folder="
-        )
     # Written under another name first, so that no other process reads half a file.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:

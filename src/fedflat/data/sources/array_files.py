@@ -106,9 +106,6 @@ def dataset_of_arrays(name: str, arrays: NamedArrays, path: Path, data_dir: Path
         )
     if arguments["test_inputs"] is None:
         arguments |= _split_off_test_set(arguments, data_dir)
-    for option, convert in (("classes", str), ("mean", float), ("std", float)):
-        if arguments[option] is not None:
-            arguments[option] = [convert(value) for value in arguments[option]]
     return from_arrays(**arguments, name=name)
 
 
@@ -122,7 +119,7 @@ def _split_off_test_set(arrays: dict[str, Any], data_dir: Path) -> dict[str, Any
     Returns:
         Inputs, targets and groups of both splits, by name.
     """
-    labels = np.asarray(arrays["train_targets"])
+    labels = np.asarray(as_native(arrays["train_targets"]))
     # Masks, sequences and numbers have no single class, so their examples are treated as one class.
     has_classes = labels.ndim == 1 and labels.dtype.kind != "f"
     is_test = every_fifth(labels if has_classes else np.zeros(len(labels)))

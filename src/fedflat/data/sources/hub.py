@@ -39,6 +39,7 @@ class HubOptions(ImageOptions):
 
     size: int = param(32, "height and width in pixels to which images are resized", low=1)
     path: str = param("", "name on the Hub, e.g. ylecun/mnist", positional=True)
+    revision: str | None = param(None, "commit, tag or branch on the Hub; none means the newest commit")
     subset: str | None = param(None, "configuration, if the dataset has several")
     inputs: str | None = param(None, "column of inputs; none means the first column of images")
     target: str | None = param(None, "column of classes; none means the first column of class labels")
@@ -71,7 +72,8 @@ class Hub(DatasetSource):
 
         Images become greyscale if all of them are, otherwise RGB.
         """
-        splits = self._load_splits()
+        revision = self._resolve_revision()
+        splits = self._load_splits(revision)
         features = splits["train"].features
         columns = self._choose_columns(features)
         inputs, target, _ = columns
@@ -83,14 +85,22 @@ class Hub(DatasetSource):
             _, *label_arrays = collect_examples(items, split_name, folder / f"{name}_inputs.npy")
             for column, values in zip(("targets", "groups"), label_arrays, strict=False):
                 np.save(folder / f"{name}_{column}.npy", values)
-        about = {"classes": getattr(features[target], "names", None), "mean": None, "std": None}
+        about = {"classes": getattr(features[target], "names", None), "mean": None, "std": None, "revision": revision}
         images = open_mapped(folder / "train_inputs.npy")
         # Without a test split, examples are split off when the dataset is read, and the statistics computed then.
         if "test" in splits and images.dtype == torch.uint8 and images.ndim == 4:
             about["mean"], about["std"] = channel_statistics(images)
         (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
 
-    def _load_splits(self) -> dict[str, Any]:
+    def _resolve_revision(self) -> str | None:
+        """Return the commit that the option ``revision`` stands for, or the option itself if the Hub does not tell."""
+        try:
+            api = importlib.import_module("huggingface_hub").HfApi()
+            return str(api.dataset_info(self.path, revision=self.options.revision, timeout=10).sha)
+        except Exception:  # errors of the name or the network are reported where the dataset is loaded
+            return self.options.revision
+
+    def _load_splits(self, revision: str | None) -> dict[str, Any]:
         """Load the splits ``train`` and, if it exists, ``test`` from the Hub.
 
         A test split that the user named must exist; the default name ``test`` may be absent.
@@ -99,7 +109,7 @@ class Hub(DatasetSource):
             raise UserError(f"{self.text} requires flwr-datasets; install it with: {INSTALL}")
         os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
         dataset = importlib.import_module("flwr_datasets").FederatedDataset(
-            dataset=self.path, subset=self.options.subset, partitioners={}, shuffle=False
+            dataset=self.path, subset=self.options.subset, partitioners={}, shuffle=False, revision=revision
         )
         try:
             splits = {"train": dataset.load_split(self.options.train)}

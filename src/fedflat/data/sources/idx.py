@@ -129,7 +129,7 @@ MNIST = _idx_source(
 FASHION_MNIST = _idx_source(
     "fashion_mnist",
     "images of clothing, 28x28",
-    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+    "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion",
     "FashionMNIST/raw",
     (
         ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"),

@@ -130,7 +130,7 @@ LANDMARKS = Landmarks(
     "photographs of 2,028 landmarks by photographer (Landmarks-User-160k)",
     (
         Download(
-            f"http://storage.googleapis.com/gresearch/federated-vision-datasets/{ROOT}.zip",
+            f"https://storage.googleapis.com/gresearch/federated-vision-datasets/{ROOT}.zip",
             "53c36bd7d5fc12f927af2820b7e4a57c",
             (TRAIN, TEST),
         ),

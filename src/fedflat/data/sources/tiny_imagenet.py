@@ -106,7 +106,7 @@ def _class_names(tree: Tree, ids: list[str]) -> list[str]:
 TINY_IMAGENET = TinyImageNet(
     "tiny_imagenet",
     "natural images of 200 classes, 64x64",
-    (Download(f"http://cs231n.stanford.edu/{ARCHIVE}", "90528d7ca1a48142e341f4ef8d21d0de", (ARCHIVE,)),),
+    (Download(f"https://cs231n.stanford.edu/{ARCHIVE}", "90528d7ca1a48142e341f4ef8d21d0de", (ARCHIVE,)),),
     card=DatasetCard(
         examples="100,000 / 10,000",
         shape="3x64x64",

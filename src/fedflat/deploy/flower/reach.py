@@ -88,7 +88,7 @@ def _tls_context(root_certificates: Path | None) -> ssl.SSLContext:
         raise UserError(
             f"{root_certificates} does not exist; ask the server's operator for the authority's certificate, ca.crt"
         ) from None
-    except ssl.SSLError:
+    except (ssl.SSLError, IsADirectoryError):
         raise UserError(
             f"{root_certificates} is not a PEM certificate; expected the authority's certificate, ca.crt"
         ) from None

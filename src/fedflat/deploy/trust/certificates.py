@@ -6,6 +6,7 @@ The authority signs only this federation's server. TLS within the federation nee
 from __future__ import annotations
 
 import ipaddress
+import re
 import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -27,6 +28,7 @@ ITSELF = ("127.0.0.1", "localhost")
 """Names of the server on its own machine, for which a SuperLink's certificate must be valid too."""
 CLOCK_SKEW = timedelta(minutes=5)
 """Certificates are valid this long before now, for machines whose clocks are behind."""
+HOST_NAME = re.compile(r"(?!.{254})(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
 
 PORT, FIRST_NODE_PORT = 8000, 8100
 
@@ -75,7 +77,7 @@ def _certificate_name(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         pass
-    if not host or ":" in host or "/" in host or not host.isascii():
+    if not HOST_NAME.fullmatch(host):
         raise UserError(
             f"{host!r} is not a host; expected a name or an address without a port, for example server.example.org"
         )

@@ -127,6 +127,8 @@ def evaluate(
     if on is None:
         on = PARTS
     names = [on] if isinstance(on, str) else list(dict.fromkeys(on))
+    if not names:
+        raise UserError(f"on={on!r} selects nothing to evaluate; expected parts such as {', '.join(list(PARTS)[:3])}")
     for name in names:
         if name not in PARTS:
             raise one_of("evaluation part", name, PARTS)

@@ -60,6 +60,8 @@ def compare(
     for text in texts:
         if texts.count(text) > 1:
             raise UserError(f"the comparison lists {text} twice; list each algorithm once")
+    if out is not None:
+        require_outside_runs(out)
     configs, folders = [], []
     for seed in seed_numbers(seeds):
         for text in texts:
@@ -68,6 +70,13 @@ def compare(
     if out:
         save_order(out, [folder for folder in folders if folder])
     yield from run_each(configs, folders, callbacks, jobs, **user_objects)
+
+
+def require_outside_runs(out: Path) -> None:
+    """Raise a ``UserError`` if ``out`` is a run folder or lies in one."""
+    for folder in (out.absolute(), *out.absolute().parents):
+        if RunFolder(folder).exists and (folder / "status.json").is_file():
+            raise UserError(f"{out} is in the run folder {folder}; choose a folder outside it with --out")
 
 
 def seed_numbers(seeds: Any) -> list[int]:

@@ -44,6 +44,7 @@ class Study:
         lock = FileLock(out / LOCK)  # released when its process dies, unlike Optuna's lock file
         _remove_incomplete_line(out / JOURNAL, lock)
         backend = self._optuna.storages.journal.JournalFileBackend(str(out / JOURNAL), lock_obj=lock)
+        _check_journal(out / JOURNAL)
         pruner = self._optuna.pruners.MedianPruner(STARTUP_TRIALS) if tune.prune else self._optuna.pruners.NopPruner()
         self._study: optuna.Study = self._optuna.create_study(
             storage=self._optuna.storages.JournalStorage(backend),
@@ -176,6 +177,20 @@ def _remove_incomplete_line(path: Path, lock: FileLock) -> None:
     with lock:
         if path.exists():
             os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+
+
+def _check_journal(path: Path) -> None:
+    """Raise a ``UserError`` that names the first line of the journal that is not a record of Optuna."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    for number, line in enumerate(lines, start=1):
+        try:
+            is_record = isinstance(json.loads(line)["op_code"], int)
+        except (ValueError, TypeError, KeyError):
+            is_record = False
+        if not is_record:
+            raise UserError(
+                f"{path} is damaged: line {number} is not a record of a trial; remove the line, or choose another --out"
+            )
 
 
 def _import_optuna() -> Any:

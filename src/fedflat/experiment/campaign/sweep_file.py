@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any
 from pydantic import ConfigDict, Field, ValidationError
 
 from fedflat.errors import UserError, one_of
-from fedflat.experiment.config import SettingsGroup, setting_names
+from fedflat.experiment.config import setting_names
+from fedflat.experiment.settings_group import SettingsGroup
 from fedflat.experiment.store.cleanup import Keep
 from fedflat.experiment.store.files import read_yaml
 from fedflat.setting_names import SHORT_NAMES, flat, full_name
@@ -23,6 +25,7 @@ from fedflat.setting_names import SHORT_NAMES, flat, full_name
 Values = dict[str, Any]
 SETTINGS = frozenset((*setting_names(), "flatness"))
 """Full names of all settings; any other name in a sweep is a placeholder's."""
+MAX_RUNS = 10_000
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
@@ -142,6 +145,12 @@ def combinations(file: SweepFile) -> list[Values]:
     _check_variation(file)
     base = dict(flat(file.base))
     _check_names_of_file(file, base)
+    count = math.prod(map(len, file.grid.values())) * max(1, len(file.entries))
+    if count > MAX_RUNS:
+        raise UserError(
+            f"this sweep has {count} combinations; expected at most {MAX_RUNS}: at one minute each they would take "
+            f"{count / 1440:,.0f} days; shorten the lists of the grid, or search with fedflat tune"
+        )
     grid_names = [full_name(name) for name in file.grid]
     distinct: list[Values] = []
     for entry in file.entries or [{}]:

@@ -95,7 +95,8 @@ def build_problem(
     _check_targets(task, data)
     partition = build_partition(config, data)
     clients, per_round = len(partition.clients), config.federation.clients_per_round
-    if per_round > clients > 1:
+    is_centralised = clients == 1 and datasets.fixes_clients(config.data.partition)
+    if per_round > clients and not is_centralised:
         raise UserError(f"federation.clients_per_round={per_round} exceeds the partition's {clients} clients; lower it")
     network = build_network(config, data.input_shape, data.num_outputs, model)
     augmentation = datasets.augmentation(config.data.augmentation)
@@ -196,6 +197,8 @@ def _check_model(problem: Problem, name: str) -> None:
     data, test = problem.data, problem.evaluation_sets["test"]
     examples = test.take(torch.arange(min(2, len(test)), device=problem.device))
     weights, buffers, integer_buffers = problem.initial_state()
+    if not weights.isfinite().all():
+        raise UserError(f"the initial weights of {name} contain infinite or NaN values; initialise the model again")
     try:
         with torch.random.fork_rng(devices=[]):
             all_buffers = {**problem.buffer_layout.views(buffers), **integer_buffers}

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import Field
 
 from fedflat.errors import UserError
-from fedflat.experiment.config import SettingsGroup
+from fedflat.experiment.settings_group import SettingsGroup
 from fedflat.experiment.store.files import LOCK_FILE, explain_os_error, locked
 from fedflat.experiment.store.run_collection import runs_below
 from fedflat.experiment.store.run_folder import RunFolder

@@ -37,6 +37,11 @@ def format_of(path: Path, wanted: str | None = None) -> Format:
     if wanted is not None:
         for format in FORMATS:
             if format == wanted:
+                if ENDINGS.get(path.suffix, format) != format:
+                    raise UserError(
+                        f"{path.name} has the extension of {ENDINGS[path.suffix]}, but the format is {format}; "
+                        "change one of them"
+                    )
                 return format  # equal to ``wanted``, but of type ``Format``
         raise one_of("format", wanted, FORMATS)
     if path.suffix not in ENDINGS:

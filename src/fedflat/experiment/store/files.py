@@ -15,6 +15,7 @@ from filelock import FileLock, Timeout
 
 from fedflat.errors import UserError
 from fedflat.operating_system import BINARY, sync_folder
+from fedflat.yaml_text import load_yaml
 
 _ADVICE = {
     "No space left on device": "free some space",
@@ -127,13 +128,10 @@ def read_log(path: Path, required: Mapping[str, type | UnionType]) -> list[dict[
     return [parse(line) for line in text.rpartition("\n")[0].split("\n")] if "\n" in text else []
 
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast
-
-
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file of settings; raises a ``UserError`` unless it contains a mapping."""
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
+        values = load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -41,6 +41,19 @@ Progress = Callable[[int, int], None]
 """Called with (models evaluated, total)."""
 
 
+MAX_GRID = 1_000_000
+"""Largest number of models that a landscape evaluates."""
+
+
+def check_grid_size(models: int) -> None:
+    """Raise a ``UserError`` if a landscape has so many points that evaluating them would take days."""
+    if models > MAX_GRID:
+        raise UserError(
+            f"this landscape has {models} points, each a model to evaluate: at 10 ms each they take "
+            f"{models / 8_640_000:,.1f} days; expected at most {MAX_GRID}; lower points"
+        )
+
+
 def silent(done: int, total: int) -> None:
     """Report no progress."""
 

@@ -16,6 +16,7 @@ from fedflat.flatness.landscapes.grid import (
     Measure,
     Model,
     Progress,
+    check_grid_size,
     evaluate_models,
     measure_marks,
     silent,
@@ -56,6 +57,7 @@ def landscape_around(
     """
     if dimensions not in (1, 2):
         raise UserError(f"dimensions={dimensions} is invalid; expected 1 or 2")
+    check_grid_size(points**dimensions)
     axis = symmetric_axis(radius, points)
     directions = directions_around(layout, model.weights, seed, dimensions, one_dimensional)
     axes = (axis,) * dimensions

@@ -25,6 +25,7 @@ from fedflat.flatness.landscapes.grid import (
     Model,
     Progress,
     Values,
+    check_grid_size,
     evaluate_models,
     measure_marks,
     silent,
@@ -59,6 +60,7 @@ def path_landscape(
         raise UserError(f"a path needs two models, got {len(models)}")
     if points < 2 or beyond < 0:
         raise UserError(f"points={points}, beyond={beyond:g} is invalid; expected at least 2 points and beyond >= 0")
+    check_grid_size(points)
     (a_name, a), (b_name, b) = models.items()
     positions = np.linspace(-beyond, 1 + beyond, points)
     # The two models themselves are always evaluated, because the height of a barrier is relative to their losses.

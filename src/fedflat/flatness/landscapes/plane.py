@@ -24,6 +24,7 @@ from fedflat.flatness.landscapes.grid import (
     Measure,
     Model,
     Progress,
+    check_grid_size,
     evaluate_models,
     measure_marks,
     silent,
@@ -117,6 +118,7 @@ def plane_landscape(
         raise UserError(f"a plane needs three models, got {len(names)}")
     if points < 2:
         raise UserError(f"points={points} is invalid; expected at least 2 per side")
+    check_grid_size(points**2)
     three = [models[name] for name in names[:3]]
     plane = Plane.through(*(model.weights for model in three))
     marks = [Mark(name, corner) for name, corner in zip(names[:3], plane.corners, strict=True)]

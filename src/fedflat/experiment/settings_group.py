@@ -1,0 +1,38 @@
+"""The base class of groups of settings, in configs and sweep files."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from fedflat.setting_names import MAX_COUNT, MAX_SEED
+
+
+class SettingsGroup(BaseModel):
+    """A group of settings; unknown keys are rejected."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_raw_value(cls, value: Any, info: ValidationInfo) -> Any:
+        """Reject booleans and absurdly large values for numbers, and text with a NUL character."""
+        if isinstance(value, bool) and info.field_name is not None:
+            accepted = _accepted_types(cls.model_fields[info.field_name].annotation)
+            if {int, float} & accepted and bool not in accepted:
+                raise PydanticCustomError("number_type", "expected a number")
+        largest = MAX_SEED if str(info.field_name).endswith("seed") else MAX_COUNT
+        if isinstance(value, int) and value > largest:
+            raise PydanticCustomError("too_large", f"expected at most {largest}")
+        if isinstance(value, str) and "\0" in value:
+            raise PydanticCustomError("nul_character", "the text contains a NUL character")
+        return value
+
+
+def _accepted_types(annotation: Any) -> set[type]:
+    """The plain types that an annotation such as ``int | None`` or a ``Literal`` accepts."""
+    if get_origin(annotation) is Literal:
+        return {type(value) for value in get_args(annotation)}
+    return set(get_args(annotation) or (annotation,))

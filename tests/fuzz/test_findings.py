@@ -1,0 +1,219 @@
+"""Invalid input that an earlier version accepted, or answered with a traceback, a hang or the wrong cause."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fedflat
+from fedflat.cli.application import app
+from fedflat.data import DATASETS, Dataset, from_arrays, load
+from fedflat.errors import UserError
+from fedflat.experiment.config import config
+from fedflat.experiment.setup.weights import read_weights
+from fedflat.experiment.store.export import format_of
+from fedflat.flatness.landscapes.grid import check_grid_size
+from fedflat.setting_names import SHORT_NAMES
+from fedflat.yaml_text import load_yaml
+from tests.fuzz.workspace import build
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.random((12, 4)), np.arange(12) % 3
+IMAGES = RNG.integers(0, 256, (12, 1, 8, 8), dtype=np.uint8)
+TINY: dict[str, Any] = {
+    "rounds": 1, "clients": 4, "clients_per_round": 2, "local_steps": 1, "partition": "iid", "workers": 1,
+    "device": "cpu",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run and a file of every format."""
+    folder = tmp_path_factory.mktemp("workspace")
+    build(folder)
+    return folder
+
+
+def arrays(inputs: Any = X, targets: Any = Y, **options: Any) -> Dataset:
+    """A dataset whose training and test set are the same arrays."""
+    return from_arrays(inputs, targets, inputs, targets, **options)
+
+
+ARRAYS: dict[str, tuple[Callable[[], Any], str]] = {
+    "lengths": (lambda: arrays(X, Y[:9]), "12 inputs, 9 targets"),
+    "groups": (lambda: arrays(train_groups=Y[:9]), "9 groups"),
+    "0-d inputs": (lambda: arrays(np.float32(1)), "single value"),
+    "0-d targets": (lambda: arrays(X, np.int64(1)), "single value"),
+    "text inputs": (lambda: arrays(Y.astype(str)), "expected numbers"),
+    "date targets": (lambda: arrays(X, Y.astype("M8[s]")), "neither integers nor words"),
+    "struct targets": (lambda: arrays(X, np.zeros(12, [("a", "f4")])), "neither integers nor words"),
+    "scalar mean": (lambda: arrays(IMAGES, mean=0.5, std=0.5), "one number per channel"),
+    "words as mean": (lambda: arrays(IMAGES, mean=["a"], std=[1]), "one number per channel"),
+    "NaN mean": (lambda: arrays(IMAGES, mean=[float("nan")], std=[1]), "finite mean"),
+    "scalar classes": (lambda: arrays(classes=3), "list of class names"),
+    "sparse labels": (lambda: arrays(X, np.where(Y == 2, 10**6, Y)), "label 1000000"),
+    "huge labels": (lambda: arrays(X, np.where(Y == 2, 2 * 10**12, Y)), "label 2000000000000"),
+    "NaN inputs": (lambda: arrays(np.where(X > 0.9, np.nan, X)), "infinite or NaN"),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), ARRAYS.values(), ids=ARRAYS)
+def test_arrays_are_checked(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+def run(**settings: Any) -> Any:
+    return fedflat.run("fedavg", progress=False, **{**TINY, "dataset": arrays(), **settings})
+
+
+def broken_model() -> torch.nn.Module:
+    model = torch.nn.Linear(4, 3)
+    torch.nn.init.constant_(model.bias, float("nan"))
+    return model
+
+
+RUNS: dict[str, tuple[Callable[[], Any], str]] = {
+    "model too large": (lambda: run(model="mlp(hidden=1e12)"), "GB of memory"),
+    "model too large to count": (lambda: run(model="mlp(hidden=1e12,layers=3)"), "GB of memory"),
+    "parameter beyond 64 bits": (lambda: run(model="mlp(hidden=1e30)"), "out of range"),
+    "NaN weights": (lambda: run(model=broken_model()), "initial weights .* NaN"),
+    "held-out": (lambda: run(partition="iid+held-out(share=0.99)"), "exceeds the partition's 1 clients"),
+    "cutout": (lambda: run(dataset=arrays(IMAGES), augmentation="cutout(size=1000)"), "erases images of 8 pixels"),
+    "boolean seed": (lambda: config({"seed": True}), "seed=True is invalid: expected a number"),
+    "many rounds": (lambda: config({"training": {"rounds": 10**12}}), "expected at most"),
+    "NUL in a path": (lambda: config({"data": {"dataset": "a\0b"}}), "NUL"),
+    "evaluation of nothing": (lambda: run().evaluate(on=[]), "selects nothing"),
+    "large grid": (lambda: check_grid_size(99999999**2), "days"),
+    "format and extension": (lambda: format_of(Path("x.safetensors"), "torch"), "extension of safetensors"),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), RUNS.values(), ids=RUNS)
+def test_runs_are_checked(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+def test_divergence_names_its_cause(tmp_path: Path) -> None:
+    settings = {**TINY, "rounds": 3, "dataset": arrays()}
+    for rounds, message in (
+        (fedflat.rounds("fedavg", lr=1e30, **settings), "the run diverged: .* learning rate"),
+        (
+            fedflat.rounds("fedavg", loss=lambda output, _: output.sum() * float("nan"), **settings),
+            "loss of CustomLoss",
+        ),
+    ):
+        with pytest.raises(UserError, match=message):
+            [round.accuracy for round in rounds]
+    for name, values in {"inputs": np.where(X > 0.9, np.nan, X).astype(np.float32), "targets": Y}.items():
+        np.save(tmp_path / f"{name}.npy", values)
+    train = np.load(tmp_path / "inputs.npy", mmap_mode="r")  # a mapped file is not read in full at the start
+    dataset = from_arrays(train, Y, X.astype(np.float32), Y)
+    assert "training inputs of arrays contain infinite or NaN" in run(dataset=dataset, rounds=3).record.reason
+
+
+def test_float64_data_keep_their_precision() -> None:
+    dataset = arrays(X)
+    assert dataset.train.inputs.dtype == torch.float64 and torch.equal(dataset.train.inputs, torch.from_numpy(X))
+    mixed = from_arrays(X, Y, X.astype(np.float32), Y)
+    assert mixed.train.inputs.dtype == mixed.test.inputs.dtype == torch.float32
+
+
+def test_paths_may_be_quoted(tmp_path: Path) -> None:
+    path = tmp_path / "a (1), b" / "d.npz"
+    path.parent.mkdir()
+    np.savez(path, x_train=X, y_train=Y, x_test=X, y_test=Y)
+    for text in (f'arrays(path="{path}")', f"arrays('{path}')", str(path)):
+        stored = config({"data": {"dataset": text}}).data.dataset
+        assert len(load(stored, tmp_path).train) == 12
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\na: 2\n", "a is given twice"),
+        ("[" * 5000, "nested"),
+        ("a: &a [*a]", "contains itself"),
+        (
+            "\n".join(["a0: &a0 [x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]),
+            "aliases",
+        ),
+    ],
+)
+def test_yaml_traps_are_rejected(text: str, message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        load_yaml(text)
+
+
+def test_yaml_aliases_are_allowed() -> None:
+    assert load_yaml("a: &a [1, 2]\nb: *a\n") == {"a": [1, 2], "b": [1, 2]}
+
+
+def test_damaged_weights_are_reported(workspace: Path, tmp_path: Path) -> None:
+    data = (workspace / "weights.pt").read_bytes()
+    for position in range(0, len(data), 97):
+        flipped = bytearray(data)
+        flipped[position] ^= 0x41
+        (tmp_path / "weights.pt").write_bytes(flipped)
+        try:
+            read_weights(tmp_path / "weights.pt")
+        except UserError as error:
+            assert "weights.pt" in str(error)
+
+
+COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
+    "NUL": (("run", "a\0b"), "NUL"),
+    "NaN": (("show", "run", "--target", "nan"), "finite"),
+    "count": (("flatness", "spectrum", "run", "--examples", "1000000000000"), "at most"),
+    "seeds": (("compare", "fedavg", "--seeds", "1000000000000"), "more than 10000 runs"),
+    "grid": (("flatness", "landscape", "run", "--points", "99999999"), "days"),
+    "sites": (("deploy", "init", "new", "--clients", "99999999"), "--clients"),
+    "host": (("deploy", "certificates", "new", "--host", "bad host!"), "is not a host"),
+    "validity": (("deploy", "certificates", "new", "--days", "99999999"), "--days"),
+    "certificate": (("deploy", "check", "localhost:1", "--root-certificates", "."), "not a PEM certificate"),
+    "inside a run": (("compare", "fedavg", "fedsam", "--rounds", "1", "--out", "run/new"), "is in the run folder"),
+    "sweep": (("sweep", "large.yaml", "--dry-run"), "10000000000 combinations"),
+    "journal": (("tune", "tune.yaml", "--out", "search"), "tune.journal is damaged: line 1"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), COMMANDS.values(), ids=COMMANDS)
+def test_commands_are_checked(
+    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+) -> None:
+    if arguments[0] == "deploy":
+        pytest.importorskip("flwr")
+    if arguments[0] == "tune":
+        pytest.importorskip("optuna")
+    shutil.copytree(workspace, tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "work")
+    ten = list(range(10))
+    names = list(SHORT_NAMES)[:10]
+    Path("large.yaml").write_text(f"grid: {dict.fromkeys(names, ten)}\n")
+    Path("search/tune.journal").write_text("garbage\n")
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 2 and isinstance(result.exception, SystemExit), result.exception
+    assert message in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_one_algorithm_with_one_seed_gets_a_warning(
+    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
+    line = ["compare", "fedavg", "--seeds", "1", "--quiet", "--dataset", str(workspace / "data.npz"), *flags]
+    result = CliRunner().invoke(app, line)
+    assert result.exit_code == 0 and "no comparison" in result.stderr
+
+
+def test_downloads_are_encrypted_and_verified() -> None:
+    downloads = [download for source in DATASETS.values() for download in source.downloads]
+    assert downloads and all(item.url.startswith("https://") and len(item.md5) == 32 for item in downloads)
