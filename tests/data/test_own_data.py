@@ -23,12 +23,8 @@ from fedflat.errors import UserError
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (20, 3, 4, 4), dtype=np.uint8)
 LABELS = np.arange(20) % 2
-FOUR = {
-    "train_inputs": IMAGES[:15],
-    "train_targets": LABELS[:15],
-    "test_inputs": IMAGES[15:],
-    "test_targets": LABELS[15:],
-}
+TRAIN = {"train_inputs": IMAGES[:15], "train_targets": LABELS[:15]}
+FOUR = {**TRAIN, "test_inputs": IMAGES[15:], "test_targets": LABELS[15:]}
 EXPECTED = from_arrays(IMAGES[:15], LABELS[:15], IMAGES[15:], LABELS[15:]).content
 
 

@@ -26,6 +26,7 @@ from fedflat.experiment.config import Config
 from fedflat.experiment.setup.engine import begin_averages, engine_for, sampler_of, training_of
 from fedflat.experiment.setup.problem import build_problem
 from fedflat.experiment.stopping import (
+    DIVERGENCE_CHECK_EVERY,
     Verdict,
     check_target,
     describe_divergence,
@@ -54,9 +55,6 @@ from fedflat.experiment.store.run_folder import (
     snapshot_file,
 )
 from fedflat.operating_system import peak_memory
-
-DIVERGENCE_CHECK_EVERY = 10
-"""Rounds between checks for divergence on a GPU, in addition to those at evaluations."""
 
 
 class Run:
@@ -197,9 +195,8 @@ class Run:
         is_evaluated = self.config.is_evaluated(self.rounds)
         # Reading values synchronises with a GPU, so there the check is not made every round.
         if is_evaluated or self.problem.device.type == "cpu" or self.rounds % DIVERGENCE_CHECK_EVERY == 0:
-            divergence = describe_divergence(
-                self.server.model.weights, self.loss, self.algorithm, self.config, self.problem
-            )
+            weights = self.server.model.weights
+            divergence = describe_divergence(weights, self.loss, self.algorithm, self.config, self.problem)
             if divergence:
                 return Verdict("diverged", f"round {self.rounds}: {divergence}")
         self._save_models()

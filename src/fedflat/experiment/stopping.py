@@ -19,6 +19,8 @@ from fedflat.experiment.config import Config, StopSettings
 ENDED_STATUSES = ("finished", "stopped", "diverged")
 """The statuses of a run that has ended and cannot be resumed."""
 
+DIVERGENCE_CHECK_EVERY = 10
+"""Rounds between checks for divergence on a GPU, in addition to those at evaluations."""
 SCANNED_ROWS = 1000
 MAX_LOSS = 1e6
 """Mean training loss from which a run counts as diverged."""

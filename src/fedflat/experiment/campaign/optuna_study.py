@@ -15,6 +15,7 @@ from filelock import FileLock
 
 from fedflat.engines.round.plan import generator
 from fedflat.errors import UserError
+from fedflat.experiment.callback import Callback, RunView
 from fedflat.experiment.campaign.sweep_file import SearchRange, Space, Tune, Values
 from fedflat.text import write_value
 
@@ -202,3 +203,21 @@ def _import_optuna() -> Any:
         raise UserError("a search needs Optuna 4 or later; install it with pip install 'fedflat[sweep]'") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
+
+
+class Pruned(Exception):
+    """The trial is below the median of the others at the same round."""
+
+
+class PruningCallback(Callback):
+    """Reports a trial's validation metric and stops the trial if the study says so."""
+
+    def __init__(self, study: Study, number: int) -> None:
+        self._study, self._number = study, number
+
+    def evaluated(self, run: RunView) -> None:
+        validation = run.history[-1]["validation"]
+        scores = validation.get(run.primary, validation["server"])  # an average may not have started yet
+        score = scores.get(run.metric)
+        if score is not None and self._study.should_prune(self._number, run.rounds, score):
+            raise Pruned

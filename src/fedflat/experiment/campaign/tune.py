@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 from fedflat.engines.problem.task import lower_is_better
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.reopen import primary_model
-from fedflat.experiment.callback import Callback, RunView
+from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign.compare import parallel_runs
-from fedflat.experiment.campaign.optuna_study import JOURNAL, Study
+from fedflat.experiment.campaign.optuna_study import JOURNAL, Pruned, PruningCallback, Study
 from fedflat.experiment.campaign.processes import PATIENCE, start_process
 from fedflat.experiment.campaign.ranking import last_score
 from fedflat.experiment.campaign.sweep import (
@@ -51,10 +51,6 @@ from fedflat.setting_names import flat, full_name
 
 BEST = "best.json"
 """The file with the best trial and its test scores."""
-
-
-class Pruned(Exception):
-    """The trial is below the median of the others at the same round."""
 
 
 @dataclass(frozen=True)
@@ -343,20 +339,6 @@ def _run_or_load(search: Search, config: Config, folder: Path, callbacks: tuple[
         return LockedRun(config, folder, search.file.keep).execute(callbacks)
     except AlreadyFinished:
         return load_record(folder)
-
-
-class PruningCallback(Callback):
-    """Reports a trial's validation metric and stops the trial if the study says so."""
-
-    def __init__(self, study: Study, number: int) -> None:
-        self._study, self._number = study, number
-
-    def evaluated(self, run: RunView) -> None:
-        validation = run.history[-1]["validation"]
-        scores = validation.get(run.primary, validation["server"])  # an average may not have started yet
-        score = scores.get(run.metric)
-        if score is not None and self._study.should_prune(self._number, run.rounds, score):
-            raise Pruned
 
 
 def evaluate_best(search: Search) -> dict[str, Any]:
