@@ -30,7 +30,7 @@ LOCAL_CLUSTER_VARIABLES = {
     "RAY_enable_timeline": "0",
     "RAY_event_stats": "0",
 }
-"""Environment variables of a Ray that is started for one run: shortest paths, and no metrics that nobody reads."""
+"""Environment variables of a Ray cluster that is started for one run: fast messages, and no unused metrics."""
 
 Device = Literal["cpu", "cuda"]
 
@@ -73,8 +73,8 @@ def connect(address: str | None, workers: int | None, purpose: str = "engine.nam
 
     Args:
         address: HOST:PORT of a cluster or ``auto``; None starts one on this machine for the lifetime of this process.
-        workers: number of workers that a new cluster must have room for; it gets at least one CPU for each, and never
-            fewer than this machine has cores. None: only the latter.
+        workers: number of workers for which a new cluster must have room. It gets one CPU per worker, but at least one
+            per core of this machine; None gives it one per core.
         purpose: the setting or command that needs Ray, for error messages.
     """
     if address is None:

@@ -12,7 +12,7 @@ MIN_PIECE_SECONDS = 0.02
 SHARE_TO_SMALLEST_PIECE = 8
 """Ratio of a worker's share to its smallest piece; small last pieces let all workers finish at about the same time."""
 MAX_REMEMBERED_CLIENTS = 2**16
-"""Clients whose cost and location are remembered."""
+"""Largest number of clients whose cost, and the worker that has their state, are remembered."""
 NOISE_FACTOR = 1.25
 """Factor by which a client's cost must differ from the mean to count as more than noise."""
 
@@ -21,7 +21,7 @@ class ClientCosts:
     """Expected training time of clients: a mean cost per sample, corrected for clients that are known to differ."""
 
     def __init__(self) -> None:
-        self._ratios: OrderedDict[int, float] = OrderedDict()  # by client: its seconds per sample over the mean
+        self._ratios: OrderedDict[int, float] = OrderedDict()  # by client: its seconds per sample, relative to the mean
         self._seconds_per_sample = 0.0
 
     def record(self, clients: Sequence[int], samples: Sequence[int], seconds: float) -> None:
