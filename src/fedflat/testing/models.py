@@ -20,7 +20,12 @@ FAILURES = (RuntimeError, ValueError, IndexError)
 """What torch raises for inputs that a model cannot process."""
 TOLERANCE = 1e-4
 """Largest difference between outputs that should be equal."""
-TASKS: dict[str, Task] = {"classification": Classification(), "mse": Regression(), "huber": Huber(), "bce": MultiLabel()}
+TASKS: dict[str, Task] = {
+    "classification": Classification(),
+    "mse": Regression(),
+    "huber": Huber(),
+    "bce": MultiLabel(),
+}
 """Tasks by name."""
 
 

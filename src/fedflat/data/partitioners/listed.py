@@ -32,7 +32,10 @@ class Listed(Partitioner):
     sizes = "as listed"
     citation = "a Flower partitioner, or your own ([interoperability](../interop.md))"
     path: str | None = param(
-        None, "JSON file with the number of training examples and a list of positions per client", path=True, positional=True
+        None,
+        "JSON file with the number of training examples and a list of positions per client",
+        path=True,
+        positional=True,
     )
     hash: str | None = param(
         None, "required hash of the file: sha256- and its first 16 hexadecimal digits; none skips the check"

@@ -48,7 +48,8 @@ class ArrayFileOptions:
     path: str = param(
         "",
         "an .npz, .parquet or .csv file, a folder of .npy files, or a folder with train.parquet and test.parquet",
-        path=True, positional=True,
+        path=True,
+        positional=True,
     )
     target: str = param("target", "for .parquet and .csv: column of classes or numbers; several as a|b")
     group: str = param("group", "for .parquet and .csv: name of the column of natural clients, if it exists")

@@ -20,7 +20,10 @@ class ImageFolderOptions(ImageOptions):
     """Location and size of the images."""
 
     path: str = param(
-        "", "folder or zip archive with train/<class>/*.jpg and test/<class>/*.jpg, or only <class>/*.jpg", path=True, positional=True
+        "",
+        "folder or zip archive with train/<class>/*.jpg and test/<class>/*.jpg, or only <class>/*.jpg",
+        path=True,
+        positional=True,
     )
 
 
