@@ -147,7 +147,7 @@ def _compiled(
     definitions = "".join(f"#define {constant} {value}L\n" for constant, value in zip(constants, values, strict=True))
     source = Path(__file__).with_suffix(".cpp").read_text(encoding="utf-8")
     # Allow fused multiply-add, which torch's compiler disables for bitwise equality with eager mode.
-    library: Any = CppCodeCache.load(definitions + source, extra_flags=("-ffp-contract=fast",))
+    library: Any = CppCodeCache.load_async(definitions + source, extra_flags=("-ffp-contract=fast",))()
     function = getattr(library, name)
 
     def call(*tensors: Tensor) -> None:
