@@ -337,7 +337,7 @@ def _check_range(value: float, field: dataclasses.Field[Any], setting: str) -> N
     """
     low, high, above = (field.metadata.get(key) for key in ("low", "high", "above"))
     violated = [
-        not math.isfinite(value) or abs(value) > MAX_INTEGER,
+        not math.isfinite(value) or (isinstance(value, int) and abs(value) > MAX_INTEGER),
         low is not None and value < low,
         above is not None and value <= above,
         high is not None and value > high,

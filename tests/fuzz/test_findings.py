@@ -169,6 +169,14 @@ def test_damaged_weights_are_reported(workspace: Path, tmp_path: Path) -> None:
             assert "weights.pt" in str(error)
 
 
+def test_damaged_arrays_are_reported(workspace: Path, tmp_path: Path) -> None:
+    (tmp_path / "inputs.npy").write_bytes((workspace / "folder/inputs.npy").read_bytes())
+    data = (workspace / "folder/targets.npy").read_bytes()
+    (tmp_path / "targets.npy").write_bytes(data.replace(b"{'descr'", b"{('descr'"))  # a bracket that is never closed
+    with pytest.raises(UserError, match=r"targets.npy is not a complete .npy file"):
+        load(f"arrays(path={tmp_path})", tmp_path)
+
+
 COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "NUL": (("run", "a\0b"), "NUL"),
     "NaN": (("show", "run", "--target", "nan"), "finite"),

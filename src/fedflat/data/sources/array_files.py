@@ -142,7 +142,7 @@ def _read_npy(file: Path, remedy: str = "write it again with numpy.save") -> Any
         array = np.load(file, mmap_mode="r")
         can_be_mapped = array.dtype.kind in NUMERIC_KINDS and array.dtype.isnative
         return open_mapped(file) if can_be_mapped else np.array(array)
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # numpy parses the header as Python code, so a damaged one raises almost any error
         raise UserError(f"{file} is not a complete .npy file of numbers or words ({error}); {remedy}") from error
 
 
@@ -165,7 +165,9 @@ def _read_npz(path: Path, data_dir: Path) -> NamedArrays:
             entry = cache_entry(data_dir, "arrays", fingerprint((path, status.st_size, status.st_mtime_ns)), unpack)
             remedy = f"delete {entry} to have it rebuilt"
             return {name: _read_npy(entry / f"{name}.npy", remedy) for name in members}
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # as for .npy files, and those of damaged archives
         raise UserError(
             f"{path} is not a complete .npz file of numbers ({error}); write it again with numpy.savez"
         ) from error
