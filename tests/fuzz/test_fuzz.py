@@ -12,7 +12,7 @@ from tests.fuzz.cases import VALID, Case, all_cases, command_line, commands
 from tests.fuzz.harness import problem_of
 from tests.fuzz.workspace import build
 
-SAMPLE = 25
+SAMPLE = 18
 
 
 @pytest.fixture(scope="module")

@@ -294,7 +294,7 @@ def _to_pair(pair: Any, owner: str) -> tuple[torch.Tensor, torch.Tensor]:
     """
     try:
         inputs, targets = (torch.as_tensor(as_native(values)).detach().cpu() for values in pair)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, UserError):
         raise UserError(f"{owner} is not a pair (inputs, targets); expected two arrays of equal length") from None
     if not inputs.ndim or len(inputs) != len(targets) or not len(inputs):
         shapes = " and ".join(str(tuple(values.shape)) for values in (inputs, targets))
