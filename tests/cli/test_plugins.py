@@ -25,6 +25,8 @@ USES = {
     "model": "fedflat run fedavg --model my-model --plugin my_model.py --rounds 5",
 }
 """The next command that ``fedflat new`` prints, by kind."""
+RUN_KINDS = ("algorithm", "dataset", "model")
+"""The kinds that the runs of these tests use."""
 
 
 def test_templates_are_valid_and_pass_their_tests(fedflat, tmp_path, restore_registries):
@@ -67,11 +69,10 @@ def test_invalid_template_names_are_rejected(fedflat, tmp_path, kind, name, mess
 def own_runs(tmp_path_factory, small):
     """A folder with plugins in ``own``, and two runs that use them in ``runs``."""
     folder = tmp_path_factory.mktemp("own_runs")
-    kinds = ("algorithm", "dataset", "model")
-    for kind in kinds:
+    for kind in RUN_KINDS:
         assert call("new", kind, f"my-{kind}", "--out", folder / "own").exit_code == 0
     flags = ["--dataset", "my-dataset", "--model", "my-model", *small, "--set", "stop.seconds=1e-9", "--quiet"]
-    for kind in kinds:
+    for kind in RUN_KINDS:
         flags += ["--plugin", folder / "own" / f"my_{kind}.py"]
     with registries_restored():
         for name, text in {"own": "my-algorithm(mu=0.2)+sam+wima(window=2)+ema", "fedavg": "fedavg"}.items():
@@ -111,7 +112,7 @@ def test_a_run_stays_visible_without_its_plugin(fedflat, own_run, tmp_path):
 
 def test_a_run_loads_its_plugins_again(fedflat, own_run, tmp_path):
     recorded = json.loads((own_run / "plugins.json").read_text())
-    assert list(recorded) == [str(tmp_path / "own" / f"my_{kind}.py") for kind in USES]
+    assert list(recorded) == [str(tmp_path / "own" / f"my_{kind}.py") for kind in RUN_KINDS]
     assert set(map(len, recorded.values())) == {64}
     rounds_before = json.loads((own_run / "status.json").read_text())["rounds"]
     assert fedflat("resume", own_run, "--quiet").exit_code == 0
