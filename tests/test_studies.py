@@ -23,7 +23,7 @@ def words(text: str) -> list[str]:
     return text.split()
 
 
-SMALL = words("--dataset digits --model mlp(hidden=4) --rounds 3 --device cpu --examples 30")
+SMALL = words("--dataset digits --model mlp(hidden=4) --rounds 5 --device cpu --examples 30")
 
 
 def study(name: str) -> ModuleType:
