@@ -100,7 +100,7 @@ def test_mistakes_are_named(method: Algorithm, claims: list[str], identity: str)
     SHARED.clear()
     with pytest.raises(Broken) as caught:
         check_algorithm(method, claims=claims)
-    assert caught.value.identity == identity
+    assert caught.value.property_name == identity
     assert identity in str(caught.value)
 
 
@@ -136,7 +136,7 @@ def test_wrong_partitions_are_named(divide: object, identity: str) -> None:
     assert identity in check_partition(halves)
     with pytest.raises(Broken) as caught:
         check_partition(divide)  # type: ignore[arg-type]
-    assert caught.value.identity == identity
+    assert caught.value.property_name == identity
 
 
 class Hidden(nn.Module):
@@ -180,7 +180,7 @@ def test_wrong_models_are_named() -> None:
     ):
         with pytest.raises(Broken) as caught:
             check_model(model, (4,), 3)
-        assert caught.value.identity == identity
+        assert caught.value.property_name == identity
 
 
 def test_models_are_checked_in_float32() -> None:

@@ -16,7 +16,7 @@ from fedflat.testing.broken import Broken
 FAILURES = (RuntimeError, ValueError, IndexError)
 """What torch raises for inputs that a model cannot process."""
 TOLERANCE = 1e-4
-"""Largest difference between logits that should be equal."""
+"""Largest allowed difference between logits that should be equal."""
 
 
 def check_model(model: nn.Module, input_shape: tuple[int, ...], classes: int, *, batch: int = 4) -> list[str]:
@@ -59,7 +59,7 @@ def check_model(model: nn.Module, input_shape: tuple[int, ...], classes: int, *,
 def _checks(model: nn.Module, input_shape: tuple[int, ...], classes: int, batch: int) -> Iterator[tuple[str, str]]:
     """Yield every property with the reason why the model violates it, which is empty if the property holds.
 
-    Arguments as in ``check_model``. Engines train a flat vector of all weights, so a part of the properties is checked
+    Arguments as in ``check_model``. Engines train a flat vector of all weights. Some properties are therefore checked
     with weights that were flattened and restored.
     """
     torch.default_generator.manual_seed(0)
