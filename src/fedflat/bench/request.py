@@ -72,8 +72,8 @@ class Request:
         if PLAIN in self.against:
             contenders += [Plain(setting, precision=precision, clients=clients) for precision in self.precisions]
         contenders += [other(setting, clients=clients) for other in self._others() if other.installed()]
-        # One bound with compilation if some engine compiles, and one without if some engine does not. On a CPU, the bound
-        # is never compiled: compilation slows down one large batch there, and a bound should be the least possible time.
+        # One bound with compilation if some engine compiles, and one without if some engine does not. On a CPU, bounds
+        # are not compiled: compilation slows down one large batch there, and a bound should be the least possible time.
         compilations = sorted({setting.on_gpu and setting.compiled(engine) for engine in self.engines})
         for precision in self.precisions:
             for compiled in compilations:
