@@ -74,7 +74,7 @@ def without_a_class(data: Dataset) -> Dataset:
 def test_mistakes_are_named(broken: Callable[[Dataset], Dataset], identity: str, reason: str) -> None:
     with pytest.raises(Broken, match=reason) as caught:
         check_dataset(broken(pictures()))
-    assert caught.value.identity == identity and identity in str(caught.value)
+    assert caught.value.property_name == identity and identity in str(caught.value)
 
 
 def test_random_loading_is_detected() -> None:

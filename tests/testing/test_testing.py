@@ -116,7 +116,7 @@ def test_mistakes_are_named(method: Algorithm, identity: str) -> None:
     SHARED.clear()
     with pytest.raises(Broken) as caught:
         check_algorithm(method)
-    assert caught.value.identity == identity
+    assert caught.value.property_name == identity
     assert identity in str(caught.value)
 
 
@@ -164,7 +164,7 @@ def test_wrong_partitions_are_named(divide: object, identity: str) -> None:
     assert identity in check_partition(halves)
     with pytest.raises(Broken) as caught:
         check_partition(divide)  # type: ignore[arg-type]
-    assert caught.value.identity == identity
+    assert caught.value.property_name == identity
 
 
 class Hidden(nn.Module):
@@ -208,7 +208,7 @@ def test_wrong_models_are_named() -> None:
     ):
         with pytest.raises(Broken) as caught:
             check_model(model, (4,), 3)
-        assert caught.value.identity == identity
+        assert caught.value.property_name == identity
 
 
 def test_models_of_numbers_and_labels_are_checked_with_their_loss() -> None:

@@ -1,4 +1,7 @@
-"""Measure contenders against each other: on a GPU one by one, on a CPU in turns. The result is plain values."""
+"""Times the rounds of contenders: fedflat, a plain PyTorch loop, other simulators, and a bound on the speed of all.
+
+On a GPU, contenders are measured one after another; on a CPU, they take turns. Results are JSON-compatible values.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,15 @@ from fedflat.experiment.setup.problem import build_partition
 from fedflat.processes import available_cores
 
 FORMAT = 1
+"""Version of the format of results."""
 ROUNDS_PER_TURN = 5
-"""Measured rounds per turn on a CPU, after one that does not count."""
+"""Measured rounds per turn on a CPU; the first round of a turn is not among them."""
 COUNTED_ROUNDS = 5
-"""Rounds over which samples are counted."""
+"""Rounds over which the number of training samples per round is averaged."""
 MAX_OTHER_LOAD = 0.1
 """Largest share of the cores that other processes may use during a turn that counts."""
 MIN_QUIET_TURNS = 3
-"""Number of quiet turns from which the others are discarded."""
+"""Number of turns without much other load from which all other turns are discarded."""
 ShowProgress = Callable[[str], None]
 """Shows the user a line of text on progress."""
 
@@ -37,17 +41,17 @@ class ContenderResult:
 
     contender: Contender
     seconds: list[float]
-    """Per round, after the warm-up."""
+    """Seconds of each measured round, after the warm-up."""
     first_seconds: float
     """Seconds of the set-up and the first round together."""
     device_bytes: int | None
-    """Peak GPU memory."""
+    """Peak GPU memory; None if unknown or without a GPU."""
     host_bytes: int | None
-    """Peak memory of its processes."""
+    """Peak CPU memory of the contender's processes; None if unknown."""
 
     @property
     def median(self) -> float:
-        """Seconds per round."""
+        """Median seconds per round."""
         return median(self.seconds)
 
 
@@ -91,14 +95,17 @@ def benchmark(request: Request, command: str, show_progress: ShowProgress) -> di
 
 
 def samples_per_round(setting: BenchmarkSetting, clients: int) -> float:
-    """Mean number of training samples per round, over all clients of a cohort; SAM's second pass does not count."""
+    """The number of samples on which the clients of a round train together, averaged over ``COUNTED_ROUNDS`` rounds.
+
+    A sample that SAM passes through the model twice counts once.
+    """
     config = setting.config(clients=clients)
-    clients_examples = build_partition(config, setting.load_data()).clients  # each client's example indices
-    plan, sampler = plan_of(config), sampler_of(config, len(clients_examples))
+    client_indices = build_partition(config, setting.load_data()).clients  # example indices of each client
+    plan, sampler = plan_of(config), sampler_of(config, len(client_indices))
     samples = 0
     for round in range(COUNTED_ROUNDS):
         for client in sampler(config.seed, round):
-            batches = plan.batches(config.seed, round, client, len(clients_examples[client]))
+            batches = plan.batches(config.seed, round, client, len(client_indices[client]))
             samples += sum(len(batch) for batch in batches)
     return samples / COUNTED_ROUNDS
 
@@ -106,7 +113,7 @@ def samples_per_round(setting: BenchmarkSetting, clients: int) -> float:
 def row(result: ContenderResult, results: Sequence[ContenderResult], samples: float) -> dict[str, Any]:
     """One row of the table: a contender, compared with the bound and the plain loop of the same precision.
 
-    Ratios are medians over pairs of rounds with the same number.
+    A ratio of times is the median over rounds, each divided by the other contender's round of the same number.
 
     Args:
         result: the contender of the row.
@@ -118,15 +125,15 @@ def row(result: ContenderResult, results: Sequence[ContenderResult], samples: fl
     plain = next((other for other in comparable if isinstance(other.contender, Plain)), None)
     bound = _bound_for(contender, comparable)
     is_bound = isinstance(contender, SpeedBound)
-    # Clients with less data than a batch see fewer samples than the bound.
+    # The bound uses full batches only. Clients with less data than a batch see fewer samples.
     samples_of_bound = setting.clients_per_round * setting.batch_size * setting.local_steps
-    samples = float(samples_of_bound) if is_bound else samples
-    # On a CPU the bound uses one core, but stands for a perfect use of all of them.
+    samples_per_round = float(samples_of_bound) if is_bound else samples
+    # On a CPU, the bound is measured on one core and divided by the number of cores: perfect use of all of them.
     cores = 1 if setting.on_gpu else available_cores()
     seconds = result.median / (cores if is_bound else 1)
     share = None  # the contender's samples per second, divided by those of the bound
     if bound is not None and result is not bound:
-        share = ratio(bound, result) / cores * samples / samples_of_bound
+        share = ratio(bound, result) / cores * samples_per_round / samples_of_bound
     return {
         "contender": contender.name,
         "algorithm": contender.algorithm or None,
@@ -135,8 +142,8 @@ def row(result: ContenderResult, results: Sequence[ContenderResult], samples: fl
         "clients": contender.clients,
         "seconds_per_round": seconds,
         "seconds": result.seconds,
-        "samples_per_round": samples,
-        "samples_per_second": samples / seconds,
+        "samples_per_round": samples_per_round,
+        "samples_per_second": samples_per_round / seconds,
         "share_of_bound": share,
         "times_plain": None if plain is None or result is plain or is_bound else ratio(plain, result),
         "set_up_seconds": max(0.0, result.first_seconds - result.median),
@@ -148,8 +155,8 @@ def row(result: ContenderResult, results: Sequence[ContenderResult], samples: fl
 def _bound_for(contender: Contender, results: Sequence[ContenderResult]) -> ContenderResult | None:
     """The bound to compare a contender with; None if ``results`` contain no bound.
 
-    This is a compiled bound for compiled contenders and an eager bound for the others, if there is one; otherwise the
-    first bound.
+    Compiled contenders are compared with the compiled bound, and all others with the eager bound. If that bound was
+    not measured, they are compared with the first one.
     """
     setting = contender.setting
     is_compiled = isinstance(contender, Fedflat) and setting.on_gpu and setting.compiled(contender.engine)
@@ -217,8 +224,8 @@ def _measure_alone(
 def _measure_in_turns(request: Request, show_progress: ShowProgress, notes: list[str]) -> list[ContenderResult]:
     """Measure all contenders in turns of a few rounds, so that load by other processes affects all alike.
 
-    A contender is paused while another has its turn. Turns with much load by other processes do not count. Failures
-    and such load are added to ``notes``.
+    A contender is paused while another has its turn. Turns with much load by other processes do not count. Notes on
+    failures and on this load are added to ``notes``.
     """
     processes = [ContenderProcess(contender) for contender in request.contenders()]
     try:
@@ -229,8 +236,8 @@ def _measure_in_turns(request: Request, show_progress: ShowProgress, notes: list
             if seconds is not None:
                 first_seconds[process] = seconds
             process.pause()
-        set_up = list(first_seconds)  # the processes whose set-up did not fail
-        seconds_by_turn, loads = _take_turns(set_up, request.rounds, notes, show_progress)
+        ready = list(first_seconds)  # the processes whose set-up and warm-up did not fail
+        seconds_by_turn, loads = _take_turns(ready, request.rounds, notes, show_progress)
         counted = quiet_turns(loads)
         _note_load(loads, counted, notes, show_progress)
         for process in processes:

@@ -1,7 +1,7 @@
-"""Contenders in child processes that do rounds on demand.
+"""Contenders, the implementations that a benchmark compares, in child processes that do rounds on demand.
 
-Each has its own memory, settings and threads. Contenders can take turns, so that other load on the machine affects all
-alike.
+Each process has its own memory, settings and threads. Contenders can take turns, so that other load on the machine
+affects all alike.
 """
 
 from __future__ import annotations
@@ -32,10 +32,14 @@ class Contender(ABC):
 
     setting: BenchmarkSetting
     algorithm: str = "fedavg"
+    """The algorithm; empty for the bound, which has none."""
     precision: str = "float32"
     engine: str = ""
+    """Engine of fedflat, or ``compiled`` or ``eager`` for the bound; empty for the others."""
     clients: int = 100
+    """Number of clients in the federation."""
     name: ClassVar[str]
+    """Name of the contender in the table."""
 
     @abstractmethod
     def run_rounds(self, timer: RoundTimer) -> None:
@@ -50,7 +54,7 @@ class Contender(ABC):
 
 
 class NoMoreRounds(Exception):
-    """No more rounds are needed."""
+    """Raised by ``RoundTimer`` to end a contender once no more rounds are requested."""
 
 
 class RoundTimes(NamedTuple):

@@ -63,7 +63,7 @@ class Load:
         self._before = self._ticks()
 
     def share_of_others(self) -> float:
-        """Share of all cores used by processes other than this one and its descendants; 0 if unknown."""
+        """Share of all cores that other processes used, i.e. not this process or its descendants; 0 if unknown."""
         before, now = self._before, self._ticks()
         if before is None or now is None or now[0] <= before[0]:
             return 0.0

@@ -70,10 +70,11 @@ class Flower(Other):
         @client.train()  # type: ignore[untyped-decorator, unused-ignore]
         def train(message: Message, context: Context) -> Message:
             """Train one client from the received model, as the plain loop does; Flower counts rounds from 1."""
-            number = int(message.content["config"]["server-round"]) - 1
+            round_number = int(message.content["config"]["server-round"]) - 1
             received = message.content["arrays"].to_torch_state_dict()
-            state, samples = plain_loop(self).train(received, int(context.node_config["partition-id"]), number)
-            sent = {"arrays": ArrayRecord(state), "metrics": MetricRecord({"num-examples": samples})}
+            client_number = int(context.node_config["partition-id"])
+            state, examples = plain_loop(self).train(received, client_number, round_number)
+            sent = {"arrays": ArrayRecord(state), "metrics": MetricRecord({"num-examples": examples})}
             return Message(RecordDict(sent), reply_to=message)
 
         class TimedFedAvg(FedAvg):  # type: ignore[misc, unused-ignore]
@@ -104,7 +105,7 @@ class Flower(Other):
                 strategy.start(grid=grid, initial_arrays=ArrayRecord(plain_loop(self).state), num_rounds=ROUNDS)
             except NoMoreRounds:  # from timer.round_done: all rounds are timed
                 return
-            except Exception as error:  # Flower would only log it
+            except Exception as error:  # Flower would only log it; it is raised again below
                 failures.append(str(error))
 
         resources = {"num_cpus": 1, "num_gpus": 1 / min(cores, setting.clients_per_round) if setting.on_gpu else 0.0}

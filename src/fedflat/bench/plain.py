@@ -38,18 +38,18 @@ class PlainLoop:
     def round(self, number: int) -> None:
         """Train the cohort of round ``number`` and average its models, weighted by numbers of examples."""
         trained = [self.train(self.state, client, number) for client in self.cohort(number)]
-        total = sum(samples for _, samples in trained)
+        total = sum(examples for _, examples in trained)
         mean = {name: torch.zeros_like(tensor) for name, tensor in self.state.items()}
-        for state, samples in trained:
+        for state, examples in trained:
             for name, tensor in state.items():
                 if tensor.is_floating_point():
-                    mean[name] += tensor * (samples / total)
+                    mean[name] += tensor * (examples / total)
                 else:  # integer buffers, such as BatchNorm's counter of batches: those of the last client
                     mean[name] = tensor
         self.state = mean
 
     def cohort(self, number: int) -> list[int]:
-        """The clients of a round."""
+        """The numbers of the clients that train in round ``number``."""
         return self._sampler(self.config.seed, number)
 
     def train(self, state: StateDict, client: int, number: int) -> tuple[StateDict, int]:

@@ -22,7 +22,7 @@ ENGINES = ("auto", "loop", "lanes", "ray")
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure, and for how many rounds: every combination of algorithm, precision, engine and client number.
+    """What to measure: every combination of algorithm, precision, engine and number of clients, for ``rounds`` rounds.
 
     ``against`` names the contenders that fedflat is compared with: the plain loop and other simulators, or ``none``.
     """
@@ -64,16 +64,16 @@ class Request:
         setting, clients = self.setting, self.clients[0]
         default_engine = "lanes" if setting.on_gpu else "loop"
         contenders: list[Contender] = []
-        for number, precision, engine, text in itertools.product(
+        for client_count, precision, engine, text in itertools.product(
             self.clients, self.precisions, self.engines, self.algorithms
         ):
             resolved_engine = default_engine if engine == "auto" else engine
-            contenders.append(Fedflat(setting, canonical(algorithm(text)), precision, resolved_engine, number))
+            contenders.append(Fedflat(setting, canonical(algorithm(text)), precision, resolved_engine, client_count))
         if PLAIN in self.against:
             contenders += [Plain(setting, precision=precision, clients=clients) for precision in self.precisions]
         contenders += [other(setting, clients=clients) for other in self._others() if other.installed()]
-        # One bound with compilation if some engine compiles, and one without if some does not. On a CPU always without:
-        # there, compiling makes one large batch slower, and a bound should be the least possible time.
+        # One bound with compilation if some engine compiles, and one without if some engine does not. On a CPU, bounds
+        # are not compiled: compilation slows down one large batch there, and a bound should be the least possible time.
         compilations = sorted({setting.on_gpu and setting.compiled(engine) for engine in self.engines})
         for precision in self.precisions:
             for compiled in compilations:

@@ -1,4 +1,4 @@
-"""What is measured: a model, a dataset and the work of a round, the same for every contender."""
+"""The setting of a benchmark: a model, a dataset and the work of a round, the same for every contender."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedflat.experiment.config import Config, config
 from fedflat.text import make, param, parse_one
 
 ROUNDS = 1000
-"""Rounds of the measured run: long enough that compiling pays."""
+"""Rounds in the config of the measured run, enough for compilation to pay off; the benchmark stops earlier."""
 RANDOM = "random"
 TEST_EXAMPLES = 500
 """Size of the test set; evaluation is not measured."""
@@ -70,7 +70,7 @@ class BenchmarkSetting:
         would evaluate only after its last round, but the benchmark stops earlier, so that no evaluation is timed.
 
         Args:
-            algorithm: text of the algorithm, e.g. ``fedavg``.
+            algorithm: the algorithm, e.g. ``fedavg`` or ``fedprox(mu=0.1)``.
             precision: ``engine.precision``.
             engine: ``engine.name``.
             clients: number of clients in the federation.

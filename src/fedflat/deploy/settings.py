@@ -1,4 +1,4 @@
-"""Flower's run config, whose keys are those of a fedflat config, as an experiment and a deployment."""
+"""Splits Flower's run config into an experiment (settings of fedflat) and a deployment (keys ``deploy.*``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedflat.setting_names import nest
 
 PREFIX = "deploy."
 SITE_ENGINE_SETTINGS = {"device", "precision"}
-"""Settings of the engine that apply to sites; the others only to simulations."""
+"""Engine settings that apply to sites; all others apply only to simulations."""
 
 
 class Deployment(BaseModel):
@@ -42,8 +42,8 @@ class Deployment(BaseModel):
 def experiment_of(run_config: Mapping[str, Any]) -> Config:
     """Return the experiment in a Flower run config, i.e. all keys that do not start with ``deploy.``.
 
-    The server saves a checkpoint after every round. A site keeps its client's state of the last two rounds only, so
-    the server could not resume from an older checkpoint.
+    The server saves a checkpoint after every round, because a site keeps only the last two versions of its client's
+    state: the server could not resume from an older checkpoint.
     """
     nested = nest({key: value for key, value in run_config.items() if not key.startswith(PREFIX)})
     engine = nested.setdefault("engine", {})

@@ -1,4 +1,4 @@
-"""Data of a measurement as fixed batches that can be read repeatedly."""
+"""The data of a measurement, as batches that are the same whenever they are read."""
 
 from __future__ import annotations
 

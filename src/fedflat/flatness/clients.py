@@ -91,7 +91,7 @@ def disagreement(rows: Tensor, weights: Sequence[float] | None = None) -> Disagr
         norm_of_mean=squared_norm_of_mean.sqrt(),
         diversity=(p @ norms**2) / squared_norm_of_mean,
         pairwise_cosine=pair_cosines.nanmean(),
-        conflicting=(defined_cosines < 0).double().mean(),  # fraction of the pairs that point apart
+        conflicting=(defined_cosines < 0).double().mean(),
     )
 
 
@@ -103,10 +103,10 @@ def _divide(numerators: Tensor, denominators: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Forgetting:
-    """One value per part (class or client)."""
+    """Forgetting of each part, a class or a client; a_t is its accuracy at measurement t, and T the last one."""
 
     lost: list[float]
-    """max over s < T of a_s, minus a_T; negative if the last accuracy is the best."""
+    """The best earlier accuracy minus the last: max over s < T of a_s - a_T; negative if the last one is the best."""
     swing: list[float]
     """The mean of |a_t - a_(t-1)| over consecutive measurements."""
     lowest: list[float]
@@ -117,7 +117,7 @@ def forgetting(accuracies: Sequence[Sequence[float]]) -> Forgetting:
     """Measure the forgetting of each part, where a part is a class or a client.
 
     Args:
-        accuracies: ``accuracies[round][part]``, of at least two rounds, in order (ECCV Fig. 3).
+        accuracies: ``accuracies[round][part]``, of at least two rounds, in order (as in Caldarola et al. 2022, Fig. 3).
 
     >>> forgetting([[0.2, 0.9], [0.8, 0.1], [0.5, 0.6]]).lost
     [0.30000000000000004, 0.30000000000000004]

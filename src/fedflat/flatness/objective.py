@@ -5,7 +5,7 @@
 The model is in evaluation mode: BatchNorm uses its running statistics and dropout is off. Hessian-vector products use
 reverse-over-reverse differentiation, ``H v = d/dw <df/dw, v>``. Unlike forward-over-reverse, it supports every layer
 that torch can differentiate twice (GroupNorm in any memory format, fused LSTMs, attention), at the same cost.
-Convolutions, GroupNorm and LayerNorm are replaced meanwhile by versions with fast second derivatives.
+During every evaluation, convolutions, GroupNorm and LayerNorm are replaced by versions with fast second derivatives.
 
 >>> model = torch.nn.Linear(1, 1, bias=False)
 >>> f = Objective(model, torch.nn.functional.mse_loss, (torch.tensor([[1.0], [3.0]]), torch.zeros(2, 1)))
@@ -83,8 +83,8 @@ class Objective:
         buffers: tensors used in place of the module's own buffers, by name.
         weights: the point at which the objective is evaluated by default, [P]; default: the module's parameters.
         tf32: whether a GPU may round float32 matrix products to TF32.
-        channels_last: memory format of images and filters; default: contiguous on a GPU in full float32, for which
-            the exact kernels are written, channels-last otherwise.
+        channels_last: whether images and filters are stored channels last. Default: False on a GPU in full float32
+            precision, because the exact kernels expect contiguous tensors; otherwise True.
     """
 
     def __init__(
@@ -164,11 +164,11 @@ class Objective:
         return objective
 
     def subset(self, size: int, seed: int) -> Objective:
-        """Return the objective on ``size`` of its examples, drawn without replacement."""
+        """Return the same objective on ``size`` of its examples, drawn without replacement with this seed."""
         return self.with_data(select_examples(self.batches, draw_positions(self.examples, size, seed)))
 
     def compile(self) -> None:
-        """Compile Hessian-vector products when they are first used; only batches as large as the first are compiled."""
+        """Compile Hessian-vector products at their first use, for batches with as many examples as the first batch."""
 
         def product(weights: Sequence[Tensor], vector: Sequence[Tensor], inputs: Any, targets: Any) -> Sequence[Tensor]:
             return self._batch_products(weights, [vector], inputs, targets)[0]
@@ -224,7 +224,7 @@ class Objective:
             if self._compiled:
                 compiled = [self._compiled(weights, vector, inputs, targets) for vector in vector_tensors]
                 products = [product for product in compiled if product is not None]
-            if len(products) < len(vector_tensors):  # not compiled, or not for batches of this shape
+            if len(products) < len(vector_tensors):  # no compiled code, or none for batches of this shape
                 products = self._batch_products(weights, vector_tensors, inputs, targets)
             return torch.stack([self._flatten(product) for product in products])
 
@@ -296,9 +296,9 @@ class Objective:
             raise UserError(
                 "the gradient is not finite, so the curvature is undefined; use a model that did not diverge"
             )
-        # In a second pass, unordered GPU reductions change the last digits, but dropout changes the leading ones.
+        # Between two passes, GPU reductions in a different order change the last digits, dropout the leading ones.
         tolerance = 1e-4 if self.dtype == torch.float64 else 1e-2
-        for before, after in zip(first, second, strict=True):
+        for before, after in zip(first, second, strict=True):  # the losses, then the gradients
             if float((before - after).norm()) > tolerance * float(before.norm()) + torch.finfo(self.dtype).eps:
                 raise UserError(
                     f"the loss is not deterministic ({float(first_loss):.6g}, then {float(second[0]):.6g}); "
@@ -306,7 +306,7 @@ class Objective:
                 )
 
     def _parameters_at(self, w: Tensor | None) -> dict[str, Tensor]:
-        """Return the parameters by name whose values are the flat vector ``w``; default: the model's weights."""
+        """Split the flat vector ``w`` [P] (default: the model's weights) into parameters by name."""
         if w is None:
             w = self.weights
         elif w.shape != self.weights.shape:

@@ -1,8 +1,8 @@
-"""Full float32 precision of matrix products on a GPU, regardless of global settings.
+"""Control whether a GPU may round float32 matrix products to TF32, regardless of torch's global settings.
 
 Since torch 2.9 there are two sets of switches: ``allow_tf32`` (old) and ``fp32_precision`` (new). Setting an old one
-also sets the new ones, but not vice versa, and torch refuses to read an old one that disagrees. Hence the old switches
-are set first, then the new ones if they are in use.
+also sets the new ones, but not vice versa, and torch refuses to read an old switch that disagrees with the new ones.
+Hence the old switches are set first, then the new ones if they are in use.
 """
 
 from __future__ import annotations

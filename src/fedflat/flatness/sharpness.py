@@ -5,13 +5,14 @@ With a diagonal scale T and the Euclidean norm ``|.|``,
     worst case:    max over |T^-1 e| <= rho of f(w + e) - f(w)
     average case:  mean over |e| = rho of f(w + e) - f(w)
 
-SAM uses T = 1 (Foret et al. 2021). ASAM uses T = |w| + eta for weights and 1 for biases; at eta = 0 it is invariant to
-rescalings of the weights that leave the function unchanged (Kwon et al. 2021). The first-order worst direction is
+where f is the loss, w the weights and e a perturbation. SAM uses T = 1 (Foret et al. 2021). ASAM uses T = |w| + eta for
+weights and 1 for biases. At eta = 0, ASAM is invariant to rescalings of the weights that leave the model's function
+unchanged (Kwon et al. 2021). With the gradient g, the worst perturbation to first order is
 
     e = rho T^2 g / |T g|,
 
 and several steps of projected ascent find a worse one. The average uses antithetic pairs e and -e, so the gradient term
-cancels: on a quadratic, the mean is rho^2 tr H / 2P.
+cancels. On a quadratic with Hessian H and P weights, the mean is rho^2 tr H / 2P.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Sharpness:
     interval: Estimate | None = None
     """Confidence interval of the mean rise; None for ``sam`` and ``asam``."""
     steps: int = 1
-    """Number of gradient ascent steps that searched for the largest rise."""
+    """Number of gradient ascent steps that searched for the largest rise; 0 for ``average``."""
     examples: int = 0
     """Number of examples over which the loss is averaged."""
 

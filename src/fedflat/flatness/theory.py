@@ -7,13 +7,13 @@ The generalisation error of T rounds of K local steps on m clients with n exampl
 
 with c = 1 + (2 + 1/(K T))^(K-1) / T, provided that every client participates in every round, alpha = 1, option I, and
 learning rates of at most 1 / (beta K T). The paper states c-bar > c-tilde because FedSWA's learning rate decays
-within a round; at the stated learning rate both have this value, so FedSAM and FedSWA differ only in ``run_bound``,
-which uses the learning rates of a run. With mu-strong convexity (Theorems E.3 and F.3) e^(1 + 1/T) becomes e^(1 - mu
-/ ((beta + mu) T)) and c becomes b = 1 + (mu / ((beta + mu) K))^(K-1) / T.
+within a round. At the largest allowed learning rate, however, both equal the c above. FedSAM and FedSWA therefore
+differ only in ``run_bound``, which uses the learning rates of a run. With mu-strong convexity (Theorems E.3 and F.3),
+e^(1 + 1/T) becomes e^(1 - mu / ((beta + mu) T)) and c becomes b = 1 + (mu / ((beta + mu) K))^(K-1) / T.
 
 The factor (2 + 1/(K T))^(K-1) comes from a step of the proof (Lemma E.4) that bounds products of (1 + beta eta) <= c
-by powers of 1 + c. Powers of c suffice, which gives c = 1 + (1 + 1/(K T))^(K-1) / T <= 1 + e^(1/T) / T; ``tight``
-uses this.
+by powers of 1 + c. Powers of c suffice, which gives c = 1 + (1 + 1/(K T))^(K-1) / T <= 1 + e^(1/T) / T. The option
+``tight`` uses this smaller c.
 
 Bounds can exceed the largest float, so everything is computed in logarithms.
 
@@ -131,6 +131,7 @@ class GeneralisationBound(NamedTuple):
     """A bound on the generalisation error, as a logarithm."""
 
     log10: float
+    """log10 of the bound."""
     factor: float
     """log10 of the factor c (or b) in front of L and sigma."""
 
@@ -150,6 +151,7 @@ class RoundLearningRates(NamedTuple):
     total: float
     """Sum over the local steps."""
     highest: float
+    """The largest learning rate of a local step."""
 
 
 def largest_lr(constants: Constants, setting: FederationSize) -> float:

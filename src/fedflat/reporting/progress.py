@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 LINES_PER_RUN = 10
 """Approximate number of lines per run when piped."""
 SECONDS_BETWEEN_LINES = 1.0
+"""Least time between two lines of a run."""
 SECONDS_BETWEEN_UPDATES = 0.2
 """Least time between two updates of the bars in a notebook."""
 FIRST_TIMED, LAST_TIMED = 1, 3
@@ -39,7 +40,7 @@ class Progress(RemoteCallback):
         """Restore the terminal."""
 
     def count_run(self) -> None:
-        """Count a run of several as finished; called also for runs that were finished before."""
+        """Count one of several runs as finished, also if it had finished before and is not run again."""
 
     def show_forecast(self, forecast: Forecast) -> None:
         """Show the estimate of a long run."""
@@ -47,17 +48,18 @@ class Progress(RemoteCallback):
 
 @dataclass
 class ReportedRun:
-    """What was last reported of a run; times are those of ``time.monotonic``."""
+    """The last reported progress of a run; times are those of ``time.monotonic``."""
 
     number: int
-    """Number of the run in the order of starts."""
+    """Number of the run, counted from 1 in the order in which runs started."""
     first_round: int
-    """Rounds that were done when the run began or was resumed."""
+    """Number of completed rounds when the run began or was resumed."""
     last_round: int
-    """Rounds that were done at the last line."""
+    """Number of completed rounds when the last line was printed."""
     start_time: float
+    """When the run began or was resumed."""
     line_time: float
-    """Time of the last line."""
+    """When the last line was printed."""
 
 
 class Lines(Progress):
@@ -69,7 +71,7 @@ class Lines(Progress):
 
     def count_run(self) -> None:
         self.finished += 1
-        self.started = max(self.started, self.finished)  # runs that were finished before never start
+        self.started = max(self.started, self.finished)  # a run that had finished before does not call ``began``
 
     def show_forecast(self, forecast: Forecast) -> None:
         print(describe_forecast(forecast), file=sys.stderr, flush=True)

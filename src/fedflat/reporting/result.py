@@ -216,7 +216,7 @@ class Result:
 
         If clients kept their own BatchNorm statistics (SiLoBN), those of the model are estimated on the training data.
         """
-        if self.config.training.statistics == "averaged":  # the server has them
+        if self.config.training.statistics == "averaged":  # saved with the server's model
             return self.state_dict(name, rounds=rounds)
         problem, partition = reopen(self.record, dataset=dataset, network=network, method="export")
         state = state_of(self.record, name, problem, rounds)
@@ -341,7 +341,7 @@ class Comparison:
         return [self._table_row(row, targets) for row in self.rows()]
 
     def _table_row(self, row: Row, targets: Sequence[float]) -> dict[str, Any]:
-        """Aggregate a row over its seeds; summary values leave out diverged runs, targets and costs do not."""
+        """Aggregate a row over its seeds; diverged runs count only for rounds to targets and for costs."""
         converged = [record for record in row.records if record.status != "diverged"]
         values: dict[str, Any] = {
             "algorithm": row.algorithm,
@@ -359,7 +359,7 @@ class Comparison:
             values["mean_counts"] = sorted({summary.mean_count for summary in evaluated})
         for target in targets:
             rounds = tuple(rounds_to(record.history, model, metric, target, lower_is_better) for record in row.records)
-            reached = RoundsToTarget(target, rounds, ends=(0,) * len(rounds))  # the ends affect only its text
+            reached = RoundsToTarget(target, rounds, ends=(0,) * len(rounds))  # only its text depends on the ends
             values[f"rounds to {target:g}"] = (reached.median, reached.count, len(rounds))
         last_entries = [record.history[-1] for record in row.records if record.history]
         for cost in ("backward_passes", "bytes_up", "bytes_down", "samples"):

@@ -15,7 +15,7 @@ class Row:
     """One row of a comparison: one model of an algorithm, over all runs that differ only in their seed."""
 
     algorithm: str
-    """The algorithm as text, in its canonical spelling, including its averages."""
+    """The algorithm with its parameters and averages, in its canonical spelling."""
     model: str
     """Name of the evaluated model: ``server``, or an average such as ``wima(window=50)``."""
     records: tuple[Record, ...]

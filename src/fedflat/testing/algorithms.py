@@ -1,4 +1,4 @@
-"""Properties that every algorithm has, and claims that some make, checked on quadratics with the real engines."""
+"""Checks of algorithms on quadratics with the real engines: properties that all must have, and claims of some."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fedflat.testing.broken import Broken
 from fedflat.testing.quadratics import Quadratics, Trajectory, run_rounds
 
 EXACT, CLOSE = 1e-12, 1e-9
-"""Largest differences between numbers that are the same computation, and between equivalent computations."""
+"""Largest allowed differences between results of the same computation, and between those of equivalent ones."""
 COHORTS = ([0, 2], [1, 3], [0, 1, 3], [2], [0, 1, 2, 3], [1, 2])
-"""Cohorts of different sizes."""
+"""Participating clients of each round, in cohorts of different sizes."""
 EQUAL, UNEQUAL = Quadratics(), Quadratics(examples=(1, 2, 5, 3))
 """Clients with equal and with different numbers of examples and local steps."""
 ROUNDS_TO_APPROACH, ROUNDS_TO_CONVERGE = 40, 100
-"""Rounds that suffice on quadratics."""
+"""Numbers of rounds in which algorithms approach the optimum of the quadratics, and converge to it."""
 Check = Callable[[Algorithm], str | None]
 """Checks one property; returns how the algorithm violates it, or None if the property holds."""
 
@@ -38,10 +38,10 @@ def check_algorithm(
     """Check an algorithm on quadratics with the real engines.
 
     Args:
-        what: an algorithm or its text.
+        what: an algorithm, or its name with parameters, e.g. ``fedprox(mu=0.1)``.
         claims: names of further properties to check, from ``CLAIMS``.
         limits: parameter values at which the algorithm equals ``becomes``, e.g. ``{"rho": 0.0}``.
-        becomes: the algorithm, or its text, that it equals at ``limits``.
+        becomes: the algorithm that it equals at ``limits``, given like ``what``.
 
     Returns:
         The names of the verified properties: those of ``ALWAYS``, the claims, and the limits.
@@ -70,7 +70,7 @@ def check_algorithm(
 
 
 def _name(tested: Algorithm) -> str:
-    """A name for messages: the names of the slots' components that differ from FedAvg's, joined by ``+``."""
+    """A name for messages: the names of all components that differ from those of FedAvg, joined by ``+``."""
     specs = [getattr(tested, slot) for slot in SLOTS]
     defaults = [getattr(Algorithm(), slot) for slot in SLOTS]
     changed = [spec for spec, default in zip(specs, defaults, strict=True) if spec != default]
@@ -259,7 +259,7 @@ def _finds_optimum(tested: Algorithm) -> str | None:
         return None
     return (
         f"after {ROUNDS_TO_CONVERGE} rounds with all clients its distance is {final:.3g}, and that of FedAvg, "
-        f"which drifts, {fedavg:.3g}; check the sign of the correction and that variates are updated"
+        f"which drifts, {fedavg:.3g}; check the sign of the correction and that control variates are updated"
     )
 
 

@@ -15,11 +15,14 @@ from fedflat.data.batches import channel_statistics
 from fedflat.testing.broken import Broken
 
 TOLERANCE = 0.05
-"""Largest deviation of a channel's mean or standard deviation, on the scale from 0 to 1."""
+"""Largest allowed error of a channel's declared mean or standard deviation, for pixels from 0 to 1."""
 MAX_EXAMPLES, MAX_FEATURES = 256, 1000
-"""Sizes of the sample on which a linear model is fitted."""
+"""Maximum numbers of examples, and of features of an example, to which a linear model is fitted."""
 SHUFFLES, STEPS = 19, 50
-"""Shuffled labelings to compare with, which beat the true one by chance in 1 of 20 cases, and steps per fit."""
+"""Number of random shuffles of the labels, and gradient steps per fit.
+
+If labels did not depend on inputs, the true labels would still fit best of all 20 labelings in 1 of 20 cases.
+"""
 
 
 def check_dataset(data: Dataset | Callable[[], Dataset], *, linear: bool = True) -> list[str]:
@@ -54,8 +57,8 @@ def check_dataset(data: Dataset | Callable[[], Dataset], *, linear: bool = True)
 def _checks(data: Dataset, source: Dataset | Callable[[], Dataset], linear: bool) -> Iterator[tuple[str, str]]:
     """Yield every property with the reason why ``data`` violates it, which is empty if the property holds.
 
-    ``source`` is the function that loaded the data, if there is one, and otherwise the dataset. ``linear`` is that of
-    ``check_dataset``.
+    ``source`` is the function that loaded the data, if there is one, and otherwise the dataset. ``linear`` is the
+    argument of ``check_dataset``.
     """
     shared = _hashes(data.train) & _hashes(data.test)
     yield "no training example is in the test set", f"{len(shared)} of {len(data.test)} inputs are" if shared else ""

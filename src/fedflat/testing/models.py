@@ -19,7 +19,7 @@ from fedflat.testing.broken import Broken
 FAILURES = (RuntimeError, ValueError, IndexError)
 """What torch raises for inputs that a model cannot process."""
 TOLERANCE = 1e-4
-"""Largest difference between outputs that should be equal."""
+"""Largest allowed difference between outputs that should be equal."""
 TASKS: dict[str, Task] = {
     "classification": Classification(),
     "mse": Regression(),
@@ -78,7 +78,7 @@ def _checks(
 ) -> Iterator[tuple[str, str]]:
     """Yield every property with the reason why the model violates it, which is empty if the property holds.
 
-    Arguments as in ``check_model``. Engines train a flat vector of all weights, so a part of the properties is checked
+    Arguments as in ``check_model``. Engines train a flat vector of all weights. Some properties are therefore checked
     with weights that were flattened and restored.
     """
     torch.default_generator.manual_seed(0)

@@ -86,7 +86,7 @@ def cohort_means(
         z: model that the clients received; also the server model.
         displacement: mean displacement of the clients.
         mean: means of the slot's messages, by name.
-        lr_sum: sum H of each client's learning rates.
+        lr_sum: sum of a client's learning rates over its local steps, the same for all clients.
         share: cohort size divided by the number of clients.
         round: round, counted from 0.
         common_gradient: the cohort's mean full-batch gradient at z, if the drift requests it.
@@ -94,13 +94,13 @@ def cohort_means(
     >>> cohort_means(z=[1.0, 2.0], displacement=[-0.1, 0.1], lr_sum=0.1).direction
     tensor([ 1., -1.])
     """
-    moved = _tensor(displacement)
+    mean_displacement = _tensor(displacement)
     return CohortMeans(
         x=_tensor(z),
         z=_tensor(z),
-        displacement=moved,
-        uniform=moved,
-        direction=-moved / lr_sum,
+        displacement=mean_displacement,
+        uniform=mean_displacement,
+        direction=-mean_displacement / lr_sum,
         mean=_state(mean),
         share=share,
         round=round,

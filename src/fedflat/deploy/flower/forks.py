@@ -22,9 +22,9 @@ ENTRY_POINTS = {
     TaskType.CLIENT_APP: "flwr.supernode.cli:flwr_clientapp",
     TaskType.SERVER_APP: "flwr.superlink.cli:flwr_serverapp",
 }
-"""What Flower's commands call."""
+"""The functions that Flower's commands call, as ``module:name``, by type of task."""
 PRELOADED = ("fedflat.deploy.site.app", "fedflat.deploy.server.app", "numpy.ma", "numpy.random")
-"""numpy would import the last two lazily, and so again in every fork."""
+"""Modules imported before forking. numpy imports the last two lazily, so every fork would import them again."""
 POLL = 0.2
 """Seconds between attempts to reach a SuperNode or SuperLink that is not up yet."""
 
@@ -83,7 +83,10 @@ def _serve_address(address: str, root_certificates: str | None, parent: int) -> 
 
 
 def _wait_until_open(address: str, parent: int) -> bool:
-    """Poll until the port accepts (Flower's retry backs off); False once the parent process is gone."""
+    """Poll until the port accepts connections; returns False once the parent process is gone.
+
+    Flower would retry at growing intervals, and so notice the port late.
+    """
     host, _, port = address.rpartition(":")
     while os.getppid() == parent:  # an orphan gets another parent
         try:

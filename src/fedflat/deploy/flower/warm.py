@@ -1,9 +1,9 @@
 """A preloaded SuperExec: torch, fedflat and Flower are imported once, and every message is handled by a fork.
 
 Flower starts a new Python process for every message, which costs seconds each time. With ``--isolation process``,
-``flower-supernode`` and ``flower-superlink`` leave this to others. ``python -m fedflat.deploy.flower.warm HOST:PORT
-...`` does it for one or several nodes of one machine, given the addresses of their Runtime APIs. For a SuperLink with
-TLS, use ``--tls HOST:PORT ca.crt``.
+``flower-supernode`` and ``flower-superlink`` do not start these processes, but wait for a separate SuperExec to do so.
+``python -m fedflat.deploy.flower.warm HOST:PORT ...`` is such a SuperExec. It serves one or several nodes of one
+machine, given the addresses of their Runtime APIs. For a SuperLink with TLS, use ``--tls HOST:PORT ca.crt``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Flower's ServerApp: an ordinary run with the engine of a real federation."""
+"""Flower's ServerApp: an ordinary run whose engine trains at real sites."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def serve(
     Args:
         grid: Flower's connection to the nodes.
         run_config: Flower's run config, with the settings of the experiment and the deployment.
-        data: what the server evaluates on; by default the config's dataset.
+        data: the dataset that the server evaluates on; by default the config's dataset.
         model: user-supplied model.
         task: user-supplied task.
 
@@ -118,7 +118,7 @@ def serve(
 
 
 def _is_resumable(folder: RunFolder, config: Config, deployment: Deployment) -> bool:
-    """Whether the folder has a run to resume; raises ``UserError`` if it is of another experiment or complete.
+    """Whether the folder has a run to resume; raises ``UserError`` if that run is another experiment or is complete.
 
     A run that has ended is complete once it has the sites' scores, unless ``deploy.score`` is off.
     """

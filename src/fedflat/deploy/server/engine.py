@@ -1,6 +1,6 @@
 """The engine of a real federation: asks the sites' nodes to train, inspects their updates and averages them.
 
-It replaces the loop engine of a simulation; averages, checkpoints, metrics and resuming are the same code.
+It replaces the engine of a simulation. The code for averages, checkpoints, metrics and resuming is the same.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class SitesEngine:
     def _connected_clients(self, cohort: list[Client]) -> list[Client]:
         """Wait until enough of the cohort's nodes are connected, or the time is up, and return their clients.
 
-        The indices of a client are those of the site's own data, of which the server knows only the number.
+        The server knows only the number n of a site's examples, so the client's indices are 0 to n - 1.
         """
         numbers = {client.number for client in cohort}
         needed = min(self.deployment.minimum, len(cohort))
@@ -113,7 +113,7 @@ class _RoundAttempt:
         accepted: clients whose updates were accepted.
         refused: for each client whose update was refused, the reason.
         missing: for each client without an update, the reason.
-        z: the broadcast model, from which clients start [parameters].
+        z: the broadcast model, from which clients start, [parameters].
     """
 
     def __init__(
@@ -213,9 +213,9 @@ class _RoundAttempt:
     def _lr_sum(self, steps: int) -> float:
         """Return the sum of the learning rates over the local steps of a client that makes ``steps`` of them."""
         training = self.training
-        total, round = torch.tensor(float(steps)), torch.tensor(float(self.round))
+        total_steps, round = torch.tensor(float(steps)), torch.tensor(float(self.round))
         lrs = [
-            training.algorithm.lr_schedule(training.schedule, round, torch.tensor(float(step)), total)
+            training.algorithm.lr_schedule(training.schedule, round, torch.tensor(float(step)), total_steps)
             for step in range(steps)
         ]
         return float(sum(float(lr) for lr in lrs))
@@ -260,7 +260,7 @@ class _RoundAttempt:
             for name, rows in buffers.sent.items():
                 rows[row].copy_(tensors[name])
         noise = draw_noise(self.engine.deployment, size)
-        if noise is not None:  # the mean of the rows gets a share of the noise of one row
+        if noise is not None:  # noise on one of n rows is enough: the mean divides it by n, as draw_noise assumes
             buffers.displacement[0] += torch.from_numpy(noise).to(self.z)
         reports = [_report(update, self.z.device) for update in updates]
         by_number = {client.number: client for client in self.cohort}

@@ -1,4 +1,4 @@
-"""The record of participation: which clients took part in which round, and hence which state each should have."""
+"""The ledger: which clients took part in each round, and hence which version of its state each client has."""
 
 from __future__ import annotations
 
@@ -29,11 +29,17 @@ class Ledger:
         return INITIAL_STATE_VERSION
 
     def record(self, round: int, accepted: list[int], refused: dict[int, str], missing: dict[int, str]) -> None:
-        """Write a round to disk, in place of entries for this and later rounds, which a restarted run trains again.
+        """Write a round to disk.
 
-        ``refused`` and ``missing`` give the reason for each such client.
+        It replaces existing lines for this and later rounds, which a run that resumed from a checkpoint trains again.
+
+        Args:
+            round: number of the round.
+            accepted: clients whose updates were accepted.
+            refused: for each client whose update was refused, the reason.
+            missing: for each client that sent no update, the reason.
         """
-        line = {
+        new_line = {
             "round": round,
             "accepted": accepted,
             "refused": _with_string_keys(refused),
@@ -41,15 +47,16 @@ class Ledger:
         }
         earlier = [line for line in self.lines if line["round"] < round]
         create_folder(self.path.parent)
+        # JSON text is ASCII, so its number of characters is the size of the file in bytes.
         is_intact = self.path.exists() and self.path.stat().st_size == len(_to_text(self.lines))
         if len(earlier) < len(self.lines) or not is_intact:  # lines to drop, or a line cut off by a kill
-            write_atomically(self.path, _to_text([*earlier, line]))
+            write_atomically(self.path, _to_text([*earlier, new_line]))
         else:
             with explain_os_error(self.path), self.path.open("a") as file:
-                file.write(_to_text([line]))
+                file.write(_to_text([new_line]))
                 file.flush()
                 os.fsync(file.fileno())
-        self.lines = [*earlier, line]
+        self.lines = [*earlier, new_line]
 
 
 def _with_string_keys(reasons: dict[int, str]) -> dict[str, str]:

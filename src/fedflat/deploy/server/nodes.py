@@ -1,4 +1,4 @@
-"""The nodes of a federation: which are connected, which client each of them is, and messages that may get no answer."""
+"""The nodes of a federation: which are connected, which client each of them runs, and how to send them messages."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fedflat.errors import UserError
 
 log = logging.getLogger("flwr")
 POLL, LONGEST_POLL, SLOWDOWN = 0.2, 2.0, 1.3
-"""First and longest interval between polls in seconds, and its growth: polling keeps the SuperLink busy."""
+"""First and longest interval between polls in seconds, and its growth factor: frequent polls load the SuperLink."""
 GREETING_TIMEOUT, GREETINGS = 60.0, 2
-"""Seconds that a new node has to answer a greeting, and the number of greetings before we give up."""
+"""Seconds that a new node has to answer a greeting, and the number of greetings after which the server gives up."""
 NOT_CONNECTED = "its node is not connected"
 Answers = tuple[dict[int, RecordDict], dict[int, str]]
 """Answers by client, and for every other client that was asked, why there is none."""
@@ -35,16 +35,17 @@ class JoinedNode(NamedTuple):
 class Nodes:
     """The connected nodes.
 
-    A node that returns is greeted again: after a kill Flower gives it a new id, after a lost connection the old one.
+    The server greets every new node, and the node answers which client it runs. A node that returns is greeted again:
+    Flower gives it a new id if it was killed, and its old id if it only lost its connection.
 
     Args:
         grid: Flower's connection to the nodes.
         identity: the experiment that nodes must match.
-        clients: clients in the federation.
+        clients: number of clients in the federation.
 
     Attributes:
         present: the nodes that take part, by client.
-        refused: why other nodes do not, by Flower's id of the node.
+        refused: for each refused node, by Flower's id of the node, the reason.
     """
 
     def __init__(self, grid: Grid, identity: Identity, clients: int) -> None:
@@ -71,7 +72,7 @@ class Nodes:
         """Forget nodes that have left, greet new ones and admit those that answer within ``timeout`` seconds."""
         connected = set(self._grid.get_node_ids())
         remaining = {client: joined for client, joined in self.present.items() if joined.node in connected}
-        # Displaced nodes lost their client to another node. If a node has left, greet them: they may take it back.
+        # Displaced nodes lost their client to another node. Once some node has left, they may be able to take it back.
         if len(remaining) < len(self.present):
             self._settled -= self._displaced
             self._displaced.clear()
@@ -124,7 +125,7 @@ class Nodes:
         return None
 
     def ask(self, kind: str, contents: Mapping[int, RecordDict], group: str, timeout: float) -> Answers:
-        """Send a message to each client and return the answers, and why other clients gave none.
+        """Send a message to each client; return the answers by client, and the reason for each client without one.
 
         Args:
             kind: Flower's message type.

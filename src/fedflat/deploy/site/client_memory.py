@@ -1,8 +1,8 @@
-"""The state that a node keeps of its client between rounds, as files in a folder of the node.
+"""The client's state that a node keeps between rounds, as files in a folder of the node.
 
 The version of a state is the number of rounds that the run had completed when the client's update was accepted. With
 each task the server sends the version after the client's last accepted update, and the client trains from that state.
-An update that was lost or refused is thus forgotten on both sides. Two versions are kept, so that a killed node, or a
+An update that was lost or refused thus has no effect on either side. Two versions are kept, so that a killed node, or a
 server that returns to its last checkpoint, finds the one it needs.
 """
 

@@ -1,6 +1,6 @@
 """Certificates and keys of a federation: its own authority, the server's certificate, and a key pair per site.
 
-The authority signs only this federation's server. TLS within the federation needs no other.
+The authority signs only the certificate of this federation's server, and TLS within the federation needs no other one.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _server_certificate(
 
 
 def _key_usage(signs_certificates: bool) -> x509.KeyUsage:
-    """Return what a key may be used for: signing certificates, or signing messages of TLS."""
+    """Return what a key may be used for: signing certificates, or the handshakes of TLS connections."""
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         key_cert_sign=signs_certificates,

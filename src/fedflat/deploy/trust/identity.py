@@ -14,7 +14,7 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Training
 
 LONGEST = 200
-"""Longest text shown before its hash."""
+"""Maximum number of characters shown before the hash of a text."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ LR_SUM = "lr_sum"
 NUMBERS = (LR_SUM, "loss", "steps", "backward_passes", "samples", "examples")
 """Scalars that a client reports in addition to its arrays."""
 ROUNDING = 1e-3
-"""Relative difference allowed for a number that was computed elsewhere."""
+"""Relative difference by which a number computed at a site may deviate from the server's own."""
 ENOUGH_TO_COMPARE = 3
 """Fewest updates whose median norm is meaningful."""
 

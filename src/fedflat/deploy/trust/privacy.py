@@ -1,7 +1,8 @@
 """Differential privacy with Flower's mods, which clip what a site sends and may add noise.
 
-A mod compares the arrays of an answer with those of the same names in the message. It is therefore given displacements:
-zero in the message, the site's own in the answer. A site may send nothing else, because that would leave without noise.
+A mod compares each array of an answer with the array of the same name in the message, and treats the difference as the
+update. Mods therefore see a displacement of zero in the message, and the site's displacement in the answer. A site may
+not send any other array, because the mods would not add noise to it.
 """
 
 from __future__ import annotations
@@ -92,13 +93,12 @@ def check_noise(deployment: Deployment, problem: Problem, training: Training) ->
 def privacy_gap(problem: Problem, training: Training) -> str:
     """Say why noise on displacements would not cover everything that a site reveals; empty if it does."""
     algorithm = training.algorithm
-    # What clients send in addition to their displacement
-    sent = [field.name for fields in algorithm.message_fields().values() for field in fields]
+    additional = [field.name for fields in algorithm.message_fields().values() for field in fields]
     has_buffers = len(problem.initial_state()[1]) > 0
     if algorithm.drift.full_gradient == "common":
         return "clients also send the gradient of their data, which would need its own noise"
-    if sent:
-        return f"clients also send {' and '.join(sent)}, which would need its own noise"
+    if additional:
+        return f"clients also send {' and '.join(additional)}, which would need its own noise"
     if algorithm.drift.on_client():
         return "clients keep state without the noise, which would diverge from the server's"
     if has_buffers and not training.own_statistics:

@@ -52,7 +52,9 @@ class CompiledProduct:
                 product: Sequence[Tensor] = self._compiled(weights, vector, inputs, targets)
         except torch.OutOfMemoryError:
             raise  # not a failure of the compiler
-        except Exception as error:  # compilers fail in many ways; a user's error reappears in the eager product
+        except (
+            Exception
+        ) as error:  # compilers fail in many ways; an error in the model is raised again without compilation
             self._usable = False
             warnings.warn(
                 f"compiling the Hessian-vector product failed ({type(error).__name__}); continuing without compilation",

@@ -4,9 +4,10 @@ A convolution C is linear in its input x and its filters w, and so are its two d
 
     y = C(x, w)        dx = D(g, w)        dw = F(g, x)
 
-with <u, D(g, w)> = <C(u, w), g> and <v, F(g, x)> = <C(x, v), g>. Each of the three is therefore differentiated by the
-other two, to any order, and libraries have fast kernels for all of them. torch's own second derivative computes
-gradients for image-sized filters instead, which makes a Hessian-vector product of `resnet18` 1.5 times slower on a GPU.
+with <u, D(g, w)> = <C(u, w), g> and <v, F(g, x)> = <C(x, v), g>. The derivatives of each of the three are
+therefore the other two, to any order, and libraries have fast kernels for all of them. torch's own second derivative
+convolves with filters of the size of the image instead, which makes a Hessian-vector product of `resnet18` 1.5 times
+slower on a GPU.
 """
 
 from __future__ import annotations

@@ -29,10 +29,11 @@ from fedflat.flatness.curvature.operator import Operator
 from fedflat.flatness.precision import tf32_allowed
 
 COLUMNS = 1 << 20
-"""Basis columns combined at a time, to avoid allocating a second basis."""
+"""Number of columns of the basis [size, P] that are combined at a time; all at once would need a second basis."""
 CHECK_EVERY = 5
 """Products between convergence checks."""
 TOLERANCE = 1e-3
+"""Default relative residual at which an eigenvalue counts as converged."""
 
 
 class Ritz(NamedTuple):
@@ -281,7 +282,7 @@ def lanczos(
         wanted: the eigenvalues to find: ``Ends`` (largest and smallest) or ``Largest`` (in magnitude).
         tolerance: relative residual at which an eigenvalue counts as converged.
         room: maximum number of basis vectors in memory; default: 3 * count + 40.
-        max_products: products with the matrix after which the search stops unconverged; default: 20 * (room + count).
+        max_products: products with the matrix after which the search stops in any case; default: 20 * (room + count).
         seed: seed of the starting vectors.
         progress: called with (products, converged eigenvalues) at every convergence check.
     """
@@ -304,14 +305,15 @@ def lanczos(
             if space.is_complete or products >= max_products:  # a complete basis spans the whole space
                 break
             all_found = converged.all() and len(ritz.values) > wanted.count  # the next eigenvalue must be known, too
-            if all_found and previous_values is not None:  # a missed copy may still appear among the next eigenvalues
+            if all_found and previous_values is not None:
+                # A missed copy of a repeated eigenvalue may still appear among the next eigenvalues.
                 all_found = _next_are_excluded(ritz, wanted, tolerance, dtype)
             if all_found:
                 if previous_values is not None and _are_unchanged(ritz, selected, previous_values, dtype):
-                    break  # the last restart found no missed copy
+                    break  # the last restart found no missed copy of a repeated eigenvalue
                 previous_values = ritz.values[selected]
                 space.restart(ritz, selected, from_random=True)
-            elif space.is_full:  # free memory for further steps
+            elif space.is_full:  # make room for further steps
                 space.restart(ritz, _worth_keeping(ritz, wanted, space), from_random=False)
         vectors = space.to_full_space(ritz.vectors[:, selected])
     return Eigenpairs(
@@ -357,8 +359,8 @@ def _rounding_error(ritz: Ritz, dtype: torch.dtype) -> float:
 def _next_are_excluded(ritz: Ritz, wanted: Ends | Largest, tolerance: float, dtype: torch.dtype) -> bool:
     """Whether the eigenvalues that follow the requested ones are certain not to belong to them.
 
-    If 5 are requested, for example, the sixth largest must have converged tightly, or loosely and at a clear distance
-    from all requested ones.
+    If 5 are requested, for example, the sixth largest must have converged to a third of the tolerance. A looser one,
+    the square root of the tolerance, suffices if it is clearly separated from all requested eigenvalues.
     """
     requested = wanted.select(ritz.values)
     following = np.setdiff1d(wanted.extended().select(ritz.values), requested)

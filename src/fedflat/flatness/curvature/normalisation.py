@@ -1,15 +1,15 @@
 """GroupNorm and LayerNorm with fast second derivatives.
 
-Over the M entries of a group, x is standardised to xhat = (x - mean x) rstd with rstd = 1 / sqrt(var x + eps). If g is
-the gradient of xhat and s that of rstd, the gradient of x is
+Over the M entries of a group, x is standardised to xhat = (x - mean x) rstd with rstd = 1 / sqrt(var x + eps). Let
+g be the gradient of the loss with respect to xhat, and s that with respect to rstd. The gradient with respect to x is
 
     dx = rstd (P g - xhat rstd s / M)        P g = g - mean g - xhat mean(xhat g)
 
-P is symmetric, so <u, rstd P g> has short gradients:
+The map P is symmetric, so the second derivative, i.e. the gradients of <u, rstd P g> for a vector u, is short:
 
     w.r.t. g: rstd P u        w.r.t. xhat: -rstd (mean(xhat u) g + mean(xhat g) u)        w.r.t. rstd: <u, P g>
 
-torch's own second derivative of these layers makes about a hundred passes over the activations instead.
+torch's own second derivatives of these layers make about a hundred passes over the activations.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     v <- H' v / |H' v|,   H' = H - sum_i lambda_i v_i v_i',   lambda = v . H' v
 
 It finds the eigenvalue of largest magnitude first. The published 20 iterations seldom converge for close eigenvalues,
-and errors propagate to all later ones; the residuals state by how much. Use Lanczos for accurate values.
+and their errors propagate to all later eigenvalues. The residuals show how large the errors are. Use Lanczos for
+accurate values.
 """
 
 from __future__ import annotations

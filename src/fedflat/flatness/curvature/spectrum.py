@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COUNT = 50
+"""Default number of eigenvalues."""
 PRODUCTS = 4
-"""Approximate number of Lanczos products per eigenvalue."""
+"""Approximate number of Hessian-vector products that Lanczos needs per eigenvalue."""
 COMPILE = ("auto", "on", "off")
 COMPILE_SECONDS = 120.0
 """Total seconds of products above which compilation pays off."""
@@ -96,7 +97,7 @@ class Spectrum:
         return html_values("Spectrum of the Hessian", self._overview())
 
     def _overview(self) -> dict[str, str | None]:
-        """The main values as texts by name; None for values that were not computed."""
+        """Return the main values by name, formatted; None for values that were not computed."""
         return {
             "lambda_max": f"{self.lambda_max:.4g}",
             "lambda_min": None if self.lambda_min is None else f"{self.lambda_min:.4g}",
@@ -174,8 +175,9 @@ def spectrum_of(
     start = time.monotonic()
     progress("checking that the loss is deterministic")
     objective.check()
-    products = (iterations if method == "power" else PRODUCTS) * count  # expected number, to decide on compilation
-    if compile_if_worthwhile(objective, compile, products + trace_draws + density_draws * density_steps):
+    products_per_eigenvalue = iterations if method == "power" else PRODUCTS
+    expected_products = products_per_eigenvalue * count + trace_draws + density_draws * density_steps
+    if compile_if_worthwhile(objective, compile, expected_products):
         progress("compiling the Hessian-vector product (10 s to 2 min)")
     operator = Operator.of_hessian(objective)
 

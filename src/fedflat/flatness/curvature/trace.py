@@ -1,7 +1,7 @@
-"""Trace and spectral density of a Hessian from random vectors.
+"""Trace and spectral density of a Hessian, estimated from random vectors.
 
 ``hutchinson`` estimates the trace: for Rademacher vectors z, E[z . H z] = tr H. Known eigenvectors are deflated first,
-because they contribute most of the variance. With their projector Q,
+because they contribute most of the variance. With Q, the orthogonal projection onto the known eigenvectors v_i,
 
     tr H = sum_i v_i . H v_i + tr (1 - Q) H (1 - Q).
 
@@ -25,6 +25,7 @@ from fedflat.flatness.estimate import Estimate, estimate
 from fedflat.flatness.precision import tf32_allowed
 
 DRAWS = 30
+"""Default number of random vectors for the trace."""
 
 
 def hutchinson(

@@ -1,4 +1,4 @@
-"""Landscapes as numbers on a grid, and the evaluation of many models with the memory of one."""
+"""Landscapes as values on a grid in weight space, and their evaluation with one model in memory at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Values = npt.NDArray[np.float64]
 FORMAT = 1
 """Version of the JSON format."""
 FETCH_EVERY = 32
-"""Models evaluated between transfers to the host, so that the GPU does not wait and progress stays visible."""
+"""Models evaluated between transfers to the CPU: many, so that the GPU seldom waits, but few enough for progress."""
 
 
 class Model(NamedTuple):
@@ -94,7 +94,7 @@ class Landscape:
     @property
     def test_metric(self) -> str:
         """Name of the quantity that holds the task's metric on the test set, e.g. ``test_error`` or ``test_rmse``."""
-        return list(self.values)[-1]
+        return list(self.values)[-1]  # measurements store it last
 
     def __repr__(self) -> str:
         ranges = [f"{name} {low} to {high}" for name, low, high in self._ranges()]
@@ -104,13 +104,13 @@ class Landscape:
         return html_table(f"Landscape {self._title()}", ("value", "lowest", "highest"), self._ranges())
 
     def _title(self) -> str:
-        """Return a text with the kind of landscape, its models and the number of grid points."""
+        """Describe the kind of landscape, its models and the number of grid points."""
         models = ", ".join(mark.name for mark in self.marks)
         points = " x ".join(str(len(axis)) for axis in self.axes)
         return f"{self.kind} {models}, {points} points"
 
     def _ranges(self) -> list[tuple[str, str, str]]:
-        """Return the name, the lowest and the highest finite value of each quantity, as texts."""
+        """Return the name, the lowest and the highest finite value of each quantity, as strings."""
         ranges = []
         for name, values in self.values.items():
             finite = values[np.isfinite(values)]

@@ -49,7 +49,7 @@ def landscape_around(
         measure: maps a model to scalars.
         name: label of the centre.
         dimensions: 1 (line) or 2 (square).
-        radius: half-width in filter norms; at 1, every filter has moved by its own norm.
+        radius: half the side of the square, in filter norms; at distance 1, every filter has moved by its own norm.
         points: grid points per side.
         seed: seed of the directions.
         one_dimensional: ``zero`` keeps one-dimensional tensors (e.g. biases) fixed, ``scaled`` moves them like filters.

@@ -119,19 +119,19 @@ def plane_landscape(
     if points < 2:
         raise UserError(f"points={points} is invalid; expected at least 2 per side")
     check_grid_size(points**2)
-    three = [models[name] for name in names[:3]]
-    plane = Plane.through(*(model.weights for model in three))
+    corner_models = [models[name] for name in names[:3]]
+    plane = Plane.through(*(model.weights for model in corner_models))
     marks = [Mark(name, corner) for name, corner in zip(names[:3], plane.corners, strict=True)]
     for name in names[3:]:
-        weights = models[name].weights
-        marks.append(Mark(name, plane.coordinates(weights), plane.distance(weights)))
+        projected = models[name].weights
+        marks.append(Mark(name, plane.coordinates(projected), plane.distance(projected)))
     xs = spread_axis([mark.position[0] for mark in marks], points, margin)
     ys = spread_axis([mark.position[1] for mark in marks], points, margin)
-    values = evaluate_models(measure, _grid_models(plane, three, xs, ys), points**2, progress)
+    values = evaluate_models(measure, _grid_models(plane, corner_models, xs, ys), points**2, progress)
     grids = {quantity: column.reshape(points, points) for quantity, column in values.items()}
+    weights = [model.weights.double() for model in corner_models]
     distances = {
-        f"{names[i]} to {names[j]}": float((three[i].weights.double() - three[j].weights.double()).norm())
-        for i, j in ((0, 1), (0, 2), (1, 2))
+        f"{names[i]} to {names[j]}": float((weights[i] - weights[j]).norm()) for i, j in ((0, 1), (0, 2), (1, 2))
     }
     metadata = {"plane_through": names[:3], "margin": margin, "distances": distances}
     return Landscape("plane", (xs, ys), grids, measure_marks(measure, marks, models.values()), metadata)
@@ -152,17 +152,19 @@ def spread_axis(positions: Sequence[float], points: int, margin: float) -> tuple
     return tuple(np.linspace(low - extension, high + extension, points).tolist())
 
 
-def _grid_models(plane: Plane, three: Sequence[Model], xs: Sequence[float], ys: Sequence[float]) -> Iterator[Model]:
-    """Yield the model at every grid point (x, y), with buffers interpolated between those of the three models.
+def _grid_models(
+    plane: Plane, corner_models: Sequence[Model], xs: Sequence[float], ys: Sequence[float]
+) -> Iterator[Model]:
+    """Yield the model at every grid point (x, y), with buffers interpolated between those of the corner models.
 
     Args:
-        plane: the plane through the three models.
-        three: the three models that span the plane.
+        plane: the plane through the corner models.
+        corner_models: the three models that span the plane.
         xs: the grid's x coordinates.
         ys: its y coordinates.
     """
-    dtype = three[0].weights.dtype
-    buffers = torch.stack([model.buffers for model in three])
+    dtype = corner_models[0].weights.dtype
+    buffers = torch.stack([model.buffers for model in corner_models])
     for x, y in product(xs, ys):
         shares = torch.tensor(plane.barycentric(x, y), dtype=buffers.dtype, device=buffers.device)
         yield Model(plane.at(x, y).to(dtype), shares @ buffers)

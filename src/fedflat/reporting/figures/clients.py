@@ -1,4 +1,4 @@
-"""Figures of clients, gaps, constants and twins over rounds."""
+"""Figures over rounds: clients, generalisation gaps, constants of generalisation bounds, and twin runs."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def gap_picture(gaps: Mapping[str, Sequence[Entry]], title: str) -> Figure:
     """
     figure = Figure(figsize=(10.4, 4.4), layout="constrained")
     loss_axes, gap_axes = figure.subplots(1, 2)
-    for colour, (name, entries) in zip(COLOURS, gaps.items(), strict=False):
+    for colour, (name, entries) in zip(COLOURS, gaps.items(), strict=False):  # at most one model per colour
         rounds = [entry["round"] for entry in entries]
         train, test = (np.array([entry[key] for entry in entries], float) for key in ("train_loss", "test_loss"))
         solid = {"color": colour, "lw": 1.8, "marker": "o", "ms": 3.5}

@@ -77,17 +77,17 @@ def curves(
     return figure
 
 
-def _align(seeds: Sequence[list[tuple[float, float]]]) -> tuple[np.ndarray, np.ndarray]:
-    """Combine the curves of several seeds: their first points, their second points, and so on.
+def _align(curves_of_seeds: Sequence[list[tuple[float, float]]]) -> tuple[np.ndarray, np.ndarray]:
+    """Combine the curves of several seeds point by point: their first points, their second points, and so on.
 
     Args:
-        seeds: the points (x, value) of each seed. Seeds without points are dropped, and longer curves are cut to the
-            length of the shortest.
+        curves_of_seeds: the points (x, value) of each seed. Seeds without points are dropped, and longer curves are cut
+            to the length of the shortest.
 
     Returns:
         The mean x over seeds of every point, [points], and the values, [seeds, points].
     """
-    evaluated = [points for points in seeds if points]
+    evaluated = [points for points in curves_of_seeds if points]
     if not evaluated:
         return np.zeros(0), np.zeros((0, 0))
     count = min(map(len, evaluated))

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from fedflat.data import Dataset
 
 MOST_IMAGES = 10
+"""Maximum number of classes with an image."""
 MOST_LABELS = 30
-"""Class names shown at most; more would overlap."""
+"""Maximum number of classes with a name on the axis; more would overlap."""
 
 
 def dataset_picture(dataset: Dataset) -> Figure:
@@ -83,4 +84,4 @@ def _class_counts(targets: torch.Tensor, classes: int) -> torch.Tensor:
     if targets.dtype == torch.bool:
         return targets.sum(0)
     # Ignored pixels have a number above all classes, which the slice drops.
-    return torch.bincount(targets.flatten(), minlength=classes)[:classes]  # ids beyond the classes are ignored pixels
+    return torch.bincount(targets.flatten(), minlength=classes)[:classes]

@@ -121,7 +121,7 @@ def landscape_parts(
 
 def _title(panel: Panel) -> str:
     """Return the title and the caption of a panel as HTML; Plotly would crop long ones."""
-    return f'<p class="title"><b>{escape(panel.title)}</b><br>{escape(panel.figures)}</p>'
+    return f'<p class="title"><b>{escape(panel.title)}</b><br>{escape(panel.caption)}</p>'
 
 
 def _surface(panel: Panel, scale: LandscapeScale, style: LineStyle) -> Any:
@@ -163,21 +163,21 @@ def _surface(panel: Panel, scale: LandscapeScale, style: LineStyle) -> Any:
     return _styled(figure, scale, has_bar=False)
 
 
-def _contours(panel: Panel, scale: LandscapeScale, style: LineStyle, equal: float) -> Any:
+def _contours(panel: Panel, scale: LandscapeScale, style: LineStyle, bold_value: float) -> Any:
     """Draw the contours of a landscape and mark its models.
 
     Args:
         panel: the landscape and its title.
         scale: levels and colours.
         style: colour and marker of the model if there is only one; several models have styles by their names.
-        equal: value of the bold line.
+        bold_value: value of the bold contour, the same in all panels.
     """
     from plotly import graph_objects
 
     line = {"color": "white", "width": 0.7}
     grid = _grid_values(panel.landscape, scale)
     figure = graph_objects.Figure(graph_objects.Contour(**grid, contours=_contour_levels(scale), line=line))
-    height = float(np.log10(equal))
+    height = float(np.log10(bold_value))
     bold = {"coloring": "none", "start": height, "end": height, "size": 1, "showlabels": False}
     values = {name: grid[name] for name in ("x", "y", "z")}
     figure.add_trace(
@@ -199,10 +199,10 @@ def _contours(panel: Panel, scale: LandscapeScale, style: LineStyle, equal: floa
     return _styled(figure, scale, has_bar=True)
 
 
-def _markers(landscape: Landscape, style: LineStyle) -> list[tuple[Mark, dict[str, Any]]]:
-    """Return each model with its Plotly marker: of the given style if it is the only one, else styled by its name."""
+def _markers(landscape: Landscape, single_style: LineStyle) -> list[tuple[Mark, dict[str, Any]]]:
+    """Return each model with its Plotly marker; a single model has ``single_style``, several have styles by name."""
     styles = line_styles(mark.name for mark in landscape.marks)
-    chosen = [style if len(landscape.marks) == 1 else styles[mark.name] for mark in landscape.marks]
+    chosen = [single_style if len(landscape.marks) == 1 else styles[mark.name] for mark in landscape.marks]
     line = {"width": 1.2, "color": "white"}
     return [
         (mark, {"color": style.colour, "symbol": SYMBOLS[style.marker], "line": line})

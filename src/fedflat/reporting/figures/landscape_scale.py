@@ -11,6 +11,7 @@ from fedflat.errors import UserError, one_of
 from fedflat.flatness.landscapes.grid import Landscape, Values
 
 LEVELS = 14
+"""Default number of contour levels."""
 TOP_QUANTILE = 0.98
 """Fraction of values below the top of the scale, so that steep corners do not use up all colours."""
 MAX_DECADES = 3
@@ -23,7 +24,7 @@ BASIN = (
     (0.86, "#ece3cf"),
     (1.00, "#f7efe2"),
 )
-"""Low is deep blue, high is pale; lightness increases monotonically."""
+"""Colour map as (position, colour): low values are deep blue, high ones pale; lightness increases monotonically."""
 NOT_FINITE = "#c9c4bd"
 LABELS = {
     "train_loss": "training loss",
@@ -65,8 +66,9 @@ class LandscapeScale:
         finite = values[np.isfinite(values)]
         if not len(finite):
             raise UserError(f"no value of {shown_value(value)} is finite; use a smaller radius")
-        high = float(np.quantile(finite, TOP_QUANTILE))  # so that a few steep corners do not use up all colours
-        high = high if high > 0 else float(max(finite.max(), 1e-6))  # e.g. if the error is 0 almost everywhere
+        high = float(np.quantile(finite, TOP_QUANTILE))
+        if high <= 0:  # e.g. if the error is 0 almost everywhere
+            high = float(max(finite.max(), 1e-6))
         low = float(max(finite.min(), high * 10**-MAX_DECADES))
         if high < low * 1.05:  # values are nearly constant: widen the scale
             low, high = low / 1.1, high * 1.1

@@ -46,8 +46,8 @@ class Panel:
     """Title of the panel."""
     landscape: Landscape
     """The landscape to draw."""
-    figures: str = ""
-    """Numbers shown below the panel, e.g. lambda_max; may be empty."""
+    caption: str = ""
+    """Text shown below the panel, e.g. lambda_max of the model; may be empty."""
 
 
 def panels_of(landscapes: Mapping[str, Landscape], value: str) -> list[Panel]:
@@ -225,7 +225,7 @@ def lines(panels: Sequence[Panel], value: str | None = None, title: str = "") ->
     axes = figure.subplots()
     styles = line_styles(panel.title for panel in panels)
     for panel in panels:
-        label = "   ".join([panel.title, *panel.figures.splitlines()])
+        label = "   ".join([panel.title, *panel.caption.splitlines()])
         values = _finite(grid_of(panel.landscape, value))
         spacing = marker_spacing(len(values))
         axes.plot(panel.landscape.axes[0], values, **styles[panel.title].line, markevery=spacing, lw=1.9, label=label)
@@ -322,14 +322,14 @@ def _panel_axes(
 
 
 def _add_titles(axes: Any, panel: Panel, is_3d: bool = False) -> None:
-    """Add the title of a panel and, below it, its numbers; 3D axes have no x label, so these are placed as text."""
+    """Add the title above a panel and its caption below; 3D axes hide their x label, so there it is placed as text."""
     axes.set_title(panel.title, fontsize=12.5, fontweight="bold", color=INK, pad=2 if is_3d else 8)
-    if not panel.figures:
+    if not panel.caption:
         return
     if is_3d:
-        axes.text2D(0.5, 0.0, panel.figures, transform=axes.transAxes, ha="center", fontsize=9.5, color=FAINT)
+        axes.text2D(0.5, 0.0, panel.caption, transform=axes.transAxes, ha="center", fontsize=9.5, color=FAINT)
     else:
-        axes.set_xlabel(panel.figures, fontsize=10.5, color=INK, labelpad=6)
+        axes.set_xlabel(panel.caption, fontsize=10.5, color=INK, labelpad=6)
 
 
 def _add_colour_bar(figure: Figure, axes: Any, scale: LandscapeScale, line: float | None = None) -> None:

@@ -32,7 +32,7 @@ LEGEND_CHARACTERS = 120
 
 
 def partition_picture(histogram: IntArray | Sequence[Sequence[int]], classes: Sequence[str], title: str) -> Figure:
-    """Draw class counts, [clients, classes]."""
+    """Draw one partition, given the examples per client and class, [clients, classes], and the names of the classes."""
     return partition_pictures({title: histogram}, classes)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b0508a", "#a67c00", "#3f9bd1", "#6f4aa0", "#4a4a4a")
-"""Colour-blind safe (after Okabe and Ito); the report page has the same ones in its style sheet."""
+"""Colours that colour-blind readers can distinguish (after Okabe and Ito); also in the style sheet of the report."""
 MARKERS = "osD^vPX*"
 """Matplotlib's names of markers, in the order of the colours."""
 DASHES = ("-", "--", ":", "-.")
@@ -25,7 +25,7 @@ FIXED = ("fedavg", "fedsam", "scaffold", "fedmoswa", "fedswa", "fedasam", "feddy
 MARKS_PER_LINE = 8
 """Number of markers along a curve."""
 EARLY_FRACTION = 1 / 3
-"""Fraction of a curve that does not determine the range of its axis."""
+"""Fraction at the start of a curve that is ignored when the range of the vertical axis is chosen."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def line_styles(labels: Iterable[str]) -> dict[str, LineStyle]:
 
 
 def marker_spacing(points: int) -> int:
-    """Return every how many points of a curve a marker is drawn."""
+    """Return the distance between two markers of a curve, counted in points, if the curve has ``points`` points."""
     return max(1, ceil(points / MARKS_PER_LINE))
 
 
@@ -83,12 +83,12 @@ def late_limits(
 ) -> tuple[float, float] | None:
     """Return limits (low, high) of a vertical axis that show the differences of curves, not their first steep rise.
 
-    The limits include every curve after its first third, except for ``hidden_fraction``. None if there are no finite
-    values or all are equal.
+    The limits include every curve after its first third, except for some of the worst curves if ``hidden_fraction`` is
+    above 0. Returns None if there are no finite values or all are equal.
 
     Args:
         curves: the values of each curve, [points].
-        lower_is_better: whether the curves fall instead.
+        lower_is_better: whether curves fall rather than rise.
         hidden_fraction: fraction of the curves, the worst ones, that may be partly outside the limits.
     """
     sign = -1.0 if lower_is_better else 1.0  # turns falling curves into rising ones

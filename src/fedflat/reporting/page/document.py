@@ -43,10 +43,11 @@ AXES = {
 """Horizontal axes of curves, with their labels."""
 COSTS = ("backward_passes", "samples", "bytes_up", "bytes_down")
 MIN_CURVE_POINTS, MAX_CURVE_POINTS, MAX_PAGE_POINTS = 40, 240, 24_000
-"""Points per curve, and the number of points on a page from which curves are subsampled further."""
+"""Minimum and maximum number of points per curve, and the number on a page above which curves get fewer points."""
 MAX_CLIENTS = 120
 """Maximum number of clients in a partition figure; more are subsampled evenly."""
 PARTITION_FACTS = ("clients", "unseen", "sizes", "coverage", "duplicates", "classes_per_client", "heterogeneity")
+"""Statistics of a partition that the report shows."""
 
 Values = dict[str, Any]
 
@@ -108,7 +109,7 @@ def _section_values(group: Group, targets: Sequence[float], baseline: str | None
         "protocol": group.protocol,
         "metric": metric,
         "lower_is_better": lower_is_better,
-        "uneven": has_uneven_means(rows, by),  # then means are not compared
+        "uneven": has_uneven_means(rows, by),  # if True, means are not compared
         "share": is_share(metric),
         "number_format": column_format(spread["mean"] for row in rows for spread in row["spread"].values() if spread),
         "rows": rows,

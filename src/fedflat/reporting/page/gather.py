@@ -27,7 +27,7 @@ IRRELEVANT_SETTINGS = frozenset(
     {"algorithm", "seed", "data.dir", "evaluation.save_every", "flatness"}
     | {f"engine.{name}" for name in ("name", "lanes", "compile", "workers", "device", "checkpoint_every")}
 )
-"""Settings that do not affect results, and the two that a report compares."""
+"""Settings that do not affect results, and the two by which a report distinguishes runs: algorithm and seed."""
 
 
 @dataclass(frozen=True)
@@ -119,10 +119,10 @@ class LabelledRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """Runs with the same dataset and partition; those with the same seed form pairs."""
+    """Runs with the same dataset and partition, so that runs with the same seed can be compared in pairs."""
 
     name: str
-    """Dataset and partition in words."""
+    """Name of the dataset and partition, for titles."""
     records: list[Record]
     partitions: Mapping[int, dict[str, Any]]
     """Partition statistics by seed."""

@@ -43,7 +43,10 @@ def _run_notes(runs: Sequence[Values]) -> Notes:
             notes.append((BAD, f"{where}{_reason(run)}."))
     if notes:
         notes.append(
-            (BAD, "Diverged runs are excluded from means and differences, which flatters them, and rank last.")
+            (
+                BAD,
+                "Diverged runs rank last. Means and differences exclude them, which flatters their algorithms.",
+            )
         )
     unfinished = [run for run in runs if run["status"] in ("running", "paused")]
     if unfinished:
@@ -103,7 +106,7 @@ def _difference_notes(section: Values) -> Notes:
         notes.append((WARN, text))
     unpaired = [row["label"] for row in differences if row["pair"] is None and not row["uneven"]]
     if unpaired:
-        text = f"{_listed(unpaired)} and {baseline} share no seed on which neither diverged, so no difference."
+        text = f"{_listed(unpaired)} and {baseline} share no seed on which both converged, so they are not compared."
         notes.append((WARN, text))
     pairs = [row["pair"] for row in differences if row["pair"] is not None]
     tests = sorted({pair["test"] for pair in pairs} - {"none"})

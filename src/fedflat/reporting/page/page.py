@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 
 Values = Mapping[str, Any]
 GLYPHS = dict(zip(MARKERS, "●■◆▲▼✚✖★", strict=True))
-"""Characters that look like the markers."""
+"""Characters that look like matplotlib's markers, by the name of the marker."""
 PLOTTED = ("metric", "curves", "differences", "ranks", "views")
-"""Values of a section that the page's script plots as they are."""
+"""Keys of a section whose values are passed unchanged to the page's script, which plots them."""
 
 
 def report_page(
@@ -259,11 +259,11 @@ def _table_files(document: Values, columns: Sequence[str]) -> tuple[dict[str, st
 
     Args:
         document: the content of the report.
-        columns: columns of the results; by default, LaTeX tables have the few that fit a paper's column, and other
-            formats have all.
+        columns: columns of the results table. By default, LaTeX tables have the few that fit into a paper's text
+            column, and the other formats have all.
 
     Returns:
-        The text of each file by name, and for each LaTeX table that is too wide a message.
+        The text of each file by name, and a message for each LaTeX table that is too wide.
     """
     files, too_wide = {"values.csv": values_csv(document)}, []
     for number, section in enumerate(document["sections"], 1):
@@ -304,7 +304,7 @@ def write_report(
         baseline: label or algorithm of the row that the others are compared with; default: the first row.
         by: summary value to compare: ``mean_last``, ``last`` or ``best``.
         apart: allow runs with different datasets or partitions, in separate sections.
-        columns: columns of the results tables; default: all, and in LaTeX those that fit a column.
+        columns: columns of the results tables; default: all, or in LaTeX those that fit into a paper's text column.
         figures: whether to draw figures, as PDF.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Tables of a report as CSV (full precision) and Markdown."""
+"""Tables of a report as CSV and Markdown, and all summary values as CSV in full precision."""
 
 from __future__ import annotations
 
@@ -32,10 +32,7 @@ DIFFERENCE_HEADS = ("row", "difference", "95 % bootstrap", "95 % Student", "pair
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table of formatted cells with a caption; the first column holds text, the others numbers.
-
-    ``heads`` maps the columns' names to their headings.
-    """
+    """A table of formatted cells with a caption; the first column holds text, the others numbers."""
 
     caption: str
     heads: Mapping[str, str]
@@ -44,7 +41,7 @@ class TextTable:
     emphasis: Mapping[tuple[int, str], str] = field(default_factory=dict)
     """``best`` or ``second`` for the (row, column name) of cells that LaTeX emphasises."""
     notes: Mapping[str, str] = field(default_factory=dict)
-    """Sentences on columns, by name, which follow the caption."""
+    """Sentences that explain columns, by the column's name; they follow the caption."""
 
     @property
     def full_caption(self) -> str:
@@ -130,7 +127,7 @@ def _emphasis(section: Values) -> dict[tuple[int, str], str]:
     Means that are equal after rounding share their place. A column whose means cannot be compared has no emphasis.
 
     Returns:
-        ``best`` or ``second`` by row number and name of the column's summary value.
+        ``best`` or ``second`` for each emphasised cell, by (row number, column name).
     """
     emphasis = {}
     sign = 1 if section["lower_is_better"] else -1  # sorts the best mean first

@@ -1,4 +1,4 @@
-"""Tables as LaTeX that fits a column of a paper."""
+"""LaTeX tables that fit into a text column or a page of a paper."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from fedflat.errors import UserError
 from fedflat.reporting.tables.files import TextTable
 
 COLUMN_WIDTH, PAGE_WIDTH = 234.0, 397.0
-"""Width of a column of ICML and of the text of NeurIPS, in points."""
+"""Width in points of a text column in ICML papers, and of the single column of NeurIPS papers."""
 MIN_FIRST_COLUMN = 45.0
-"""Width in points that the first column, whose text is wrapped, has at least."""
+"""Minimum width in points of a table's first column, whose text is wrapped."""
 CHARACTER_WIDTH, SEPARATION = 4.5, 12.0
-"""Width of a digit in a table (9 pt) and the distance of two columns, in points."""
+"""Width of a digit at 9 pt, and distance between two columns of a table, in points."""
 SHORT_HEADS = {
     "row": "algorithm",
     "mean_last": "last 10 %",
@@ -23,7 +23,7 @@ SHORT_HEADS = {
 """Short headings; the caption explains them."""
 RESULT_COLUMNS = ("mean_last", "last")
 DIFFERENCE_COLUMNS = ("difference", "95 % Student", "p after Holm")
-"""Columns of the two tables that fit a column."""
+"""Columns of the table of results and of the table of differences that fit into one text column of a paper."""
 _EMPHASIS = {"best": "textbf", "second": "underline"}
 _ESCAPES = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
@@ -44,7 +44,7 @@ def latex_text(text: str) -> str:
 def latex_table(table: TextTable, label: str) -> str:
     """Write a table in LaTeX, with the best values in bold and the second-best underlined.
 
-    It needs the packages booktabs and tabularx. It is one column wide, or as wide as the page if that is too narrow.
+    It needs the packages booktabs and tabularx. It spans one text column of the paper or, if it is too wide, the page.
 
     Args:
         table: the table.
@@ -95,7 +95,7 @@ def _row(table: TextTable, number: int) -> str:
     for name, value in zip(list(table.heads)[1:], values, strict=True):
         emphasis = table.emphasis.get((number, name))
         cell = latex_text(value)
-        if emphasis:  # of the mean, without its standard deviation
+        if emphasis:  # emphasise the mean, but not its standard deviation
             mean, space, deviation = cell.partition(" ")
             cell = rf"\{_EMPHASIS[emphasis]}{{{mean}}}{space}{deviation}"
         cells.append(cell)

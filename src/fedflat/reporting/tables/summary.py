@@ -1,4 +1,4 @@
-"""Summary values of a run (last, mean of the last evaluations, best, rounds to a target), statistics over seeds.
+"""Summary values of a run (last, mean of the last evaluations, best, rounds to a target) and statistics over seeds.
 
 The statistics are paired differences with intervals and tests, Holm's correction, and ranks.
 """
@@ -22,12 +22,12 @@ MEAN_LABEL = "mean of the last 10 % of evaluations"
 
 @dataclass(frozen=True)
 class Summary:
-    """Summary of the values that a metric of one model had in the run's test evaluations."""
+    """Summary of one metric of one model over all evaluations of a run on the test set."""
 
     last: float
     """The value at the last evaluation."""
     mean_last: float
-    """The mean over the last 10 % of the run's evaluations (rounded up), as far as the model existed by then."""
+    """The mean over the last 10 % of the run's evaluations (rounded up), without those before the model existed."""
     mean_count: int
     """Number of evaluations in the mean ``mean_last``."""
     best: float
@@ -37,7 +37,7 @@ class Summary:
 def summarise(history: Sequence[dict[str, Any]], model: str, metric: str, lower_is_better: bool) -> Summary | None:
     """Summarise a test metric of one model of a run: last value, mean over the last 10 % of evaluations, and best.
 
-    The mean leaves out the initial model (round 0). None if the metric was never evaluated for this model.
+    The mean leaves out the initial model (round 0). Returns None if the metric was never evaluated for this model.
 
     Args:
         history: one entry per evaluation.
@@ -100,11 +100,13 @@ def shown_range(counts: Iterable[int]) -> str:
 
 @dataclass(frozen=True)
 class SeedStatistics:
-    """A mean over seeds with its standard deviation (n - 1)."""
+    """The mean of one value per seed, with its standard deviation."""
 
     mean: float
     std: float
+    """Sample standard deviation (divisor n - 1); 0 for a single seed."""
     count: int
+    """Number of seeds."""
 
     def shown(self, metric: str, number_format: str = ".4g") -> str:
         """Format the mean of a metric and, for several seeds, the standard deviation."""
@@ -131,8 +133,11 @@ class PairedDifference:
     """Difference of two algorithms over their common seeds, with intervals and a test."""
 
     seeds: tuple[int, ...]
+    """The common seeds."""
     differences: tuple[float, ...]
+    """The difference at each of these seeds."""
     mean: float
+    """The mean of the differences."""
     interval: tuple[float, float] | None
     """95 % percentile bootstrap interval; None for a single seed."""
     t_interval: tuple[float, float] | None
@@ -140,6 +145,7 @@ class PairedDifference:
     test: str
     """Test behind ``p``: ``paired t``, ``signed rank`` or ``none``."""
     p: float | None
+    """Two-sided p-value, without correction for several comparisons; None if no test applies."""
 
 
 def compare_paired(values: Mapping[int, float], baseline: Mapping[int, float]) -> PairedDifference | None:
@@ -197,8 +203,8 @@ def paired_test(differences: Sequence[float]) -> tuple[str, float | None]:
     """Test whether paired differences are zero on average.
 
     Returns:
-        The name of the test and its two-sided p-value: ``paired t`` for fewer than six pairs, ``signed rank``
-        (Wilcoxon's test) for more, or ``none`` if no test applies.
+        The name of the test and its two-sided p-value. The test is ``paired t`` for fewer than six pairs,
+        ``signed rank`` (Wilcoxon's test) for six or more, or ``none`` if no test applies.
     """
     if len(differences) < 2:
         return "none", None
@@ -299,7 +305,10 @@ def rank_algorithms(values: Mapping[str, Mapping[int, float]], lower_is_better: 
 
 @dataclass(frozen=True)
 class RoundsToTarget:
-    """Rounds that runs needed to reach a target; a run that ended before it did is censored, not dropped."""
+    """Rounds that runs needed to reach a target.
+
+    A run that ended before it reached the target is not dropped, but censored: it needs more rounds than it had.
+    """
 
     target: float
     rounds: tuple[int | None, ...]
