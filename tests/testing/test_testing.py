@@ -127,7 +127,7 @@ def test_mistakes_are_named(method: Algorithm, identity: str) -> None:
 def test_a_false_claim_is_named(name: str, claim: str) -> None:
     with pytest.raises(Broken) as caught:
         check_algorithm(name, claims=[claim])
-    assert caught.value.identity == claim
+    assert caught.value.property_name == claim
     assert claim in str(caught.value)
 
 
