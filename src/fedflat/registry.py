@@ -1,4 +1,4 @@
-"""Named components, bound and looked up in a ``Registry``, and plugins: the user's Python files that register more."""
+"""``Registry``, which maps names to components, and plugins: Python files of the user that register more components."""
 
 from __future__ import annotations
 
@@ -231,5 +231,5 @@ def _line(error: Exception, path: Path) -> str:
 
 
 def _message(error: Exception) -> str:
-    """An error in one phrase; a ``UserError`` explains itself, others need the name of their class."""
+    """The message of an error, after the name of its class unless it is a ``UserError``, which explains itself."""
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"

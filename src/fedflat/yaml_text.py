@@ -65,7 +65,7 @@ def _size(node: Any, sizes: dict[int, int]) -> int:
             raise yaml.YAMLError("an alias contains itself")
         return sizes[id(node)]
     sizes[id(node)] = 0
-    children = [] if isinstance(node, yaml.ScalarNode) else node.value
+    children = [] if isinstance(node, yaml.ScalarNode) else node.value  # of a mapping: (key, value) pairs
     parts = [part for child in children for part in (child if isinstance(child, tuple) else (child,))]
     sizes[id(node)] = 1 + sum(_size(part, sizes) for part in parts)
     return sizes[id(node)]

@@ -19,7 +19,7 @@ from fedflat.text import parse
 
 HARDWARE = "NVIDIA H200"
 BENCHMARKED = {"resnet18": 46_000, "vit-b16": 2_700}
-"""Gradients of examples per second in bf16, from docs/benchmarks.md, for models without stored results."""
+"""Per-example gradients per second in bf16, from docs/benchmarks.md, for models without stored results."""
 EVALUATION = 1 / 3
 """Time to evaluate an example, relative to its gradient."""
 _SIZES = re.compile(r"([\d,]+) / ([\d,]+)")
@@ -32,7 +32,7 @@ class GpuTime:
     Attributes:
         seconds: time of the runs that can be estimated.
         runs: number of these runs.
-        unknown: models whose speed, and datasets whose size is not known.
+        unknown: models whose speed is unknown, and datasets whose size is unknown; their runs are not estimated.
     """
 
     seconds: float
@@ -58,7 +58,7 @@ def gpu_time(runs: Iterable[PlannedRun]) -> GpuTime:
 
 @cache
 def speeds() -> dict[str, float]:
-    """Gradients of examples per second by model: the median over stored results, otherwise benchmarks."""
+    """Per-example gradients per second by model: the median over stored results or, without any, a benchmark."""
     measured: dict[str, list[float]] = {}
     for result in embedded_results():
         key = next(iter(result.cells))
@@ -87,11 +87,17 @@ def dataset_sizes(dataset: str) -> tuple[int, int] | None:
 
 
 def _examples(config: Config, sizes: tuple[int, int], rounds: int) -> float:
-    """Return how many gradients of examples some rounds compute; evaluations count as fractions of gradients."""
+    """Return how many per-example gradients a number of rounds computes; an evaluated example counts as a third of one.
+
+    Args:
+        config: the run.
+        sizes: numbers of training and test examples.
+        rounds: number of rounds.
+    """
     training, evaluation, built = config.training, config.evaluation, algorithm(config.algorithm)
-    local = training.local_epochs * sizes[0] / (config.data.clients or 1)
+    per_client = training.local_epochs * sizes[0] / (config.data.clients or 1)  # examples of a client in one round
     if training.local_steps:
-        local = training.local_steps * training.batch_size
-    gradients = rounds * config.federation.clients_per_round * local * built.backward_passes
+        per_client = training.local_steps * training.batch_size
+    gradients = rounds * config.federation.clients_per_round * per_client * built.backward_passes
     evaluations = (rounds / evaluation.every + min(evaluation.final, rounds)) * (1 + len(built.averages))
     return gradients + EVALUATION * evaluations * min(sizes[1], evaluation.examples or sizes[1])

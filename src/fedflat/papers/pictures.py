@@ -11,7 +11,7 @@ from fedflat.papers.plan import ReproductionPlan
 
 _PLACEHOLDER = re.compile(r"\{(\w+)(?: ([^}]+))?\}")
 FEWEST_IN_PLANE = 3
-"""Models that span a plane."""
+"""Number of models that define a plane."""
 
 
 def picture_commands(plan: ReproductionPlan, out: Path) -> list[str]:
@@ -22,8 +22,8 @@ def picture_commands(plan: ReproductionPlan, out: Path) -> list[str]:
     runs. A command with ``{each}`` is repeated for every run. Except for ``{runs}``, the first seed is used. Commands
     on cells that were not chosen are left out.
     """
-    first_runs: dict[str, str] = {}  # by cell
-    models: dict[str, list[str]] = {}
+    first_runs: dict[str, str] = {}  # folder of the run with the first seed, by cell
+    models: dict[str, list[str]] = {}  # evaluated models as ``folder:name``, by cell
     for cell in plan.cells:
         for runs in plan.runs_of(cell):
             if runs:

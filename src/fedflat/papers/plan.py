@@ -17,7 +17,7 @@ from fedflat.papers.post_hoc import ModelQuery
 from fedflat.papers.small import CORRUPTIONS, small
 
 SMALL_SCALE = "small scale"
-"""The remark on every outcome at that scale."""
+"""The remark on every outcome at small scale."""
 OTHER_SETTINGS = "other settings"
 """The remark on outcomes of runs whose settings differ from the paper's."""
 
@@ -77,7 +77,7 @@ class PlannedExperiment(PlannedRun):
     """An experiment with one seed."""
 
     key: str
-    """The config with seed 0 as JSON, by which cells find their runs."""
+    """The config with seed 0 as JSON; ``ReproductionPlan.runs_of`` finds the runs of a cell by it."""
     cells: tuple[str, ...]
     """Names of the chosen cells that need it."""
     stand_ins: tuple[str, ...]

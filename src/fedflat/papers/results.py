@@ -32,9 +32,9 @@ from fedflat.papers.schema import PaperData
 from fedflat.reporting.tables.summary import series, summarise
 
 FORMAT = 1
-"""Version of the files."""
+"""Version of the format of result files."""
 WINDOW = 100
-"""Number of last rounds in the stored mean."""
+"""Number of rounds, counted from the last, that the stored mean covers."""
 EMBEDDED = "measured.json"
 """In the folder of the papers' data: the committed results without curves, written by docs/generate.py."""
 Kind = Literal["paper", "tuned", "released"]
@@ -56,7 +56,7 @@ class RunCost(PaperData):
 
     seconds: Number
     seconds_per_round: Number | None = None
-    """Including evaluations, after the first tenth of the run."""
+    """Mean over rounds after the first tenth of the run, including evaluations."""
     runs_at_once: int = 1
     """Runs that shared the device."""
     backward_passes: int | None = None
@@ -104,7 +104,7 @@ class StoredResult(PaperData):
 
     @property
     def device_seconds(self) -> float:
-        """Seconds of the device, shared with the runs at the same time."""
+        """Seconds of device time: the duration of the run divided by the number of runs that shared the device."""
         return self.cost.seconds / self.cost.runs_at_once
 
     def text(self) -> str:
@@ -114,7 +114,7 @@ class StoredResult(PaperData):
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
     def without_curves(self) -> StoredResult:
-        """Return the part that the ledger needs."""
+        """Return a copy with only what the ledger and the estimates of GPU time need."""
         kept = ("rounds", "eval_every", "eval_final", "precision")
         protocol = {key: self.protocol[key] for key in kept if key in self.protocol}
         unneeded = {"metrics", "final", "curve", "curve_rounds", "protocol"}
@@ -299,7 +299,7 @@ def _stored_number(cell: Cell, run: MeasuredRun) -> StoredNumber:
 
 
 def _summary(record: Record, model: str, metric: str) -> dict[str, Any]:
-    """Return the last, best and mean value of a model's metric."""
+    """Return the last and best value of a model's metric, and its mean over the last 100 rounds."""
     summary = summarise(record.history, model, metric, record.lower_is_better)
     if summary is None:
         return {}
