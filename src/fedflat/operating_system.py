@@ -108,8 +108,8 @@ def keep_memory() -> None:
 def interrupts_blocked() -> Iterator[None]:
     """Block SIGINT and SIGHUP while child processes are started. No effect on Windows.
 
-    Children inherit the block and keep it, so Ctrl-C, which reaches all processes of a terminal, does not end them. They
-    exit when their parent closes their pipes. In this process, blocked signals arrive at the end of the context.
+    Children inherit the block and keep it, so Ctrl-C, which reaches all processes of a terminal, does not end them;
+    they exit when their parent closes their pipes. In this process, blocked signals arrive at the end of the context.
     """
     if sys.platform == "win32":
         yield

@@ -21,10 +21,7 @@ from fedflat.text import param
 
 Uniforms = npt.NDArray[np.float64]
 Draws = dict[str, torch.Tensor]
-"""Random quantities by name, e.g. corners of crops; as drawn, their first dimension is the training step.
-
-Methods that transform the batch of one step receive only that step's quantities, without this dimension.
-"""
+"""Random quantities by name: [training steps, ...] as drawn; [...] in methods that transform the batch of one step."""
 
 
 class AugmentationStep(ABC):
@@ -398,8 +395,5 @@ def sample_bilinear(images: torch.Tensor, rows: torch.Tensor, columns: torch.Ten
 
 
 def permutation(draws: Draws, size: int | None = None) -> torch.Tensor:
-    """Return mixup's permutation of a batch of ``size`` examples (None: a full batch), by sorting its random keys.
-
-    The keys of padding examples are infinite, so they come last and are not blended with other examples.
-    """
+    """Return mixup's permutation of ``size`` examples (None: a full batch); padding has infinite keys and is last."""
     return draws["order"][:size].argsort()
