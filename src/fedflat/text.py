@@ -242,7 +242,7 @@ def show(name: str, values: Mapping[str, Value]) -> str:
 
 
 def folded(name: str) -> str:
-    """A name in the form in which lookups compare it: without case, hyphens and underscores."""
+    """Return a name as lookups compare it: in lower case, without hyphens and underscores."""
     return name.lower().replace("-", "").replace("_", "")
 
 

@@ -98,9 +98,9 @@ def _check(claim: Claim, ledger: Ledger) -> CheckedClaim:
     """Compute the claimed and the measured difference of a claim; shares become percentage points."""
     cells = [_cell(claim.paper, key) for key in (claim.cell, claim.minus)]
     entries = [ledger.entry(claim.paper, key) for key in (claim.cell, claim.minus)]
-    factor = 100.0 if cells[0].unit == "share" else 1.0
+    factor = 100.0 if cells[0].unit == "share" else 1.0  # to percentage points
     published = [cell.published.value for cell in cells if cell.published and cell.published.value is not None]
-    values: list[dict[int, float]] = []
+    values: list[dict[int, float]] = []  # measured values by seed, for both cells
     for entry in entries:
         by_seed = (
             entry.by_seed if entry and entry.outcome.verdict != "ran" else {}

@@ -61,7 +61,7 @@ def speeds() -> dict[str, float]:
     """Per-example gradients per second by model: the median over stored results or, without any, a benchmark."""
     measured: dict[str, list[float]] = {}
     for result in embedded_results():
-        key = next(iter(result.cells))
+        key = next(iter(result.cells))  # any cell that the run measures; all share its model and dataset
         table, _, name = key.partition("/")
         config = paper_config(find_table(f"{result.paper}/{table}").cells[name], result)
         is_comparable = result.environment["hardware"] == HARDWARE and result.cost.seconds_per_round is not None
@@ -69,9 +69,9 @@ def speeds() -> dict[str, float]:
         if result.kind == "paper" and is_comparable and config and sizes:
             evaluation = config.evaluation.model_copy(update={"every": result.protocol["eval_every"]})
             rounds = int(result.protocol["rounds"])
-            examples = _examples(config.model_copy(update={"evaluation": evaluation}), sizes, rounds) / rounds
-            per_round = float(result.cost.seconds_per_round or 0) / result.cost.runs_at_once
-            measured.setdefault(config.model, []).append(examples / per_round)
+            per_round = _examples(config.model_copy(update={"evaluation": evaluation}), sizes, rounds) / rounds
+            seconds = float(result.cost.seconds_per_round or 0) / result.cost.runs_at_once
+            measured.setdefault(config.model, []).append(per_round / seconds)
     return BENCHMARKED | {model: median(values) for model, values in measured.items()}
 
 

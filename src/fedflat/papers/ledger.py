@@ -138,16 +138,17 @@ class Ledger:
 
     def __init__(self, results: Iterable[StoredResult]) -> None:
         self.results = tuple(results)
-        measured: dict[Cell, list[StoredResult]] = {}
+        measured: dict[Cell, list[StoredResult]] = {}  # the results that measure each cell
         for result in self.results:
             for key in result.cells:
                 table_name, _, cell_name = key.partition("/")
                 measured.setdefault(find_table(f"{result.paper}/{table_name}").cells[cell_name], []).append(result)
         self.entries: list[LedgerEntry] = []
-        names = {cell.table for cell in measured}
+        measured_tables = {cell.table for cell in measured}
         all_tables = (table for paper in papers().values() for table in paper.tables.values())
-        for table in (table for table in all_tables if table.full_name in names):
+        for table in (table for table in all_tables if table.full_name in measured_tables):
             entries = {cell: _entry(cell, measured[cell]) for cell in table.cells.values() if cell in measured}
+            # A gain has no runs itself; it is computed if both cells that it derives from are measured.
             for cell in table.cells.values():
                 if isinstance(cell.statistic, Gain):
                     sources = [entries.get(source) for source in table.sources(cell)]
@@ -215,15 +216,16 @@ class Ledger:
 def _entry(cell: Cell, results: Sequence[StoredResult]) -> LedgerEntry:
     """Judge the stored numbers of a cell: compare those of runs with the paper's settings with the published one."""
     own = [result for result in results if result.kind == "paper"]
+    # Grouped by the hash of the protocol: there are several experiments if the paper reports the best of several.
     experiments: dict[str, list[StoredResult]] = {}
     deviations = Deviations()
     for result in own:
-        hash_of_result, deviations = result.protocol_hash, deviations_of(cell, result)
-        experiments.setdefault(hash_of_result, []).append(result)
+        deviations = deviations_of(cell, result)
+        experiments.setdefault(result.protocol_hash, []).append(result)
     numbers = [[_run_number(cell, result) for result in runs] for runs in experiments.values()]
     numbers += [[]] * (len(cell.configs) - len(numbers))  # alternatives that are not measured yet
     outcome = judge(cell, numbers, deviations, max((len(runs) for runs in numbers), default=0))
-    if own and len(experiments) < len(cell.configs):
+    if own and len(experiments) < len(cell.configs):  # the best is unknown until all algorithms are measured
         values = tuple(number.value for runs in numbers for number in runs if number.value is not None)
         measured = f"{len(experiments)} of {len(cell.configs)} algorithms measured"
         outcome = CellOutcome(cell, values if len(experiments) == 1 else (), "ran", measured)

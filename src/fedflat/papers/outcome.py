@@ -352,7 +352,7 @@ def gain_outcome(cell: Cell, gain: Gain, minuend: CellOutcome, subtrahend: CellO
     pairs = [(minuend.mean, subtrahend.mean)]
     if len(minuend.values) == len(subtrahend.values):
         pairs = list(zip(minuend.values, subtrahend.values, strict=True))
-    points = 100.0 if minuend.cell.unit == "share" else 1.0
+    points = 100.0 if minuend.cell.unit == "share" else 1.0  # converts shares to percentage points
     values = tuple(100 * (a - b) / b if gain.relative else points * (a - b) for a, b in pairs if b)
     if minuend.verdict == "ran":  # the runs deviate from the paper
         return CellOutcome(cell, values, "ran", minuend.remark)

@@ -73,7 +73,7 @@ class StoredResult(PaperData):
     """paper: the paper's settings; tuned: hyperparameters from a validation split; released: the authors' code."""
     paper: str
     experiment: str
-    """Path of the result below the results folder, without kind and seed."""
+    """Path of the result's file below the results folder, without kind, seed and suffix."""
     seed: int
     status: str
     reason: str | None = ""
@@ -140,7 +140,7 @@ def make_result(
     """Return the stored result of a finished run.
 
     Args:
-        experiment: path of the result below the results folder, from :func:`experiment_name`.
+        experiment: name of the experiment, from :func:`experiment_name`; it becomes part of the file's path.
         cells: the cells that the run measures.
         record: the run.
         run: the same run with the statistics measured on its models.
@@ -248,7 +248,7 @@ def cell_key(cell: Cell) -> str:
 
 
 def cells_measured_by(table: PaperTable, config: Config) -> list[Cell]:
-    """Return the cells that a run of the paper's config measures: those of the table, then those of other tables.
+    """Return the cells that a run with the paper's config measures: those of ``table``, then those of other tables.
 
     Cells of other tables are left out if they print no number.
     """
@@ -268,7 +268,7 @@ def experiment_name(table: PaperTable, config: Config) -> str:
     cells = [cell for cell in _cells_by_config(table.paper.name)[config] if cell.table == table.full_name]
     row = cells[0].name.split("/")[0]
     columns = [cell.name.split("/")[1].split("-") for cell in cells if cell.name.startswith(f"{row}/")]
-    common = []
+    common = []  # the words with which the names of all columns begin
     for words in zip(*columns, strict=False):
         if len(set(words)) > 1:
             break

@@ -73,7 +73,9 @@ class Statement(PaperData):
     """A number that the running text states for a table or figure."""
 
     value: str
+    """The number as printed."""
     says: str
+    """What the number is."""
 
 
 class RowGroup(PaperData):
@@ -99,7 +101,7 @@ class TableFile(PaperData):
     groups: list[RowGroup] = []
     rows: dict[str, str] = {}
     small: str = ""
-    """The cell that represents the table at small scale."""
+    """Name of the cell that represents the table when only one is run at small scale."""
     picture: list[str] = []
     """The commands that draw a figure, with placeholders such as {models}; see ``pictures``."""
     states: list[Statement] = []

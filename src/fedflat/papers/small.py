@@ -99,7 +99,7 @@ def _stand_ins(config: Config, folder: Path | None) -> tuple[DataSettings, str, 
 
 
 def _masks_augmentation(text: str) -> str:
-    """Return an augmentation for masks of digits: windows have the size of the images.
+    """Return an augmentation for ``digit_masks``: without the window size, so that windows are as large as the images.
 
     >>> _masks_augmentation("scale-crop(low=0.5,height=512,width=1024)")
     'scale-crop(low=0.5)'
@@ -111,7 +111,7 @@ def _masks_augmentation(text: str) -> str:
 
 
 def _digits_augmentation(text: str) -> str:
-    """Return an augmentation for digits: its lengths in pixels shrink by as much as the images.
+    """Return an augmentation for digits: its lengths in pixels are divided by 4, as digits are smaller than CIFAR.
 
     >>> _digits_augmentation("crop-flip+cutout(size=8)"), _digits_augmentation("none")
     ('crop-flip(padding=1)+cutout(size=2)', 'none')
