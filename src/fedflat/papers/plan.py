@@ -81,8 +81,9 @@ class PlannedExperiment(PlannedRun):
     cells: tuple[str, ...]
     """Names of the chosen cells that need it."""
     stand_ins: tuple[str, ...]
+    """What replaces data or models of the paper at small scale, such as ``digits for cifar10``."""
     queries: tuple[ModelQuery, ...] = ()
-    """What to measure on its models when it has finished."""
+    """The statistics to measure on its models when it has finished."""
 
 
 @dataclass(frozen=True)
