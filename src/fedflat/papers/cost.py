@@ -51,8 +51,8 @@ def gpu_time(runs: Iterable[PlannedRun]) -> GpuTime:
         elif sizes is None:
             unknown[run.config.data.dataset] = None
         else:
-            examples = _examples(run.config, sizes, run.rounds_left)
-            seconds, count = seconds + examples / speed, count + 1
+            gradients = _count_gradients(run.config, sizes, run.rounds_left)
+            seconds, count = seconds + gradients / speed, count + 1
     return GpuTime(seconds, count, tuple(unknown))
 
 
@@ -69,7 +69,7 @@ def speeds() -> dict[str, float]:
         if result.kind == "paper" and is_comparable and config and sizes:
             evaluation = config.evaluation.model_copy(update={"every": result.protocol["eval_every"]})
             rounds = int(result.protocol["rounds"])
-            per_round = _examples(config.model_copy(update={"evaluation": evaluation}), sizes, rounds) / rounds
+            per_round = _count_gradients(config.model_copy(update={"evaluation": evaluation}), sizes, rounds) / rounds
             seconds = float(result.cost.seconds_per_round or 0) / result.cost.runs_at_once
             measured.setdefault(config.model, []).append(per_round / seconds)
     return BENCHMARKED | {model: median(values) for model, values in measured.items()}
@@ -86,7 +86,7 @@ def dataset_sizes(dataset: str) -> tuple[int, int] | None:
     return (int(match[1].replace(",", "")), int(match[2].replace(",", ""))) if match else None
 
 
-def _examples(config: Config, sizes: tuple[int, int], rounds: int) -> float:
+def _count_gradients(config: Config, sizes: tuple[int, int], rounds: int) -> float:
     """Return how many per-example gradients a number of rounds computes; an evaluated example counts as a third of one.
 
     Args:
