@@ -49,7 +49,7 @@ def run(
         dataset: the name of a dataset (list: ``fedflat data list``), or a ``Dataset`` from
             ``fedflat.data.from_arrays``, ``from_clients`` or ``from_torch``.
         model: the name of a model (list: ``fedflat models``), or a ``torch.nn.Module``, which is copied.
-        task: loss and metrics: ``"mse"``, ``"huber"``, ``"bce"`` or ``Huber(delta=2)``; default: from the targets.
+        task: loss and metrics: ``"mse"``, ``"huber"``, ``"bce"`` or ``Huber(delta=2)``; default: by target type.
         callbacks: one or several observers, called after every round and evaluation.
         progress: show a progress bar in terminals and notebooks.
         **settings: further settings by short name (``rounds=50``, ``lr=0.1``, ``batch_size=50``, ``clients=100``,
@@ -365,7 +365,7 @@ def report(
         baseline: the row that others are compared with, e.g. ``"fedavg"``; default: the first.
         by: compare by ``"mean_last"`` (mean of the last 10 % of evaluations), ``"last"`` or ``"best"``.
         apart: allow runs with different data or partitions, in separate sections.
-        columns: columns of the results tables, e.g. ``["mean_last", "best"]``; default: all, in LaTeX two.
+        columns: columns of the results tables, e.g. ``["mean_last", "best"]``; default: all (LaTeX: two).
         figures: whether to draw figures.
 
     Returns:

@@ -32,7 +32,7 @@ def shown_metric(value: float | None, metric: str, number_format: str = ".4g") -
 
 
 def column_format(values: Iterable[float | None], digits: int = 4) -> str:
-    """Choose one format for the numbers of a column: as many decimals as a typical one needs for its first digits.
+    """Choose one format for the numbers of a column, with ``digits`` significant digits for their median.
 
     >>> column_format([0.7435, 0.741]), column_format([53.2, 1204.5, None]), column_format([3e-9])
     ('.4f', '.2f', '.3e')
@@ -66,7 +66,12 @@ def shown_bytes(count: float | None, largest: float | None = None) -> str:
         return "–"
     power = min(int(log10(max(largest or count, 1)) / 3), len(BYTE_UNITS) - 1)
     unit = 1000**power
-    number_format = ".0f" if power == 0 else f",.{max(0, 2 - int(log10(largest / unit)))}f" if largest else ",.3g"
+    if power == 0:
+        number_format = ".0f"
+    elif not largest:
+        number_format = ",.3g"
+    else:  # as many decimals as three significant digits of the largest number need
+        number_format = f",.{max(0, 2 - int(log10(largest / unit)))}f"
     return f"{format(count / unit, number_format)} {BYTE_UNITS[power]}"
 
 

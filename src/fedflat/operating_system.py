@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import ForkContext
 
 MALLOC_THRESHOLD = 2**28
-"""Bytes of freed memory that a process keeps, and largest allocation that it serves from them."""
+"""Bytes of freed memory that malloc keeps at most, and size of the largest allocation that it serves from its heap."""
 BINARY = getattr(os, "O_BINARY", 0)
 """Flag for ``os.open``: without it, Windows changes line ends."""
 
@@ -85,7 +85,7 @@ def peak_memory() -> int | None:
 
 
 def total_memory() -> int:
-    """Memory of this machine in bytes; unlimited where the system does not tell."""
+    """Memory of this machine in bytes; ``sys.maxsize`` where the system does not tell."""
     if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
         return sys.maxsize
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -106,14 +106,15 @@ def keep_memory() -> None:
 
 @contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Block SIGINT and SIGHUP, which children inherit; in this process they arrive afterwards. No effect on Windows.
+    """Block SIGINT and SIGHUP while child processes are started. No effect on Windows.
 
-    Both signals reach all processes of a terminal; children exit when their parent closes their pipes.
+    Children inherit the block and keep it, so Ctrl-C, which reaches all processes of a terminal, does not end them;
+    they exit when their parent closes their pipes. In this process, blocked signals arrive at the end of the context.
     """
     if sys.platform == "win32":
         yield
         return
-    resource_tracker.ensure_running()  # starting it later would unblock the signal
+    resource_tracker.ensure_running()  # it unblocks these signals when it starts, so start it first
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield

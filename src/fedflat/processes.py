@@ -90,11 +90,12 @@ class ChildProcess:
         """
         try:
             return self.pipe.recv()
-        except (EOFError, OSError, RuntimeError) as error:  # tensors in a message are read from the child's memory
+        except (EOFError, OSError, RuntimeError) as error:
+            # Tensors in a message lie in shared memory of the child; if it has died, reading them raises any of these.
             self.process.join(PATIENCE)
             if self.is_alive and not isinstance(error, EOFError | ConnectionError):
                 raise
-            signal_number = -(self.process.exitcode or 0)
+            signal_number = -(self.process.exitcode or 0)  # the exit code of a killed process is minus the signal
             if signal_number <= 0:
                 raise ChildDied("ended unexpectedly") from None
             if signal_number == 9:  # sent by the system when memory runs out
@@ -154,12 +155,12 @@ class _WithoutTensors(pickle.Pickler):
     """Pickles everything except tensors, which pickling would move to shared memory."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Pickle a tensor as ``int()``, and anything else as usual."""
+        """Pickle the call ``int()`` as a placeholder for a tensor, and anything else as usual."""
         return (int, ()) if isinstance(value, torch.Tensor) else NotImplemented
 
 
 def sendable_error(error: Exception) -> Exception:
-    """The error itself if it can be unpickled, otherwise a RuntimeError with its class and message."""
+    """The error itself if it can be pickled and unpickled, otherwise a RuntimeError with its class and message."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # the class of the error may raise anything

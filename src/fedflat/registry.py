@@ -1,4 +1,4 @@
-"""Named components, bound and looked up in a ``Registry``, and plugins: the user's Python files that register more."""
+"""``Registry``, which maps names to components, and plugins: Python files of the user that register more components."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Registry(Mapping[str, T]):
     Args:
         kind: what the components are called in messages, e.g. ``"model"``.
         see: the command that lists them, named in the error for an unknown name.
-        load: called once before a name is reported as unknown; registers what installed packages provide.
+        load: registers the components of installed packages; called once, when a name is first not found.
         namespace: registries with the same namespace share their names: each name belongs to at most one of them.
 
     >>> models = Registry("model", see="fedflat models")
@@ -156,11 +156,13 @@ def load_plugins(paths: Iterable[str | Path]) -> None:
 
 
 def load_recorded(run: Path, plugins: Mapping[str, str]) -> None:
-    """Load the plugins of a run, except those that are imported already, possibly from another folder.
+    """Load the plugins of a run; one that is imported already, perhaps from another folder, is not loaded again.
+
+    Warns if the content of a plugin has changed since the run began.
 
     Args:
         run: folder of the run.
-        plugins: sha256 by absolute path, when the run began.
+        plugins: sha256 of each plugin when the run began, by absolute path.
 
     Raises:
         MissingPlugin: a file no longer exists.
@@ -231,5 +233,5 @@ def _line(error: Exception, path: Path) -> str:
 
 
 def _message(error: Exception) -> str:
-    """An error in one phrase; a ``UserError`` explains itself, others need the name of their class."""
+    """The message of an error, after the name of its class unless it is a ``UserError``, which explains itself."""
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"

@@ -105,7 +105,7 @@ def full_name(name: str) -> str:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings as (full name, value) pairs.
+    """Yield nested settings as pairs (full name, value).
 
     >>> dict(flat({"rounds": 3, "data": {"dataset": "digits"}, "training.lr": 0.1}))
     {'training.rounds': 3, 'data.dataset': 'digits', 'training.lr': 0.1}
@@ -162,7 +162,7 @@ def unknown_setting(name: str, known: Iterable[str], group: str = "", keyword: b
     >>> str(unknown_setting("rate", ["lr", "rounds"], "training"))
     "training has no setting 'rate'; did you mean lr? (list all: fedflat settings)"
     """
-    # A short name is unknown, too, if it is given within a group that has another name for the setting.
+    # A short name is also unknown within a group that calls the setting differently, e.g. eval_every in evaluation.
     suggestion = suggest_setting(name) or (name if name in SHORT_NAMES else None)
     if suggestion is None:
         return one_of("setting", name, known, "fedflat settings", group)
@@ -199,7 +199,7 @@ def unknown_parameter(name: str, value: str, known: Iterable[str], owner: str, s
 
 
 def parse_measurements(text: str) -> list[str]:
-    """The measurements named in a text, joined by ``,`` or ``+``; ``all`` selects every one.
+    """Parse the names of measurements, separated by ``,`` or ``+``; ``all`` selects every measurement.
 
     >>> parse_measurements("drift+gap")
     ['drift', 'gap']

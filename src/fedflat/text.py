@@ -129,7 +129,7 @@ def read_value(word: str) -> Value:
             return kind(word)
         except ValueError:
             continue
-    return word.strip(QUOTES)
+    return word.strip(QUOTES)  # drops a quote without a counterpart
 
 
 def write_value(value: object) -> str:
@@ -152,7 +152,7 @@ def param(
     path: bool = False,
     positional: bool = False,
 ) -> Any:
-    """A parameter of a spec.
+    """Declare a parameter of a spec, as the default of a dataclass field.
 
     Args:
         default: value when the parameter is not given.
@@ -230,7 +230,7 @@ def changed(spec: object, base: object | None = None) -> dict[str, Value]:
 
 
 def show(name: str, values: Mapping[str, Value]) -> str:
-    """``name(parameter=value,...)``, or just ``name`` if there are no values.
+    """Write a call as text: ``name(parameter=value,...)``, or just ``name`` if there are no values.
 
     >>> show("dirichlet", {"alpha": 0.1}), show("dirichlet", {POSITIONAL: 0.1})
     ('dirichlet(alpha=0.1)', 'dirichlet(0.1)')
@@ -242,7 +242,7 @@ def show(name: str, values: Mapping[str, Value]) -> str:
 
 
 def folded(name: str) -> str:
-    """A name in the form in which lookups compare it: without case, hyphens and underscores."""
+    """Return a name as lookups compare it: in lower case, without hyphens and underscores."""
     return name.lower().replace("-", "").replace("_", "")
 
 

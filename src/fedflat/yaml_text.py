@@ -10,10 +10,10 @@ import yaml
 MAX_DEPTH = 50
 MAX_NODES = 1_000_000
 """Values in a document after all aliases are replaced by what they stand for."""
-_FAST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast
+_BASE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast
 
 
-class _Loader(_FAST):  # type: ignore[misc,valid-type]
+class _Loader(_BASE_LOADER):  # type: ignore[misc,valid-type]
     """A safe loader that rejects a key that is given twice, of which YAML would silently use the last."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
@@ -52,7 +52,7 @@ def load_yaml(text: str) -> Any:
 def _check_depth(text: str) -> None:
     """Reject deep nesting, which would exhaust the stack when the document is built."""
     depth = 0
-    for event in yaml.parse(text, Loader=_FAST):
+    for event in yaml.parse(text, Loader=_BASE_LOADER):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             raise yaml.YAMLError(f"it is nested more than {MAX_DEPTH} levels deep")
@@ -65,7 +65,7 @@ def _size(node: Any, sizes: dict[int, int]) -> int:
             raise yaml.YAMLError("an alias contains itself")
         return sizes[id(node)]
     sizes[id(node)] = 0
-    children = [] if isinstance(node, yaml.ScalarNode) else node.value
+    children = [] if isinstance(node, yaml.ScalarNode) else node.value  # of a mapping: (key, value) pairs
     parts = [part for child in children for part in (child if isinstance(child, tuple) else (child,))]
     sizes[id(node)] = 1 + sum(_size(part, sizes) for part in parts)
     return sizes[id(node)]

@@ -20,7 +20,10 @@ Array = torch.Tensor | npt.NDArray[Any] | Sequence[Any]
 Pair = tuple[Array, Array]
 IMAGE_CHANNELS = (1, 3, 4)
 MAX_UNNAMED_CLASSES = 10_000
-"""Labels from here on must be frequent or have names; gaps are more likely ids that were not numbered anew."""
+"""From this label on, labels without names must not exceed ten times the number of distinct labels.
+
+Otherwise they are more likely ids, e.g. of a database, than class numbers 0, 1, 2, ...
+"""
 FLOATS = (torch.float32, torch.float64)
 NUMERIC_KINDS = "biuf"
 """numpy's letters for booleans, signed and unsigned integers, and floats (``dtype.kind``)."""
@@ -75,7 +78,10 @@ def from_arrays(
 
 
 def _to_constants(values: Any, what: str) -> tuple[float, ...]:
-    """Convert a normalisation constant per channel to floats; None becomes an empty tuple."""
+    """Convert normalisation constants, one per channel, to floats; None becomes an empty tuple.
+
+    ``what`` names the constants in the message of a ``UserError``.
+    """
     try:
         return () if values is None else tuple(map(float, values))
     except (TypeError, ValueError):
@@ -88,10 +94,11 @@ def _to_targets(
     """Convert training and test targets to tensors, and determine the class names.
 
     Args:
-        train: training targets, as for ``from_arrays``; their type and shape tell the task.
+        train: training targets, as for ``from_arrays``; type and shape determine whether they are classes, labels or
+            numbers.
         test: test targets.
         name: name of the dataset, for messages.
-        kind: kind of the dataset; ``segmentation`` has masks, and ``text`` no multi-label targets.
+        kind: kind of the dataset; targets of ``segmentation`` are masks, and those of ``text`` are never multi-label.
         classes: class names that the user gave; None to derive them from the targets.
 
     Returns:
@@ -182,9 +189,9 @@ def encode_labels(
     for word in distinct:
         if word not in names:
             raise one_of("class", word, names, owner=dataset)
-    number_of_distinct = np.array([names.index(word) for word in distinct])  # class number of each distinct word
+    class_of_distinct = np.array([names.index(word) for word in distinct])
     tensors = [
-        None if values is None else torch.from_numpy(number_of_distinct[np.searchsorted(distinct, values)])
+        None if values is None else torch.from_numpy(class_of_distinct[np.searchsorted(distinct, values)])
         for values in words
     ]
     return tensors, names
@@ -211,7 +218,7 @@ def _dtype_kind(values: torch.Tensor | npt.NDArray[Any]) -> str:
 
 
 def _are_regression_targets(*splits: Any) -> bool:
-    """Whether the targets of the training or the test set are floats, and those of the other floats or integers."""
+    """Whether targets are numbers to predict: at least one split has floats, and every split has numbers."""
     kinds = {_dtype_kind(values) for values in map(as_native, splits) if len(values)}
     return "f" in kinds and kinds <= set(NUMERIC_KINDS)
 

@@ -21,7 +21,7 @@ from fedflat.text import param
 
 Uniforms = npt.NDArray[np.float64]
 Draws = dict[str, torch.Tensor]
-"""Random quantities by name: [steps, batch, ...] as drawn, [batch, ...] when applied to one step's batch."""
+"""Random quantities by name: [training steps, ...] as drawn; [...] in methods that transform the batch of one step."""
 
 
 class AugmentationStep(ABC):
@@ -334,7 +334,7 @@ class Flip(AugmentationStep):
     per_example = 1
 
     def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
-        """Draw whether to flip."""
+        """Return whether to flip each example (``flipped``); arguments as in ``AugmentationStep.draws``."""
         return {"flipped": torch.from_numpy(per_example[..., 0] < 0.5)}
 
     def on_values(self, values: torch.Tensor, draws: Draws) -> torch.Tensor:
@@ -395,5 +395,5 @@ def sample_bilinear(images: torch.Tensor, rows: torch.Tensor, columns: torch.Ten
 
 
 def permutation(draws: Draws, size: int | None = None) -> torch.Tensor:
-    """Return mixup's permutation of a batch of ``size`` (None: as drawn); infinite keys put padding examples last."""
+    """Return mixup's permutation of ``size`` examples (None: a full batch); padding has infinite keys and is last."""
     return draws["order"][:size].argsort()

@@ -213,9 +213,10 @@ def _name_of(step: AugmentationStep) -> str:
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs and targets of one step.
+    """Inputs and targets of one training step.
 
-    With mixup, ``mixed_targets`` holds the targets of the second image and ``share`` the weight of the first.
+    With mixup, each input is a blend of two examples: ``targets`` belong to the first and ``mixed_targets`` to the
+    second, and ``share`` is the weight of the first.
     """
 
     inputs: Tensor

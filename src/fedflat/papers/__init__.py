@@ -1,4 +1,6 @@
-"""The four papers as data: their protocols and every table and figure, cell by cell; plans and judges reproductions.
+"""Four papers as data: their protocols and every table and figure, cell by cell.
+
+Also plans the runs that reproduce a table, and compares measured with published numbers.
 
 May import everything except the API and the CLI.
 """

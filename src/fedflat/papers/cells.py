@@ -42,7 +42,7 @@ class Cell:
 
     @cached_property
     def needs(self) -> str:
-        """What fedflat lacks to reproduce the cell: components, and what the data file declares; empty if nothing."""
+        """What the cell needs but fedflat lacks: a model, a dataset, what the data file states; empty if nothing."""
         from fedflat.data import DATASETS
         from fedflat.models.registry import MODELS
 

@@ -22,7 +22,7 @@ class Claim(PaperData):
     cell: str
     """Table and cell, e.g. ``table2/fedavg/cifar10-lenet-5-accuracy``."""
     minus: str
-    """The cell that is compared with."""
+    """The other cell, whose number is subtracted."""
 
 
 @dataclass(frozen=True)
@@ -95,18 +95,22 @@ def check_claims(ledger: Ledger) -> list[CheckedClaim]:
 
 
 def _check(claim: Claim, ledger: Ledger) -> CheckedClaim:
+    """Compute the claimed and the measured difference of a claim; shares become percentage points."""
     cells = [_cell(claim.paper, key) for key in (claim.cell, claim.minus)]
     entries = [ledger.entry(claim.paper, key) for key in (claim.cell, claim.minus)]
-    factor = 100.0 if cells[0].unit == "share" else 1.0
+    factor = 100.0 if cells[0].unit == "share" else 1.0  # to percentage points
     published = [cell.published.value for cell in cells if cell.published and cell.published.value is not None]
-    values: list[dict[int, float]] = []
+    values: list[dict[int, float]] = []  # measured values by seed, for both cells
     for entry in entries:
-        by_seed = entry.by_seed if entry and entry.outcome.verdict != "ran" else {}  # ran: deviates from the paper
+        by_seed = (
+            entry.by_seed if entry and entry.outcome.verdict != "ran" else {}
+        )  # "ran": the run deviates from the paper
         values.append({seed: factor * value for seed, value in by_seed.items()})
     unit = " points" if cells[0].unit in ("share", "%") else ""
     return CheckedClaim(claim, factor * (published[0] - published[1]), compare_paired(*values), unit)
 
 
 def _cell(paper: str, key: str) -> Cell:
+    """Return a cell of a paper by its key, e.g. ``table2/fedavg/cifar10-lenet-5-accuracy``."""
     table, _, name = key.partition("/")
     return find_table(f"{paper}/{table}").cells[name]

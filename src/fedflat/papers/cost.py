@@ -19,7 +19,7 @@ from fedflat.text import parse
 
 HARDWARE = "NVIDIA H200"
 BENCHMARKED = {"resnet18": 46_000, "vit-b16": 2_700}
-"""Gradients of examples per second in bf16, from docs/benchmarks.md, for models without stored results."""
+"""Per-example gradients per second in bf16, from docs/benchmarks.md, for models without stored results."""
 EVALUATION = 1 / 3
 """Time to evaluate an example, relative to its gradient."""
 _SIZES = re.compile(r"([\d,]+) / ([\d,]+)")
@@ -32,7 +32,7 @@ class GpuTime:
     Attributes:
         seconds: time of the runs that can be estimated.
         runs: number of these runs.
-        unknown: models whose speed, and datasets whose size is not known.
+        unknown: models whose speed is unknown, and datasets whose size is unknown; their runs are not estimated.
     """
 
     seconds: float
@@ -51,17 +51,17 @@ def gpu_time(runs: Iterable[PlannedRun]) -> GpuTime:
         elif sizes is None:
             unknown[run.config.data.dataset] = None
         else:
-            examples = _examples(run.config, sizes, run.rounds_left)
-            seconds, count = seconds + examples / speed, count + 1
+            gradients = _count_gradients(run.config, sizes, run.rounds_left)
+            seconds, count = seconds + gradients / speed, count + 1
     return GpuTime(seconds, count, tuple(unknown))
 
 
 @cache
 def speeds() -> dict[str, float]:
-    """Gradients of examples per second by model: the median over stored results, otherwise benchmarks."""
+    """Per-example gradients per second by model: the median over stored results or, without any, a benchmark."""
     measured: dict[str, list[float]] = {}
     for result in embedded_results():
-        key = next(iter(result.cells))
+        key = next(iter(result.cells))  # any cell that the run measures; all share its model and dataset
         table, _, name = key.partition("/")
         config = paper_config(find_table(f"{result.paper}/{table}").cells[name], result)
         is_comparable = result.environment["hardware"] == HARDWARE and result.cost.seconds_per_round is not None
@@ -69,9 +69,9 @@ def speeds() -> dict[str, float]:
         if result.kind == "paper" and is_comparable and config and sizes:
             evaluation = config.evaluation.model_copy(update={"every": result.protocol["eval_every"]})
             rounds = int(result.protocol["rounds"])
-            examples = _examples(config.model_copy(update={"evaluation": evaluation}), sizes, rounds) / rounds
-            per_round = float(result.cost.seconds_per_round or 0) / result.cost.runs_at_once
-            measured.setdefault(config.model, []).append(examples / per_round)
+            per_round = _count_gradients(config.model_copy(update={"evaluation": evaluation}), sizes, rounds) / rounds
+            seconds = float(result.cost.seconds_per_round or 0) / result.cost.runs_at_once
+            measured.setdefault(config.model, []).append(per_round / seconds)
     return BENCHMARKED | {model: median(values) for model, values in measured.items()}
 
 
@@ -86,12 +86,18 @@ def dataset_sizes(dataset: str) -> tuple[int, int] | None:
     return (int(match[1].replace(",", "")), int(match[2].replace(",", ""))) if match else None
 
 
-def _examples(config: Config, sizes: tuple[int, int], rounds: int) -> float:
-    """Return how many gradients of examples some rounds compute; evaluations count as fractions of gradients."""
+def _count_gradients(config: Config, sizes: tuple[int, int], rounds: int) -> float:
+    """Return how many per-example gradients a number of rounds computes; an evaluated example counts as a third of one.
+
+    Args:
+        config: the run.
+        sizes: numbers of training and test examples.
+        rounds: number of rounds.
+    """
     training, evaluation, built = config.training, config.evaluation, algorithm(config.algorithm)
-    local = training.local_epochs * sizes[0] / (config.data.clients or 1)
+    per_client = training.local_epochs * sizes[0] / (config.data.clients or 1)  # examples of a client in one round
     if training.local_steps:
-        local = training.local_steps * training.batch_size
-    gradients = rounds * config.federation.clients_per_round * local * built.backward_passes
+        per_client = training.local_steps * training.batch_size
+    gradients = rounds * config.federation.clients_per_round * per_client * built.backward_passes
     evaluations = (rounds / evaluation.every + min(evaluation.final, rounds)) * (1 + len(built.averages))
     return gradients + EVALUATION * evaluations * min(sizes[1], evaluation.examples or sizes[1])

@@ -13,7 +13,7 @@ from fedflat.papers.plan import SMALL_SCALE
 
 OUTCOME_COLUMNS = ("cell", "published", "measured", "seeds", "difference", "tolerance", "verdict", "remark")
 SMALL_COLUMNS = ("cell", "published", "measured", "seeds", "stand-ins", "seconds", "remark")
-"""Columns of outcomes at full and at small scale, where there is no verdict."""
+"""Columns of outcomes at full scale and, without verdicts, at small scale."""
 
 
 def paper_document(paper: Paper) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def small_rows(outcomes: Sequence[CellOutcome]) -> list[list[str]]:
     """Return one row per cell at small scale, with the columns ``SMALL_COLUMNS``."""
     rows = []
     for outcome in outcomes:
-        # Every remark would state the small scale.
+        # "small scale" holds for every row, so it is not repeated in each.
         remark = "" if outcome.remark == SMALL_SCALE else outcome.remark
         cell, published, measured, seeds, *_ = _outcome_row(outcome)
         stand_ins = "; ".join(outcome.stand_ins)

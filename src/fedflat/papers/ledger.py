@@ -1,4 +1,8 @@
-"""The ledger: every measured cell of the papers, with published, measured, released and tuned numbers and verdict."""
+"""The ledger: every measured cell of the papers, with its verdict.
+
+An entry holds the published number and up to three others: measured with the paper's settings, measured with the
+authors' released code, and measured with tuned hyperparameters.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,7 @@ LEDGER_COLUMNS = (
     "minutes",
     "remark",
 )
-SUMMARY_COLUMNS = ("paper", "measured cells", "of", "with 3 seeds", "verdicts", "runs", "device minutes")
+SUMMARY_COLUMNS = ("paper", "measured cells", "published cells", "with 3 seeds", "verdicts", "runs", "device minutes")
 UNKNOWN_PROTOCOL = Deviations(changed_settings=(OTHER_SETTINGS,))
 
 
@@ -48,12 +52,13 @@ class LedgerEntry:
     Attributes:
         cell: the cell.
         outcome: measured values and verdict.
-        by_seed: measured value by seed, without seeds that have none; empty for gains.
+        by_seed: measured value by seed, only for seeds that have a value; empty for gains.
         released: numbers of the authors' code, one per seed.
         tuned: numbers with tuned hyperparameters, one per seed.
         notes: remarks on released and tuned numbers.
         results: the runs with the paper's settings.
-        counted: those of them that count, if the paper reports the best of several algorithms; otherwise all.
+        counted: if the paper reports the best of several algorithms, those of ``results`` that ran the best one;
+            otherwise all of ``results``.
     """
 
     cell: Cell
@@ -83,7 +88,7 @@ class LedgerEntry:
 
     @property
     def seeds(self) -> int:
-        """Number of seeds, including those without a number."""
+        """Number of seeds, including those without a value, e.g. because they diverged."""
         return len({result.seed for result in self.results}) or len(self.outcome.values)
 
     @property
@@ -96,9 +101,10 @@ class LedgerEntry:
         name, published, measured, _, difference, _, verdict, remark = outcome_rows([self.outcome])[0]
         others = [_shown_values(values, self.cell.unit) for values in (self.released, self.tuned)]
         minutes = f"{self.minutes:.1f}" if self.results else ""
-        reached = len(self.outcome.values)
-        partly = f"{reached} of {self.seeds} seeds" if 0 < reached < self.seeds and "seeds" not in remark else ""
-        remarks = "; ".join(filter(None, (remark, partly, *self.notes)))
+        with_value = len(self.outcome.values)
+        is_partial = 0 < with_value < self.seeds and "seeds" not in remark
+        seed_count = f"{with_value} of {self.seeds} seeds" if is_partial else ""
+        remarks = "; ".join(filter(None, (remark, seed_count, *self.notes)))
         return [
             self.cell.table,
             name,
@@ -132,16 +138,17 @@ class Ledger:
 
     def __init__(self, results: Iterable[StoredResult]) -> None:
         self.results = tuple(results)
-        measured: dict[Cell, list[StoredResult]] = {}
+        measured: dict[Cell, list[StoredResult]] = {}  # the results that measure each cell
         for result in self.results:
             for key in result.cells:
                 table_name, _, cell_name = key.partition("/")
                 measured.setdefault(find_table(f"{result.paper}/{table_name}").cells[cell_name], []).append(result)
         self.entries: list[LedgerEntry] = []
-        names = {cell.table for cell in measured}
+        measured_tables = {cell.table for cell in measured}
         all_tables = (table for paper in papers().values() for table in paper.tables.values())
-        for table in (table for table in all_tables if table.full_name in names):
+        for table in (table for table in all_tables if table.full_name in measured_tables):
             entries = {cell: _entry(cell, measured[cell]) for cell in table.cells.values() if cell in measured}
+            # A gain has no runs itself; it is computed if both cells that it derives from are measured.
             for cell in table.cells.values():
                 if isinstance(cell.statistic, Gain):
                     sources = [entries.get(source) for source in table.sources(cell)]
@@ -153,7 +160,13 @@ class Ledger:
     def choose(
         self, name: str | None = None, dataset: str | None = None, method: str | None = None
     ) -> list[LedgerEntry]:
-        """Return the entries of a paper or table, of a dataset, and of a method, which may be a pattern."""
+        """Return the entries that match all given filters.
+
+        Args:
+            name: a paper or table, e.g. ``fedswa`` or ``fedswa/table2``.
+            dataset: a dataset, in any spelling.
+            method: a method, or a pattern such as ``fed*swa``.
+        """
         chosen = self.entries
         if name is not None:
             chosen = [entry for entry in chosen if f"{entry.cell.table}/".startswith(f"{name.strip('/').lower()}/")]
@@ -201,17 +214,18 @@ class Ledger:
 
 
 def _entry(cell: Cell, results: Sequence[StoredResult]) -> LedgerEntry:
-    """Judge the stored numbers of a cell."""
+    """Judge the stored numbers of a cell: compare those of runs with the paper's settings with the published one."""
     own = [result for result in results if result.kind == "paper"]
+    # Grouped by the hash of the protocol: there are several experiments if the paper reports the best of several.
     experiments: dict[str, list[StoredResult]] = {}
     deviations = Deviations()
     for result in own:
-        hash_of_result, deviations = result.protocol_hash, deviations_of(cell, result)
-        experiments.setdefault(hash_of_result, []).append(result)
+        deviations = deviations_of(cell, result)
+        experiments.setdefault(result.protocol_hash, []).append(result)
     numbers = [[_run_number(cell, result) for result in runs] for runs in experiments.values()]
     numbers += [[]] * (len(cell.configs) - len(numbers))  # alternatives that are not measured yet
     outcome = judge(cell, numbers, deviations, max((len(runs) for runs in numbers), default=0))
-    if own and len(experiments) < len(cell.configs):
+    if own and len(experiments) < len(cell.configs):  # the best is unknown until all algorithms are measured
         values = tuple(number.value for runs in numbers for number in runs if number.value is not None)
         measured = f"{len(experiments)} of {len(cell.configs)} algorithms measured"
         outcome = CellOutcome(cell, values if len(experiments) == 1 else (), "ran", measured)
@@ -233,8 +247,8 @@ def _entry(cell: Cell, results: Sequence[StoredResult]) -> LedgerEntry:
 def deviations_of(cell: Cell, result: StoredResult) -> Deviations:
     """Return how the run of a result deviates from the paper's experiment.
 
-    The precision of arithmetic is no deviation. If more than the number of rounds and the evaluations differ, the
-    deviation is not specified.
+    Another floating-point precision does not count as a deviation. If settings other than the number of rounds and the
+    evaluation interval differ, the result is ``UNKNOWN_PROTOCOL``, which does not say which ones.
     """
     config = paper_config(cell, result)
     if config is None:
@@ -246,14 +260,15 @@ def deviations_of(cell: Cell, result: StoredResult) -> Deviations:
 
 def paper_config(cell: Cell, result: StoredResult) -> Config | None:
     """Return the experiment of a cell that a result belongs to; None if it was run with other settings."""
-    free = {key: result.protocol.get(key) for key in ("rounds", "eval_every", "eval_final", "precision")}
+    may_differ = {key: result.protocol.get(key) for key in ("rounds", "eval_every", "eval_final", "precision")}
     for config in cell.configs:
-        if protocol_hash(protocol_of(config) | free) == result.protocol_hash:
+        if protocol_hash(protocol_of(config) | may_differ) == result.protocol_hash:
             return config
     return None
 
 
 def _mean_number(cell: Cell, results: Sequence[StoredResult]) -> float:
+    """Return the mean of a cell's measured values over results; minus infinity if none has a value."""
     values = [v for result in results if (v := result.cells[cell_key(cell)].measured) is not None]
     return fmean(values) if values else -math.inf
 

@@ -88,7 +88,7 @@ class Mean(Statistic):
     """The mean over the evaluations of the last rounds."""
 
     rounds: int = param(100, "number of rounds", low=1)
-    until: int | None = param(None, "the round at which they end; none is the last", low=1)
+    until: int | None = param(None, "last of these rounds; none means the last round of the run", low=1)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,11 @@ class RoundsTo(Statistic):
 
 @dataclass(frozen=True)
 class Gain(Statistic):
-    """The difference of two numbers of the table: column ``of``, minus another row or another column."""
+    """The difference of two numbers of the table.
+
+    The first is the number in column ``of`` of the gain's own row. The second is the number in the same column of
+    another row, or in another column of the same row.
+    """
 
     of: str = param("", "label of the column to subtract from")
     row: str = param("", "the row whose number in that column is subtracted")
@@ -122,7 +126,7 @@ class ModelStatistic(Statistic):
 class Eigenvalue(ModelStatistic):
     """The largest Hessian eigenvalue of the training loss, or its ratio to the ``over``-th."""
 
-    over: int | None = param(None, "none is the eigenvalue itself", low=2)
+    over: int | None = param(None, "rank of the eigenvalue to divide by; none means no division", low=2)
     count: int = param(1, "number of eigenvalues to compute and store, for a figure", low=1)
 
     @property

@@ -1,9 +1,10 @@
 """Published and measured numbers side by side, and whether they differ by more than chance.
 
-A published number is treated as one more run beside our n seeds. If a run has standard deviation s, the number lies
-within z s sqrt(1 + 1/n) of our mean in 95 of 100 cases. For s we take the paper's ± where there is one (z = 1.96), and
-the standard deviation of our seeds where there are at least two (z of Student's t with n - 1 degrees of freedom). The
-tolerance is the larger of both plus half a unit of the last printed digit. With one seed and no ± there is no verdict.
+A published number is treated as one more run in addition to our n seeds. If single runs have standard deviation s, the
+number lies within z s sqrt(1 + 1/n) of our mean in 95 of 100 cases. There are up to two estimates of s: the paper's ±,
+if it prints one (z = 1.96), and the standard deviation over our seeds, if there are at least two (z from Student's t
+with n - 1 degrees of freedom). The tolerance is z s sqrt(1 + 1/n) with the estimate that gives the larger value, plus
+half a unit of the last printed digit. With one seed and no ± there is no verdict.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fedflat.reporting.tables.summary import rounds_to, series, summarise
 Verdict = Literal["within", "above", "below", "censored", "not run", "diverged", "unjudged", "not printed", "ran"]
 QUANTILE = 0.975
 NORMAL_QUANTILE = 1.959964
-"""The quantile of a two-sided 95 % interval, and its value for the normal distribution."""
+"""Probability whose quantile bounds a two-sided 95 % interval, and this quantile of the normal distribution."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class RunNumber:
     """The number of a cell in one run.
 
     Attributes:
-        value: in the paper's unit; None if the run diverged or did not reach the target.
+        value: the number in the paper's unit; None if the run diverged or did not reach the target.
         status: for example ``finished`` or ``diverged``.
         rounds: planned number of rounds.
         reason: why the number could not be measured; empty if it could.
@@ -93,7 +94,7 @@ class CellOutcome:
         tolerance: how far the mean may lie from the published number; None if not computed.
         unreached_in: number of rounds in which no seed reached the target; None for other statistics.
         stand_ins: what replaced data or models of the paper, such as ``digits for cifar10``.
-        seconds: time of all its runs together.
+        seconds: duration of all its runs, added up.
     """
 
     cell: Cell
@@ -107,12 +108,12 @@ class CellOutcome:
 
     @property
     def mean(self) -> float | None:
-        """The measured number."""
+        """Mean of the measured values; None without values."""
         return fmean(self.values) if self.values else None
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation over seeds."""
+        """Standard deviation over seeds; None with fewer than two."""
         return stdev(self.values) if len(self.values) > 1 else None
 
     @property
@@ -351,7 +352,7 @@ def gain_outcome(cell: Cell, gain: Gain, minuend: CellOutcome, subtrahend: CellO
     pairs = [(minuend.mean, subtrahend.mean)]
     if len(minuend.values) == len(subtrahend.values):
         pairs = list(zip(minuend.values, subtrahend.values, strict=True))
-    points = 100.0 if minuend.cell.unit == "share" else 1.0
+    points = 100.0 if minuend.cell.unit == "share" else 1.0  # converts shares to percentage points
     values = tuple(100 * (a - b) / b if gain.relative else points * (a - b) for a, b in pairs if b)
     if minuend.verdict == "ran":  # the runs deviate from the paper
         return CellOutcome(cell, values, "ran", minuend.remark)

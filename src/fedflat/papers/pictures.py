@@ -11,7 +11,7 @@ from fedflat.papers.plan import ReproductionPlan
 
 _PLACEHOLDER = re.compile(r"\{(\w+)(?: ([^}]+))?\}")
 FEWEST_IN_PLANE = 3
-"""Models that span a plane."""
+"""Number of models that define a plane."""
 
 
 def picture_commands(plan: ReproductionPlan, out: Path) -> list[str]:
@@ -22,8 +22,8 @@ def picture_commands(plan: ReproductionPlan, out: Path) -> list[str]:
     runs. A command with ``{each}`` is repeated for every run. Except for ``{runs}``, the first seed is used. Commands
     on cells that were not chosen are left out.
     """
-    first_runs: dict[str, str] = {}  # by cell
-    models: dict[str, list[str]] = {}
+    first_runs: dict[str, str] = {}  # folder of the run with the first seed, by cell
+    models: dict[str, list[str]] = {}  # evaluated models as ``folder:name``, by cell
     for cell in plan.cells:
         for runs in plan.runs_of(cell):
             if runs:
@@ -36,7 +36,10 @@ def picture_commands(plan: ReproductionPlan, out: Path) -> list[str]:
         return " ".join(dict.fromkeys(matching))
 
     def fill(command: str, each: str = "") -> str:
-        """Replace the placeholders of a command; empty if one of them has no value."""
+        """Replace the placeholders of a command; empty if one has no value, or if a plane has too few models.
+
+        ``each`` is the run that ``{each}`` stands for.
+        """
         values: dict[str, Callable[[str], str]] = {
             "out": lambda _: str(out),
             "figure": lambda _: plan.table.name,
@@ -45,11 +48,12 @@ def picture_commands(plan: ReproductionPlan, out: Path) -> list[str]:
             "runs": lambda _: " ".join(str(run.folder) for run in plan.runs),
             "models": lambda pattern: matching_models(pattern or "*"),
         }
-        parts = [values[name](argument) for name, argument in _PLACEHOLDER.findall(command)]
+        filled_values = [values[name](argument) for name, argument in _PLACEHOLDER.findall(command)]
         filled = _PLACEHOLDER.sub(lambda match: values[match[1]](match[2] or ""), command)
         is_plane = "flatness plane" in command
-        has_too_few = is_plane and sum(":" in word for word in filled.split()) < FEWEST_IN_PLANE
-        return filled if all(parts) and not has_too_few else ""
+        models_in_command = sum(":" in word for word in filled.split())  # a model is written ``folder:name``
+        has_too_few = is_plane and models_in_command < FEWEST_IN_PLANE
+        return filled if all(filled_values) and not has_too_few else ""
 
     commands: list[str] = []
     for command in plan.table.file.picture:

@@ -17,7 +17,7 @@ from fedflat.papers.post_hoc import ModelQuery
 from fedflat.papers.small import CORRUPTIONS, small
 
 SMALL_SCALE = "small scale"
-"""The remark on every outcome at that scale."""
+"""The remark on every outcome at small scale."""
 OTHER_SETTINGS = "other settings"
 """The remark on outcomes of runs whose settings differ from the paper's."""
 
@@ -77,12 +77,13 @@ class PlannedExperiment(PlannedRun):
     """An experiment with one seed."""
 
     key: str
-    """The config with seed 0 as JSON, by which cells find their runs."""
+    """The config with seed 0 as JSON; ``ReproductionPlan.runs_of`` finds the runs of a cell by it."""
     cells: tuple[str, ...]
     """Names of the chosen cells that need it."""
     stand_ins: tuple[str, ...]
+    """What replaces data or models of the paper at small scale, such as ``digits for cifar10``."""
     queries: tuple[ModelQuery, ...] = ()
-    """What to measure on its models when it has finished."""
+    """The statistics to measure on its models when it has finished."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ SETTINGS = {
     "eval_final": "evaluation.final",
     "precision": "engine.precision",
 }
-"""Setting by key of a stored protocol. The keys never change, even when settings are renamed."""
+"""Full name of a setting by its key in stored protocols. The keys never change, even when settings are renamed."""
 ProtocolValues = dict[str, Any]
 
 

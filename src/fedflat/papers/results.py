@@ -32,9 +32,9 @@ from fedflat.papers.schema import PaperData
 from fedflat.reporting.tables.summary import series, summarise
 
 FORMAT = 1
-"""Version of the files."""
+"""Version of the format of result files."""
 WINDOW = 100
-"""Number of last rounds in the stored mean."""
+"""Number of rounds, counted from the last, that the stored mean covers."""
 EMBEDDED = "measured.json"
 """In the folder of the papers' data: the committed results without curves, written by docs/generate.py."""
 Kind = Literal["paper", "tuned", "released"]
@@ -56,7 +56,7 @@ class RunCost(PaperData):
 
     seconds: Number
     seconds_per_round: Number | None = None
-    """Including evaluations, after the first tenth of the run."""
+    """Mean over rounds after the first tenth of the run, including evaluations."""
     runs_at_once: int = 1
     """Runs that shared the device."""
     backward_passes: int | None = None
@@ -73,7 +73,7 @@ class StoredResult(PaperData):
     """paper: the paper's settings; tuned: hyperparameters from a validation split; released: the authors' code."""
     paper: str
     experiment: str
-    """Path of the result below the results folder, without kind and seed."""
+    """Path of the result's file below the results folder, without kind, seed and suffix."""
     seed: int
     status: str
     reason: str | None = ""
@@ -104,7 +104,7 @@ class StoredResult(PaperData):
 
     @property
     def device_seconds(self) -> float:
-        """Seconds of the device, shared with the runs at the same time."""
+        """Seconds of device time: the duration of the run divided by the number of runs that shared the device."""
         return self.cost.seconds / self.cost.runs_at_once
 
     def text(self) -> str:
@@ -114,7 +114,7 @@ class StoredResult(PaperData):
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
     def without_curves(self) -> StoredResult:
-        """Return the part that the ledger needs."""
+        """Return a copy with only what the ledger and the estimates of GPU time need."""
         kept = ("rounds", "eval_every", "eval_final", "precision")
         protocol = {key: self.protocol[key] for key in kept if key in self.protocol}
         unneeded = {"metrics", "final", "curve", "curve_rounds", "protocol"}
@@ -140,7 +140,7 @@ def make_result(
     """Return the stored result of a finished run.
 
     Args:
-        experiment: path of the result below the results folder, from :func:`experiment_name`.
+        experiment: name of the experiment, from :func:`experiment_name`; it becomes part of the file's path.
         cells: the cells that the run measures.
         record: the run.
         run: the same run with the statistics measured on its models.
@@ -248,7 +248,7 @@ def cell_key(cell: Cell) -> str:
 
 
 def cells_measured_by(table: PaperTable, config: Config) -> list[Cell]:
-    """Return the cells that a run of the paper's config measures: those of the table, then those of other tables.
+    """Return the cells that a run with the paper's config measures: those of ``table``, then those of other tables.
 
     Cells of other tables are left out if they print no number.
     """
@@ -268,7 +268,7 @@ def experiment_name(table: PaperTable, config: Config) -> str:
     cells = [cell for cell in _cells_by_config(table.paper.name)[config] if cell.table == table.full_name]
     row = cells[0].name.split("/")[0]
     columns = [cell.name.split("/")[1].split("-") for cell in cells if cell.name.startswith(f"{row}/")]
-    common = []
+    common = []  # the words with which the names of all columns begin
     for words in zip(*columns, strict=False):
         if len(set(words)) > 1:
             break
@@ -299,7 +299,7 @@ def _stored_number(cell: Cell, run: MeasuredRun) -> StoredNumber:
 
 
 def _summary(record: Record, model: str, metric: str) -> dict[str, Any]:
-    """Return the last, best and mean value of a model's metric."""
+    """Return the last and best value of a model's metric, and its mean over the last 100 rounds."""
     summary = summarise(record.history, model, metric, record.lower_is_better)
     if summary is None:
         return {}

@@ -1,8 +1,8 @@
 """The data files, validated on reading: papers, protocols and tables.
 
-Everything that varies in a table is a *word*: the dataset, the method's algorithm, the level of heterogeneity.
-Protocols, tables, header labels, groups of rows and methods all define words, and a protocol's settings contain words
-in braces. A table file therefore holds the printed numbers and little else, and reads like the table.
+Everything that varies within a table is a *word*, a named value: the dataset, the method's algorithm, the level of
+heterogeneity. Protocols, tables, header labels, groups of rows and methods all set words, and a protocol's settings
+refer to words in braces. A table file therefore holds the printed numbers and little else, and reads like the table.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class Statement(PaperData):
     """A number that the running text states for a table or figure."""
 
     value: str
+    """The number as printed."""
     says: str
+    """What the number is."""
 
 
 class RowGroup(PaperData):
@@ -99,7 +101,7 @@ class TableFile(PaperData):
     groups: list[RowGroup] = []
     rows: dict[str, str] = {}
     small: str = ""
-    """The cell that represents the table at small scale."""
+    """Name of the cell that represents the table when only one is run at small scale."""
     picture: list[str] = []
     """The commands that draw a figure, with placeholders such as {models}; see ``pictures``."""
     states: list[Statement] = []
@@ -128,6 +130,6 @@ class PaperFile(PaperData):
     documents: list[str]
     """The files of its text, in which a test finds every number again."""
     methods: dict[str, str | Words]
-    """A method's algorithm, or its words."""
+    """By method: the text of its algorithm, or its words."""
     protocols: dict[str, Protocol]
     notes: list[Note] = []

@@ -1,4 +1,4 @@
-"""Small scale: the structure of an experiment with everything small, and stand-ins for large data and models."""
+"""Small scale: experiments of the same structure with fewer clients and rounds, and smaller data and models."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fedflat.text import parse, show
 CLIENTS, CLIENTS_PER_ROUND, EXAMPLES = 10, 3, 200
 SHORT = {"rounds": 4, "local_steps": 2, "batch_size": 8}
 LONGER = {"rounds": 20, "local_steps": 10, "batch_size": 16}
-"""For digits, where steps are fast: enough for most methods to learn something."""
+"""Lengths of small runs. On digits, where steps are fast, runs are longer, so that most methods learn something."""
 DIGITS, DIGITS_MODEL, DIGITS_PARTITION = "digits", "mlp(hidden=32)", "dirichlet(alpha=0.1)"
 DIGITS_CLASSES, DIGITS_REDUCTION = 10, 4
 """Number of classes, and the factor by which the images are smaller than those of CIFAR."""
 DENSE, MASKS, UNSEEN = "bisenetv2", "digit_masks", "night"
-"""The segmentation model, its stand-in dataset, and the domain of that which is left out of training."""
+"""The segmentation model, the stand-in for its datasets, and the domain of the stand-in that is unseen in training."""
 SMALLER = {"vgg11": "resnet20", "resnet18": "resnet20", "mobilenetv2": "resnet20"}
-"""Stand-ins for models that would take minutes."""
+"""Stand-ins for models with which a run would take minutes."""
 CORRUPTIONS = "generated noise, brightness and contrast"
 """The stand-in for published corrupted test images."""
 
@@ -99,7 +99,7 @@ def _stand_ins(config: Config, folder: Path | None) -> tuple[DataSettings, str, 
 
 
 def _masks_augmentation(text: str) -> str:
-    """Return an augmentation for masks of digits: windows have the size of the images.
+    """Return an augmentation for ``digit_masks``: without the window size, so that windows are as large as the images.
 
     >>> _masks_augmentation("scale-crop(low=0.5,height=512,width=1024)")
     'scale-crop(low=0.5)'
@@ -111,7 +111,7 @@ def _masks_augmentation(text: str) -> str:
 
 
 def _digits_augmentation(text: str) -> str:
-    """Return an augmentation for digits: its lengths in pixels shrink by as much as the images.
+    """Return an augmentation for digits: its lengths in pixels are divided by 4, as digits are smaller than CIFAR.
 
     >>> _digits_augmentation("crop-flip+cutout(size=8)"), _digits_augmentation("none")
     ('crop-flip(padding=1)+cutout(size=2)', 'none')

@@ -37,7 +37,7 @@ class DiskSpace(NamedTuple):
 
 
 def cache_entry(
-    data_dir: Path, name: str, fingerprint: str, write: Callable[[Path], None], space: DiskSpace | None = None
+    data_dir: Path, name: str, content_key: str, write: Callable[[Path], None], space: DiskSpace | None = None
 ) -> Path:
     """Return the folder of a cache entry, creating it if needed.
 
@@ -46,12 +46,12 @@ def cache_entry(
     Args:
         data_dir: the data directory; if it is read-only, the entry goes to the user's cache.
         name: readable prefix of the entry's name.
-        fingerprint: result of ``fingerprint`` over everything that determines the content.
+        content_key: the ``fingerprint`` of everything that determines the content.
         write: writes the content into an empty folder.
-        space: how much disk space ``write`` needs, to check before; None skips the check.
+        space: disk space that ``write`` needs, which is checked before the call; None skips the check.
     """
     root = data_dir / FOLDER if _is_writable(data_dir) else user_cache() / FOLDER
-    entry = root / f"{name}-{fingerprint[:16]}"
+    entry = root / f"{name}-{content_key[:16]}"
     if entry.is_dir():
         return entry
     temporary = root / f".writing-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"

@@ -40,4 +40,4 @@ class LongTail(PartitionModifier):
         """Draw the examples to keep and return their sorted indices, given the class of each example [n]."""
         counts = self.counts(np.bincount(targets, minlength=num_classes))
         # draw_examples expects counts per client; here a single "client" gets all examples to keep.
-        return draw_examples(counts[None, :], targets, rng)[0]  # drawn as for a single client
+        return draw_examples(counts[None, :], targets, rng)[0]

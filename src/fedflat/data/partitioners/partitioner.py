@@ -110,7 +110,7 @@ class ClassCountPartitioner(Partitioner):
 
 
 class PartitionModifier(ABC):
-    """Added to a partition with ``+``; a frozen dataclass whose fields are the parameters of its text.
+    """Modifies a partition, to which it is added with ``+``; a frozen dataclass whose fields are its parameters.
 
     Attributes:
         stream: number of its own random stream.

@@ -70,8 +70,8 @@ class Pathological(ClassCountPartitioner):
 def _clients_per_class(examples_per_class: IntArray, clients: int, pairs: int) -> IntArray:
     """Return how many clients hold each class [classes]: in proportion to its size, at least 1, at most all clients.
 
-    Uses D'Hondt's method, as for seats in a parliament: the k-th holder of a class with m examples has the quotient m /
-    k, and the holders with the largest quotients are chosen. A class cannot have more holders than examples.
+    Uses D'Hondt's method, as for seats in a parliament: the k-th holder of a class with m examples has the quotient
+    m / k, and the holders with the largest quotients are chosen. A class cannot have more holders than examples.
 
     Args:
         examples_per_class: number of examples of each class, all above 0 [classes].
@@ -100,7 +100,8 @@ def _draw_assignment(
     assignment = np.zeros((clients, len(clients_per_class)), dtype=bool)
     needed = clients_per_class.copy()  # clients that each class still needs
     for client in range(clients):
-        # The largest Gumbel keys are a draw without replacement, in proportion to the clients still needed.
+        # The classes with the largest keys (log weight + Gumbel noise) are a random draw without replacement, with
+        # probabilities in proportion to the weights, here the numbers of clients still needed.
         with np.errstate(divide="ignore"):
             keys = np.log(needed) + rng.gumbel(size=len(needed))
         # A class that needs every remaining client must be taken now; then the assignment can always be completed.

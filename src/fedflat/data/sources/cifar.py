@@ -29,8 +29,11 @@ class Cifar(FileSource[dict[str, Any]]):
     """The colour images of 32x32 pixels are read from the published pickle files.
 
     Attributes:
-        labels: keys of the labels in a batch; the targets come last.
-        class_names: file and key of the class names, if ``classes`` is empty.
+        train_files: files ("batches") with the training images.
+        test_file: file with the test images.
+        labels: keys of the labels in a batch; the last one holds the targets, and the first coarse labels, if any.
+        classes: class names; empty if they are in a file.
+        class_names: the file with the class names, and their key in it; None if ``classes`` is set.
         sizes: required number of images per file.
         mean: mean per channel, on the scale from 0 to 1.
         std: standard deviation per channel.
@@ -65,9 +68,9 @@ class Cifar(FileSource[dict[str, Any]]):
         rows = np.column_stack([*(content[key] for key in self.labels), pixels])
         return content, hashlib.sha256(np.ascontiguousarray(rows).data).hexdigest()
 
-    def open(self, data_dir: Path, file: str) -> dict[str, Any]:
+    def read_file(self, data_dir: Path, file: str) -> dict[str, Any]:
         """Read a file, and check its number of images if one is required."""
-        content = super().open(data_dir, file)
+        content = super().read_file(data_dir, file)
         if file in self.sizes and len(content["data"]) != self.sizes[file]:
             raise UserError(
                 f"{data_dir / file} contains {len(content['data'])} images; expected {self.sizes[file]}; {self.remedy}"
@@ -79,13 +82,13 @@ class Cifar(FileSource[dict[str, Any]]):
         classes = self.classes
         if self.class_names:
             file, key = self.class_names
-            classes = tuple(name.decode() for name in self.open(data_dir, file)[key])
+            classes = tuple(name.decode() for name in self.read_file(data_dir, file)[key])
         train, test = self._read_batches(data_dir, self.train_files), self._read_batches(data_dir, (self.test_file,))
         return Dataset(self.name, train, test, classes, self.mean, self.std)
 
     def _read_batches(self, data_dir: Path, files: tuple[str, ...]) -> Examples:
-        """Concatenate the images and labels of some batch files; coarse labels, if any, come first in ``labels``."""
-        batches = [self.open(data_dir, file) for file in files]
+        """Concatenate the images and labels of several batch files."""
+        batches = [self.read_file(data_dir, file) for file in files]
 
         def concatenate(key: str) -> torch.Tensor:
             return torch.from_numpy(np.concatenate([batch[key] for batch in batches]))

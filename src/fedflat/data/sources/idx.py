@@ -73,7 +73,7 @@ class Idx(FileSource[Bytes]):
     def read(self, data_dir: Path) -> Dataset:
         """Read the images and labels of both sets, and build the dataset."""
         train_images, train_labels, test_images, test_labels = (
-            torch.tensor(self.open(data_dir, f"{self.root}/{file}")) for file in FILES
+            torch.tensor(self.read_file(data_dir, f"{self.root}/{file}")) for file in FILES
         )
         train = Examples(train_images.unsqueeze(1), train_labels.long())
         test = Examples(test_images.unsqueeze(1), test_labels.long())

@@ -92,7 +92,7 @@ class Landmarks(FileSource[CsvRows]):
 
     def read(self, data_dir: Path) -> Dataset:
         """List the images with their photographers; all photographers of the test set form one further group."""
-        train_rows, test_rows = self.open(data_dir, TRAIN), self.open(data_dir, TEST)
+        train_rows, test_rows = self.read_file(data_dir, TRAIN), self.read_file(data_dir, TEST)
         if self.sizes is not None and self.sizes != (len(train_rows), len(test_rows)):
             raise UserError(
                 f"{data_dir / ROOT} lists {len(train_rows)} and {len(test_rows)} images; "

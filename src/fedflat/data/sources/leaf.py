@@ -36,25 +36,25 @@ class LeafArrays:
     Attributes:
         arrays: mapped arrays [n, ...] by name.
         groups: user of each example [n] int64.
-        train: number of training examples.
+        num_train: number of training examples.
         users: names of the users.
         statistics: result of ``Leaf.statistics``.
     """
 
     arrays: dict[str, MappedTensor]
     groups: torch.Tensor
-    train: int
+    num_train: int
     users: tuple[str, ...]
     statistics: dict[str, Any]
 
     def split(self, array: str, test: bool) -> MappedTensor:
         """Return the rows of an array that belong to training (or, with ``test``, to test) examples."""
         values = self.arrays[array]
-        return values.part(self.train, len(values) - self.train) if test else values.part(0, self.train)
+        return values.part(self.num_train, len(values) - self.num_train) if test else values.part(0, self.num_train)
 
     def groups_of(self, test: bool) -> torch.Tensor:
         """Return the user of each training or test example."""
-        return self.groups[self.train :] if test else self.groups[: self.train]
+        return self.groups[self.num_train :] if test else self.groups[: self.num_train]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from fedflat.text import param
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 LENGTH = 80
 UNKNOWN = 255
-"""Number of bytes outside the alphabet; ``convert`` rejects them, so it never occurs in the data."""
+"""Stands for bytes outside the alphabet; ``convert`` rejects them, so this number never occurs in the data."""
 
 
 @dataclass(frozen=True)

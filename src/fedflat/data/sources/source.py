@@ -184,7 +184,7 @@ class FileSource(DatasetSource, Generic[Content]):
     def find(self, data_dir: Path, file: str) -> Path | None:
         return data_dir / file if (data_dir / file).is_file() else None
 
-    def open(self, data_dir: Path, file: str) -> Content:
+    def read_file(self, data_dir: Path, file: str) -> Content:
         """Read the content of a file, and compare its hash with the published one."""
         return self._read_verified(data_dir, file)[0]
 
@@ -194,7 +194,7 @@ class FileSource(DatasetSource, Generic[Content]):
     def is_intact(self, data_dir: Path, file: str) -> bool:
         """Whether a file can be read and has the published hash, if there is one."""
         try:
-            self.open(data_dir, file)
+            self.read_file(data_dir, file)
         except UserError:
             return False
         return True
