@@ -60,7 +60,7 @@ class FineTuning:
 
 
 class FineTuner:
-    """Fine-tunes by one FedAvg round with a single client, using the run's other settings."""
+    """Fine-tunes a model by one FedAvg round with a single client; settings not in ``FineTuning`` are the run's."""
 
     def __init__(self, problem: Problem, config: Config, settings: FineTuning) -> None:
         training = config.training
