@@ -30,7 +30,7 @@ from fedflat.text import parse
 PROBED_EXAMPLES = 64
 """Test examples that a probe evaluates."""
 SHORT_ROUND = 3.0
-"""Longest round, in seconds, that is timed as a whole; for shorter rounds, an estimate from single steps is too high."""
+"""Longest round, in seconds, that is timed as a whole; for short rounds, estimates from single steps are too high."""
 MAX_PROBING = 60.0
 """Seconds after which no further probe starts."""
 PROBE_SETTINGS = {"algorithm": "fedavg", "init": None, "init_head": "given", "init_rounds": 0}

@@ -141,7 +141,7 @@ def check_names(names: Mapping[str, str], known_placeholders: set[str]) -> None:
 def combinations(file: SweepFile) -> list[Values]:
     """Every distinct combination of the varied settings, by full name, without those that the file excludes.
 
-    Each entry of the file's ``list`` is combined with every combination of ``grid``. Placeholders are not filled in yet.
+    Each entry of the file's ``list`` is combined with every combination of ``grid``. Placeholders are not filled in.
     """
     _check_variation(file)
     base = dict(flat(file.base))

@@ -283,7 +283,7 @@ def _trials_left(search: Search) -> int:
 
 
 def _open_study(search: Search) -> Study:
-    """The study in the search's folder, created if necessary; raises a ``UserError`` if it belongs to another search."""
+    """Open or create the study in the search's folder; raises a ``UserError`` if it belongs to another search."""
     create_folder(search.out)
     is_new = not (search.out / JOURNAL).exists()  # an existing journal stores whether lower is better
     study = Study(search.out, search.tune, is_new and lower_is_better(task_of(search.example_config())))
