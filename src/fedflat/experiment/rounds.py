@@ -67,7 +67,7 @@ class Round:
         # If clients keep their own BatchNorm statistics, those of the server model are estimated on training data.
         state = with_statistics(problem, self._state(name), self.run.partition.trained_on)
         module = copy.deepcopy(problem.model)
-        module.load_state_dict(problem.state_dict(*state), strict=False)  # the state has no entries except tensors
+        module.load_state_dict(problem.state_dict(*state), strict=False)  # without extra state that is not a tensor
         return module.eval()
 
     def state_dict(self, name: str = "server") -> dict[str, Tensor]:

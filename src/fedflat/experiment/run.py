@@ -361,7 +361,7 @@ class Run:
         self.history = folder.metrics()
 
     def _save_models(self) -> None:
-        """Save all models if one of every ``evaluation.save_every`` rounds has just ended."""
+        """Save all models if the number of completed rounds is a multiple of ``evaluation.save_every``."""
         every = self.config.evaluation.save_every
         if self.folder and every is not None and self.rounds % every == 0:
             create_folder(self.folder.path / SNAPSHOTS)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 SCALES = ("paper", "small")
 UNCHANGED_RESULTS = ("engine.", "data.dir")
-"""Prefixes of settings that do not change results."""
+"""Beginnings of the names of settings that do not change results."""
 ASK_FROM = 3600.0
 """Estimated seconds above which a terminal asks for confirmation."""
 

@@ -137,12 +137,13 @@ def _print_spectra(spectra: dict[str, list[Spectrum]], document: dict[str, Any],
         document: the data and, for each model, its test metric.
         all_examples: number of examples from which the subsets were drawn.
     """
-    subsets = next(iter(spectra.values()))
-    first = subsets[0]
+    spectra_of_first_model = next(iter(spectra.values()))  # one per subset; all models have the same subsets
+    first = spectra_of_first_model[0]
     examples = shown_count(first.examples)
     note = "± 95 % confidence interval of the trace" if first.trace else ""
-    if len(subsets) > 1:
-        examples = f"{len(subsets)} subsets of {examples} of {shown_count(all_examples)}"
+    subset_count = len(spectra_of_first_model)
+    if subset_count > 1:
+        examples = f"{subset_count} subsets of {examples} of {shown_count(all_examples)}"
         note = "± standard deviation over subsets"
     metric, shown_tests = test_column(document)
     columns = (

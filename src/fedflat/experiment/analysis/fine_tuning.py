@@ -24,6 +24,7 @@ class FineTuning:
     clients: int = 20
     """Number of clients, drawn by the run's seed among those with at least two examples."""
     epochs: int = 1
+    """Number of passes over a client's training examples."""
     share: float = 0.8
     """Fraction of a client's examples for training; the rest is for evaluation, at least one example each."""
     lr: float | None = None

@@ -100,7 +100,7 @@ def sweep_disk(configs: Sequence[Config], keep: Keep, at_once: int) -> SweepDisk
 
 
 def participants(config: Config, clients: int) -> int:
-    """Upper bound on the number of distinct clients that participate in a run; its mean with Bernoulli sampling."""
+    """Upper bound on the number of distinct clients in a run; with Bernoulli sampling, on the expected number."""
     return min(clients, config.federation.clients_per_round * (config.training.rounds - config.init_rounds))
 
 
@@ -117,8 +117,8 @@ def client_scalars(algorithm: Algorithm, config: Config, size: int, buffers: int
 def _past_model_counts(algorithm: Algorithm, rounds: int) -> list[int]:
     """The number of past models that each average stores during a run of ``rounds`` rounds.
 
-    An average requests a store for these models when it begins. To learn the sizes, begin every average here with an
-    empty model.
+    An average requests a store for its past models when it begins. To learn how many it needs, this function begins
+    every average with an empty model.
     """
     counts: list[int] = []
 

@@ -91,7 +91,7 @@ def ray_engine(config: Config, problem: Problem, user_objects: UserObjects) -> R
 
 
 def _worker_setup(config: Config, user_objects: UserObjects, device: Device) -> Callable[[], WorkerSetup]:
-    """The function that a Ray worker on ``device`` calls to set up; it reads the dataset on the worker's own node."""
+    """The function that a Ray worker on ``device`` calls to set up; it reads a named dataset on the worker's node."""
     engine = config.engine.model_copy(update={"name": "auto", "device": device, "workers": 1, "ray_address": None})
     # Absolute, because a worker has another working directory and environment.
     data = config.data.model_copy(update={"dir": data_dir(config.data.dir).absolute()})

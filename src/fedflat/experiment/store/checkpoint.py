@@ -23,7 +23,7 @@ from fedflat.experiment.store.run_folder import RunFolder
 
 CHECKPOINT = "checkpoint/state.safetensors"
 PREVIOUS = "checkpoint/previous.safetensors"
-"""The checkpoint before the last one. Only runs without rows keep it: row stores keep no rows for it."""
+"""The checkpoint before the last one. Only runs without rows keep it: row stores have only the last one's rows."""
 ROUNDS_BETWEEN, SECONDS_BETWEEN = 10, 5.0
 """By default, the rounds between checkpoints are a multiple of 10 and take at least 5 seconds."""
 MAX_TIME_FRACTION = 1 / 20

@@ -384,7 +384,7 @@ class ClientStateStore:
             state.fetch()
 
     def _write(self, client: Client, state: Mapping[str, State]) -> Callable[[], States]:
-        """Store a client's state and statistics, concatenated to one row.
+        """Store a client's state and statistics, concatenated into one row.
 
         Returns a function that reads the state again, so that the caller need not keep it in memory.
         """
