@@ -47,12 +47,12 @@ def stopping_verdict(
         metric: name of the metric that it is judged by.
         lower_is_better: whether lower values of the metric are better.
     """
-    sign = -1 if lower_is_better else 1
+    sign = -1 if lower_is_better else 1  # multiplied by it, higher values are better
     newest = history[-1]
-    value = newest["test"].get(model, {}).get(metric)
-    if stop.target is not None and value is not None and sign * value >= sign * stop.target:
+    test_value = newest["test"].get(model, {}).get(metric)
+    if stop.target is not None and test_value is not None and sign * test_value >= sign * stop.target:
         return Verdict(
-            "stopped", f"{metric} {value:.4f} reached the target {stop.target:g} after round {newest['round']}"
+            "stopped", f"{metric} {test_value:.4f} reached the target {stop.target:g} after round {newest['round']}"
         )
     if stop.patience is not None:
         values = [record["validation"][model][metric] for record in history if model in record["validation"]]

@@ -184,6 +184,7 @@ class _Evaluator:
 
     @cached_property
     def _class_scores(self) -> dict[str, Scores]:
+        """Metrics of each class of the test set, by the name of the class."""
         by_label = self.scorer.scores_by_class(self.data.test)
         return {self.data.classes[label]: scores for label, scores in by_label.items()}
 
@@ -216,8 +217,9 @@ class _Evaluator:
             raise NotAvailable(f"{self.data.name} has no domain or writer labels for its test examples")
         totals = self._totals_by_domain(np.asarray(self.data.test.groups.cpu()))
         part = self._with_spread({self._group_name(group): scores_of(totals[group]) for group in sorted(totals)})
-        trained = set() if self.data.train.groups is None else set(self.data.train.groups.tolist())
-        for name, groups in (("seen", totals.keys() & trained), ("unseen", totals.keys() - trained)):
+        training_groups = set() if self.data.train.groups is None else set(self.data.train.groups.tolist())
+        seen, unseen = totals.keys() & training_groups, totals.keys() - training_groups
+        for name, groups in (("seen", seen), ("unseen", unseen)):
             if 0 < len(groups) < len(totals):  # a pool of all domains would repeat the test set
                 pooled = Totals(self.problem.task)
                 for group in sorted(groups):

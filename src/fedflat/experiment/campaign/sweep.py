@@ -254,7 +254,8 @@ def run_sweep(
         jobs: number of runs at the same time; default: as the file says.
         on_wait: called with the number of runs held by other processes before waiting for them.
     """
-    finished_before = {run.name for run in sweep.runs if _is_finished(run)}  # checks all runs before any starts
+    # This also rejects folders that hold runs with other settings, before any run starts.
+    finished_before = {run.name for run in sweep.runs if _is_finished(run)}
     if sweep.file.branch:
         with locked(sweep.out, wait=True):
             branch_point(sweep.file.branch).write(sweep.out)
