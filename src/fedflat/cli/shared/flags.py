@@ -39,7 +39,7 @@ PANELS = {
 
 
 def optional(flag: str, help: str, default: str, **options: Any) -> Any:
-    """Declare a flag that is None unless given; ``default`` describes in words what happens then."""
+    """Declare a flag that is None unless given; ``default`` is the text that the help shows as its default."""
     return typer.Option(None, flag, help=f"{help} [dim](default: {default})[/dim]", show_default=False, **options)
 
 

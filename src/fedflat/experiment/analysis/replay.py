@@ -219,7 +219,7 @@ def moment_at_model(rounds: int, model: ModelState, algorithm: Algorithm, config
 
 
 def missing_state(algorithm: Algorithm, config: Config) -> str:
-    """The state that a saved server model lacks for replaying a round, in words; empty if it lacks nothing."""
+    """Describe the state that replaying a round needs in addition to a saved server model; empty if there is none."""
     if flat_fields(algorithm.client_fields()):
         return "its client state"
     if config.training.statistics == "own":

@@ -291,7 +291,7 @@ def _is_finished(run: SweepRun) -> bool:
     try:
         existing = existing_run(run.config, run.folder)
     except DamagedFile:
-        return False  # reported when the run's turn comes
+        return False  # the error is reported when this run is to start
     return existing is not None and existing.is_over
 
 

@@ -270,7 +270,7 @@ class CachedRowStore(RowStore):
         self._file.commit(rounds)
 
     def rewind(self, rounds: int) -> None:
-        """Empty the cache, and discard what the file received after ``rounds`` rounds."""
+        """Empty the cache, and discard all rows that were written to the file after ``rounds`` rounds."""
         self._rows.clear()
         self._unwritten.clear()
         self._file.rewind(rounds)

@@ -121,7 +121,7 @@ class RunFolder:
 
     def _require_new(self) -> None:
         """Raise a ``UserError`` if the folder contains a run or anything else that a new run would overwrite."""
-        # List files first: a run that begins meanwhile writes its config before any file that is not in LEFTOVERS.
+        # Check for a config last: a run that begins now writes its config before any file that is not in LEFTOVERS.
         if self.path.is_dir():
             is_free = {path.name for path in self.path.iterdir()} <= LEFTOVERS
         else:
