@@ -223,7 +223,7 @@ def _run(
 
 
 def _stand_ins(plan: ReproductionPlan) -> list[str]:
-    """Return the substitutes that the runs use for what the paper used."""
+    """Return the stand-ins of all runs: what replaces data or models of the paper, e.g. ``digits for cifar10``."""
     return sorted({text for run in plan.runs for text in run.stand_ins})
 
 
