@@ -12,6 +12,7 @@ from types import FrameType
 WRONG_REQUEST = 2
 """Exit code after a user error."""
 _signal: int = signal.SIGINT
+"""The signal that interrupted the command."""
 
 
 def interrupted_code() -> int:
@@ -25,15 +26,15 @@ class Interrupted(Exception):
 
 def main() -> None:
     """Run the command line; errors become messages on stderr, and a closed pipe is not an error."""
-    # Read by torch at import: spinning threads slow measurements down on busy cores.
+    # torch reads this variable when it is imported. On busy cores, threads that spin while they wait are slow.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     _replace_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors="replace")  # print ? for characters that the terminal's encoding lacks
     try:
         Path.cwd()
-    except FileNotFoundError:  # torch could not be imported
+    except FileNotFoundError:  # importing torch would fail
         print("fedflat: the working directory was deleted; change to another one (cd)", file=sys.stderr)
         sys.exit(WRONG_REQUEST)
     try:
@@ -45,7 +46,7 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes stdout at exit; into /dev/null, that cannot fail again.
+        # Python flushes stdout again at exit. Redirected to /dev/null, this cannot fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except KeyboardInterrupt:
@@ -55,7 +56,7 @@ def main() -> None:
 def _replace_closed_streams() -> None:
     """Connect closed standard streams (``>&-``) and those of a closed terminal to /dev/null.
 
-    Otherwise the next opened file would get the stream's number, and receive what libraries print.
+    Otherwise the next file to be opened would get the stream's number and receive the output of libraries.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None or (name != "stdin" and not _is_open(number)):
@@ -68,7 +69,7 @@ def _replace_closed_streams() -> None:
 
 
 def _is_open(descriptor: int) -> bool:
-    """Whether an output stream is connected; even writing nothing to a closed terminal fails."""
+    """Whether an output stream is usable; if its terminal was closed, even an empty write fails."""
     try:
         os.write(descriptor, b"")
     except OSError as error:
@@ -80,7 +81,7 @@ def _interrupt_on_signals() -> None:
     """Treat SIGTERM and SIGHUP (a closed terminal) like Ctrl-C, unless they are ignored (``nohup``)."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        """Handle a signal: remember its number for the exit code."""
+        """Handle a signal: remember its number for the exit code, and raise ``KeyboardInterrupt`` like Ctrl-C."""
         global _signal  # noqa: PLW0603
         _signal = number
         _replace_closed_streams()

@@ -162,7 +162,7 @@ def _add_plugin_option(command: Any) -> None:
 
 
 def _check_numbers(arguments: dict[str, Any]) -> None:
-    """Reject NaN, infinite and absurdly large numbers in the options of a command."""
+    """Reject numbers that are NaN, infinite or too large in the options of a command."""
     for name, value in arguments.items():
         for number in value if isinstance(value, list | tuple) else [value]:
             flag = f"--{name.replace('_', '-')}"

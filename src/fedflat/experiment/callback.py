@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # the command line imports this module before torch
 
 
 class RunProgress(Protocol):
-    """What can be seen of a run from any process."""
+    """The attributes of a run that callbacks can read, even in another process."""
 
     @property
     def config(self) -> Config:
@@ -30,19 +30,19 @@ class RunProgress(Protocol):
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One record per evaluation; from another process, only the newest."""
+        """One record per evaluation; in another process, only the newest one."""
 
     @property
     def primary(self) -> str:
-        """The primary model: the last average, or ``server``."""
+        """Name of the primary model: the last average, or ``server`` if there are no averages."""
 
     @property
     def metric(self) -> str:
-        """The primary metric."""
+        """Name of the primary metric."""
 
 
 class RunView(RunProgress, Protocol):
-    """What can be seen of a run in its own process."""
+    """The attributes of a run that callbacks can read in its own process."""
 
     @property
     def server(self) -> ServerState:
@@ -69,7 +69,7 @@ class RunView(RunProgress, Protocol):
         """The run folder, if there is one."""
 
     def models(self) -> dict[str, ModelState]:
-        """The current models by name: ``server`` and every average."""
+        """The current models by name: ``server``, further models of the drift slot, and averages that have begun."""
 
     def cohort(self, number: int) -> Sequence[int]:
         """The clients sampled for a round, counted from 0."""
@@ -93,13 +93,13 @@ class Callback:
         """Called after every evaluation; ``run.history[-1]`` is its record."""
 
     def ended(self, run: RunView, record: Record) -> None:
-        """Called after the last round, with the outcome of the run."""
+        """Called when the run ends or pauses, with its outcome."""
 
 
 class RemoteCallback(Callback):
     """Base class of callbacks that can observe runs in other processes.
 
-    Such a callback sees only the attributes of ``RunProgress``, and is not called for every round and evaluation.
+    Such a callback can read only the attributes of ``RunProgress``, and may miss rounds and evaluations.
     """
 
     def began(self, run: RunProgress) -> None:
@@ -112,7 +112,7 @@ class RemoteCallback(Callback):
         """Called after an evaluation; ``run.history[-1]`` is its record."""
 
     def ended(self, run: RunProgress, record: Record) -> None:
-        """Called after the last round, with the outcome of the run."""
+        """Called when the run ends or pauses, with its outcome."""
 
 
 def require_remote(callbacks: Sequence[Callback]) -> tuple[RemoteCallback, ...]:

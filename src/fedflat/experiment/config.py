@@ -1,4 +1,4 @@
-"""The configuration of an experiment: defines config.yaml, the command line and the settings reference."""
+"""The configuration of an experiment, from which config.yaml, command-line options and ``fedflat settings`` follow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedflat.text import respell
 FORMAT: Literal[1] = 1
 """Version of configs and run folders."""
 STORED = "stored"
-"""Validation context of configs that were validated when their run began."""
+"""Validation context of a config that is read from a run folder; it was validated when the run began."""
 
 
 class DataSettings(SettingsGroup):
@@ -222,7 +222,7 @@ MAY_CHANGE: dict[str, bool | set[str]] = {
     "stop": True,
     "engine": set(EngineSettings.model_fields) - {"precision"},
 }
-"""Settings that do not affect a round's result and may differ in a resumed run."""
+"""Settings that do not affect the result of a round, so they may change before a run is resumed."""
 
 
 class Config(SettingsGroup):
@@ -259,7 +259,10 @@ class Config(SettingsGroup):
     @field_validator("algorithm")
     @classmethod
     def _canonical_algorithm(cls, text: str, info: ValidationInfo) -> str:
-        """Spell an algorithm in the canonical way; a stored one is, and its parts may not be registered here."""
+        """Spell an algorithm in the canonical way.
+
+        A stored config already does, and parts of its algorithm need not be registered in this process.
+        """
         return text if info.context == STORED else _canonical(text)
 
     @field_validator("model")
@@ -356,7 +359,7 @@ def config(values: dict[str, Any], is_stored: bool = False) -> Config:
 
 
 def describe_difference(ours: Config, theirs: Config) -> str:
-    """List the settings that affect results and differ between two configs; empty if there are none."""
+    """Describe the settings that affect results and differ between two configs; empty if there are none."""
     differences = []
     for name in setting_names():
         get = attrgetter(name)

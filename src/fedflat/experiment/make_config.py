@@ -1,4 +1,4 @@
-"""Arguments of the Python API: checks and conversions, and the config that they describe."""
+"""Checks and converts the arguments of the Python API, and builds the config that they describe."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def as_callbacks(callbacks: Any) -> tuple[Callback, ...]:
 
 
 def as_algorithms(algorithms: Any) -> list[str]:
-    """Convert one algorithm text or several to a list; anything else raises a ``UserError``."""
+    """Convert one algorithm or several, given as text, to a list; anything else raises a ``UserError``."""
     is_single = isinstance(algorithms, str) or not isinstance(algorithms, Iterable)
     texts = [algorithms] if is_single else list(algorithms)
     for text in texts:
@@ -96,7 +96,7 @@ def describe_type(value: object) -> str:
 def make_config(
     base: str | Path | Config | None = None, settings: dict[str, Any] | None = None, assignments: Sequence[str] = ()
 ) -> Config:
-    """Build a config.
+    """Build a config; ``settings`` and ``assignments`` override the values of ``base``.
 
     Args:
         base: a YAML file or config to start from; default: the defaults.
@@ -135,9 +135,9 @@ def prepare(
     task: str | Task | None,
     settings: dict[str, Any],
 ) -> tuple[Config, dict[str, Any]]:
-    """The config that arguments of ``fedflat.run`` describe, and the user-supplied objects as arguments of ``Run``.
+    """Convert the arguments of ``fedflat.run`` to a config and the user-supplied objects, as arguments of ``Run``.
 
-    A dataset, model or task that is a text is a setting; any other value is a user-supplied object.
+    A dataset, model or task given as text is a setting. Any other value is a user-supplied object.
     """
     names = {"algorithm": algorithm, "dataset": dataset, "model": model, "task": task}
     settings = settings | {name: value for name, value in names.items() if isinstance(value, str)}
@@ -146,7 +146,8 @@ def prepare(
     user_task = None if isinstance(task, str) else task
     check_user_objects(user_dataset, user_model, user_task)
     if hasattr(type(settings.get("partition")), "load_partition"):
-        # A partitioner of Flower is an object, not a text; it is applied to the dataset now.
+        # The partition is a Flower partitioner, an object that is applied to the dataset now. The dataset's settings
+        # come from a config with another partition, because a config cannot hold the object.
         data = make_config(base, {**settings, "partition": "centralised"}).data
         settings["partition"] = from_flower(settings["partition"], user_dataset or load(data.dataset, data.dir))
     config = name_user_objects(make_config(base, settings), user_dataset, user_model)
@@ -154,7 +155,7 @@ def prepare(
 
 
 def assign(values: dict[str, Any], setting: str) -> None:
-    """Set ``a.b=value`` or ``short_name=value`` in nested values; the value is parsed as YAML, else stored as text."""
+    """Set ``a.b=value`` or ``short_name=value`` in nested values; a value that is not valid YAML is stored as text."""
     key, equals, text = setting.partition("=")
     if not equals or not re.fullmatch(r"\w+(\.\w+)*", key):
         raise UserError(f"cannot read --set '{setting}'; expected key=value, for example training.lr=0.05")
@@ -189,14 +190,14 @@ def _set(values: dict[str, Any], setting: str, value: Any) -> None:
 
 
 def _check_once(setting: str, assignment: str, assigned: dict[str, str]) -> None:
-    """Reject a second assignment to a setting, possibly under another name; ``assigned`` records the assignments."""
+    """Reject a second assignment to a setting, and record the first one in ``assigned``, by the setting's full name."""
     if setting in assigned:
         raise UserError(f"{setting} is given twice, as {assigned[setting]} and as {assignment}; give it once")
     assigned[setting] = assignment
 
 
 def _check_name(name: str) -> None:
-    """Reject an unknown keyword; a full name without its group gets a hint."""
+    """Reject an unknown keyword; if it is a setting's name without its group, the error suggests the full name."""
     known = {*SHORT_NAMES, *Config.model_fields}
     if name in known or "__" in name or "." in name:
         return

@@ -1,4 +1,4 @@
-"""A completed round, as seen from a user's own training loop."""
+"""``Round``: what ``fedflat.rounds`` yields to a user's training loop after every round."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Round:
 
     @property
     def score(self) -> float:
-        """Primary metric on the test set of the primary model: the last average, or without averages the server's."""
+        """Primary metric of the primary model (the last average, or ``server`` without averages) on the test set."""
         return self._test_metric(self.run.metric)
 
     @property
@@ -64,10 +64,10 @@ class Round:
     def module(self, name: str = "server") -> nn.Module:
         """Return a copy of one of the run's models, e.g. ``wima``, in evaluation mode."""
         problem = self.run.problem
-        # Where clients keep their BatchNorm statistics, those of the server model are estimated on training data.
+        # If clients keep their own BatchNorm statistics, those of the server model are estimated on training data.
         state = with_statistics(problem, self._state(name), self.run.partition.trained_on)
         module = copy.deepcopy(problem.model)
-        module.load_state_dict(problem.state_dict(*state), strict=False)  # extra state that is not a tensor is missing
+        module.load_state_dict(problem.state_dict(*state), strict=False)  # without extra state that is not a tensor
         return module.eval()
 
     def state_dict(self, name: str = "server") -> dict[str, Tensor]:
@@ -113,6 +113,6 @@ class Round:
         return float(scores[metric])
 
     def _require_current(self, subject: str) -> None:
-        """Reject access to ``subject`` after a later round; averages and client states are not kept per round."""
+        """Reject access to ``subject`` once a later round has ended: the run keeps only its current value."""
         if self.run.rounds != self.number:
             raise UserError(f"{subject} has changed since round {self.number}; read it inside the loop")

@@ -62,13 +62,13 @@ class Run:
 
     Args:
         config: the experiment.
-        folder: the run folder; without one, nothing is written.
+        folder: path of the run folder; if None, nothing is written.
         data: a dataset that replaces ``config.data.dataset``.
         model: a network that replaces ``config.model``.
         task: a task that replaces the dataset's.
         callbacks: observers of the run.
         resume: continue from the last checkpoint in ``folder``.
-        engine: builds the engine; default: the one of the config.
+        engine: function that builds a custom engine, which trains at remote sites; default: the config's engine.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Run:
             check_target(config.stop.target, self.metric)
         self.algorithm = algorithm(config.algorithm)
         self.folder = RunFolder(folder) if folder else None
-        self._has_local_data = engine is None  # a custom engine trains at remote sites
+        self._has_local_data = engine is None
         self.history: list[dict[str, Any]] = []
         self.record: Record | None = None  # set when the run ends or pauses
         self._train_loss = torch.tensor(math.nan)
@@ -118,7 +118,7 @@ class Run:
     def steps(self) -> Generator[int, None, None]:
         """Run one round at a time and yield the number of completed rounds; closing the generator pauses the run.
 
-        The loop ends with a verdict: the status of the run and the reason why it ends. Then ``record`` is set.
+        The loop ends with a verdict: the status of the run and the reason why it ended. Afterwards, ``record`` is set.
         """
         try:
             earlier_seconds = self._open()
@@ -179,7 +179,7 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Duration of the run, without the time between pause and resume."""
+        """Duration of the run in seconds, without the time between pause and resume."""
         return time.monotonic() - self._started
 
     def _before_first_round(self) -> Verdict | None:
@@ -193,7 +193,7 @@ class Run:
         """Check for divergence, then save, evaluate and checkpoint if due; returns a verdict if the run ends here."""
         is_last = self.rounds == self.config.training.rounds
         is_evaluated = self.config.is_evaluated(self.rounds)
-        # Reading values synchronises with a GPU, so there the check is not made every round.
+        # On a GPU, the check waits for all queued work, so it is not made every round.
         if is_evaluated or self.problem.device.type == "cpu" or self.rounds % DIVERGENCE_CHECK_EVERY == 0:
             weights = self.server.model.weights
             divergence = describe_divergence(weights, self.loss, self.algorithm, self.config, self.problem)
@@ -213,7 +213,7 @@ class Run:
         return Verdict("finished") if is_last else None
 
     def _pause(self, reason: str) -> Verdict:
-        """Write a checkpoint, from which the run can be resumed."""
+        """Write a checkpoint, from which the run can be resumed, and return the verdict ``paused``."""
         self._checkpoint()
         return Verdict("paused", reason)
 
@@ -221,7 +221,7 @@ class Run:
         """Train the next cohort, aggregate its updates and update server state, client state and averages."""
         server, round_index = self.server, self.rounds  # before this round; rounds are counted from 0
         for store in self._stores.values():
-            store.current_round = round_index + 1  # rows are labelled with the number of completed rounds
+            store.current_round = round_index + 1  # row stores count rounds from 1
         flat_model = _flat(server.model)
         for average in self.averages.values():
             average.before_round(round_index, flat_model)
@@ -234,8 +234,8 @@ class Run:
             self._clients.write(client)
         total_cost = Cost(**{key: value + getattr(outcome.cost, key) for key, value in asdict(server.cost).items()})
         model = ModelState(weights, outcome.buffers, outcome.integer_buffers)
-        self.server = ServerState(round_index + 1, model, states, total_cost)  # from now on, self.rounds is one higher
-        if self.rounds < self.config.training.rounds:  # the engine may load the next cohort's data meanwhile
+        self.server = ServerState(round_index + 1, model, states, total_cost)  # this also increases self.rounds
+        if self.rounds < self.config.training.rounds:  # the engine may load the next cohort's data in the background
             upcoming = [(number, self.partition.clients[number]) for number in self.cohort(self.rounds)]
             self.engine.prepare(self.training, self.rounds, upcoming)
         self._train_loss = outcome.loss
@@ -254,11 +254,11 @@ class Run:
 
     @property
     def primary(self) -> str:
-        """The primary model: the last average, or ``server`` without averages."""
+        """Name of the primary model: the last average, or ``server`` if there are no averages."""
         return list(self.averages)[-1] if self.averages else "server"
 
     def models(self) -> dict[str, ModelState]:
-        """The current models by name: ``server``, further models of the drift, and every average that has begun."""
+        """The current models by name: ``server``, further models of the drift slot, and averages that have begun."""
         server = self.server.model
         models = {"server": server}
         for name, weights in self.algorithm.drift.evaluated(self.server.states["drift"]).items():
@@ -276,14 +276,14 @@ class Run:
         return models
 
     def _evaluate(self) -> None:
-        """Evaluate all models on all held-out sets, and append the metrics and costs to the history."""
+        """Evaluate all models on all held-out sets, and append metrics, costs and flatness to the history."""
         models = self.models()
         scores = self.engine.evaluate(models, self.problem.evaluation_sets)
         cost = self.server.cost
         bytes_per_float = torch.finfo(self.problem.dtype).bits // 8
         record: dict[str, Any] = {"round": self.rounds, "train_loss": finite_or_none(self.loss)}
         for set_name in self.problem.evaluation_sets:
-            record[set_name] = {name: self._metrics(sets[set_name]) for name, sets in scores.items()}
+            record[set_name] = {name: self._metrics(by_set[set_name]) for name, by_set in scores.items()}
         record |= {"backward_passes": cost.backward_passes, "samples": cost.samples}
         record |= {"bytes_down": cost.floats_down * bytes_per_float, "bytes_up": cost.floats_up * bytes_per_float}
         timing: dict[str, Any] = {"round": self.rounds}
@@ -297,7 +297,7 @@ class Run:
         self._notify("evaluated")
 
     def _metrics(self, values: Mapping[str, float]) -> dict[str, float | None]:
-        """Metrics for the history; values that are not finite become None."""
+        """Metrics for the history, where None replaces values that are not finite; the primary one must be present."""
         if self.metric not in values:
             raise UserError(
                 f"the task's metric is {self.metric!r}, but it reports only {', '.join(values)}; report that metric too"
@@ -305,7 +305,7 @@ class Run:
         return {name: finite_or_none(value) for name, value in values.items()}
 
     def _open(self) -> float:
-        """Set up folder, stores and averages, and restore the last checkpoint; returns the run's seconds up to it."""
+        """Set up folder, stores and averages, and restore the last checkpoint; returns the seconds taken up to it."""
         folder, init_rounds = self.folder, self.config.init_rounds
         if folder:
             if not self._resume:
@@ -333,8 +333,8 @@ class Run:
         return 0.0
 
     def _open_rows(self, name: str, width: int) -> RowStore:
-        """Open a store of vectors with ``width`` entries, in the run folder or, without one, in memory."""
-        file = self.folder.rows(name, width, self.problem.dtype) if self.folder and width else None
+        """Open a store of rows with ``width`` scalars, in the run folder or, for a run without a folder, in memory."""
+        file = self.folder.open_rows(name, width, self.problem.dtype) if self.folder and width else None
         self._stores[name] = CachedRowStore(file, cache_size(self.problem.device)) if file else RowStore()
         return self._stores[name]
 
@@ -361,7 +361,7 @@ class Run:
         self.history = folder.metrics()
 
     def _save_models(self) -> None:
-        """Save all models, if ``evaluation.save_every`` asks for it after this round."""
+        """Save all models if the number of completed rounds is a multiple of ``evaluation.save_every``."""
         every = self.config.evaluation.save_every
         if self.folder and every is not None and self.rounds % every == 0:
             create_folder(self.folder.path / SNAPSHOTS)
@@ -395,5 +395,5 @@ class Run:
 
 
 def _flat(model: ModelState) -> Tensor:
-    """Weights and floating buffers as one vector, which averages operate on."""
+    """Weights and floating-point buffers as one vector, which averages operate on."""
     return torch.cat([model.weights, model.buffers])

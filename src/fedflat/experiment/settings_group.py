@@ -18,7 +18,7 @@ class SettingsGroup(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _check_raw_value(cls, value: Any, info: ValidationInfo) -> Any:
-        """Reject booleans and absurdly large values for numbers, and text with a NUL character."""
+        """Reject booleans where a number is expected, numbers that are too large, and text with a NUL character."""
         if isinstance(value, bool) and info.field_name is not None:
             accepted = _accepted_types(cls.model_fields[info.field_name].annotation)
             if {int, float} & accepted and bool not in accepted:

@@ -1,4 +1,4 @@
-"""Why a run ends before its last round: target, patience, divergence, or a GPU without free memory."""
+"""Reasons to end a run before its last round: target, patience, divergence, or a GPU that is out of memory."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ ENDED_STATUSES = ("finished", "stopped", "diverged")
 """The statuses of a run that has ended and cannot be resumed."""
 
 DIVERGENCE_CHECK_EVERY = 10
-"""Rounds between checks for divergence on a GPU, in addition to those at evaluations."""
+"""Rounds between checks for divergence on a GPU, where every evaluation also includes a check."""
 SCANNED_ROWS = 1000
+"""Examples that are checked at a time for infinite or NaN inputs."""
 MAX_LOSS = 1e6
 """Mean training loss from which a run counts as diverged."""
 
@@ -30,7 +31,7 @@ class Verdict(NamedTuple):
     """How a run ended."""
 
     status: Literal["finished", "stopped", "diverged", "paused"]
-    """All rounds done; ended by a stopping rule; not finite; or interrupted and resumable."""
+    """In this order: all rounds done; ended by a stopping rule; diverged; or interrupted, and can be resumed."""
     reason: str = ""
 
 
@@ -46,12 +47,12 @@ def stopping_verdict(
         metric: name of the metric that it is judged by.
         lower_is_better: whether lower values of the metric are better.
     """
-    sign = -1 if lower_is_better else 1
+    sign = -1 if lower_is_better else 1  # multiplied by it, higher values are better
     newest = history[-1]
-    value = newest["test"].get(model, {}).get(metric)
-    if stop.target is not None and value is not None and sign * value >= sign * stop.target:
+    test_value = newest["test"].get(model, {}).get(metric)
+    if stop.target is not None and test_value is not None and sign * test_value >= sign * stop.target:
         return Verdict(
-            "stopped", f"{metric} {value:.4f} reached the target {stop.target:g} after round {newest['round']}"
+            "stopped", f"{metric} {test_value:.4f} reached the target {stop.target:g} after round {newest['round']}"
         )
     if stop.patience is not None:
         values = [record["validation"][model][metric] for record in history if model in record["validation"]]
@@ -99,7 +100,7 @@ def describe_divergence(weights: Tensor, loss: float, algorithm: Algorithm, conf
 
 
 def _cause_before_training(problem: Problem) -> str:
-    """Why no learning rate would help: data or a loss that are not finite; empty if both are."""
+    """A cause that no learning rate can fix: inputs or an initial loss that are not finite; empty if there is none."""
     train = problem.data.train
     if train.inputs.is_floating_point():
         for start in range(0, len(train), SCANNED_ROWS):

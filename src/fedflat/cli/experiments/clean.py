@@ -37,7 +37,8 @@ def clean(
 
     parts = tuple(part for part in DEFAULT_PARTS if snapshots or part != "snapshots")
     runs = list(dict.fromkeys(find_runs(folders)))
-    cleanable = [files for files in (removable(run, parts) for run in runs) if files is not None]  # finished runs
+    # ``removable`` returns None for runs that are unfinished or have nothing to remove.
+    cleanable = [files for files in (removable(run, parts) for run in runs) if files is not None]
     freed, locked = 0, []
     if yes:
         for files in cleanable:

@@ -106,7 +106,7 @@ def compare(
     except SomeFailed as error:
         if not records:
             raise
-        failure = error  # raised after the results of the other runs
+        failure = error  # raised after the results of the other runs are printed
     comparison = Comparison(records)
     figure = figure or out / "comparison.png"
     write_figure(comparison.plot(over=over), figure)
@@ -141,9 +141,9 @@ def read_seeds(text: str) -> list[int]:
 
 
 def default_folder(base: Config) -> Path:
-    """Return a folder that depends on the settings except algorithm and seed.
+    """Return a folder whose name depends on all settings except algorithm and seed.
 
-    A repeated command, also with further algorithms or seeds, therefore finds its earlier runs.
+    A repeated command therefore finds its earlier runs, even if algorithms or seeds are added.
     """
     settings = base.model_copy(update={"algorithm": "", "seed": 0}).model_dump_json()
     return RUNS / f"compare-{data_slug(base)}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"

@@ -37,7 +37,7 @@ NOUNS = {
     "domains": "domain",
     "corruptions": "corruption",
 }
-"""What one entry of an evaluated part is."""
+"""The noun for one entry of each part that has several."""
 Row = tuple[object, ...]
 
 

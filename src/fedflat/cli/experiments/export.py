@@ -27,17 +27,19 @@ def export(
     from fedflat.experiment.store.run_folder import model_file, snapshot_file
     from fedflat.reporting.result import Result
 
-    kind = format_of(out or Path("model.pt"), format)
+    export_format = format_of(out or Path("model.pt"), format)
     result = Result.load(folder)
     model = require_model(result.record, model)
     if out is None:
         source = Path(model_file(model) if rounds is None else snapshot_file(model, rounds))
-        extension = next(extension for extension, known_kind in ENDINGS.items() if known_kind == kind)
+        extension = next(extension for extension, known_format in ENDINGS.items() if known_format == export_format)
         out = folder / "exported" / f"{source.name.removesuffix('.safetensors')}{extension}"
-    with screen(stderr=True).status("exporting to ONNX (up to a minute)" if kind == "onnx" else "writing"):
-        result.export(out, model, format=kind, rounds=rounds)
+    with screen(stderr=True).status("exporting to ONNX (up to a minute)" if export_format == "onnx" else "writing"):
+        result.export(out, model, format=export_format, rounds=rounds)
     size = out.stat().st_size
     if as_json:
-        print_json({"folder": folder, "model": model, "round": rounds, "format": kind, "file": out, "bytes": size})
+        print_json(
+            {"folder": folder, "model": model, "round": rounds, "format": export_format, "file": out, "bytes": size}
+        )
     else:
-        screen().print(f"{out} ({kind}, {shown_bytes(size)})", markup=False, highlight=False)
+        screen().print(f"{out} ({export_format}, {shown_bytes(size)})", markup=False, highlight=False)

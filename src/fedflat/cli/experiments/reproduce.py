@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 SCALES = ("paper", "small")
 UNCHANGED_RESULTS = ("engine.", "data.dir")
-"""Prefixes of settings that do not change results."""
+"""Beginnings of the names of settings that do not change results."""
 ASK_FROM = 3600.0
 """Estimated seconds above which a terminal asks for confirmation."""
 
@@ -183,7 +183,7 @@ def _folder_name(deviations: Deviations) -> str:
 def _run(
     plan: ReproductionPlan, out: Path, jobs: int | None, silent: bool, results_folder: Path | None
 ) -> tuple[dict[Path, MeasuredRun], UserError | None]:
-    """Run what is missing and measure the models; store the results of all runs below ``results_folder``, if given.
+    """Do the unfinished runs and measure the models; store the results of all runs in ``results_folder``, if given.
 
     Returns:
         The results of all finished runs by folder, and the error of a run that failed, or None.
@@ -223,7 +223,7 @@ def _run(
 
 
 def _stand_ins(plan: ReproductionPlan) -> list[str]:
-    """Return the substitutes that the runs use for what the paper used."""
+    """Return the stand-ins of all runs: what replaces data or models of the paper, e.g. ``digits for cifar10``."""
     return sorted({text for run in plan.runs for text in run.stand_ins})
 
 
@@ -238,7 +238,7 @@ def _missing_datasets(plan: ReproductionPlan) -> list[str]:
 
 
 def _shown_gpu_time(plan: ReproductionPlan) -> str:
-    """Return the estimated time on the GPU of the stored results, and what it leaves out."""
+    """Return a text with the estimated time on the GPU that the stored results come from, and the runs left out."""
     from fedflat.papers.cost import HARDWARE, gpu_time
 
     time = gpu_time(plan.runs)

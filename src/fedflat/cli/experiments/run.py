@@ -96,7 +96,7 @@ def resume(
         _train(make_config(config, settings), folder, as_json, quiet, track, resume=True)
         return
     record = load_record(folder)
-    if not (folder / CURVE).exists():  # the run was killed before it was drawn
+    if not (folder / CURVE).exists():  # the process was killed before it drew the curve
         draw_curve(Result(record))
     if as_json:
         print_json(run_document(record))
@@ -114,7 +114,7 @@ def _train(config: Config, folder: Path, as_json: bool, quiet: bool, track: str 
     from fedflat.reporting.result import Result
 
     silent, tracking = quiet or as_json, tracking_callbacks(track)
-    device_of(config)  # fail before a download
+    device_of(config)  # if the device is missing, fail before a download
     fetch_if_missing(config, silent)
     try:
         with progress(silent) as display:

@@ -195,7 +195,7 @@ def _document(plan: Sweep, results: list[SweepResult]) -> dict[str, Any]:
     """Return the results of a sweep as JSON-compatible values.
 
     ``lines`` has one entry per combination of varied settings, best first, with scores over seeds; ``runs`` has one
-    entry per run, where ``by`` states whether it was run now, before, or meanwhile by another process.
+    entry per run, where ``by`` states who did it: this call, an earlier call, or another process.
     """
     from fedflat.experiment.campaign.ranking import last_score, mean_and_spread, ranking
 
@@ -229,7 +229,7 @@ ORIGINS = {"here": "done now", "before": "there already", "elsewhere": "done by 
 
 
 def _print_results(plan: Sweep, results: list[SweepResult]) -> None:
-    """Print the combinations of a sweep, best first, and how many runs are new, older, or of another process."""
+    """Print the combinations of a sweep, best first, and how many runs were done now, before, or by another process."""
     from fedflat.experiment.campaign.ranking import ranking
 
     ranked = ranking((result.run.varied, result.record) for result in results if result.record is not None)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 SILENT_AFTER = 120.0
-"""Seconds without output after which a running run counts as silent, unless ten evaluation intervals are longer."""
+"""Seconds without output after which a running run counts as silent; ten evaluation intervals if they are longer."""
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,23 @@ class WatchedRun:
     status: str
     """The run's status, or ``silent`` for a run that was probably killed."""
     rounds: int
-    """Rounds until the last evaluation."""
+    """Number of rounds up to the last evaluation."""
     of: int
-    """Rounds of the complete run."""
+    """Number of rounds of the complete run."""
     metric: str
+    """Name of the primary metric."""
     value: float | None
+    """The metric in the last evaluation."""
     best: float | None
+    """The best value of the metric so far."""
     loss: float | None
+    """The test loss in the last evaluation."""
     seconds: float
+    """Duration of the run up to the last evaluation."""
     left: float | None
     """Estimated remaining seconds."""
     bytes_up: float | None
+    """Bytes that clients have sent to the server."""
 
     @property
     def has_ended(self) -> bool:
@@ -128,7 +134,7 @@ def read_runs(paths: list[Path], report_errors: bool = False) -> list[WatchedRun
 
 
 def read_run(path: Path) -> WatchedRun:
-    """Read the state of the run in a folder; one that has not written for long has the status ``silent``."""
+    """Read the state of the run in a folder; its status is ``silent`` if it has not written for a long time."""
     from fedflat.experiment.analysis.reopen import primary_model
     from fedflat.experiment.store.run_folder import load_record
     from fedflat.reporting.result import Result
@@ -164,7 +170,7 @@ def read_run(path: Path) -> WatchedRun:
 
 
 def _seconds_per_round(timing: list[dict[str, Any]]) -> float:
-    """Return the seconds per round over the last ten evaluations; 0 if there are fewer than two.
+    """Return the seconds per round over the last ten intervals between evaluations; 0 if there is no interval.
 
     Args:
         timing: for every evaluation, its ``round`` and the ``seconds`` since the run began.
@@ -175,7 +181,7 @@ def _seconds_per_round(timing: list[dict[str, Any]]) -> float:
 
 
 def _is_silent(path: Path, seconds_per_evaluation: float) -> bool:
-    """Return whether a run with the status ``running`` was probably killed, since it has not written for long."""
+    """Return whether a run with the status ``running`` was probably killed: it has not written for a long time."""
     files = [path / name for name in ("config.yaml", "metrics.jsonl", "timing.jsonl")]
     last_written = max(file.stat().st_mtime for file in files if file.exists())
     return time.time() - last_written > max(SILENT_AFTER, 10 * seconds_per_evaluation)

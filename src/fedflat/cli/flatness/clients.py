@@ -105,6 +105,7 @@ COLUMNS = (
     "highest",
     "momentum",
 )
+"""Columns of the table of rounds; "lowest" and "highest" are extremes over clients of the column before."""
 
 
 def _cohort_row(cohort: dict[str, Any]) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""What flatness commands share: flags, opening and naming models, and output as files, tables and numbers."""
+"""Code shared by flatness commands: flags, opening and naming models, and output as files, tables and numbers."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def short_names(models: Sequence[RunModel]) -> list[str]:
     """Return distinct names that are as short as possible.
 
     Models of a single run are named by model and round. Otherwise the name is the algorithm, with the model unless it
-    is the final primary one. If such names coincide, the seed is added, and if that is not enough, labels are used.
+    is the final primary one. If two names coincide, the seed is added; if they still coincide, labels are used.
     """
     runs = {model.label.partition(":")[0] for model in models}
     if len(runs) == 1 and len(models) > 1:
@@ -206,7 +206,7 @@ def default_folder(models: dict[str, RunModel], measurement: str) -> Path:
 def result_folder(out: Path | None, default: Path) -> Path:
     """Create the folder of a measurement's results, and store the settings of the running command in it.
 
-    Without ``out``, results with other settings are not overwritten: the folder is then ``default-2``, and so on.
+    The default folder is not used if it holds results with other settings; then the folder is ``default-2``, and so on.
 
     Args:
         out: the folder that the user has chosen.
@@ -216,8 +216,8 @@ def result_folder(out: Path | None, default: Path) -> Path:
 
     from fedflat.experiment.store.files import create_folder, write_atomically
 
-    used = {name: value for name, value in get_current_context().params.items() if name not in OUTPUT_FLAGS}
-    settings = json.dumps(used, indent=2, default=str) + "\n"
+    parameters = {name: value for name, value in get_current_context().params.items() if name not in OUTPUT_FLAGS}
+    settings = json.dumps(parameters, indent=2, default=str) + "\n"
     folder, number = out or default, 1
     while out is None and folder.exists() and _text_of(folder / SETTINGS) != settings:
         number += 1
@@ -291,9 +291,11 @@ def test_metric(model: RunModel) -> dict[str, float | None]:
 
 def test_column(document: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     """Return the heading of the test metric, and its values as text by model; ``document`` holds them by model."""
+    # By model: the name of its metric and the value.
     tests = {name: next(iter(model["test"].items())) for name, model in document["models"].items()}
-    metric = next(iter(tests.values()))[0]
-    return f"test {with_unit(metric)}", {name: shown_metric(value, of) for name, (of, value) in tests.items()}
+    first_metric, _ = next(iter(tests.values()))
+    texts = {name: shown_metric(value, metric) for name, (metric, value) in tests.items()}
+    return f"test {with_unit(first_metric)}", texts
 
 
 def print_files(files: Mapping[str, object]) -> None:
@@ -310,7 +312,7 @@ def evenly_spaced(items: Sequence[T], limit: int = MAX_LISTED) -> list[T]:
     [1, 3, 5]
     """
     step = max(1, math.ceil(len(items) / limit))
-    first = (len(items) - 1) % step  # such that the last item is a multiple of step away
+    first = (len(items) - 1) % step  # starting here, multiples of step lead to the last item
     return list(items[first::step])
 
 

@@ -104,8 +104,8 @@ def sharpness(
     document: dict[str, Any] = {"on": data, "seed": seed, "ascent_steps": steps, "eta": eta, "scope": scope}
     document["models"] = {}
     for name, model in opened.items():
-        by_measure = [[subset.document() for subset in subset_list] for subset_list in results[name].values()]
-        document["models"][name] = {"model": model.label, "test": test_metric(model), "sharpness": by_measure}
+        documents = [[result.document() for result in per_subset] for per_subset in results[name].values()]
+        document["models"][name] = {"model": model.label, "test": test_metric(model), "sharpness": documents}
     files = write_results(result_folder(out, default_folder(opened, "sharpness")), "sharpness", document)
     if as_json:
         print_json({"files": files, **document})
@@ -126,29 +126,28 @@ def _print_results(results: Results, document: dict[str, Any], seconds: float) -
     metric, shown_tests = test_column(document)
     rows = []
     for name, by_measure in results.items():
-        losses = [subset.loss for subset in by_measure[measures[0]]]
-        rows.append(
-            (name, plus_minus(losses), shown_tests[name], *(_shown_rise(subsets) for subsets in by_measure.values()))
-        )
+        losses = [result.loss for result in by_measure[measures[0]]]
+        rises = [_shown_rise(per_subset) for per_subset in by_measure.values()]
+        rows.append((name, plus_minus(losses), shown_tests[name], *rises))
     columns = ("model", "loss", metric, *(f"{kind}, rho {rho:g}" for kind, rho in measures))
-    subsets = next(iter(results.values()))[measures[0]]
-    examples = f"{shown_count(subsets[0].examples)} examples"
+    first_per_subset = next(iter(results.values()))[measures[0]]
+    examples = f"{shown_count(first_per_subset[0].examples)} examples"
     interval = "95 % confidence interval of the average"
-    if len(subsets) > 1:
-        examples = f"{len(subsets)} subsets of {examples}"
+    if len(first_per_subset) > 1:
+        examples = f"{len(first_per_subset)} subsets of {examples}"
         interval = "standard deviation over subsets"
     worst_case = "first-order direction" if steps == 1 else f"{steps} ascent steps"
     note = f"± {interval}; worst case: {worst_case}; {shown_seconds(seconds)}"
     print_table(f"Rise of the loss on {document['on']}, {examples}", columns, rows, note)
 
 
-def _shown_rise(subsets: list[Sharpness]) -> str:
-    """Return the rise of the loss as text.
+def _shown_rise(per_subset: list[Sharpness]) -> str:
+    """Return the rise of the loss as text, given the sharpness on each subset of examples.
 
-    On one subset of examples, it has the confidence interval over random directions, if the measure uses them; on
-    several subsets, it is their mean with the standard deviation.
+    For several subsets, the text is the mean with the standard deviation. For one subset, it is the value, with a
+    confidence interval if the measure averages over random directions.
     """
-    interval = subsets[0].interval
-    if len(subsets) == 1 and interval is not None:
+    interval = per_subset[0].interval
+    if len(per_subset) == 1 and interval is not None:
         return f"{interval.value:.4g} ± {interval.half_width:.2g}"
-    return plus_minus([subset.value for subset in subsets])
+    return plus_minus([result.value for result in per_subset])

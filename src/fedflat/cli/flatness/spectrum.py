@@ -118,7 +118,7 @@ def spectrum(
             "described": model.description,
             "test": test_metric(model),
             "examples_of": all_examples[name],
-            "subsets": [subset.document() for subset in spectra[name]],
+            "subsets": [result.document() for result in spectra[name]],
         }
     figure = spectrum_picture(spectra, {name: model.description for name, model in opened.items()})
     files = write_results(result_folder(out, default_folder(opened, "spectrum")), "spectrum", document, figure)
@@ -137,12 +137,13 @@ def _print_spectra(spectra: dict[str, list[Spectrum]], document: dict[str, Any],
         document: the data and, for each model, its test metric.
         all_examples: number of examples from which the subsets were drawn.
     """
-    subsets = next(iter(spectra.values()))
-    first = subsets[0]
+    first_per_subset = next(iter(spectra.values()))  # the first model's spectrum on each subset
+    first = first_per_subset[0]
     examples = shown_count(first.examples)
     note = "± 95 % confidence interval of the trace" if first.trace else ""
-    if len(subsets) > 1:
-        examples = f"{len(subsets)} subsets of {examples} of {shown_count(all_examples)}"
+    subset_count = len(first_per_subset)
+    if subset_count > 1:
+        examples = f"{subset_count} subsets of {examples} of {shown_count(all_examples)}"
         note = "± standard deviation over subsets"
     metric, shown_tests = test_column(document)
     columns = (
@@ -157,10 +158,11 @@ def _print_spectra(spectra: dict[str, list[Spectrum]], document: dict[str, Any],
         "time",
     )
     heading = f"Curvature on {document['on']}, {examples} examples, {first.precision}, {first.method}"
-    print_table(heading, columns, [_row(name, subsets, shown_tests[name]) for name, subsets in spectra.items()], note)
-    for name, subsets in spectra.items():
-        if not all(subset.converged for subset in subsets):
-            worst = max(_largest_relative_residual(subset) for subset in subsets)
+    rows = [_row(name, per_subset, shown_tests[name]) for name, per_subset in spectra.items()]
+    print_table(heading, columns, rows, note)
+    for name, per_subset in spectra.items():
+        if not all(result.converged for result in per_subset):
+            worst = max(_largest_relative_residual(result) for result in per_subset)
             screen().print(f"{name}: not converged; relative residuals up to {100 * worst:.3g} %", markup=False)
 
 
@@ -169,7 +171,7 @@ def _largest_relative_residual(spectrum: Spectrum) -> float:
     return max((residual / abs(eigenvalue) for eigenvalue, residual in pairs if eigenvalue), default=0.0)
 
 
-def _row(name: str, subsets: Sequence[Spectrum], test_metric: str) -> tuple[object, ...]:
+def _row(name: str, per_subset: Sequence[Spectrum], test_metric: str) -> tuple[object, ...]:
     """Return the table row of a model: its test metric, and means with standard deviations over subsets of examples.
 
     On a single subset, the trace has the confidence interval of its random estimate instead.
@@ -180,17 +182,17 @@ def _row(name: str, subsets: Sequence[Spectrum], test_metric: str) -> tuple[obje
         numbers = [value for value in values if value is not None]
         return plus_minus(numbers) if len(numbers) == len(values) else None
 
-    trace = mean_of([subset.trace.value if subset.trace else None for subset in subsets])
-    if len(subsets) == 1 and subsets[0].trace:
-        trace = f"{subsets[0].trace.value:.4g} ± {subsets[0].trace.half_width:.2g}"
+    trace = mean_of([result.trace.value if result.trace else None for result in per_subset])
+    if len(per_subset) == 1 and per_subset[0].trace:
+        trace = f"{per_subset[0].trace.value:.4g} ± {per_subset[0].trace.half_width:.2g}"
     return (
         name,
-        mean_of([subset.loss for subset in subsets]),
+        mean_of([result.loss for result in per_subset]),
         test_metric,
-        mean_of([subset.lambda_max for subset in subsets]),
-        mean_of([subset.ratio for subset in subsets]),
-        mean_of([subset.lambda_min for subset in subsets]),
+        mean_of([result.lambda_max for result in per_subset]),
+        mean_of([result.ratio for result in per_subset]),
+        mean_of([result.lambda_min for result in per_subset]),
         trace,
-        shown_count(sum(subset.products for subset in subsets)),
-        shown_seconds(sum(subset.seconds for subset in subsets)),
+        shown_count(sum(result.products for result in per_subset)),
+        shown_seconds(sum(result.seconds for result in per_subset)),
     )

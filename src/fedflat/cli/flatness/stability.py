@@ -72,15 +72,15 @@ def stability(
     fetch_if_missing(run_config, silent)
     measurements = []
     with status_line(silent) as progress:
-        pairs = Twins(run_config, twins, client=client, seed=draw, examples=examples)
-        for measurement in pairs.train(eval_every or max(1, rounds // MEASUREMENTS)):
+        twin_runs = Twins(run_config, twins, client=client, seed=draw, examples=examples)
+        for measurement in twin_runs.train(eval_every or max(1, rounds // MEASUREMENTS)):
             measurements.append(measurement)
             distance = three_digits(mean(measurement["distance"]))
             progress(f"round {measurement['round']} of {rounds}: twins are {distance} apart")
     document = {
         "algorithm": run_config.algorithm,
         "seed": run_config.seed,
-        "swaps": [vars(swap) for swap in pairs.swaps],
+        "swaps": [vars(swap) for swap in twin_runs.swaps],
         "rounds": measurements,
         "config": run_config.model_dump(mode="json"),
     }
@@ -94,7 +94,8 @@ def stability(
     columns = ("round", "weight distance", "relative", "mean loss difference", "largest loss difference")
     print_table(title, columns, [_row(measurement) for measurement in evenly_spaced(measurements)], text_columns=0)
     swaps = ", ".join(
-        f"example {swap.position} of client {swap.client} (first in round {swap.first_round})" for swap in pairs.swaps
+        f"example {swap.position} of client {swap.client} (first in round {swap.first_round})"
+        for swap in twin_runs.swaps
     )
     print_files({"replaced": swaps, "values": "means over twins", **files})
 

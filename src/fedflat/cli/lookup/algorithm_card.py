@@ -1,7 +1,9 @@
 """The description of an algorithm, section by section.
 
-A section maps an algorithm to plain values: a list of rows becomes a table, a mapping becomes
-pairs, and both appear in the JSON output. Empty sections are omitted. To add one, extend ``SECTIONS``."""
+A section maps an algorithm to plain values. On the screen, a list of rows becomes a table, and a mapping becomes lines
+of name and value; empty sections are omitted. In the JSON output, the values are unchanged. To add a section, extend
+``SECTIONS``.
+"""
 
 from __future__ import annotations
 
@@ -162,6 +164,7 @@ FULL_GRADIENT = {
     "own": "one pass over the client's data at z, stored by the client",
     "common": "one pass over the client's data at z, before training",
 }
+"""Text for each value of a drift's ``full_gradient``; z is the model that clients receive."""
 
 
 def _cost(algorithm: Algorithm) -> Content:

@@ -27,7 +27,7 @@ data = typer.Typer(cls=CommandGroup)
 
 NAME = typer.Argument(metavar="NAME", help="dataset (see fedflat data list)", autocompletion=complete_dataset)
 HISTOGRAM_CLASSES, HISTOGRAM_CLIENTS = 20, 10
-"""Largest histogram that fits on the screen."""
+"""Largest number of classes for which a histogram is printed, and largest number of clients in it."""
 TITLES = {
     "partitions": "Partitions (--partition)",
     "partition_modifiers": "Partition modifiers, appended with +",
@@ -138,7 +138,7 @@ def describe(
     partition_description: dict[str, Any] | None = None
     if partition is not None:
         train, classes = dataset.train, dataset.num_classes
-        client_count = None if fixes_clients(partition) else clients  # some partitions determine the clients
+        client_count = None if fixes_clients(partition) else clients  # some partitions determine their number
         partitioned = make_partition(
             partition, train.targets, classes, client_count, seed, groups=train.groups, coarse=train.coarse
         )
@@ -198,7 +198,7 @@ def _target_texts(description: dict[str, Any]) -> dict[str, str]:
 
 
 def _class_unit(kind: str) -> str:
-    """Return what has a class in a dataset of this kind."""
+    """Return what classes are assigned to in a dataset of this kind: examples, pixels or characters."""
     return {"segmentation": "pixels", "text": "characters"}.get(kind, "examples")
 
 

@@ -18,7 +18,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
     "cifar100": ((3, 32, 32), 100),
     "text": ((80,), 90),
 }
-"""Input shapes and classes for parameter counts; text is 80 characters of an alphabet of 90."""
+"""Input shapes and numbers of classes for parameter counts; texts have 80 characters of an alphabet of 90."""
 
 
 def models(

@@ -76,11 +76,11 @@ def _print_measured(
     """Print the measured cells of the chosen papers, datasets and methods, and a summary per paper.
 
     Args:
-        name: a paper or table; None is all of them.
-        dataset: name of a dataset; None is all of them.
-        method: name of a method, or a pattern; None is all of them.
-        results: folder of stored results; None uses the embedded ones.
-        file: Markdown file to write as well.
+        name: a paper or table; default: all.
+        dataset: name of a dataset; default: all.
+        method: name of a method, or a pattern; default: all.
+        results: folder of stored results; default: those that come with fedflat.
+        file: Markdown file to which the cells are also written.
         as_json: print JSON instead of tables.
     """
     from fedflat.experiment.store.files import write_atomically

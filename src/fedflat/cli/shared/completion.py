@@ -1,6 +1,7 @@
 """Completion in the shell: components, settings and run folders.
 
-Component names are listed here because the registries import torch, which takes seconds; a test compares the lists.
+Component names are listed here because the registries import torch, which takes seconds. A test compares the lists with
+the registries.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ NAMES = {
 }
 """Names of all built-in components by kind, separated by spaces."""
 MAX_LEVELS = 2
-"""Levels of folders below the typed one in which runs are looked for."""
+"""Number of folder levels below the typed folder in which to look for runs."""
 
 
 def complete_algorithm(incomplete: str) -> list[str]:

@@ -28,18 +28,18 @@ except ImportError:
 NoSuchOption, UsageError = exceptions.NoSuchOption, exceptions.UsageError
 
 FLAGS = {"model": "model", "init": "init", "init_head": "init_head", "seed": "seed", **SHORT_NAMES}
-"""Flags and their full setting names."""
+"""For each flag, without dashes, the full name of its setting."""
 
 PANELS = {
     **dict.fromkeys(("algorithm", "model", "init", "init_head", "data"), "Model and data"),
     **dict.fromkeys(("seed", "federation", "training"), "Training"),
     **dict.fromkeys(("evaluation", "flatness", "stop", "engine"), "Evaluation and engine"),
 }
-"""Help panels of the setting groups."""
+"""The panel of the help in which the flags of a group of settings appear."""
 
 
 def optional(flag: str, help: str, default: str, **options: Any) -> Any:
-    """Declare a flag that is None unless given; ``default`` describes in words what happens then."""
+    """Declare a flag that is None unless given; ``default`` is the text that the help shows as its default."""
     return typer.Option(None, flag, help=f"{help} [dim](default: {default})[/dim]", show_default=False, **options)
 
 

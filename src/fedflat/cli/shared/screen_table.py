@@ -75,7 +75,7 @@ class ScreenTable:
     has_titles: bool = True
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the table, or several with a blank line between them, as rich asks for when it prints this object."""
+        """Yield the table, or several with a blank line between them; rich calls this method to print the object."""
         for number, columns in enumerate(self._groups(options.max_width)):
             if number:
                 yield ""

@@ -24,7 +24,7 @@ SEED_STATISTICS = ("last", "mean_last", "best")
 
 
 def comparison_document(comparison: Comparison, targets: Sequence[float] = ()) -> dict[str, Any]:
-    """Return a comparison as JSON-compatible values; ``targets`` adds the rounds to each value of the metric."""
+    """Return a comparison as JSON-compatible values, with the rounds until the metric reaches each of ``targets``."""
     rows = []
     for row, settings in zip(comparison.table(targets), differing_settings(comparison), strict=True):
         rounds_to = []
@@ -83,7 +83,7 @@ def _comparison_table(comparison: Comparison, rows: list[dict[str, Any]], target
     Args:
         comparison: the runs.
         rows: the values of each row, from ``comparison.table``.
-        targets: values of the metric, each with a column of the rounds to reach it.
+        targets: values of the metric; each adds a column with the number of rounds to reach it.
     """
     settings, metric, number_format = differing_settings(comparison), comparison.metric, _number_format(rows)
     has_settings, same_counts = any(settings), len(evaluation_counts(rows)) == 1
@@ -93,7 +93,7 @@ def _comparison_table(comparison: Comparison, rows: list[dict[str, Any]], target
     numeric = ["mean of last 10 %\nof evaluations", "last", "seeds", *target_columns, "time", "sent up"]
     most_bytes = max((row["bytes_up"] or 0 for row in rows), default=None)
     cells: list[list[object]] = []
-    for row, different in zip(rows, settings, strict=True):
+    for row, row_settings in zip(rows, settings, strict=True):
         mean, last, seeds = row.get("mean_last"), row.get("last"), row["seeds"]
         is_best = mean is not None and mean.mean == best
         count = "" if mean is None or same_counts else f" (n={shown_range(row['mean_counts'])})"
@@ -101,7 +101,7 @@ def _comparison_table(comparison: Comparison, rows: list[dict[str, Any]], target
         cells.append(
             [
                 row["label"],
-                *([_assignments(different)] if has_settings else []),
+                *([_assignments(row_settings)] if has_settings else []),
                 _statistics_cell(mean, metric, number_format, is_best, count),
                 _statistics_cell(last, metric, number_format),
                 f"{seeds} ({row['diverged']} diverged)" if row["diverged"] else seeds,
@@ -207,4 +207,5 @@ def _statistics_cell(
 
 
 def _rounds_to_target(median: float | None, reached: int, runs: int) -> str:
+    """Return the median number of rounds to a target as text, with the numbers of runs that reached it and of all."""
     return f"{'–' if median is None else f'{median:g}'} ({reached}/{runs})"

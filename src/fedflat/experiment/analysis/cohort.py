@@ -58,7 +58,7 @@ def local_displacements(algorithm: Algorithm, clients: list[Client], outcome: Ou
     """y_K - z of each client: its model after local training minus the model it received, [clients, parameters]."""
     uploads = rows_of(outcome).displacements
     if type(algorithm.drift).local_displacement is Drift.local_displacement:
-        return uploads  # most drifts upload the displacement itself; stacking would copy all rows
+        return uploads  # most drifts upload the displacement itself; stacking would only copy all rows
     rows = [
         algorithm.drift.local_displacement(upload, client.state["drift"])
         for upload, client in zip(uploads, clients, strict=True)
@@ -72,7 +72,7 @@ def _state_norms(algorithm: Algorithm, clients: list[Client], states: States) ->
     client_names = [name for name, field in flat_fields(algorithm.client_fields()).items() if field.vector]
     norms: Measurements = {}
     if server_names:
-        vectors = flat_state(states)  # in another order after a resume
+        vectors = flat_state(states)  # its order may change when a run is resumed, so use the order of the fields
         norms["server_vectors"] = {name: finite_or_none(vectors[name].norm()) for name in server_names}
     if client_names:
         by_client = [flat_state(client.state) for client in clients]

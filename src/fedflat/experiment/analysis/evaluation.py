@@ -48,10 +48,12 @@ PARTS = {
     "fine-tuned": "training clients before and after local fine-tuning, on the rest of their data",
     "fine-tuned-unseen": "held-out clients before and after local fine-tuning",
 }
-"""Parts of an evaluation, by name."""
+"""The parts of an evaluation by name, with what each is measured on."""
 
 Corruptions = Mapping[str, Mapping[int, Examples]]
+"""Corrupted test sets, by corruption and severity."""
 Part = dict[str, Any]
+"""Metrics by name; ``each`` contains the metrics of every client, class or domain, by its name."""
 
 
 class NotAvailable(Exception):
@@ -119,9 +121,9 @@ def evaluate(
         record: the run.
         model: name of the model, e.g. ``server`` or ``wima``.
         on: parts to evaluate (see ``PARTS``); default: all that apply.
-        fine_tuning: settings of local fine-tuning.
+        fine_tuning: settings of local fine-tuning; default: those of ``FineTuning()``.
         corruptions: corrupted test sets by corruption and severity; default: the dataset's own.
-        dataset, network, task: user-supplied dataset, model and task, unless the run was made in this process.
+        dataset, network, task: user-supplied dataset, model and task; not needed if the run was made in this process.
         progress: called with the name of each part before it is computed.
     """
     if on is None:
@@ -182,6 +184,7 @@ class _Evaluator:
 
     @cached_property
     def _class_scores(self) -> dict[str, Scores]:
+        """Metrics of each class of the test set, by the name of the class."""
         by_label = self.scorer.scores_by_class(self.data.test)
         return {self.data.classes[label]: scores for label, scores in by_label.items()}
 
@@ -209,13 +212,14 @@ class _Evaluator:
         return {"each": thirds}
 
     def domains(self) -> Part:
-        """Metrics of each domain of the test set, and pooled over the domains with and without training examples."""
+        """Metrics of each domain of the test set, and of all domains with and all without training examples, pooled."""
         if self.data.test.groups is None:
             raise NotAvailable(f"{self.data.name} has no domain or writer labels for its test examples")
         totals = self._totals_by_domain(np.asarray(self.data.test.groups.cpu()))
         part = self._with_spread({self._group_name(group): scores_of(totals[group]) for group in sorted(totals)})
-        trained = set() if self.data.train.groups is None else set(self.data.train.groups.tolist())
-        for name, groups in (("seen", totals.keys() & trained), ("unseen", totals.keys() - trained)):
+        training_groups = set() if self.data.train.groups is None else set(self.data.train.groups.tolist())
+        seen, unseen = totals.keys() & training_groups, totals.keys() - training_groups
+        for name, groups in (("seen", seen), ("unseen", unseen)):
             if 0 < len(groups) < len(totals):  # a pool of all domains would repeat the test set
                 pooled = Totals(self.problem.task)
                 for group in sorted(groups):
@@ -251,7 +255,7 @@ class _Evaluator:
         return clients
 
     def _scorer_with(self, statistics: Tensor) -> Scorer:
-        """A scorer of the model with a client's BatchNorm statistics [buffers]."""
+        """A scorer of the model with the given BatchNorm statistics [buffers]."""
         model = self.model._replace(buffers=statistics.to(self.model.buffers))
         return Scorer(self.problem, model, batch_statistics=False)
 
@@ -290,7 +294,7 @@ class _Evaluator:
         return load_corruptions(self.config.data.dataset, folder, download=False)
 
     def clients(self) -> Part:
-        """Each training client on its own data; the first 1,000 of a virtual partition."""
+        """Metrics of each training client on its own data; only the first 1,000 clients of a virtual partition."""
         return {"of": len(self.partition.clients), **self._with_spread(self._client_scores)}
 
     @cached_property
@@ -315,7 +319,7 @@ class _Evaluator:
         return {"participation_gap": spread_over(self._client_scores, self.metric)["mean"] - part["mean"], **part}
 
     def fine_tuned(self) -> Part:
-        """Training clients before and after fine-tuning."""
+        """Metrics of training clients before and after fine-tuning."""
         return self._fine_tune(self.partition.summarised_clients, first_number=0)
 
     def fine_tuned_unseen(self) -> Part:

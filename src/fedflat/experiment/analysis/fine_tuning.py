@@ -24,6 +24,7 @@ class FineTuning:
     clients: int = 20
     """Number of clients, drawn by the run's seed among those with at least two examples."""
     epochs: int = 1
+    """Number of passes over a client's training examples."""
     share: float = 0.8
     """Fraction of a client's examples for training; the rest is for evaluation, at least one example each."""
     lr: float | None = None
@@ -60,7 +61,7 @@ class FineTuning:
 
 
 class FineTuner:
-    """Fine-tunes by one FedAvg round with a single client, using the run's other settings."""
+    """Fine-tunes a model by one FedAvg round with a single client; settings not in ``FineTuning`` are the run's."""
 
     def __init__(self, problem: Problem, config: Config, settings: FineTuning) -> None:
         training = config.training

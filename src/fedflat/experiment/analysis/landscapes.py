@@ -35,7 +35,7 @@ Statistics = Literal["interpolated", "estimated"]
 CACHED_BYTES = 1 << 31
 """Inputs up to this size are normalised once and cached; larger ones are normalised for every model."""
 GPU_BATCH = 2500
-"""Examples per forward pass on a GPU, which smaller batches would not fill."""
+"""Smallest number of examples per forward pass on a GPU; smaller batches would not use it fully."""
 
 
 def landscapes(
@@ -153,7 +153,7 @@ class _SharedSpace:
     Args:
         models: the models.
         names: name of each model; if empty, their references.
-        place: what the models share, e.g. ``one plane``, for the error if their shapes differ.
+        place: where the models are to be placed, e.g. ``one plane``, for the error message if their shapes differ.
         examples, seed, statistics: the examples and BatchNorm statistics of the measurement, as in ``LossAndError``.
     """
 
@@ -263,7 +263,7 @@ class LossAndError:
         variances = [name for name in problem.buffer_layout.names if name.endswith("running_var")]
         self._is_variance: Tensor | None = None
         if variances:
-            device_example = torch.empty(0, device=problem.device)  # the indicator is created on its device
+            device_example = torch.empty(0, device=problem.device)  # the indicator is created on this tensor's device
             self._is_variance = problem.buffer_layout.indicator(variances.__contains__, device_example)
 
     @property
@@ -332,7 +332,7 @@ def measured_values(metric: str) -> list[str]:
 
 
 def _reported_name(metric: str) -> str:
-    """Accuracy is reported as error, so that lower is better, as for the loss."""
+    """The reported name of a metric: fractions such as accuracy are reported as errors, for which lower is better."""
     return "error" if is_share(metric) else metric
 
 

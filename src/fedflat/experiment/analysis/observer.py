@@ -77,7 +77,7 @@ class FixedSample:
     def _draw(self, values: np.ndarray, count: int, purpose: str, client: int = 0) -> np.ndarray:
         """Sample at most ``count`` of the values without replacement, in their original order.
 
-        Every purpose has its own random stream, and if ``client`` is given, every client.
+        Every purpose has its own random stream; if ``client`` is given, so does every client.
         """
         order = generator(self.settings.seed, purpose, client=client).permutation(len(values))
         return values[np.sort(order[:count])]
@@ -295,7 +295,7 @@ class Observer:
         """Time a measurement and run it on one thread; restore the model's mode and torch's generators afterwards."""
         begun, was_training = time.monotonic(), self._problem.model.training
         on_gpu = self._problem.device.type == "cuda"
-        # On a GPU only evaluation in training mode draws random numbers.
+        # The GPU's generator is used only if models are evaluated in training mode, so restore it only then.
         devices = [torch.cuda.current_device()] if on_gpu and self._problem.batch_statistics else []
         with one_thread(), torch.random.fork_rng(devices):
             yield

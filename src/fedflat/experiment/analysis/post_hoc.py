@@ -39,7 +39,7 @@ Progress = Callable[[str], None]
 
 @dataclass
 class PostHoc:
-    """Measurements of a run's models and clients that are made after training, on a fixed sample of its data.
+    """Measures the models and clients of a run after training, on a fixed sample of its data.
 
     Attributes:
         record: the run to measure.
@@ -100,7 +100,7 @@ class PostHoc:
         return str(self.record.folder.path) if self.record.folder else "this run"
 
     def gaps(self) -> dict[str, list[Measurements]]:
-        """Measure the generalisation gap at every available round; the result maps model names to lists of rounds."""
+        """Measure the generalisation gap at every available round; returns one row per round, by model name."""
         gaps = {}
         for name in self.record.evaluated or ["server"]:
             rows = self._over_rounds(name, f"gap of {name}", self.sample.gap)
@@ -109,7 +109,7 @@ class PostHoc:
         return gaps
 
     def accuracies(self, name: str = "server") -> list[Measurements]:
-        """Measure accuracies per class and client, and the norms of features, of a model at every available round."""
+        """Measure a model's accuracies per class and client, and its feature norms, at every available round."""
         sample = self.sample
         return self._over_rounds(
             require_model(self.record, name),
@@ -269,7 +269,7 @@ def post_hoc(
 
     Args:
         record: the run.
-        dataset, network, task: user-supplied dataset, model and task, unless the run was made in this process.
+        dataset, network, task: user-supplied dataset, model and task; not needed if the run was made in this process.
         progress: called with a description of each measurement before it is made.
         **settings: settings of the config section ``flatness``: ``examples``, ``clients`` and ``seed``.
     """

@@ -1,7 +1,8 @@
-"""Reopen a run for measurements: its problem, its partition and its models, by references that users write.
+"""Reopen a run for measurements: its problem, its partition and its models.
 
-``RUN`` names the primary model of the run in a folder, ``RUN:wima`` one of its models, ``RUN:server@50`` that model as
-saved after round 50, and ``RUN:client3@50`` a client's model after local training in the next round.
+Users name a model by a reference. ``RUN``, a folder, names the primary model of the run, ``RUN:wima`` its average
+``wima``, ``RUN:server@50`` the server model as saved after round 50, and ``RUN:client3@50`` the model of client 3 after
+local training in the next round.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fedflat.experiment.setup.weights import TORCH_SUFFIXES, load_tensors
 from fedflat.experiment.store.run_folder import Record, model_file, saved_rounds, snapshot_file
 
 LISTED_ROUNDS = 8
-"""Saved rounds that an error message lists."""
+"""Largest number of saved rounds that an error message lists."""
 WEIGHTS_SUFFIXES = (*TORCH_SUFFIXES, ".safetensors")
 
 
@@ -139,7 +140,7 @@ def _without_initial_weights(record: Record, config: Config, network: nn.Module 
 
 
 def require_model(record: Record, name: str) -> str:
-    """The full name of a model of a run; ``wima`` matches a single ``wima(window=50)``."""
+    """The full name of a model of a run: ``wima`` becomes ``wima(window=50)`` if the run has only that one."""
     return full_name("model of this run", name, record.models or record.evaluated)
 
 
@@ -174,7 +175,7 @@ def state_of(record: Record, name: str, problem: Problem, rounds: int | None = N
         return ModelState(weights.to(device, dtype), buffers.to(device, dtype), on_device)
     source = f"model {name} of {record.folder and record.folder.path}"
     load_tensors(problem.model, record.config.model, saved_tensors(record, name, rounds), source)
-    return ModelState(*problem.initial_state())  # of the network, which now has the loaded weights
+    return ModelState(*problem.initial_state())  # reads the network, into which the weights were just loaded
 
 
 def saved_tensors(record: Record, name: str, rounds: int | None = None) -> dict[str, Tensor]:

@@ -1,8 +1,8 @@
 """Replays a round of a run bit for bit, without touching its folder.
 
 All randomness is a function of (seed, purpose, round, client), so a round depends only on the server model and on the
-server and client state. These are known at the start of a run and at its last checkpoint. A saved model suffices for
-algorithms without such state; others are rejected.
+server and client state. All three are known at the start of a run and at its last checkpoint. At other rounds, only
+the saved model may be known. It suffices for algorithms without such state; others are rejected.
 """
 
 from __future__ import annotations
@@ -33,16 +33,19 @@ ClientMemory = tuple[Mapping[str, State], Tensor | None]
 
 @dataclass(frozen=True)
 class Moment:
-    """A run after ``rounds``: server model, server state, and a reader of client memory by client number."""
+    """A run after ``rounds`` rounds: everything that the next round depends on."""
 
     rounds: int
     model: ModelState
+    """The server model."""
     states: States
+    """Server state of the algorithm, by slot."""
     client_memory: Callable[[int], ClientMemory]
+    """Reads the memory of a client, given its number."""
 
 
 class Replay:
-    """Trains the next round from a moment, with or without advancing to it.
+    """Trains the round that follows a moment (``train``), and optionally advances to the moment after it (``advance``).
 
     Args:
         config: the experiment.
@@ -66,7 +69,7 @@ class Replay:
         self.engine: Engine = engine_for(config, problem) if workers is None else LoopEngine(problem, workers)
         self._training = training_of(config, self.algorithm, len(partition.clients))
         self._sampler = sampler_of(config, len(partition.clients))
-        # State and statistics of the clients that ``advance`` has trained since the moment.
+        # Memory of the clients that ``advance`` has trained; the moment's ``client_memory`` has older values.
         self._changed: dict[int, ClientMemory] = {}
 
     @property
@@ -109,7 +112,7 @@ class Replay:
             return self.engine.train(self._training, moment.rounds, moment.model, moment.states, clients)
 
     def advance(self) -> Outcome:
-        """Train the cohort and advance by one round."""
+        """Train the cohort of the next round and advance the moment by one round."""
         moment, outcome = self.moment, self.train(self.clients())
         weights, states = self.algorithm.aggregate(outcome.returned, outcome.means, moment.states)
         self._changed |= {client.number: (client.state, client.statistics) for client in outcome.clients}
@@ -216,7 +219,7 @@ def moment_at_model(rounds: int, model: ModelState, algorithm: Algorithm, config
 
 
 def missing_state(algorithm: Algorithm, config: Config) -> str:
-    """The state that a saved server model lacks for replaying a round, in words; empty if it lacks nothing."""
+    """Describe the state that replaying a round needs in addition to a saved server model; empty if there is none."""
     if flat_fields(algorithm.client_fields()):
         return "its client state"
     if config.training.statistics == "own":

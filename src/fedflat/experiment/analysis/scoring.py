@@ -67,9 +67,9 @@ class Scorer:
         )
 
     def _totals_by_label(self, outputs: Iterable[tuple[Tensor, Tensor, Tensor]]) -> dict[int, Totals]:
-        """Sums per label, from batches of (labels, outputs, targets).
+        """The task's sums per label (a class or group), from batches of (labels, outputs, targets).
 
-        Batches contain several labels, because models that normalise by batch need mixed batches.
+        Each batch contains several labels, because models that normalise by batch need mixed batches.
         """
         task = self.problem.task
         totals: dict[int, Totals] = {}

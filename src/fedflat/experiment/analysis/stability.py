@@ -1,7 +1,7 @@
-"""Empirical uniform stability: a run and twins that differ in a single training example (Hardt et al. 2016).
+"""Empirical uniform stability (Hardt et al. 2016): how much a run depends on a single training example.
 
-Twins share all randomness, so any difference comes from that example. The replacement is a test example of the same
-class that is excluded from scoring; the partition stays the same.
+A twin of a run replaces one training example by a test example of the same class, which is excluded from scoring. The
+partition and all random numbers stay the same, so any difference between the two comes from that example.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ class Swap:
     """The training example at ``position``, replaced by the test example at position ``by``."""
 
     client: int
+    """Number of the client that holds the example."""
     position: int
     """Position in the training set."""
     by: int
     """Position of the replacement in the test set."""
     first_round: int
-    """First round in which the client participates; twins are identical before."""
+    """First round in which the client participates, counted from 1; before it, the twin equals the original run."""
 
     def apply(self, data: Dataset) -> Dataset:
-        """Copy a dataset with the example replaced; its client stays the same."""
+        """Copy a dataset and replace the example; the replacement belongs to the same client."""
         inputs, targets = data.train.inputs.clone(), data.train.targets.clone()
         inputs[self.position] = data.test.inputs[self.by]
         targets[self.position] = data.test.targets[self.by]
@@ -52,7 +53,7 @@ class Twins:
     Args:
         config: the experiment.
         twins: number of twins.
-        client: the client whose example is replaced; default: drawn from the first cohort, for each twin.
+        client: the client whose example is replaced; default: drawn from the first cohort, separately for each twin.
         seed: seed of the replaced examples, their replacements and the scored examples.
         examples: number of test examples for scoring.
         data, model, task: user-supplied objects that replace the config's.
@@ -76,7 +77,8 @@ class Twins:
         self.config = config
         self.data = load_data(config, data)
         problem, partition = build_problem(config, self.data, model, task)
-        workers = 1 if problem.device.type == "cpu" else None  # alternating engines would share one worker pool
+        # On a CPU, train in this process: the engines of run and twins, used in turn, would share one worker pool.
+        workers = 1 if problem.device.type == "cpu" else None
         self.original = Replay(config, problem, partition, workers=workers)
         if client is not None:
             check_client(client, len(partition.clients))

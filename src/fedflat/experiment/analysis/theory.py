@@ -35,15 +35,17 @@ class Theory:
     """Generalisation bounds of a run by algorithm (Theorem 5.1 of Liu et al. 2025, FedSWA), and their inputs."""
 
     constants: Constants
+    """The largest constants among the measured models."""
     setting: FederationSize
+    """Numbers of clients, examples per client, local steps and rounds."""
     trivial: float
     """Loss of random guessing, or of predicting the mean in a regression; larger bounds are vacuous."""
     printed: dict[str, GeneralisationBound]
     """The theorem as stated, at its own learning rates."""
     tight: dict[str, GeneralisationBound]
-    """With powers of c instead of 1 + c, which the proof allows."""
+    """The theorem with powers of c instead of 1 + c, which its proof allows."""
     own_rates: dict[str, GeneralisationBound]
-    """With powers of c and the learning rates that each algorithm has in this run."""
+    """The tight bound at the learning rates that each algorithm has in this run."""
     conditions: list[tuple[str, bool, str]]
     """(condition, whether it is met, the run's value)."""
 

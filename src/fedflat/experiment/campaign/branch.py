@@ -1,9 +1,9 @@
-"""Start runs from the model of another run: ``RUN@ROUND`` names its model after that round.
+"""Branches: runs that start from the model of another run, named ``RUN@ROUND`` after its folder and a round.
 
-A branch inherits the server's weights, BatchNorm statistics and counters, the number of finished rounds, and every
-setting that is not changed, so partition, cohorts, batches and learning rates of the remaining rounds are those of the
-original run. The algorithm's server and client state, clients' own statistics, averages, costs and metrics start
-fresh.
+A branch inherits the server model with its BatchNorm statistics and counters, the number of completed rounds, and all
+settings that are not changed. The partition, and the cohorts, batches and learning rates of the remaining rounds, are
+therefore those of the original run. The algorithm's server and client state, clients' own statistics, averages, costs
+and metrics start anew.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from fedflat.experiment.store.run_folder import Record, RunFolder, load_record, 
 from fedflat.experiment.store.tensor_files import write_tensors
 
 START_FILE = "start.safetensors"
-"""The copied model in the folder of the branches."""
+"""File in the folder of the branches, with a copy of the model that they start from."""
 MAX_LISTED = 8
-"""Most rounds that an error message lists."""
+"""Largest number of rounds that an error message lists."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from fedflat.processes import available_cores, is_sendable
 SMALL_MODEL = 250_000
 """Largest number of parameters for which parallel runs beat sequential ones that use all cores."""
 WORTH_STARTING = 20_000
-"""Local steps, over all runs, from which the seconds to start processes pay off."""
+"""Smallest number of local steps, over all runs, for which starting processes pays off."""
 
 
 class SomeFailed(UserError):
@@ -50,7 +50,7 @@ def compare(
         seeds: number of seeds (0, 1, ...), or the seeds themselves.
         out: folder for the runs. Finished runs in it are loaded, interrupted ones resumed.
         callbacks: callbacks of all runs.
-        jobs: runs at the same time; by default one per core if runs are small, otherwise one.
+        jobs: number of runs at the same time; default: one per core if runs are small, otherwise one.
         user_objects: user-supplied ``data``, ``model`` and ``task``.
 
     Yields:
@@ -80,9 +80,9 @@ def require_outside_runs(out: Path) -> None:
 
 
 def seed_numbers(seeds: Any) -> list[int]:
-    """Seeds as Python integers, from their number or a sequence; NumPy and torch integers are accepted."""
+    """Seeds as Python integers, given a number of seeds or a sequence; NumPy and torch integers are accepted."""
     try:
-        sequence = list(seeds)  # first, since a tensor that holds a single seed also passes as a number of seeds
+        sequence = list(seeds)  # try this first: a tensor with a single seed could also be read as a number of seeds
     except TypeError:
         sequence = None
     try:
@@ -107,14 +107,14 @@ def run_each(
 ) -> Iterator[Record]:
     """Run every config in its folder and yield the records in order.
 
-    Finished runs are loaded, interrupted ones resumed. Raises ``SomeFailed`` at the end if parallel runs failed or if
-    finished ones are damaged.
+    Finished runs are loaded, and interrupted ones are resumed. After the last record, ``SomeFailed`` is raised if
+    parallel runs failed or files of a run are damaged.
 
     Args:
         configs: the runs.
-        folders: their folders; None does not save the run.
+        folders: the folder of each run; None if the run is not saved.
         callbacks: callbacks of all runs.
-        jobs: runs at the same time; by default one per core if runs are small, otherwise one.
+        jobs: number of runs at the same time; default: one per core if runs are small, otherwise one.
         user_objects: user-supplied ``data``, ``model`` and ``task``.
     """
     object_fingerprints = fingerprints(user_objects)
@@ -179,11 +179,11 @@ def parallel_runs(
     Args:
         configs: the runs; only the first is examined for engine and size.
         callbacks: callbacks of all runs.
-        jobs: the requested number; None chooses one per core if that is faster, otherwise one.
+        jobs: the requested number; if None, one per core where that is faster, otherwise one.
         user_objects: user-supplied ``data``, ``model`` and ``task``.
 
     Raises:
-        UserError: ``jobs`` is more than one, but the runs need this process.
+        UserError: ``jobs`` is more than one, but the runs cannot be done in other processes.
     """
     runs = len(configs)
     if jobs == 1 or runs < 2:
@@ -217,7 +217,7 @@ def _obstacle_to_processes(
 
 
 def _are_faster_in_parallel(base: Config, runs: int, user_objects: dict[str, Any]) -> bool:
-    """Whether a run is too small to use all cores and the runs together are long enough to start processes for."""
+    """Whether one run is too small to use all cores, and all runs together are long enough to start processes."""
     if available_cores() < 2 or base.engine.name in ("lanes", "ray") or device_of(base).type != "cpu":
         return False
     data = load_data(base, user_objects.get("data"))

@@ -21,7 +21,7 @@ from fedflat.experiment.store.client_states import RowStore
 
 @dataclass(frozen=True)
 class RunDisk:
-    """Bytes in a run's folder by purpose, without the small logs."""
+    """Size of a run's folder in bytes, by purpose; small files such as logs are left out."""
 
     checkpoint: int
     """All server and client vectors; rows that change are stored twice."""
@@ -32,18 +32,18 @@ class RunDisk:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Size of all three together."""
         return self.checkpoint + self.snapshots + self.models
 
 
 @dataclass(frozen=True)
 class SweepDisk:
-    """Bytes of several runs."""
+    """Disk space of several runs in bytes."""
 
     most: int
-    """Peak: as many unfinished runs as can run at the same time, and the rest finished."""
+    """At the peak, when as many runs as possible are in progress and all others are finished."""
     kept: int
-    """Once all runs are finished."""
+    """At the end, when all runs are finished."""
 
 
 def run_disk(config: Config, size: int, buffers: int, clients: int) -> RunDisk:
@@ -81,8 +81,8 @@ def sweep_disk(configs: Sequence[Config], keep: Keep, at_once: int) -> SweepDisk
 
     Args:
         configs: the runs.
-        keep: what finished runs keep.
-        at_once: runs at the same time.
+        keep: the parts that finished runs keep.
+        at_once: number of runs in progress at the same time.
     """
     sizes: dict[tuple[str, ...], tuple[int, int, int]] = {}
     kept = 0
@@ -100,7 +100,7 @@ def sweep_disk(configs: Sequence[Config], keep: Keep, at_once: int) -> SweepDisk
 
 
 def participants(config: Config, clients: int) -> int:
-    """Upper bound on distinct participants in a run (the expected bound, with Bernoulli sampling)."""
+    """Upper bound on the number of distinct clients in a run; with Bernoulli sampling, on the expected number."""
     return min(clients, config.federation.clients_per_round * (config.training.rounds - config.init_rounds))
 
 
@@ -117,7 +117,8 @@ def client_scalars(algorithm: Algorithm, config: Config, size: int, buffers: int
 def _past_model_counts(algorithm: Algorithm, rounds: int) -> list[int]:
     """The number of past models that each average stores during a run of ``rounds`` rounds.
 
-    Averages request a store for them when they begin, so they begin here with an empty model.
+    An average requests a store for its past models when it begins. To learn how many it needs, this function begins
+    every average with an empty model.
     """
     counts: list[int] = []
 
@@ -133,9 +134,9 @@ def _past_model_counts(algorithm: Algorithm, rounds: int) -> list[int]:
 
 
 def _size_key(config: Config) -> tuple[str, ...]:
-    """The settings that determine ``_sizes``, so that equal keys need not build the model and data again.
+    """The settings that determine ``_sizes``; configs with equal keys build their model and data only once.
 
-    The partition and its seeds belong to them only if they decide the number of clients.
+    The partition and its seeds are part of the key only if they determine the number of clients.
     """
     data, training = config.data, config.training
     settings = (config.model, training.train, training.task, data.dataset, str(data.dir), str(data.clients))

@@ -1,4 +1,7 @@
-"""Estimates of memory, disk and time: by arithmetic for bytes, from timed rounds or probes for seconds."""
+"""Estimates of memory, disk space and time; bytes are computed from sizes, seconds from timed rounds.
+
+A probe is a short run that is only timed.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +30,16 @@ from fedflat.text import parse
 PROBED_EXAMPLES = 64
 """Test examples that a probe evaluates."""
 SHORT_ROUND = 3.0
-"""Longest round, in seconds, that is probed as a whole; single steps overestimate short rounds."""
+"""Longest round, in seconds, that is timed as a whole; for short rounds, estimates from single steps are too high."""
 MAX_PROBING = 60.0
 """Seconds after which no further probe starts."""
 PROBE_SETTINGS = {"algorithm": "fedavg", "init": None, "init_head": "given", "init_rounds": 0}
-"""A probe trains with plain SGD from random weights."""
+"""Settings of all probes: plain SGD from random weights."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Bytes that a run needs, and how long it will take."""
+    """Memory and disk space that a run needs, in bytes, and the time that it will take."""
 
     data: int
     """Training and held-out examples in memory."""
@@ -47,16 +50,16 @@ class Forecast:
     states: int
     """Client states at the end of the run."""
     clients: int
-    """Upper bound on distinct participants."""
+    """Upper bound on the number of distinct clients that participate."""
     disk: int
-    """Size of the run's folder; 0 without one."""
+    """Size of the run's folder; 0 for a run without one."""
     seconds: float
-    """For the remaining rounds."""
+    """Time for the remaining rounds."""
     seconds_per_round: float
     rounds: int
     """Remaining rounds."""
     gpu: tuple[int, int] | None = None
-    """GPU memory: most reserved so far, and in total."""
+    """GPU memory in bytes: the most that was reserved so far, and the total; None on a CPU."""
 
 
 def forecast(run: RunView, seconds_per_round: float) -> Forecast:
@@ -118,14 +121,15 @@ class ProbedSpeed:
     example: float
     """Seconds to evaluate one example."""
     at_once: int
-    """Clients trained at the same time."""
+    """Number of clients that are trained at the same time."""
     clients: int
+    """Number of clients in the partition."""
     examples: int
     """Training examples of all clients."""
     tested: int
     """Test examples."""
     whole_round: float | None = None
-    """Seconds of a round of plain SGD, where rounds are short enough to be measured."""
+    """Seconds of a round of plain SGD; None if rounds are too long to be timed as a whole."""
 
     def seconds(self, config: Config, rounds: int) -> float:
         """Estimate the seconds for ``rounds`` rounds of a run, including their evaluations."""
@@ -153,7 +157,7 @@ def remaining_work(runs: Iterable[PlannedRun], at_once: int = 1, probing: bool =
 
     Args:
         runs: planned runs.
-        at_once: runs at the same time.
+        at_once: number of runs at the same time.
         probing: whether to probe; otherwise the estimated ``seconds`` are None.
     """
     runs = list(runs)
@@ -207,7 +211,7 @@ def _probe_config(config: Config, at_once: int) -> Config:
 
 
 def measure_speed(config: Config) -> ProbedSpeed:
-    """Time single steps and, if rounds are short, whole rounds as well, which include fixed costs."""
+    """Time single steps and, if rounds are short, whole rounds, because fixed costs then matter."""
     speed = probe(config)
     if speed.seconds(config, 1) > SHORT_ROUND:
         return speed
@@ -227,7 +231,7 @@ def probe(config: Config) -> ProbedSpeed:
     # A GPU trains several clients at once; a CPU trains one in each worker, and the probe measures a single worker.
     at_once = min(config.federation.clients_per_round, config.engine.lanes) if on_gpu else 1
     workers = 1 if on_gpu else min(config.engine.workers or available_cores(), config.federation.clients_per_round)
-    tiny = config.model_copy(
+    probe_config = config.model_copy(
         update={
             **PROBE_SETTINGS,
             "training": config.training.model_copy(update={"rounds": 2, "local_epochs": 1, "local_steps": 1}),
@@ -236,7 +240,7 @@ def probe(config: Config) -> ProbedSpeed:
             "engine": config.engine.model_copy(update={"workers": 1, "compile": "off"}),
         }
     )
-    run, times = _run_quietly(tiny)
+    run, times = _run_quietly(probe_config)
     tested = len(run.problem.data.test)
     evaluation_seconds = times.evaluations[-1] - times.rounds[-1]
     return ProbedSpeed(
@@ -282,7 +286,7 @@ class PlannedRun:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Whether the run has ended."""
         return RunFolder(self.folder).is_over
 
     @property

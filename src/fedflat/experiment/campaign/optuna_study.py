@@ -1,7 +1,7 @@
-"""The Optuna study of a search, in a journal beside its trials.
+"""The Optuna study of a search, stored in a journal file in the search's folder.
 
-The sampler is seeded anew with the trial's number and the setting's name, so that a resumed search draws the same
-values as one that was never interrupted.
+For every value, the sampler is seeded anew with the trial's number and the setting's name. A resumed search therefore
+draws the same values as one that was never interrupted.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 JOURNAL, LOCK = "tune.journal", "tune.lock"
 SEARCH = "search"
-"""The study attribute that identifies the search."""
+"""The study attribute with the settings of the search."""
 STARTUP_TRIALS = 5
-"""Trials that are never pruned; the others are compared with them."""
+"""Number of trials that must finish before later ones can be pruned."""
 
 
 class Study:
@@ -35,11 +35,11 @@ class Study:
     Args:
         out: folder of the search.
         tune: its settings.
-        lower_is_better: whether lower scores are better; an existing journal has its own answer.
+        lower_is_better: whether lower scores are better; ignored if the journal exists, because it stores the answer.
     """
 
     def __init__(self, out: Path, tune: Tune, lower_is_better: bool = False) -> None:
-        """Open the journal of the search, Optuna's file with all trials, or create it."""
+        """Open or create the journal of the search, Optuna's file with all trials."""
         self._optuna = _import_optuna()
         self._tune = tune
         lock = FileLock(out / LOCK)  # released when its process dies, unlike Optuna's lock file
@@ -105,13 +105,13 @@ class Study:
         return drawn
 
     def _sampler(self, number: int, name: str) -> Any:
-        """A sampler for one setting of a trial, seeded by both so that its draw does not depend on earlier calls."""
+        """A sampler for one setting of a trial, seeded by both, so that its draw does not depend on earlier draws."""
         seed = int(generator(self._tune.sampler_seed, f"trial {number}: {name}").integers(2**31))
         samplers = self._optuna.samplers
         return samplers.RandomSampler(seed) if self._tune.sampler == "random" else samplers.TPESampler(seed=seed)
 
     def should_prune(self, number: int, rounds: int, score: float) -> bool:
-        """Report a trial's score after ``rounds`` rounds; returns whether it is below the median of the others."""
+        """Report a trial's score after ``rounds`` rounds; returns whether it is worse than the median of the others."""
         stored = self._study.trials[number]
         trial = self._optuna.trial.Trial(self._study, stored._trial_id)
         if rounds not in stored.intermediate_values:  # a resumed trial repeats rounds
@@ -132,7 +132,7 @@ class Study:
 
 
 def _through_json(search: Values) -> Values:
-    """A search as the journal, which is JSON, will return it: tuples as lists, paths as text."""
+    """The settings of a search as they will be read from the journal, which is JSON: tuples as lists, paths as text."""
     values: Values = json.loads(json.dumps(search, default=str))
     return values
 
@@ -140,7 +140,7 @@ def _through_json(search: Values) -> Values:
 def _difference(recorded: Values, current: Values) -> str:
     """The settings in which two searches differ, as text; empty if they are the same search.
 
-    A setting of runs that only one of them has does not count: it belongs to another version of fedflat.
+    A setting of runs that only one of the two searches has is ignored: it belongs to another version of fedflat.
     """
     differing = []
     for name in {**recorded, **current}:
@@ -206,7 +206,7 @@ def _import_optuna() -> Any:
 
 
 class Pruned(Exception):
-    """The trial is below the median of the others at the same round."""
+    """Raised to stop a trial whose score is worse than the median of the others after the same round."""
 
 
 class PruningCallback(Callback):

@@ -1,7 +1,7 @@
 """Run tasks in sequence, or in parallel with one single-threaded child process each.
 
-A small model cannot keep several cores busy: between rounds its workers wait for one another. Several runs can. No
-random number depends on what ran before, so parallel runs are bit-identical to sequential ones.
+A run of a small model cannot keep several cores busy, because its workers wait for one another between rounds. Several
+runs can. No random number depends on earlier runs, so parallel runs are bit-identical to sequential ones.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from fedflat.processes import (
 )
 
 PATIENCE = 2.0
-"""Seconds that a process has to exit by itself; a run that is killed can be resumed."""
+"""Seconds that a child process has to exit by itself before it is killed; a killed run can be resumed."""
 SECONDS_BETWEEN_UPDATES = 0.2
 _SHOWN_WARNINGS: dict[str | tuple[str, type[Warning], int], int] = {}
-"""Registry of warnings from other processes: each is shown once, however many runs raise it."""
+"""Registry of warnings from child processes, which ensures that each is shown once even if several runs raise it."""
 
 Results = Generator[tuple[int, "Record | UserError"], None, None]
-"""Yields the index of a task with its record, or with the error that stopped it."""
+"""Yields, for each task, its index and its record, or the error that stopped it."""
 
 PickledNames = list[bytes]
 """(name, component) pairs, pickled one by one so that one failed import does not affect the others."""
 
 
 class RunTask(Protocol):
-    """Anything that ends in a record and can be sent to another process."""
+    """A task that executes a run and can be sent to another process."""
 
     @property
     def config(self) -> Config:
@@ -72,7 +72,7 @@ class RunTask(Protocol):
         """User-supplied dataset, model and task."""
 
     def execute(self, callbacks: tuple[Callback, ...]) -> Record:
-        """Run it in this process."""
+        """Execute the run in this process and return its record."""
 
 
 class RunJob(NamedTuple):
@@ -132,7 +132,7 @@ def start_process(serve: Callable[..., None], *args: object, device: str | None 
     Args:
         serve: function to call in the child.
         args: picklable arguments.
-        device: the only GPU that the child sees; all of them by default.
+        device: the only GPU that the child sees; default: it sees all.
     """
     environment = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
     return ChildProcess(_serve_on_one_core, pickled_names(), serve, *args, environment=environment)
@@ -141,8 +141,8 @@ def start_process(serve: Callable[..., None], *args: object, device: str | None 
 def run_in_sequence(tasks: Sequence[RunTask], callbacks: tuple[Callback, ...], *, stop_on_error: bool) -> Results:
     """Run tasks one after another in this process; yields the index of each with its record.
 
-    A ``UserError`` is raised if ``stop_on_error``, unless a damaged file is the cause; otherwise it is yielded instead
-    of the record.
+    If a task fails with a ``UserError``, the error is yielded instead of the record. With ``stop_on_error``, it is
+    raised, unless a damaged file is the cause.
     """
     for index, task in enumerate(tasks):
         try:
@@ -156,13 +156,13 @@ def run_in_sequence(tasks: Sequence[RunTask], callbacks: tuple[Callback, ...], *
 def run_in_parallel(
     tasks: Sequence[RunTask], at_once: int, callbacks: tuple[RemoteCallback, ...], devices: Sequence[str] = ()
 ) -> Results:
-    """Run tasks in child processes; yields the index of each with its record or error, as they arrive.
+    """Run tasks in child processes; yields the index of each with its record or error, in the order in which they end.
 
     Args:
         tasks: tasks to run; one that fails does not stop the others.
         at_once: number of processes.
-        callbacks: callbacks that can watch runs in other processes.
-        devices: GPUs to use; every process sees only the one with the fewest processes. By default it sees all.
+        callbacks: callbacks that can observe runs in other processes.
+        devices: GPUs to use; a new process sees only the one with the fewest processes. Default: it sees all.
     """
     waiting = deque(range(len(tasks)))
     workers: dict[ChildProcess, _Worker] = {}
@@ -195,6 +195,7 @@ class _Worker:
 
     child: ChildProcess
     device: str | None
+    """The only GPU that the process sees; None: it sees all."""
     index: int = -1
     """Index of its current task."""
     run: DistantRun | None = None
@@ -322,7 +323,7 @@ def _warnings_sent(send: Callable[[object], None]) -> Iterator[None]:
 
 
 def _as_message(record: Record) -> Record:
-    """The record to send: arrays replace tensors, whose memory would be shared with a child that is about to exit."""
+    """The record to send, with arrays for tensors: torch would share their memory with a child that may soon exit."""
     models = {name: _map_tensors(model, lambda tensor: tensor.cpu().numpy()) for name, model in record.models.items()}
     return replace(record, models=models, folder=None, user_objects={})
 

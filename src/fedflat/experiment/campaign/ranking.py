@@ -28,11 +28,13 @@ class RankedCombination:
     varied: dict[str, Any]
     """The settings that identify it, without the seed."""
     seeds: int
+    """Number of seeds."""
     diverged: int
     """Number of seeds that diverged."""
     validation: tuple[float, ...]
-    """Scores on the validation split, one per seed that has one."""
+    """Scores on the validation split, one per seed that has a score."""
     test: tuple[float, ...]
+    """Scores on the test set, one per seed that has a score."""
 
     def scores(self, split: Split) -> tuple[float, ...]:
         """The scores on one split."""
@@ -44,6 +46,7 @@ class Ranking:
     """The combinations of a sweep, best first."""
 
     by: Split
+    """The split whose scores determine the order."""
     metric: str
     lines: tuple[RankedCombination, ...]
 

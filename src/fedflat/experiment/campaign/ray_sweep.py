@@ -32,13 +32,13 @@ from fedflat.processes import use_cores
 from fedflat.registry import load_plugins, loaded_plugins
 
 SECONDS_BETWEEN_POLLS = 0.5
-"""Pause before the folders of running runs are read again."""
+"""Seconds between two reads of the folders of runs in progress."""
 QUEUED_RUNS = 1
-"""Runs submitted beyond the number of cores, so that a free core need not wait for this process."""
+"""Number of runs submitted beyond the number of cores, so that a free core need not wait for this process."""
 
 
 class UnfitNode(UserError):
-    """A node cannot do any run of the sweep; it would quickly fail all of them, so the sweep stops."""
+    """A node cannot do any run of the sweep. The sweep stops, because runs sent to this node would all fail quickly."""
 
 
 class RunResources(NamedTuple):
@@ -46,6 +46,7 @@ class RunResources(NamedTuple):
 
     cores: int
     gpus: float
+    """Number of GPUs; a fraction if several runs share a GPU."""
 
     def fit_on(self, node: dict[str, Any]) -> bool:
         """Whether a node of ``ray.nodes()`` has these resources, free or in use."""
@@ -87,7 +88,7 @@ class SweepLocation(NamedTuple):
                 f"node {socket.gethostname()} of the Ray cluster does not see the sweep's folder {self.marker.parent}; "
                 "choose a folder that all nodes share, with --out"
             )
-        os.environ[DATA_DIR_VARIABLE] = str(self.data)  # the data directory
+        os.environ[DATA_DIR_VARIABLE] = str(self.data)
         with suppress(OSError):  # the folder may not exist here; only relative paths need it
             os.chdir(self.folder)
         load_plugins(self.plugins)
@@ -117,7 +118,7 @@ class ClusterSchedule:
         self._check_nodes()
 
     def _start(self, task: RunTask) -> Any:
-        """Submit a run and return Ray's reference to it; Ray does not retry it, since ``outcomes`` does."""
+        """Submit a run and return Ray's reference to it; Ray does not retry it, because ``outcomes`` does."""
         needs = self._resources(task.config)
         options = {"num_cpus": needs.cores, "num_gpus": needs.gpus, "max_retries": 0, "scheduling_strategy": "SPREAD"}
         packed = pickle.dumps((self.location, task, needs.cores))
@@ -136,7 +137,7 @@ class ClusterSchedule:
         return 1 / math.ceil(max(1, (self.jobs or 1) / gpus))
 
     def _check_nodes(self) -> None:
-        """Fail rather than wait for a node that does not exist."""
+        """Raise a ``UserError`` if no node can ever do one of the submitted runs, for which Ray would wait forever."""
         nodes = self.ray.nodes()
         for needs in {self._resources(self.tasks[index].config) for index in self.running.values()}:
             if not any(needs.fit_on(node) for node in nodes):
@@ -167,7 +168,7 @@ class ClusterSchedule:
             yield index, failure
 
     def _user_error(self, error: Any) -> UserError:
-        """The user's error in a failed run; any other error is raised."""
+        """The ``UserError`` that a run failed with; any other error is raised, and so is ``UnfitNode``."""
         if isinstance(error.cause, UserError) and not isinstance(error.cause, UnfitNode):
             return error.cause
         if "failed to import" in str(error.cause):  # Ray has no error class for this
@@ -188,9 +189,9 @@ def run_on_cluster(
     Args:
         tasks: tasks with absolute folders that all nodes share.
         address: the cluster's ``HOST:PORT``, or ``auto``.
-        jobs: most runs at the same time; by default as many as the cluster has cores.
-        callbacks: callbacks that can watch runs of other processes.
-        marker: a file in the shared folder, which nodes must see.
+        jobs: largest number of runs at the same time; default: as many as the cluster has cores.
+        callbacks: callbacks that can observe runs in other processes.
+        marker: a file in the shared folder, by which nodes recognise that they share it.
     """
     remote_callbacks = require_remote(callbacks)
     close_worker_pool()  # workers of an earlier run with engine.name=ray would keep their cores
@@ -214,7 +215,7 @@ def run_on_node(version: str, packed: bytes) -> None:
 
     Args:
         version: version of fedflat that submitted the run; a node with another one refuses it.
-        packed: pickled location, task and number of cores, unpickled only once the versions are known to agree.
+        packed: pickled location, task and number of cores; unpickled only if the versions agree.
     """
     if fedflat_version() != version:
         raise UnfitNode(version_mismatch(socket.gethostname(), fedflat_version(), version))
@@ -231,7 +232,7 @@ class WatchedFolder:
 
     def __init__(self, config: Config, folder: Path, callbacks: tuple[RemoteCallback, ...]) -> None:
         self._config, self._folder, self._callbacks = config, RunFolder(folder), callbacks
-        self._metrics_read = 0  # bytes of metrics.jsonl
+        self._metrics_read = 0  # size of metrics.jsonl when it was last read, in bytes
         self._run: DistantRun | None = None
 
     def poll(self) -> None:

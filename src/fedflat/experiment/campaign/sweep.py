@@ -1,4 +1,7 @@
-"""Sweeps: every combination of a file is a run in its own folder, done once by one of the processes that share it."""
+"""Sweeps: each combination of settings in a sweep file is a run in its own folder.
+
+Several processes may share the folder of a sweep. Each run is then done once, by one of them.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +41,10 @@ from fedflat.models import model_spec
 from fedflat.setting_names import SHORT_NAMES, flat, nest
 
 MAX_NAME_LENGTH = 100
-"""Longest folder name in characters; the end of a longer one becomes a hash."""
+"""Longest folder name in characters; a hash replaces the end of a longer one."""
 HASH_LENGTH = 10
 SECONDS_BETWEEN_POLLS = 0.5
-"""Pause before checking again whether other processes have finished their runs."""
+"""Seconds between two checks whether other processes have finished their runs."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class SweepResult(NamedTuple):
     record: Record | None
     """None if the run failed."""
     by: Literal["here", "before", "elsewhere"]
-    """Whether this call, an earlier one, or meanwhile another process did the run."""
+    """Who did the run: this call, an earlier call, or another process during this call."""
     error: UserError | None = None
 
 
@@ -114,7 +117,7 @@ def _check_cluster(file: SweepFile, configs: Sequence[Config]) -> None:
 
 
 def _base_settings(file: SweepFile, out: Path) -> Values:
-    """The settings that all runs share, by full name; those of a branched run are inherited."""
+    """The settings that all runs share, by full name, including those that branches inherit from the original run."""
     settings = dict(flat(file.base))
     if not file.branch:
         return settings
@@ -131,7 +134,7 @@ def make_run_config(base: Values, varied: Values) -> Config:
 
     Args:
         base: settings that all runs share, by full name.
-        varied: the settings that distinguish the run; an error names them.
+        varied: the settings that distinguish the run; they are listed in error messages.
     """
     try:
         run_config = config(nest(fill_placeholders({**base, **varied})))
@@ -144,7 +147,7 @@ def make_run_config(base: Values, varied: Values) -> Config:
 
 @lru_cache(maxsize=1024)
 def _check_names(model: str, dataset: str, partition: str, augmentation: str) -> None:
-    """Report unknown names now rather than when the run's turn comes."""
+    """Raise a ``UserError`` for an unknown name now, not only when the run starts."""
     model_spec(model)
     datasets.dataset_source(dataset)
     datasets.canonical_partition(partition)
@@ -177,8 +180,8 @@ def _folder_names(varied: Sequence[Values], base: Values) -> list[str]:
 def _folder_name(varied: Values, base: Values) -> str:
     """A readable folder name for a combination: the algorithm, then ``setting-value`` pairs.
 
-    A combination may also contain values of placeholders, such as ``a`` below. They are left out if a text contains
-    the placeholder, because the text then shows the value.
+    A combination may also contain values of placeholders, such as ``a`` below. If one of its texts contains the
+    placeholder, the value is left out, because the text shows it.
 
     Args:
         varied: the settings and placeholders of the combination, by name.
@@ -205,7 +208,7 @@ def _folder_name(varied: Values, base: Values) -> str:
 
 
 class AlreadyFinished(LockedError):
-    """Another process has finished the run meanwhile."""
+    """Another process has finished the run in the meantime."""
 
 
 class LockedRun(NamedTuple):
@@ -242,16 +245,17 @@ def run_sweep(
 ) -> Iterator[SweepResult]:
     """Do all unfinished runs of a sweep and yield results as they arrive; a run that fails does not stop the others.
 
-    Several processes may run the same sweep; each run is done by one of them. Runs that others hold are checked again
-    at the end, and resumed if their process was killed.
+    Several processes may run the same sweep; each run is done by one of them. At the end, this process waits for the
+    runs that others hold, and resumes those whose process was killed.
 
     Args:
         sweep: the planned sweep.
         callbacks: callbacks of all runs.
-        jobs: runs at the same time; the file decides by default.
+        jobs: number of runs at the same time; default: as the file says.
         on_wait: called with the number of runs held by other processes before waiting for them.
     """
-    finished_before = {run.name for run in sweep.runs if _is_finished(run)}  # checks all runs before any starts
+    # This also rejects folders that hold runs with other settings, before any run starts.
+    finished_before = {run.name for run in sweep.runs if _is_finished(run)}
     if sweep.file.branch:
         with locked(sweep.out, wait=True):
             branch_point(sweep.file.branch).write(sweep.out)
@@ -287,12 +291,12 @@ def _is_finished(run: SweepRun) -> bool:
     try:
         existing = existing_run(run.config, run.folder)
     except DamagedFile:
-        return False  # reported when the run's turn comes
+        return False  # the error is reported when this run is to start
     return existing is not None and existing.is_over
 
 
 def _clean_up(run: SweepRun, keep: Keep) -> None:
-    """Delete the files that ``keep`` excludes, in case the run's process was killed before it could."""
+    """Delete the files that ``keep`` excludes, in case the run's process was killed before it deleted them."""
     if keep.removed:
         with suppress(LockedError), locked(run.folder):  # a process that holds the lock cleans up itself
             remove_locked(run.folder, keep.removed)
@@ -332,7 +336,7 @@ def _start_runs(sweep: Sweep, runs: Sequence[SweepRun], callbacks: tuple[Callbac
 
 
 def _requested_jobs(sweep: Sweep, jobs: int | None) -> int | None:
-    """The number of jobs from the caller or the file, or one per listed GPU; None if nobody chose it."""
+    """The number of jobs given by the caller or by the file, or one per listed GPU; None if there is none of these."""
     return jobs or sweep.file.jobs or len(sweep.file.devices) or None
 
 
@@ -344,7 +348,7 @@ def runs_at_once(sweep: Sweep, jobs: int | None = None) -> int:
 
 
 def write_index(sweep: Sweep) -> None:
-    """Write ``sweep.json``, which maps folder names to combinations."""
+    """Write ``sweep.json``, which maps the name of each run's folder to its combination."""
     text = json.dumps({"format": 1, "runs": {run.name: run.varied for run in sweep.runs}}, indent=1, default=str) + "\n"
     create_folder(sweep.out)
     with locked(sweep.out, wait=True):

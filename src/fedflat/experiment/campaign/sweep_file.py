@@ -23,8 +23,9 @@ from fedflat.experiment.store.files import read_yaml
 from fedflat.setting_names import SHORT_NAMES, flat, full_name
 
 Values = dict[str, Any]
+"""Values by name of the setting or placeholder."""
 SETTINGS = frozenset((*setting_names(), "flatness"))
-"""Full names of all settings; any other name in a sweep is a placeholder's."""
+"""Full names of all settings; any other name in a sweep file must be that of a placeholder."""
 MAX_RUNS = 10_000
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
@@ -114,12 +115,12 @@ def _valid_keys(section: Any) -> list[str]:
 
 
 def placeholders(value: Any) -> set[str]:
-    """The names in braces in a text."""
+    """The names of the placeholders in a value; empty unless it is a text."""
     return set(PLACEHOLDER.findall(value)) if isinstance(value, str) else set()
 
 
 def all_placeholders(values: Iterable[Any]) -> set[str]:
-    """The names in braces in any of several values."""
+    """The names of the placeholders in any of several values."""
     return set().union(*map(placeholders, values))
 
 
@@ -140,7 +141,7 @@ def check_names(names: Mapping[str, str], known_placeholders: set[str]) -> None:
 def combinations(file: SweepFile) -> list[Values]:
     """Every distinct combination of the varied settings, by full name, without those that the file excludes.
 
-    Each entry of the file's ``list`` is combined with every combination of ``grid``. Placeholders are still in place.
+    Each entry of the file's ``list`` is combined with every combination of ``grid``. Placeholders are not filled in.
     """
     _check_variation(file)
     base = dict(flat(file.base))
@@ -216,7 +217,7 @@ def _without_excluded(combinations: list[Values], base: Values, exclude: list[Va
 
 
 def _matches(values: Values, rule: Values) -> bool:
-    """Whether settings have the value, or one of the values, that a rule lists for each of its settings."""
+    """Whether each setting in a rule has the value, or one of the values, that the rule lists for it."""
     if not rule:  # an empty rule would match everything
         return False
     can_fill = all_placeholders(values.values()) <= set(values)  # a missing value is reported later

@@ -60,9 +60,11 @@ class Search:
     base: Values
     """Settings of all trials, by full name."""
     space: Space
+    """The values to search over, by full name of the setting."""
     tune: Tune
     file: SweepFile
     out: Path
+    """Folder of the search."""
 
     def config(self, values: Values, seed: int) -> Config:
         """The config of a trial with one of its seeds."""
@@ -192,7 +194,7 @@ def run_search(
 ) -> Iterator[Trial]:
     """Do the missing trials one after another and yield those done here; trials of killed processes are resumed.
 
-    With a single process the search is reproducible, however often it is interrupted.
+    A search by a single process is reproducible, no matter how often it is interrupted.
 
     Args:
         search: the search.
@@ -225,14 +227,14 @@ def run_search_in_parallel(
 
     Args:
         search: the search.
-        jobs: trials at the same time; the file decides by default.
+        jobs: number of trials at the same time; default: as the file says.
         on_wait: called with the number of trials held by other processes before waiting for them.
     """
     requested = jobs or search.file.jobs or len(search.file.devices) or 1
     at_once = parallel_runs([search.example_config()] * _trials_left(search), (), requested, {})
-    if at_once > 1:  # a process that dies leaves its trial to this one
+    if at_once > 1:
         yield from _run_in_processes(search, at_once)
-    yield from run_search(search, on_wait=on_wait)
+    yield from run_search(search, on_wait=on_wait)  # also finishes the trials of processes that died
 
 
 def _run_in_processes(search: Search, at_once: int) -> Iterator[Trial]:
@@ -245,7 +247,7 @@ def _run_in_processes(search: Search, at_once: int) -> Iterator[Trial]:
                 try:
                     message = child.receive()
                 except ChildDied as death:
-                    if isinstance(death, ChildKilled):  # otherwise no trial was left
+                    if isinstance(death, ChildKilled):  # otherwise it exited because no trial was left
                         warnings.warn(f"a process of the search {death}; repeat the command to continue", stacklevel=2)
                     children.remove(child)
                     close_children([child], PATIENCE)
@@ -275,13 +277,13 @@ def check_folder(search: Search) -> None:
 
 
 def _trials_left(search: Search) -> int:
-    """The number of trials that have not finished, started or not."""
+    """The number of trials that have not finished, including those that have not started."""
     study = _open_study(search)
     return max(0, search.tune.trials - study.count()) + len(study.unfinished())
 
 
 def _open_study(search: Search) -> Study:
-    """The study in the search's folder, created if necessary; raises a ``UserError`` if it is of another search."""
+    """Open or create the study in the search's folder; raises a ``UserError`` if it belongs to another search."""
     create_folder(search.out)
     is_new = not (search.out / JOURNAL).exists()  # an existing journal stores whether lower is better
     study = Study(search.out, search.tune, is_new and lower_is_better(task_of(search.example_config())))
@@ -326,7 +328,7 @@ def _run_trial(search: Search, study: Study, number: int, callbacks: tuple[Callb
             scores.append(score)
     except Pruned:
         return finish("pruned")
-    except LockedError:  # not a failure of the trial
+    except LockedError:  # a UserError, but not a failure of the trial
         raise
     except UserError as error:
         return finish("failed", error=str(error))

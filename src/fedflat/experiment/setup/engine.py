@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from fedflat.engines.ray.messages import WorkerSetup
 
 UserObjects = dict[str, Any]
-"""User-supplied ``data``, ``model`` and ``task``, or None for each."""
+"""User-supplied objects under the keys ``data``, ``model`` and ``task``; None for each that the config builds."""
 EVALUATION_WORKERS = 8
-"""Number of workers that evaluation keeps busy, however few clients train."""
+"""Number of workers that evaluation can use, even if fewer clients train per round."""
 MIN_ROUNDS_TO_COMPILE = 200
-"""Rounds from which compiling, which takes tens of seconds, pays off."""
+"""Smallest number of rounds for which compiling pays off, because it takes tens of seconds."""
 
 
 def engine_for(config: Config, problem: Problem, user_objects: UserObjects | None = None) -> Engine:
@@ -77,7 +77,7 @@ def engine_for(config: Config, problem: Problem, user_objects: UserObjects | Non
 
 
 def ray_engine(config: Config, problem: Problem, user_objects: UserObjects) -> RayEngine:
-    """Build the Ray engine of a config; with in-run measurements, the driver receives each client's upload."""
+    """Build the Ray engine of a config; if flatness is measured during the run, the driver receives every upload."""
     from fedflat.engines.ray.engine import RayEngine
 
     return RayEngine(
@@ -91,7 +91,7 @@ def ray_engine(config: Config, problem: Problem, user_objects: UserObjects) -> R
 
 
 def _worker_setup(config: Config, user_objects: UserObjects, device: Device) -> Callable[[], WorkerSetup]:
-    """The function that a Ray worker calls to set up; it reads named datasets from the worker's own node."""
+    """The function that a Ray worker on ``device`` calls to set up; it reads a named dataset on the worker's node."""
     engine = config.engine.model_copy(update={"name": "auto", "device": device, "workers": 1, "ray_address": None})
     # Absolute, because a worker has another working directory and environment.
     data = config.data.model_copy(update={"dir": data_dir(config.data.dir).absolute()})
@@ -143,7 +143,7 @@ def sampler_of(config: Config, clients: int) -> Sampler:
 def begin_averages(
     algorithm: Algorithm, problem: Problem, config: Config, flat_model: Tensor, open_rows: Callable[[str], Ring]
 ) -> dict[str, AverageState]:
-    """The initial state of every average of an algorithm, by name; warns of averages that the run is too short for.
+    """The initial state of every average of an algorithm, by name; warns if the run is too short for an average.
 
     Args:
         algorithm: the algorithm.
@@ -152,14 +152,14 @@ def begin_averages(
         flat_model: weights and floating-point buffers of the initial model, as one vector.
         open_rows: opens a named store of past models, which some averages need.
     """
-    # Finding the classifier can fail, so it is looked for only if an average distinguishes it from the other layers.
+    # Not every model has a recognisable classifier, so look for it only if an average treats it separately.
     needs_classifier = any(getattr(average, "part", "all") != "all" for average in algorithm.averages)
     classifier = classifier_parameters(problem.model) if needs_classifier else set()
     info = RunInfo(
         config.training.rounds,
         algorithm.lr_schedule.cycle,
         classifier=problem.whole_layout.indicator(classifier.__contains__, flat_model),
-        ring=lambda name, _: open_rows(name),  # a store grows, so it needs no number of models
+        ring=lambda name, _: open_rows(name),  # a row store grows, so it ignores the number of models
         first=config.init_rounds,
     )
     for average in algorithm.averages:

@@ -28,7 +28,7 @@ from fedflat.flatness.precision import allow_tf32
 from fedflat.models.lstm import CharacterNetwork
 
 MAX_PIXELS = 2**23
-"""Pixels per forward pass when evaluating segmentation: 194 CamVid (180x240) or 16 Cityscapes (512x1024) frames."""
+"""Largest number of pixels per forward pass in evaluation: 194 CamVid (180x240) or 16 Cityscapes (512x1024) frames."""
 CUSTOM = "custom"
 """Prefix, in a config, of the name of a user-supplied dataset or model."""
 
@@ -132,12 +132,12 @@ def load_data(config: Config, data: Dataset | None = None) -> Dataset:
 
 
 def task_of(config: Config) -> Task:
-    """The task of a config, unless a user-defined one replaces it; loads the dataset."""
+    """The built-in task of a config; this loads the dataset, whose targets determine the task."""
     return task_for(load_data(config), config.training.task)
 
 
 def _check_targets(task: Task, data: Dataset) -> None:
-    """Raise a ``UserError`` if the task is derived from the built-in task for another type of targets."""
+    """Raise a ``UserError`` if the task is, or derives from, a built-in task for another type of targets."""
     tasks = {"classes": Classification, "numbers": Regression, "labels": MultiLabel}
     suitable = tasks[data.target_type]
     for targets, unsuitable in tasks.items():
@@ -175,7 +175,7 @@ def _held_out_sets(data: Dataset, partition: Partition, limit: int | None) -> di
 
 
 def _sample(examples: Examples, limit: int | None) -> Examples:
-    """At most ``limit`` examples, the same for every seed, so that runs are compared on the same ones."""
+    """At most ``limit`` of the examples, the same for every seed, so that runs with different seeds are comparable."""
     if limit is None or limit >= len(examples):
         return examples
     chosen = generator(0, "evaluated examples").choice(len(examples), limit, replace=False)
@@ -230,7 +230,7 @@ def _check_model(problem: Problem, name: str) -> None:
 
 
 def _check_tokens(problem: Problem, name: str, vocabulary: int) -> None:
-    """Reject tokens outside a text model's vocabulary, which two examples need not contain."""
+    """Reject a dataset with tokens outside a text model's vocabulary; a forward pass on two examples may miss them."""
     for examples in (problem.data.train, *problem.evaluation_sets.values()):
         lowest, highest = (int(token) for token in torch.aminmax(examples.inputs))
         if lowest < 0 or highest >= vocabulary:
@@ -246,16 +246,19 @@ class _ExpectedOutput(NamedTuple):
     dimensions: tuple[int, ...]
     """Valid numbers of dimensions, including the batch dimension."""
     class_axis: int = -1
+    """Dimension with one number per class."""
     per_pixel: bool = False
+    """Whether the output has the height and width of the masks."""
     exact: bool = False
     """Whether there must be exactly one number per class, label or column; otherwise there may be more."""
     noun: str = "class"
+    """What each number stands for, for the error message."""
     hint: str = ""
-    """Completes the error message."""
+    """End of the error message."""
 
 
 def _expected_output(task: Task, examples: Examples) -> _ExpectedOutput | None:
-    """The shape of output that a built-in task expects of a model; None for a user-defined task."""
+    """The output that a built-in task expects of a model; None for a user-defined task."""
     if isinstance(task, Segmentation):
         pixels = "x".join(map(str, examples.targets.shape[1:]))
         hint = f" at each of {pixels} pixels: choose a segmentation model (bisenetv2)"

@@ -17,7 +17,7 @@ from fedflat.models.trained import adapter_parameters
 from fedflat.models.vit import VisionTransformer
 
 LISTED_NAMES = 4
-"""Tensors that an error message names; it only counts further ones."""
+"""Number of tensors that an error message names; it only counts further ones."""
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".tar")
 STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model")
 """Keys under which training scripts store the state_dict."""
@@ -101,7 +101,7 @@ def load_tensors(
     Args:
         network: the model; a vision transformer first translates the names of published weights.
         name: the model's name, for messages.
-        tensors: the state_dict. Frozen parameters may be missing, and adapters as a whole; both keep their values.
+        tensors: the state_dict. It may lack frozen parameters and all adapters, which then keep their values.
         source: where the tensors come from, for messages.
         architecture: name of the model that the tensors belong to, if known.
         fresh_head: whether the last linear layer (the head) keeps its initial values, so that the tensors may belong
@@ -163,7 +163,7 @@ def first_mismatch(network: nn.Module, tensors: Mapping[str, Tensor], left_out: 
 
 
 def _optional_parameters(network: nn.Module) -> set[str]:
-    """Parameters that a file may lack: tied to another, or frozen and therefore perhaps not saved."""
+    """Names of parameters that a file may lack: tied ones, and frozen ones, which may not have been saved."""
     untied = dict(network.named_parameters())
     parameters = network.named_parameters(remove_duplicate=False)
     return {key for key, parameter in parameters if key not in untied or not parameter.requires_grad}

@@ -23,9 +23,9 @@ from fedflat.experiment.store.run_folder import RunFolder
 
 CHECKPOINT = "checkpoint/state.safetensors"
 PREVIOUS = "checkpoint/previous.safetensors"
-"""The checkpoint before the last one, kept by runs without row stores; row stores only keep the last one's rows."""
+"""The checkpoint before the last one. Only runs without rows keep it: row stores have only the last one's rows."""
 ROUNDS_BETWEEN, SECONDS_BETWEEN = 10, 5.0
-"""Default interval between checkpoints: a multiple of 10 rounds that lasts at least 5 seconds."""
+"""By default, the rounds between checkpoints are a multiple of 10 and take at least 5 seconds."""
 MAX_TIME_FRACTION = 1 / 20
 """Largest fraction of a run's time that default checkpoints may take."""
 
@@ -40,6 +40,7 @@ class ServerState:
     states: States
     """Server state of the algorithm, by slot."""
     cost: Cost
+    """Cost of all completed rounds."""
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors of the model and the algorithm's server state, under their names in a checkpoint."""
@@ -62,7 +63,7 @@ class CheckpointInterval:
     """Decides when a checkpoint is due.
 
     Args:
-        every: number of rounds between checkpoints; None limits the time they take to ``MAX_TIME_FRACTION``.
+        every: number of rounds between checkpoints; if None, they take at most ``MAX_TIME_FRACTION`` of the time.
     """
 
     def __init__(self, every: int | None) -> None:
@@ -74,7 +75,7 @@ class CheckpointInterval:
     def is_due(self, rounds: int) -> bool:
         """Whether to write a checkpoint after ``rounds`` rounds.
 
-        By default this is so every ``ROUNDS_BETWEEN`` rounds, if enough time has passed since the last checkpoint.
+        By default, a checkpoint is due every ``ROUNDS_BETWEEN`` rounds if enough time has passed since the last one.
         """
         if self._every is not None:
             return rounds % self._every == 0
@@ -102,7 +103,7 @@ def write_checkpoint(
 ) -> None:
     """Write a checkpoint; until it is complete, the previous one stays valid.
 
-    All that the checkpoint refers to (rows and metrics) is on disk before the checkpoint is.
+    The rows and metrics that the checkpoint refers to are on disk before the checkpoint itself is written.
 
     Args:
         folder: the run folder.
@@ -121,7 +122,7 @@ def write_checkpoint(
         tensors |= {f"average/{name}/{key}": value for key, value in average.tensors().items()}
     header: dict[str, Any] = {
         "rounds": server.rounds,
-        "metrics": folder.metrics_length(),  # a resumed run drops the lines after it
+        "metrics": folder.metrics_length(),  # in bytes; a resumed run drops the lines that follow
         "cost": asdict(server.cost),
         "loss": loss,
         "rows": {name: store.summary for name, store in stores.items()},
@@ -130,7 +131,8 @@ def write_checkpoint(
     if frozen:
         header["frozen"] = frozen
     last = folder.path / CHECKPOINT
-    if last.exists() and not any(count for count, _ in header["rows"].values()):
+    has_rows = any(count for count, _ in header["rows"].values())
+    if last.exists() and not has_rows:
         with explain_os_error(last):
             rename(last, folder.path / PREVIOUS)
     folder.write_tensors(CHECKPOINT, tensors, header)
@@ -141,7 +143,7 @@ def write_checkpoint(
 def last_checkpoint(
     folder: RunFolder, settings: Config, frozen: str, device: torch.device
 ) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """Read the last checkpoint and check that it belongs to this experiment.
+    """Read the last checkpoint, and check that settings and frozen parameters are those of the run that wrote it.
 
     Args:
         folder: the run folder.
@@ -188,15 +190,16 @@ def read_checkpoint(folder: RunFolder, name: str = CHECKPOINT) -> tuple[dict[str
 
 
 def _newest_intact(folder: RunFolder) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The tensors and header of the last checkpoint, or of the one before if the last one is damaged.
+    """The tensors and header of the last checkpoint, or of the previous one if the last one is damaged or missing.
 
-    The one before then takes the place of the last one, so that the damaged file is not kept. None if the run has no
-    checkpoint yet.
+    In the second case, the previous checkpoint becomes the last one. Returns None if the run has no checkpoint yet.
     """
     last, previous = folder.path / CHECKPOINT, folder.path / PREVIOUS
+    if not last.exists() and not previous.exists():
+        return None
     try:
-        if last.exists() or not previous.exists():
-            return read_checkpoint(folder) if last.exists() else None
+        if last.exists():  # a run killed between renaming and writing has only the previous one
+            return read_checkpoint(folder)
     except DamagedFile as error:
         if not previous.exists():
             raise DamagedFile(f"{error}; to repeat the run in this folder, {_restart(folder)}") from None
@@ -208,14 +211,14 @@ def _newest_intact(folder: RunFolder) -> tuple[dict[str, Tensor], dict[str, Any]
 
 
 def _restart(folder: RunFolder) -> str:
-    """How to repeat a run in its folder, for messages."""
+    """Advice on how to repeat a run in its folder, for messages."""
     return f"delete {(folder.path / CHECKPOINT).parent} and then use {folder.resume_command}: it starts from round 0"
 
 
 def require_rows(folder: RunFolder, stores: Mapping[str, RowStore], header: Mapping[str, Any]) -> None:
-    """Raise ``DamagedFile`` if row stores lack rows that the checkpoint with this header needs, or have other ones.
+    """Raise ``DamagedFile`` unless the row stores contain exactly the rows of the checkpoint with this header.
 
-    The header states the number of rows of each store and the sum of their checksums, by the store's name.
+    For each store, the header states the number of rows and the sum of their checksums.
     """
     for name, store in stores.items():
         path = folder.path / "state" / name

@@ -20,7 +20,7 @@ PARTS = {
     "snapshots": ("models/*",),
     "models": ("model.safetensors", "model.*.safetensors"),
 }
-"""The removable parts of a run folder, as glob patterns."""
+"""The removable parts of a run folder, with the glob patterns of their files."""
 DEFAULT_PARTS = ("checkpoint", "snapshots")
 """The parts removed by default; the final models stay."""
 
@@ -48,12 +48,12 @@ class Removable:
 
     @property
     def bytes(self) -> int:
-        """Total size."""
+        """Total size of the parts in bytes."""
         return sum(self.parts.values())
 
 
 def find_runs(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield every run below some folders, at any depth."""
+    """Yield every run folder at or below the given folders; each of them must contain a run."""
     for path in paths:
         if not path.is_dir():
             raise UserError(f"there is no folder {path}; expected a folder of runs, for example runs")
@@ -84,8 +84,8 @@ def remove(run: Path, parts: Iterable[str] = DEFAULT_PARTS) -> int:
 def remove_locked(run: Path, parts: Iterable[str]) -> int:
     """Like ``remove``, for a folder that this process has already locked; returns the number of bytes freed.
 
-    A sweep locks a run's folder to decide which process does the run. The run itself has a second lock, which is taken
-    here, so that files of a run in progress are never removed.
+    A sweep locks a run's folder to decide which process executes the run. While a run is in progress, it holds a second
+    lock. This function acquires the second lock, so it never removes files of a run in progress.
     """
     folder = RunFolder(run)
     try:

@@ -1,6 +1,6 @@
-"""Storage of vectors ("rows") by number, and of client state between rounds, packed into one row per client.
+"""Row stores, which hold vectors ("rows") by integer key, and ``ClientStateStore``, which uses one for client states.
 
-Row stores also hold the past models of averages. ``ClientStateStore``, at the end, converts between state and rows.
+The state of a client between rounds is packed into one row. Averages keep their past models in row stores as well.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from fedflat.operating_system import BINARY, read_at, sync_folder, write_at
 _NUMPY: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 _INTEGER = np.dtype(np.int64)
 _ENTRY_BYTES = 5 * _INTEGER.itemsize
-"""Size of an index entry: key + 1, and the stamp and checksum of each copy."""
+"""Size of an index entry in bytes. It holds five integers: key + 1, then stamp and checksum of each of two copies."""
 UNWRITTEN = 0
-"""Stamp of a copy that holds no row."""
+"""Stamp of a copy that has not been written. Otherwise, the stamp is the round that wrote it, counted from 1."""
 
 
 class RowStore:
@@ -50,21 +50,21 @@ class RowStore:
 
     @property
     def summary(self) -> tuple[int, int]:
-        """Number of rows on disk after ``flush``, and the sum of their checksums."""
+        """Number of rows in the file and the sum of their checksums; zeros for a store without a file."""
         return 0, 0
 
     def verify(self, rounds: int) -> tuple[int, int]:
-        """Check the rows as of ``rounds`` completed rounds; returns their summary or raises ``DamagedFile``."""
+        """Check the rows as they were after ``rounds`` rounds; returns their summary or raises ``DamagedFile``."""
         return self.summary
 
     def flush(self) -> None:
         """Write cached rows and wait until they are on disk, before a checkpoint relies on them."""
 
     def commit(self, rounds: int) -> None:
-        """Protect the current rows, which a checkpoint after ``rounds`` rounds needs."""
+        """Protect the current rows from being overwritten: the checkpoint after ``rounds`` rounds needs them."""
 
     def rewind(self, rounds: int) -> None:
-        """Discard everything written after ``rounds`` rounds."""
+        """Discard all rows that were written after ``rounds`` rounds."""
 
     def close(self) -> None:
         """Close the files, if there are any."""
@@ -73,8 +73,9 @@ class RowStore:
 class FileRowStore(RowStore):
     """Rows in a file, with an index of their keys and stamps.
 
-    Every row has two copies, 0 and 1. The index holds a checksum of each copy and stamps it with the round that wrote
-    it. A write overwrites the copy that the last checkpoint does not need, so that a killed run finds its rows intact.
+    The file has room for two copies of every row, 0 and 1. For each copy, the index holds its checksum and its stamp,
+    the number of the round that wrote it. A write overwrites the copy that the last checkpoint does not need, so a
+    killed run can resume from that checkpoint with its rows intact.
 
     Args:
         folder: holds ``rows.bin`` and ``index.bin``; created if necessary.
@@ -86,12 +87,12 @@ class FileRowStore(RowStore):
         super().__init__()
         create_folder(folder)
         self._folder = folder
-        self._checkpoint_round = 0  # round of the last checkpoint
+        self._checkpoint_round = 0  # number of rounds that the last checkpoint covers
         self._open(folder, width, dtype, os.O_RDWR | os.O_CREAT)
         sync_folder(folder)
 
     def _open(self, folder: Path, width: int, dtype: torch.dtype, flags: int) -> None:
-        """Open both files with these ``flags`` of ``os.open``, and read the position and stamps of every row."""
+        """Open both files with the given ``flags`` of ``os.open``, and read the index."""
         self._dtype = _NUMPY[dtype]
         self._row_bytes = width * self._dtype.itemsize
         with explain_os_error(folder):
@@ -100,9 +101,14 @@ class FileRowStore(RowStore):
         raw = read_at(self._index, os.fstat(self._index).st_size, 0)
         complete = len(raw) // _ENTRY_BYTES * _ENTRY_BYTES  # a killed run may have left part of an entry
         entries = np.frombuffer(raw[:complete], _INTEGER).reshape(-1, 5).tolist()
-        self._position = {entry[0] - 1: position for position, entry in enumerate(entries)}
-        self._stamps = {entry[0] - 1: [entry[1], entry[3]] for entry in entries}
-        self._checksums = {entry[0] - 1: [entry[2], entry[4]] for entry in entries}
+        # By key: the row's place in the file, counted in rows, and the stamps and checksums of its two copies.
+        self._position: dict[int, int] = {}
+        self._stamps: dict[int, list[int]] = {}
+        self._checksums: dict[int, list[int]] = {}
+        for position, (key_plus_1, stamp_0, checksum_0, stamp_1, checksum_1) in enumerate(entries):
+            key = key_plus_1 - 1
+            self._position[key] = position
+            self._stamps[key], self._checksums[key] = [stamp_0, stamp_1], [checksum_0, checksum_1]
         self._checksum_sum = sum(map(self._current_checksum, self._position))
 
     def __contains__(self, key: int) -> bool:
@@ -117,7 +123,7 @@ class FileRowStore(RowStore):
         count = total = 0
         for key, stamps in self._stamps.items():
             past_stamps = _stamps_up_to(rounds, stamps)
-            if any(past_stamps):
+            if _has_copy(past_stamps):
                 copy = _newest_copy(past_stamps)
                 self._read(key, copy)
                 count, total = count + 1, total + self._checksums[key][copy]
@@ -128,7 +134,7 @@ class FileRowStore(RowStore):
         return torch.from_numpy(np.frombuffer(raw, self._dtype).copy())
 
     def _read(self, key: int, copy: int) -> bytes:
-        """The bytes of one copy of a row, whose checksum must match."""
+        """The bytes of one copy of a row; raises ``DamagedFile`` if its checksum does not match."""
         raw = read_at(self._data, self._row_bytes, self._offset(key, copy))
         if len(raw) < self._row_bytes or _checksum(key, raw) != self._checksums[key][copy]:
             raise DamagedFile(f"{self._folder / 'rows.bin'} is damaged: the checksum of row {key} does not match")
@@ -143,8 +149,8 @@ class FileRowStore(RowStore):
             self._stamps[key], self._checksums[key] = [UNWRITTEN, UNWRITTEN], [0, 0]
         stamps = self._stamps[key]
         committed_stamps = _stamps_up_to(self._checkpoint_round, stamps)
-        # The last checkpoint needs the newest copy that it committed, if there is one.
-        copy = 1 - _newest_copy(committed_stamps) if any(stamp != UNWRITTEN for stamp in committed_stamps) else 0
+        # The last checkpoint needs the newest of the copies that were written before it, if there is one.
+        copy = 1 - _newest_copy(committed_stamps) if _has_copy(committed_stamps) else 0
         data = row.detach().cpu().numpy().astype(self._dtype, copy=False).tobytes()
         with explain_os_error(self._folder):
             write_at(self._data, data, self._offset(key, copy))
@@ -168,11 +174,11 @@ class FileRowStore(RowStore):
         """
         for key, stamps in list(self._stamps.items()):
             self._stamps[key] = _stamps_up_to(rounds, stamps)
-            if not any(self._stamps[key]):
+            if not _has_copy(self._stamps[key]):
                 del self._stamps[key], self._checksums[key], self._position[key]
             elif self._stamps[key] != stamps:
                 self._write_index(key)
-        # Positions are assigned in order, so the discarded ones are the last. Every row has two copies.
+        # Positions are assigned in order of first writing, so the discarded rows are the last ones in the file.
         os.ftruncate(self._index, len(self._position) * _ENTRY_BYTES)
         os.ftruncate(self._data, min(os.fstat(self._data).st_size, len(self._position) * 2 * self._row_bytes))
         self._checksum_sum = sum(map(self._current_checksum, self._position))
@@ -183,11 +189,13 @@ class FileRowStore(RowStore):
         return self._checksums[key][_newest_copy(self._stamps[key])]
 
     def _offset(self, key: int, copy: int) -> int:
+        """Where a copy of a row begins in the file, in bytes."""
         return (2 * self._position[key] + copy) * self._row_bytes
 
     def _write_index(self, key: int) -> None:
-        (first, second), (first_checksum, second_checksum) = self._stamps[key], self._checksums[key]
-        entry = np.array([key + 1, first, first_checksum, second, second_checksum], _INTEGER)
+        """Write a row's entry to the index."""
+        (stamp_0, stamp_1), (checksum_0, checksum_1) = self._stamps[key], self._checksums[key]
+        entry = np.array([key + 1, stamp_0, checksum_0, stamp_1, checksum_1], _INTEGER)
         write_at(self._index, entry.tobytes(), self._position[key] * _ENTRY_BYTES)
 
     def close(self) -> None:
@@ -199,15 +207,12 @@ class PastRowStore(FileRowStore):
     """Read-only view of a file's rows as of a checkpoint after ``rounds`` rounds."""
 
     def __init__(self, folder: Path, width: int, dtype: torch.dtype, rounds: int) -> None:
-        """Open the file, and ignore copies of rows that were written later; rows without another copy do not exist.
-
-        The stamps of a row are the rounds that wrote its two copies, 0 for a copy that does not exist.
-        """
-        RowStore.__init__(self)
+        """Open the file and ignore copies written after the checkpoint; a row without an earlier copy is left out."""
+        RowStore.__init__(self)  # the constructor of FileRowStore would create missing files
         self._folder = folder
         self._open(folder, width, dtype, os.O_RDONLY)
         self._stamps = {key: _stamps_up_to(rounds, stamps) for key, stamps in self._stamps.items()}
-        self._position = {key: position for key, position in self._position.items() if any(self._stamps[key])}
+        self._position = {key: position for key, position in self._position.items() if _has_copy(self._stamps[key])}
 
     def __setitem__(self, key: int, row: Tensor) -> None:
         raise TypeError("the rows of a past checkpoint are read-only")
@@ -224,7 +229,7 @@ class CachedRowStore(RowStore):
     def __init__(self, file: FileRowStore, max_bytes: int) -> None:
         super().__init__()
         self._file, self._max_bytes = file, max_bytes
-        # Keys of the rows that the file does not have yet; the dictionary serves as an ordered set.
+        # Keys of the rows whose current value is not in the file yet; the dictionary serves as an ordered set.
         self._unwritten: dict[int, None] = {}
 
     def __contains__(self, key: int) -> bool:
@@ -255,7 +260,7 @@ class CachedRowStore(RowStore):
         self._file.flush()
 
     def _write_back(self) -> None:
-        """Write the rows that the file does not have yet."""
+        """Write the rows whose current value is not in the file yet."""
         self._file.current_round = self.current_round
         for key in self._unwritten:
             self._file[key] = self._rows[key]
@@ -265,7 +270,7 @@ class CachedRowStore(RowStore):
         self._file.commit(rounds)
 
     def rewind(self, rounds: int) -> None:
-        """Empty the cache, and discard what the file received after ``rounds`` rounds."""
+        """Empty the cache, and discard all rows that were written to the file after ``rounds`` rounds."""
         self._rows.clear()
         self._unwritten.clear()
         self._file.rewind(rounds)
@@ -280,17 +285,22 @@ def cache_size(device: torch.device) -> int:
 
 
 def _stamps_up_to(rounds: int, stamps: list[int]) -> list[int]:
-    """The stamps after ``rounds`` rounds: later ones count as unwritten."""
+    """A row's stamps as they count after ``rounds`` rounds: copies that were written later count as unwritten."""
     return [stamp if stamp <= rounds else UNWRITTEN for stamp in stamps]
 
 
+def _has_copy(stamps: list[int]) -> bool:
+    """Whether at least one of a row's two copies has been written, given their stamps."""
+    return any(stamp != UNWRITTEN for stamp in stamps)
+
+
 def _checksum(key: int, row: bytes) -> int:
-    """The CRC-32 of a row and its key; a row in the wrong place does not match."""
+    """The CRC-32 of a row, with its key as the initial value, so that a row in the wrong place does not match."""
     return zlib.crc32(row, key)
 
 
 def _newest_copy(stamps: list[int]) -> int:
-    """Which of a row's two copies was written last, 0 or 1, given the rounds that wrote them."""
+    """Which of a row's two copies was written last, 0 or 1, given their stamps."""
     first, second = stamps
     return int(second > first)
 
@@ -298,17 +308,17 @@ def _newest_copy(stamps: list[int]) -> int:
 STATISTICS = "statistics"
 """Name of the part of a client's row that holds its BatchNorm statistics."""
 MAX_REMOTE_STATES = 2**16
-"""Largest number of states left on workers; beyond it, the oldest are fetched."""
+"""Largest number of client states that stay on workers; beyond it, the oldest are fetched."""
 
 
 class ClientStateStore:
-    """The states of all clients, with their BatchNorm statistics if clients keep them.
+    """The states of all clients between rounds, with their BatchNorm statistics if clients keep their own.
 
     Args:
         algorithm: declares the fields of the state.
         initial: the model before the first round, from which initial states are derived.
-        own_statistics: whether clients keep their BatchNorm statistics (SiLoBN).
-        open_rows: opens the row store for a given row width.
+        own_statistics: whether clients keep their own BatchNorm statistics (SiLoBN).
+        open_rows: opens the row store, given the number of scalars per row.
     """
 
     def __init__(
@@ -317,16 +327,19 @@ class ClientStateStore:
         self._device = initial.weights.device
         self._fields = flat_fields(algorithm.client_fields())
         self._initial = algorithm.new_client(initial.weights), initial.buffers if own_statistics else None
-        # Scalars of each part of a row, in order.
+        # Number of scalars in each part of a row, by the part's name, in the order of the row.
         self._widths = {name: field.scalars(len(initial.weights)) for name, field in self._fields.items()}
         if own_statistics:
             self._widths[STATISTICS] = len(initial.buffers)
         self._rows = open_rows(sum(self._widths.values()))
-        # States that are still on the worker that trained the client, with its statistics, by client.
+        # By client: a state that is still on the worker that trained the client, and the client's statistics.
         self._remote: dict[int, tuple[RemoteState, Tensor | None]] = {}
 
     def read(self, number: int) -> tuple[Mapping[str, State], Tensor | None]:
-        """A client's state and statistics; the initial ones before it first participates."""
+        """A client's state and BatchNorm statistics, which are None unless clients keep their own.
+
+        A client that has not participated yet has the initial ones.
+        """
         return self._remote[number] if number in self._remote else self._read(number)
 
     def _read(self, number: int) -> tuple[States, Tensor | None]:
@@ -363,7 +376,7 @@ class ClientStateStore:
         while len(self._remote) > MAX_REMOTE_STATES:
             oldest = next(iter(self._remote))
             state, _ = self._remote.pop(oldest)
-            state.fetch()
+            state.fetch()  # this also stores it
 
     def fetch_remote_states(self) -> None:
         """Fetch the states that are still on workers, before a checkpoint relies on them."""
@@ -371,7 +384,7 @@ class ClientStateStore:
             state.fetch()
 
     def _write(self, client: Client, state: Mapping[str, State]) -> Callable[[], States]:
-        """Concatenate a client's state and statistics into its row.
+        """Store a client's state and statistics, concatenated into one row.
 
         Returns a function that reads the state again, so that the caller need not keep it in memory.
         """
@@ -380,5 +393,5 @@ class ClientStateStore:
             pieces[STATISTICS] = client.statistics
         if pieces:
             self._rows[client.number] = torch.cat([pieces[name] for name in self._widths])
-        number = client.number  # the reader must not keep the client's previous state alive
+        number = client.number  # a reference to ``client`` in the returned function would keep its state in memory
         return lambda: self._read(number)[0]

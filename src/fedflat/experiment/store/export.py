@@ -24,7 +24,7 @@ from fedflat.models import merge_adapters
 Format = Literal["torch", "safetensors", "onnx"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 ENDINGS: dict[str, Format] = {".pt": "torch", ".pth": "torch", ".safetensors": "safetensors", ".onnx": "onnx"}
-"""File extensions and their formats."""
+"""The format that each file extension stands for."""
 INSTALL = "pip install 'fedflat[onnx]'"
 
 
@@ -34,21 +34,21 @@ def format_of(path: Path, wanted: str | None = None) -> Format:
     >>> format_of(Path("model.pt")), format_of(Path("weights"), "onnx")
     ('torch', 'onnx')
     """
-    if wanted is not None:
-        for format in FORMATS:
-            if format == wanted:
-                if ENDINGS.get(path.suffix, format) != format:
-                    raise UserError(
-                        f"{path.name} has the extension of {ENDINGS[path.suffix]}, but the format is {format}; "
-                        "change one of them"
-                    )
-                return format  # equal to ``wanted``, but of type ``Format``
+    by_extension = ENDINGS.get(path.suffix)
+    if wanted is None:
+        if by_extension is None:
+            raise UserError(
+                f"cannot tell the format of {path.name}; use an extension out of {', '.join(ENDINGS)}, or pass a format"
+            )
+        return by_extension
+    format = next((known for known in FORMATS if known == wanted), None)  # ``wanted``, with the type ``Format``
+    if format is None:
         raise one_of("format", wanted, FORMATS)
-    if path.suffix not in ENDINGS:
+    if by_extension not in (None, format):
         raise UserError(
-            f"cannot tell the format of {path.name}; use an extension out of {', '.join(ENDINGS)}, or pass a format"
+            f"{path.name} has the extension of {by_extension}, but the format is {format}; change one of them"
         )
-    return ENDINGS[path.suffix]
+    return format
 
 
 def write_state(path: Path, tensors: Mapping[str, Tensor], format: Format, about: Mapping[str, Any]) -> None:

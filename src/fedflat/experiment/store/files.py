@@ -1,4 +1,4 @@
-"""Files and folders: atomic and durable writes, YAML, locks, and readable errors of the operating system."""
+"""Files and folders: atomic and durable writes, logs, YAML, locks, and clear messages for ``OSError``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ADVICE = {
     "No space left on device": "free some space",
     "File too large": "raise the limit on file sizes (ulimit -f)",
 }
-"""What to do about an error of the operating system, by its text."""
+"""What to do about an ``OSError``, by its ``strerror``."""
 
 
 class DamagedFile(UserError):
@@ -30,7 +30,7 @@ class DamagedFile(UserError):
 
 @contextmanager
 def explain_os_error(path: Path, doing: str = "write") -> Iterator[None]:
-    """Turn an ``OSError`` about ``path`` into a ``UserError``; ``doing`` is the verb in its message."""
+    """Turn an ``OSError`` about ``path`` into a ``UserError`` whose message begins "cannot {doing} {path}"."""
     try:
         yield
     except OSError as error:
@@ -42,18 +42,18 @@ def explain_os_error(path: Path, doing: str = "write") -> Iterator[None]:
 
 
 def create_folder(path: Path) -> None:
-    """Create a folder and its parents."""
+    """Create a folder and its parents; durable on return."""
     with explain_os_error(path, "create the folder"):
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
-        for folder in missing:
+        for folder in missing:  # a new folder is durable once the folder that contains it is synced
             sync_folder(folder.parent)
 
 
 def write_atomically(path: Path, data: bytes | str) -> None:
-    """Write a file atomically: to a temporary file first, which replaces ``path`` once it is on disk.
+    """Write a file atomically: to a temporary file first, which replaces ``path`` once its content is on disk.
 
-    A killed process or a power failure thus leaves either the old file or the new one, never half of it.
+    A killed process or a power failure thus leaves either the old content or the new one, never a mixture.
     """
     temporary = path.with_name(path.name + ".part")
     with explain_os_error(path):
@@ -94,7 +94,7 @@ def sync(path: Path) -> None:
 
 
 def _write(path: Path, data: bytes | str, flags: int, *, sync: bool) -> None:
-    """Open a file with further ``flags`` of ``os.open``, write all data and, if requested, wait for the disk."""
+    """Write data to a file opened with additional ``flags`` of ``os.open``; ``sync`` waits until it is on disk."""
     view = memoryview(data.encode() if isinstance(data, str) else data)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | flags | BINARY, 0o666)
     try:
@@ -107,14 +107,14 @@ def _write(path: Path, data: bytes | str, flags: int, *, sync: bool) -> None:
 
 
 def read_log(path: Path, required: Mapping[str, type | UnionType]) -> list[dict[str, Any] | None]:
-    """Read a log with one JSON object per line, without a last line that a kill cut off.
+    """Read a log with one JSON object per line; an incomplete last line, which a killed process may leave, is ignored.
 
     Args:
-        path: the log; without this file, it is empty.
-        required: keys of every line, with the types of their values.
+        path: the log; a missing file counts as an empty log.
+        required: keys that every object must have, with the types of their values.
 
     Returns:
-        One object per line; None for a line that is no such object.
+        One object per line; None for a line that is damaged or lacks a required key.
     """
 
     def parse(line: str) -> dict[str, Any] | None:
@@ -125,7 +125,8 @@ def read_log(path: Path, required: Mapping[str, type | UnionType]) -> list[dict[
             return None
 
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    return [parse(line) for line in text.rpartition("\n")[0].split("\n")] if "\n" in text else []
+    complete_lines = text.split("\n")[:-1]  # what follows the last newline is empty or incomplete
+    return [parse(line) for line in complete_lines]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -142,7 +143,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 LOCK_FILE = ".lock"
-"""File in a folder that carries its lock; it is empty and stays after release."""
+"""Empty file in a folder, through which the folder is locked; the file stays when the lock is released."""
 _HELD_HERE: set[Path] = set()
 """The folders that this process has locked."""
 

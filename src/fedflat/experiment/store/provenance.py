@@ -1,4 +1,4 @@
-"""The inputs of a run that its config does not determine: the partition's hash and user-supplied objects."""
+"""The inputs that a run began with, recorded as a hash of the partition and fingerprints of user-supplied objects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FINGERPRINTS_KEY = "own"
 MAX_HASHED_BYTES, SAMPLED_EXAMPLES = 2**26, 1000
 """Inputs larger than 64 MiB are fingerprinted by 1000 of their examples."""
 ARGUMENTS = {"data": "dataset"}
-"""Arguments of ``fedflat.resume`` that differ from the object's name."""
+"""The argument of ``fedflat.resume`` for an object, where it differs from the object's name here."""
 
 
 def provenance(partition: Partition, data: Dataset, user_objects: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def fingerprint(value: Any) -> str:
 
 
 def _call(name: str, arguments: Mapping[Any, Any]) -> str:
-    """``name(key=fingerprint, ...)``."""
+    """Write a fingerprint in the form of a call: ``name(key=fingerprint, ...)``."""
     return f"{name}({', '.join(f'{key}={fingerprint(value)}' for key, value in arguments.items())})"
 
 
@@ -124,7 +124,7 @@ def _dataset_fingerprint(data: Dataset) -> str:
 
 
 def _model_fingerprint(model: nn.Module) -> str:
-    """Fingerprint of the architecture: layers and shapes, but not weights, which differ between instances."""
+    """Fingerprint of the architecture: layers and shapes. It leaves out weights, which differ between instances."""
     layers = [f"{name} {type(layer).__name__}" for name, layer in model.named_modules()]
     shapes = [f"{name} {tuple(parameter.shape)}" for name, parameter in model.named_parameters()]
     return f"{type(model).__name__} {_digest(line.encode() for line in layers + shapes)}"

@@ -24,15 +24,15 @@ def runs_below(folder: Path) -> list[Path]:
     """Return all run folders at or below ``folder``: in the order of their comparison or sweep, otherwise by name."""
     orders = {file.parent: _listed_runs(file) for name in (COMPARISON, SWEEP) for file in folder.rglob(name)}
 
-    def position(run: Path) -> tuple[Path, int, Path]:
-        """Return a sorting key: the comparison or sweep, and the position in it."""
+    def sort_key(run: Path) -> tuple[Path, int, Path]:
+        """Sort by the folder of the comparison or sweep, then by the position in it; unlisted runs come last."""
         collection = next((parent for parent in run.parents if parent in orders), None)
         if collection is None:
             return run, 0, run
         names, name = orders[collection], run.relative_to(collection).as_posix()
         return collection, names.index(name) if name in names else len(names), run
 
-    return sorted((file.parent for file in folder.rglob("config.yaml")), key=position)
+    return sorted((file.parent for file in folder.rglob("config.yaml")), key=sort_key)
 
 
 def _listed_runs(file: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""The folder of a run: config, status, metrics, checkpoint, models and partition; and a run as plain data."""
+"""The folder of a run, with its config, status, metrics and models; and ``Record``, a run as plain data."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ PLUGINS = "plugins.json"
 """File with the paths and sha256 of the plugins that were loaded when the run began."""
 _DESCRIPTION = ("partition.json", PLUGINS, "status.json", "config.yaml")
 LEFTOVERS = {*_DESCRIPTION, *(f"{name}.part" for name in _DESCRIPTION), "checkpoint", "state", LOCK_FILE}
-"""Files that a run killed before it had a config may leave behind; a folder with only these can be reused."""
+"""Files and folders left by a run that was killed before it wrote its config; a folder with only these is reused."""
 SITES = "experiment.json"
-"""File in the folder of a run over real sites: the name under which they store their state."""
+"""File in the folder of a run with real sites; it holds the name under which the sites store their state."""
 
 
 class RunFolder:
@@ -70,7 +70,7 @@ class RunFolder:
 
     @property
     def is_over(self) -> bool:
-        """Whether the folder contains a run that has ended; not if its status is damaged, which resuming repairs."""
+        """Whether the folder contains a run that has ended; False if status.json is damaged, which resuming repairs."""
         try:
             return self.exists and self.status()["status"] in ENDED_STATUSES
         except DamagedFile:
@@ -88,7 +88,7 @@ class RunFolder:
 
     @property
     def remedy(self) -> str:
-        """Advice for the end of an error message about lost or damaged files."""
+        """The end of an error message about lost or damaged files, after the advice to restore them."""
         return f"or start again (fedflat run --config {self.path / 'config.yaml'} with another --out)"
 
     def create(self, config: Config, partition: Mapping[str, Any], metric: str, lower_is_better: bool = False) -> None:
@@ -96,7 +96,7 @@ class RunFolder:
 
         Args:
             config: the run's config.
-            partition: content of ``partition.json``: the partition and what else the run began with.
+            partition: content of ``partition.json``, as returned by ``provenance``.
             metric: name of the primary metric.
             lower_is_better: whether lower values of that metric are better.
 
@@ -121,9 +121,9 @@ class RunFolder:
 
     def _require_new(self) -> None:
         """Raise a ``UserError`` if the folder contains a run or anything else that a new run would overwrite."""
-        # List the folder before looking for a config: a run that begins meanwhile writes its config before other files.
+        # Check for a config last: a run that begins now writes its config before any file that is not in LEFTOVERS.
         if self.path.is_dir():
-            is_free = {path.name for path in self.path.iterdir()} <= LEFTOVERS  # of a run killed before it began
+            is_free = {path.name for path in self.path.iterdir()} <= LEFTOVERS
         else:
             is_free = not self.path.exists()
         if self.exists:
@@ -134,9 +134,9 @@ class RunFolder:
             raise UserError(f"{self.path} exists and is not a run; choose another --out")
 
     def acquire_lock(self) -> None:
-        """Lock the run for this process; raises ``LockedError`` if another one has locked it.
+        """Lock the run for this process; raises ``LockedError`` if the run is already locked.
 
-        A sweep locks the folder itself; this lock is on its subfolder, so that the sweep's process can take both.
+        The lock is on the subfolder ``checkpoint``: a sweep locks the run folder itself, and its process needs both.
         """
         if self._lock is None:
             lock = Lock(self.path / "checkpoint", self.path)
@@ -167,7 +167,7 @@ class RunFolder:
         load_recorded(self.path, self.plugins())
 
     def plugins(self) -> dict[str, str]:
-        """The plugins that the run began with: sha256 by absolute path; none, with a warning, if they are unknown."""
+        """The plugins that the run began with: sha256 by absolute path; empty, with a warning, if it is unreadable."""
         try:
             return self._read_json(PLUGINS) if (self.path / PLUGINS).exists() else {}
         except DamagedFile as error:
@@ -177,8 +177,8 @@ class RunFolder:
     def status(self) -> dict[str, Any]:
         """The content of status.json.
 
-        It has ``status``, the primary ``metric``, ``lower_is_better``, ``averages`` and, at the end, ``rounds`` and
-        ``reason``.
+        Its keys are ``status``, the primary ``metric``, ``lower_is_better`` and ``averages``. A run that has ended or
+        paused also has ``rounds`` and ``reason``.
         """
         status = self._read_json("status.json")
         if not isinstance(status.get("status"), str):
@@ -186,11 +186,11 @@ class RunFolder:
         return status
 
     def partition(self) -> dict[str, Any]:
-        """The description of the partition."""
+        """The content of partition.json: the partition's description and the fingerprints of user-supplied objects."""
         return self._read_json("partition.json")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The evaluations; a last line that a kill cut off is ignored."""
+        """The evaluations in order; an incomplete last line, which a killed run may leave, is ignored."""
         path = self.path / "metrics.jsonl"
         lines = read_log(path, {"round": int, "test": dict})
         if None in lines:
@@ -200,12 +200,12 @@ class RunFolder:
         return [line for line in lines if line is not None]
 
     def timing(self) -> list[dict[str, Any]]:
-        """Seconds and memory at every evaluation; damaged lines are left out."""
+        """Elapsed seconds and memory at every evaluation; damaged lines are left out."""
         lines = read_log(self.path / "timing.jsonl", {"round": int, "seconds": int | float})
         return [line for line in lines if line is not None]
 
     def seconds(self) -> float:
-        """Duration of the run up to its last evaluation."""
+        """Duration of the run up to its last evaluation, in seconds."""
         lines = self.timing()
         return float(lines[-1]["seconds"]) if lines else 0.0
 
@@ -225,11 +225,11 @@ class RunFolder:
         return value
 
     def write_status(self, status: str, **more: Any) -> None:
-        """Write status.json."""
+        """Write status.json, with ``more`` as further keys."""
         write_atomically(self.path / "status.json", json.dumps({"status": status, **more}) + "\n")
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
-        """Append one line to a log."""
+        """Append a record to the log ``name``, as one line of JSON."""
         append(self.path / name, json.dumps(record) + "\n")
 
     def sync_metrics(self) -> None:
@@ -237,7 +237,7 @@ class RunFolder:
         sync(self.path / "metrics.jsonl")
 
     def rewind_logs(self, metrics_length: int, rounds: int) -> None:
-        """Cut the logs to their state at a checkpoint, given the size of ``metrics.jsonl`` in bytes and the rounds."""
+        """Cut the logs to their state after ``rounds`` rounds, when metrics.jsonl had ``metrics_length`` bytes."""
         path, present = self.path / "metrics.jsonl", self.metrics_length()
         if present < metrics_length:
             raise DamagedFile(
@@ -253,8 +253,8 @@ class RunFolder:
         path = self.path / "metrics.jsonl"
         return path.stat().st_size if path.exists() else 0
 
-    def rows(self, name: str, width: int, dtype: torch.dtype) -> FileRowStore:
-        """The row store ``name``, beside the checkpoint."""
+    def open_rows(self, name: str, width: int, dtype: torch.dtype) -> FileRowStore:
+        """Open the row store ``name`` of this run, with ``width`` scalars per row."""
         return FileRowStore(self.path / "state" / name, width, dtype)
 
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
@@ -314,7 +314,7 @@ class Record:
     seconds: float
     """Wall-clock time of the run so far in seconds, without the time between interruption and resumption."""
     models: dict[str, ModelState] = field(repr=False)
-    """Final models by name; empty if they are only on disk."""
+    """Final models by name; empty if the record was read from disk."""
     folder: RunFolder | None = None
     """The run folder; None for a run in memory."""
     user_objects: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -341,7 +341,7 @@ def load_record(path: Path) -> Record:
     folder = RunFolder(path)
     config = folder.config()
     status, history = folder.status(), folder.metrics()
-    evaluated_rounds = history[-1]["round"] if history else config.init_rounds
+    last_evaluated_round = history[-1]["round"] if history else config.init_rounds
     return Record(
         config,
         history,
@@ -350,7 +350,7 @@ def load_record(path: Path) -> Record:
         folder.seconds(),
         models={},
         folder=folder,
-        rounds=status.get("rounds", evaluated_rounds),
+        rounds=status.get("rounds", last_evaluated_round),  # a running run has no rounds in its status
         metric=status.get("metric", Record.metric),
         lower_is_better=status.get("lower_is_better", Record.lower_is_better),
         averages=tuple(status.get("averages", ())),
@@ -386,8 +386,8 @@ def snapshot_file(name: str, rounds: int) -> str:
 
 def saved_rounds(run: Path, name: str = "server") -> list[int]:
     """The rounds after which a run saved a model, in ascending order."""
-    file_name = re.compile(r"round-(\d+)" + re.escape(model_file(name).removeprefix("model")))
-    matches = (file_name.fullmatch(path.name) for path in (run / SNAPSHOTS).glob("round-*"))
+    pattern = re.compile(r"round-(\d+)" + re.escape(model_file(name).removeprefix("model")))
+    matches = (pattern.fullmatch(path.name) for path in (run / SNAPSHOTS).glob("round-*"))
     return sorted(int(match[1]) for match in matches if match)
 
 

@@ -1,4 +1,4 @@
-"""Safetensors files with a description and a checksum in their header, which any safetensors reader can open."""
+"""Safetensors files whose header contains a description and a checksum; any safetensors reader can open them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         DamagedFile: the file is incomplete, or its checksum does not match its content.
         OSError: the file cannot be opened.
     """
-    path.open("rb").close()  # safetensors reports any file that it cannot open as missing
+    path.open("rb").close()  # raises the actual OSError; safetensors reports every unreadable file as missing
     try:
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -47,10 +47,10 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         header = None
     if not isinstance(header, dict):
         raise DamagedFile(f"{path} is damaged or not a safetensors file")
-    # If only one of the two entries is there, the name of the other one has changed.
+    # A file of version 1 has neither of these entries; a file with only one of them is damaged.
     if "format" in header or "sha256" in header:
-        expected = header.pop("sha256", None)
-        if header.get("format") != FORMAT or checksum(tensors, header) != expected:
+        recorded = header.pop("sha256", None)
+        if header.get("format") != FORMAT or checksum(tensors, header) != recorded:
             raise DamagedFile(f"{path} is damaged: its checksum does not match its content")
     return tensors, header
 
