@@ -203,7 +203,7 @@ def _state(algorithm: Algorithm) -> list[str]:
         for field in fields
     ]
     intro = (
-        "State that the server and each client keep, and messages that a client sends in addition to its displacement:"
+        "The table lists the state that the server and each client keep, and what a client sends besides its displacement:"
     )
     return [intro, "", *table(("where", "name", "slot", "type", "sent"), rows)] if rows else []
 

@@ -61,7 +61,7 @@ class Linear(LrSchedule):
 
         eta_k = eta_t (1 - k/K) + (k/K) final_lr eta_t
 
-    k is the number of the local step, from 0 to K - 1, and eta_t = eta decay^t is the learning rate at the start of
+    k is the index of the local step, from 0 to K - 1, and eta_t = eta decay^t is the learning rate at the start of
     round t. ``final_lr`` is the fraction of eta_t that the decay approaches at the end of the round.
 
     >>> schedule, round, steps = Schedule(lr=0.5), torch.tensor(0), torch.tensor(2)
@@ -126,8 +126,8 @@ class Poly(LrSchedule):
 
         eta_k = eta decay^t (1 - (t + k/K) / T)^power
 
-    eta is the base learning rate, t the number of the round (of T) and k that of the local step (of K). With
-    ``span=round`` the decay restarts every round: eta_k = eta decay^t (1 - k/K)^power. Caldarola et al. 2022 also
+    eta is the base learning rate, decay the factor applied after every round, t the round (of T) and k the local step
+    (of K), both counted from 0. With ``span=round`` the decay restarts every round: eta_k = eta decay^t (1 - k/K)^power. Caldarola et al. 2022 also
     restart it every round, but set its length to 10,000 epochs, so that the learning rate is practically constant.
 
     >>> schedule, zero = Schedule(lr=0.5, rounds=2), torch.tensor(0)

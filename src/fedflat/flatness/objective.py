@@ -208,7 +208,9 @@ class Objective:
 
     @torch.enable_grad()
     def hessian_products(self, w: Tensor | None, vectors: Tensor) -> Tensor:
-        """Return the products of the Hessian with several vectors, [b, P], which share one gradient computation.
+        """Return the products of the Hessian with several vectors, [b, P].
+
+        Compiled code runs once per vector. Without it, all vectors share one gradient computation per batch.
 
         Args:
             w: the point at which the Hessian is taken, [P]; None means the model's weights.

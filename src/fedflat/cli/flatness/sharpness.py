@@ -130,11 +130,12 @@ def _print_results(results: Results, document: dict[str, Any], seconds: float) -
         rises = [_shown_rise(per_subset) for per_subset in by_measure.values()]
         rows.append((name, plus_minus(losses), shown_tests[name], *rises))
     columns = ("model", "loss", metric, *(f"{kind}, rho {rho:g}" for kind, rho in measures))
-    first_per_subset = next(iter(results.values()))[measures[0]]
-    examples = f"{shown_count(first_per_subset[0].examples)} examples"
-    interval = "95 % confidence interval of the average"
-    if len(first_per_subset) > 1:
-        examples = f"{len(first_per_subset)} subsets of {examples}"
+    # All models and measures have the same subsets.
+    subset_results = next(iter(results.values()))[measures[0]]
+    examples = f"{shown_count(subset_results[0].examples)} examples"
+    interval = "95 % confidence interval of the mean over random directions"
+    if len(subset_results) > 1:
+        examples = f"{len(subset_results)} subsets of {examples}"
         interval = "standard deviation over subsets"
     worst_case = "first-order direction" if steps == 1 else f"{steps} ascent steps"
     note = f"± {interval}; worst case: {worst_case}; {shown_seconds(seconds)}"

@@ -94,28 +94,31 @@ def _slots(algorithm: Algorithm) -> Content:
 
 
 def _parameters(algorithm: Algorithm) -> Content:
-    """Return one row per parameter of every part; the defaults are those of the named algorithm if it has the part."""
+    """Return one row per parameter of every part.
+
+    Defaults are those of the named algorithm if it has the same part in that slot, otherwise those of the part itself.
+    """
     named = NAMED[named_base(algorithm)]
     rows = []
     for slot, spec in specs_of(algorithm):
         named_spec = getattr(named, slot, None)
-        with_defaults = named_spec if type(named_spec) is type(spec) else type(spec)()
-        rows += [row | {"slot": slot} for row in parameter_rows(spec, with_defaults)]
+        default_spec = named_spec if type(named_spec) is type(spec) else type(spec)()
+        rows += [row | {"slot": slot} for row in parameter_rows(spec, default_spec)]
     return rows
 
 
-def parameter_rows(spec: object, with_defaults: object) -> list[dict[str, Any]]:
+def parameter_rows(spec: object, default_spec: object) -> list[dict[str, Any]]:
     """Return one row per parameter of a part: its value, default, valid range and meaning.
 
     Args:
         spec: the part, e.g. ``SAM(rho=0.1)``.
-        with_defaults: a part of the same type whose parameters have their default values.
+        default_spec: a part of the same type whose parameters have their default values.
     """
     return [
         {
             "parameter": field.name,
             "value": write_value(getattr(spec, field.name)),
-            "default": write_value(getattr(with_defaults, field.name)),
+            "default": write_value(getattr(default_spec, field.name)),
             "range": range_of(spec, field),
             "meaning": field.metadata.get("help", ""),
         }
@@ -192,12 +195,12 @@ def _released(algorithm: Algorithm) -> Content:
 
 
 def _origin(algorithm: Algorithm) -> Content:
-    """Return title and paper of the named algorithm; empty for a user-defined one."""
+    """Return title, paper and published parameter values of a named algorithm; empty for a user-defined one."""
     base = named_base(algorithm)
     if base not in CARDS:
         return {}
     card = CARDS[base]
-    return {"named algorithm": f"{base}: {card.title}", "paper": card.paper, "papers' values": card.values}
+    return {"named algorithm": f"{base}: {card.title}", "paper": card.paper, "values in papers": card.values}
 
 
 def _differences(algorithm: Algorithm) -> Content:

@@ -132,8 +132,8 @@ def _print_paper(paper: Paper) -> None:
     for item in paper.tables.values():
         not_runnable = sum(bool(cell.needs) for cell in item.cells.values())
         rows.append([item.full_name, item.file.caption, len(item.cells), not_runnable or None])
-    console.print(table(("name", "what it shows", "cells", "not yet"), rows, numeric=("cells", "not yet")))
-    console.print("\nnot yet: cells with unmet requirements (fedflat papers NAME --list-cells)", style="dim")
+    console.print(table(("name", "what it shows", "cells", "not runnable"), rows, numeric=("cells", "not runnable")))
+    console.print("\nnot runnable: cells with unmet requirements (fedflat papers NAME --list-cells)", style="dim")
 
 
 def _print_protocol(name: str, protocol: Protocol) -> None:

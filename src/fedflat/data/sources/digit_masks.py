@@ -50,7 +50,7 @@ class WeatherOptions:
 
 @dataclass(frozen=True)
 class DigitMasks(DatasetSource):
-    """There are 1,797 greyscale images of 32x32 pixels with masks; the five weathers alternate from image to image."""
+    """There are 1,797 greyscale images of 32x32 pixels with masks; successive images cycle through five weather conditions."""
 
     options: WeatherOptions = field(default=WeatherOptions(), kw_only=True)
 
@@ -70,7 +70,7 @@ class DigitMasks(DatasetSource):
 
 
 def _add_weather_and_masks(examples: Examples) -> Examples:
-    """Enlarge the digits, derive a mask from the strokes of each, and apply one of the simulated weathers to each.
+    """Enlarge the digits, derive a mask from the strokes of each, and apply one of the simulated weather conditions to each.
 
     Mask pixels are 0 for the background and the digit plus 1 on its strokes; the weather is the natural client.
     """
@@ -84,12 +84,12 @@ def _add_weather_and_masks(examples: Examples) -> Examples:
 
 DIGIT_MASKS = DigitMasks(
     "digit_masks",
-    "the digits of scikit-learn in five simulated weathers, with one of 11 classes for each pixel",
+    "semantic segmentation of scikit-learn's digits under five simulated weather conditions; 11 classes",
     card=DatasetCard(
         examples="1,442 / 355",
         shape="1x32x32, masks",
         classes="11",
-        clients="5 weathers; one may be unseen in training",
+        clients="5 weather conditions; one may be unseen in training",
         citation="derived from `digits`",
         licence="that of `digits`",
         model="'bisenetv2(width=0.25,auxiliary=false)'",

@@ -93,11 +93,11 @@ class Hub(DatasetSource):
         (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
 
     def _resolve_revision(self) -> str | None:
-        """Return the commit that the option ``revision`` stands for, or the option itself if the Hub does not tell."""
+        """Return the commit hash of the option ``revision``, or the option itself if the Hub cannot be queried."""
         try:
             api = importlib.import_module("huggingface_hub").HfApi()
             return str(api.dataset_info(self.path, revision=self.options.revision, timeout=10).sha)
-        except Exception:  # errors of the name or the network are reported where the dataset is loaded
+        except Exception:  # a wrong name or a network failure is reported when the dataset is loaded
             return self.options.revision
 
     def _load_splits(self, revision: str | None) -> dict[str, Any]:

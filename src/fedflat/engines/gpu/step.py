@@ -191,10 +191,10 @@ class StepWithFallback:
 
         try:
             expected = eager_result()
-            if agree(result, expected, local, statistics):
+            if steps_agree(result, expected, local, statistics):
                 return True
             # Two eager steps differ only if the step is random.
-            return not agree(eager_result(), expected, local, statistics, SAME)
+            return not steps_agree(eager_result(), expected, local, statistics, SAME)
         except torch.OutOfMemoryError:
             return True  # the compiled step takes less memory
         finally:
@@ -203,17 +203,19 @@ class StepWithFallback:
                 torch.cuda.reset_peak_memory_stats()
 
 
-def agree(
+def steps_agree(
     result: StepResult, expected: StepResult, local: LocalState, statistics: Tensor, tolerance: float = CLOSE
 ) -> bool:
-    """Whether two steps of a client agree in loss, batch counters, and the changes of model and BatchNorm statistics.
+    """Whether a step, e.g. compiled, agrees with a reference step, e.g. eager, that starts from the same state.
+
+    Loss, batch counters, and the changes of the model and of the BatchNorm statistics are compared.
 
     Args:
-        result: the first step; its first tensor is the new model.
-        expected: the second step.
+        result: result of the step; its first tensor is the new model.
+        expected: result of the reference step.
         local: the client's state before both steps.
-        statistics: BatchNorm statistics before the steps [buffers].
-        tolerance: largest difference between the steps, relative to the length of the second one.
+        statistics: BatchNorm statistics before both steps [buffers].
+        tolerance: largest norm of the difference between the two changes, relative to the norm of the reference change.
     """
     for new, other, start in (
         (result.client[0], expected.client[0], local.drift.y),
@@ -223,7 +225,7 @@ def agree(
             return False
     if not all(bool((expected.integer_buffers[name] == value).all()) for name, value in result.integer_buffers.items()):
         return False
-    # Losses differ only by rounding, so their tolerance is tighter.
+    # Both losses are computed at the old model and differ only by rounding, so their tolerance is tighter.
     return bool(torch.isclose(result.loss, expected.loss, rtol=SAME, atol=SAME))
 
 

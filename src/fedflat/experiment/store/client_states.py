@@ -26,7 +26,8 @@ from fedflat.operating_system import BINARY, read_at, sync_folder, write_at
 _NUMPY: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 _INTEGER = np.dtype(np.int64)
 _ENTRY_BYTES = 5 * _INTEGER.itemsize
-"""Size of an index entry in bytes. It holds five integers: key + 1, then stamp and checksum of each of two copies."""
+"""Size of an index entry in bytes. It holds five integers: key + 1 (0 marks an empty entry), then stamp and checksum of
+each of two copies."""
 UNWRITTEN = 0
 """Stamp of a copy that has not been written. Otherwise, the stamp is the round that wrote it, counted from 1."""
 
@@ -155,7 +156,7 @@ class FileRowStore(RowStore):
         with explain_os_error(self._folder):
             write_at(self._data, data, self._offset(key, copy))
             stamps[copy], self._checksums[key][copy] = self.current_round, _checksum(key, data)
-            self._write_index(key)
+            self._write_index_entry(key)
         self._checksum_sum += self._current_checksum(key)
 
     def flush(self) -> None:
@@ -177,7 +178,7 @@ class FileRowStore(RowStore):
             if not _has_copy(self._stamps[key]):
                 del self._stamps[key], self._checksums[key], self._position[key]
             elif self._stamps[key] != stamps:
-                self._write_index(key)
+                self._write_index_entry(key)
         # Positions are assigned in order of first writing, so the discarded rows are the last ones in the file.
         os.ftruncate(self._index, len(self._position) * _ENTRY_BYTES)
         os.ftruncate(self._data, min(os.fstat(self._data).st_size, len(self._position) * 2 * self._row_bytes))
@@ -192,7 +193,7 @@ class FileRowStore(RowStore):
         """Where a copy of a row begins in the file, in bytes."""
         return (2 * self._position[key] + copy) * self._row_bytes
 
-    def _write_index(self, key: int) -> None:
+    def _write_index_entry(self, key: int) -> None:
         """Write a row's entry to the index."""
         (stamp_0, stamp_1), (checksum_0, checksum_1) = self._stamps[key], self._checksums[key]
         entry = np.array([key + 1, stamp_0, checksum_0, stamp_1, checksum_1], _INTEGER)
