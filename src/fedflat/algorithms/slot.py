@@ -35,7 +35,7 @@ class Field:
     sent: bool = True
     """For server state: whether clients receive it."""
     by_samples: bool = False
-    """For messages: whether their mean over clients is weighted by sample counts; otherwise all clients count equally."""
+    """For messages: whether their mean over clients is weighted by sample counts instead of uniformly."""
     momentum: Literal["ascent", "descent"] | None = None
     """For server state: marks a momentum, as a mean of gradients (ascent) or of displacements (descent); else None."""
 
@@ -66,8 +66,7 @@ def vector(
         name: key of the vector in the state.
         start: initial value of every entry; with ``"model"``, the vector starts as a copy of the initial model.
         sent: for server state, whether clients receive the vector.
-        by_samples: for messages, whether their mean over clients is weighted by sample counts; otherwise all clients
-            count equally.
+        by_samples: for messages, whether their mean over clients is weighted by sample counts instead of uniformly.
         momentum: for server state, marks a momentum: ``ascent`` for a mean of gradients, which points uphill,
             ``descent`` for a mean of displacements; None for other vectors.
     """

@@ -50,7 +50,7 @@ class WeatherOptions:
 
 @dataclass(frozen=True)
 class DigitMasks(DatasetSource):
-    """There are 1,797 greyscale images of 32x32 pixels with masks; successive images cycle through five weather conditions."""
+    """There are 1,797 greyscale images of 32x32 pixels with masks; successive images have different weather conditions."""
 
     options: WeatherOptions = field(default=WeatherOptions(), kw_only=True)
 
@@ -70,7 +70,7 @@ class DigitMasks(DatasetSource):
 
 
 def _add_weather_and_masks(examples: Examples) -> Examples:
-    """Enlarge the digits, derive a mask from the strokes of each, and apply one of the simulated weather conditions to each.
+    """Enlarge the digits, derive a mask from the strokes of each, and simulate one of the weather conditions in each.
 
     Mask pixels are 0 for the background and the digit plus 1 on its strokes; the weather is the natural client.
     """

@@ -136,7 +136,7 @@ class RunFolder:
     def acquire_lock(self) -> None:
         """Lock the run for this process; raises ``LockedError`` if the run is already locked.
 
-        The lock is on the subfolder ``checkpoint``, because a sweep has locked the run folder itself when it starts a run.
+        The lock is on the subfolder ``checkpoint``, because a sweep locks the run folder itself before it starts a run.
         """
         if self._lock is None:
             lock = Lock(self.path / "checkpoint", self.path)
