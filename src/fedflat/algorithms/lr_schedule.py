@@ -127,7 +127,7 @@ class Poly(LrSchedule):
         eta_k = eta decay^t (1 - (t + k/K) / T)^power
 
     eta is the base learning rate, decay the factor applied after every round, t the round (of T) and k the local step
-    (of K), both counted from 0. With ``span=round`` the decay restarts every round: eta_k = eta decay^t (1 - k/K)^power.
+    (of K), both counted from 0. With ``span=round`` it restarts every round: eta_k = eta decay^t (1 - k/K)^power.
     Caldarola et al. 2022 also restart it every round, but set its length to 10,000 epochs, so that the learning rate is
     practically constant.
 

@@ -50,7 +50,7 @@ class WeatherOptions:
 
 @dataclass(frozen=True)
 class DigitMasks(DatasetSource):
-    """There are 1,797 greyscale images of 32x32 pixels with masks; successive images have different weather conditions."""
+    """There are 1,797 greyscale images of 32x32 pixels with masks; images cycle through five weather conditions."""
 
     options: WeatherOptions = field(default=WeatherOptions(), kw_only=True)
 

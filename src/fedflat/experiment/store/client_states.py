@@ -26,8 +26,8 @@ from fedflat.operating_system import BINARY, read_at, sync_folder, write_at
 _NUMPY: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 _INTEGER = np.dtype(np.int64)
 _ENTRY_BYTES = 5 * _INTEGER.itemsize
-"""Size of an index entry in bytes. It holds five integers: key + 1 (so that 0 marks an entry that was
-never written), then stamp and checksum of each of two copies."""
+"""Size of an index entry in bytes. It holds five integers: key + 1 (an entry of zeros has no key), then
+stamp and checksum of each of two copies."""
 UNWRITTEN = 0
 """Stamp of a copy that has not been written. Otherwise, the stamp is the round that wrote it, counted from 1."""
 
