@@ -126,12 +126,11 @@ def test_a_run_without_its_status(fedflat, small):
 @pytest.mark.parametrize(
     ("file", "text", "sentence"),
     [
-        ("status.json", "{}", "status.json is damaged"),
+        ("status.json", "{}", "status.json has no status"),
         ("status.json", "null", "status.json is missing or damaged"),
         ("status.json", "[1]", "status.json is missing or damaged"),
         ("metrics.jsonl", '{"round": 2}\n', "metrics.jsonl is damaged: line 1"),
         ("metrics.jsonl", "[]\n", "metrics.jsonl is damaged: line 1"),
-        ("timing.jsonl", "{}\n", "timing.jsonl is damaged: line 1"),
     ],
 )
 def test_edited_run_files_are_reported(fedflat, finished, file, text, sentence):

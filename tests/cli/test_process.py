@@ -109,7 +109,15 @@ def test_a_file_size_limit_is_reported_and_leaves_no_partial_file(tmp_path, smal
 
 @contextmanager
 def endless_run(folder: Path, workers: int, *quiet: str) -> Iterator[subprocess.Popen[str]]:
-    """A run that receives Ctrl-C, which background jobs ignore by default; it is killed at the end of the test."""
+    """A run that is killed at the end of the test.
+
+    It receives Ctrl-C and SIGHUP, which background jobs and commands under nohup ignore.
+    """
+
+    def receive_signals() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
     flags = (
         "run",
         "fedavg",
@@ -127,7 +135,7 @@ def endless_run(folder: Path, workers: int, *quiet: str) -> Iterator[subprocess.
     )
     process = subprocess.Popen(
         [*FEDFLAT, *flags], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=folder, start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+        preexec_fn=receive_signals,  # noqa: PLW1509
     )  # fmt: skip
     try:
         yield process

@@ -96,7 +96,7 @@ def test_only_adapters_and_head_are_trained_sent_and_stored(
     rows = tmp_path / "run" / "state" / "clients" / "rows.bin"
     assert rows.exists() == bool(kept)
     if kept:
-        clients = rows.with_name("index.bin").stat().st_size // 24
+        clients = rows.with_name("index.bin").stat().st_size // 40
         assert rows.stat().st_size in (kept * 4 * size * places for places in (2 * clients - 1, 2 * clients))
 
 

@@ -168,7 +168,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ({"rounds": 3}, {}, "training.rounds=1 instead of 3"),
         ({"rho": 0.2}, {}, "rho=0.1 instead of 0.2"),
-        ({"algorithm": "fedasam(rho={rho})"}, {}, "algorithm=fedsam(rho={rho}) instead of fedasam(rho={rho})"),
+        ({"algorithm": "fedasam(rho={rho})"}, {}, 'algorithm="fedsam(rho={rho})" instead of "fedasam(rho={rho})"'),
         ({"stop.patience": 2}, {}, "stop.patience=none instead of 2"),
         ({}, {"seeds": [0, 1]}, "tune.seeds=[0] instead of [0, 1]"),
         ({}, {"prune": True}, "tune.prune=false instead of true"),

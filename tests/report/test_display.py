@@ -35,7 +35,7 @@ def test_a_comparison(tmp_path: Path) -> None:
     comparison = fedflat.compare(["fedsam", "fedavg"], seeds=2, jobs=1, out=tmp_path / "runs", **SMALL)
     assert repr(comparison) == "Comparison(4 runs with 2 seeds: fedsam, fedavg)"
     assert repr(fedflat.Comparison.load(tmp_path / "runs")) == repr(comparison)  # in the order of the comparison
-    with pytest.raises(fedflat.UserError, match=r"contains 4 runs.*fedflat\.Comparison\.load\("):
+    with pytest.raises(fedflat.UserError, match=r"its 4 runs.*fedflat\.Comparison\.load\("):
         fedflat.load(tmp_path / "runs")
     with pytest.raises(fedflat.UserError, match="no runs in"):
         fedflat.Comparison.load(tmp_path / "none")
