@@ -18,7 +18,7 @@ from fedflat.algorithms.named import NAMED, RELEASED
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.gpu.lane import Lane
-from fedflat.engines.gpu.step import StepResult, agree, compiled_step
+from fedflat.engines.gpu.step import StepResult, compiled_step, steps_agree
 from fedflat.engines.problem.problem import Problem
 
 from ..quadratics import problem_of, walk
@@ -170,9 +170,9 @@ def test_compiled_steps_are_compared_in(wrong: str) -> None:
     y, statistics = torch.zeros(3), torch.ones(2)
     local: Any = SimpleNamespace(drift=SimpleNamespace(y=y))
     step = StepResult([torch.ones(3)], statistics + 0.1, {"count": torch.tensor(1)}, torch.tensor(2.0), 1)
-    assert agree(step, step, local, statistics)
+    assert steps_agree(step, step, local, statistics)
     others = {"statistics": statistics + 0.3, "integer_buffers": {"count": torch.tensor(0)}, "loss": torch.tensor(2.5)}
-    assert not agree(step._replace(**{wrong: others[wrong]}), step, local, statistics)
+    assert not steps_agree(step._replace(**{wrong: others[wrong]}), step, local, statistics)
 
 
 def test_a_step_too_large_to_be_compared_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from tests.fuzz.cases import VALID, Case, all_cases, command_line, commands
 from tests.fuzz.harness import problem_of
 from tests.fuzz.workspace import build
 
-SAMPLE = 18
+SAMPLE = 10
 
 
 @pytest.fixture(scope="module")

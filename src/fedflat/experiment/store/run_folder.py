@@ -35,7 +35,6 @@ from fedflat.experiment.store.files import (
     truncate,
     write_atomically,
 )
-from fedflat.experiment.store.run_collection import runs_below
 from fedflat.registry import load_recorded, loaded_plugins
 
 PLUGINS = "plugins.json"
@@ -153,9 +152,12 @@ class RunFolder:
         """The run's config; its algorithm need not be registered in this process."""
         if not self.exists:
             hint = "list runs: fedflat show"
-            if runs := runs_below(self.path):
-                hint = f"choose one of its {counted(len(runs), 'run')}, e.g. {runs[0]}, or use all: fedflat show "
-                hint += f"{self.path}, in Python fedflat.Comparison.load('{self.path}')"
+            # Two levels only: the user may have named a folder such as / by mistake.
+            if configs := sorted(self.path.glob("*/config.yaml")) or sorted(self.path.glob("*/*/config.yaml")):
+                hint = (
+                    f"choose one of its {counted(len(configs), 'run')}, e.g. {configs[0].parent}, or use all: fedflat "
+                )
+                hint += f"show {self.path}, in Python fedflat.Comparison.load('{self.path}')"
             raise UserError(f"there is no run in {self.path}; expected a folder with a config.yaml ({hint})")
         try:
             return config(read_yaml(self.path / "config.yaml"), is_stored=True)
