@@ -154,10 +154,8 @@ class RunFolder:
             hint = "list runs: fedflat show"
             # Two levels only: the user may have named a folder such as / by mistake.
             if configs := sorted(self.path.glob("*/config.yaml")) or sorted(self.path.glob("*/*/config.yaml")):
-                hint = (
-                    f"choose one of its {counted(len(configs), 'run')}, e.g. {configs[0].parent}, or use all: fedflat "
-                )
-                hint += f"show {self.path}, in Python fedflat.Comparison.load('{self.path}')"
+                hint = f"choose one of its {counted(len(configs), 'run')}, e.g. {configs[0].parent}, or use all: "
+                hint += f"fedflat show {self.path}, in Python fedflat.Comparison.load('{self.path}')"
             raise UserError(f"there is no run in {self.path}; expected a folder with a config.yaml ({hint})")
         try:
             return config(read_yaml(self.path / "config.yaml"), is_stored=True)
