@@ -203,7 +203,8 @@ def _state(algorithm: Algorithm) -> list[str]:
         for field in fields
     ]
     intro = (
-        "The table lists the state that the server and each client keep, and what a client sends besides its displacement:"
+        "Each client sends its displacement. The table lists all other messages, and the state that the server and the "
+        "clients keep:"
     )
     return [intro, "", *table(("where", "name", "slot", "type", "sent"), rows)] if rows else []
 

@@ -305,5 +305,5 @@ def test_contenders_may_set_up_together_and_nobody_is_measured_meanwhile(monkeyp
     assert all(len(m.seconds) == 2 and min(m.seconds) > 0 for m in found)
     said = [line.rpartition(": ")[2] for line in told]
     measured = [line for m in found for line in ("measuring 2 rounds", f"{m.median:.4g} s per round")]
-    assert said == ["setting up"] * 3 + measured, "each figure as soon as it is there"
+    assert said == ["setting up"] * 3 + measured, "each result is printed when it is available"
     assert events[:4] == ["done", "done", "done", "begins to be measured"]

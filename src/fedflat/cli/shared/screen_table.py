@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
     from rich.table import Table
     from rich.text import Text
 
@@ -108,9 +108,9 @@ class ScreenTable:
             padding=(0, GAP - 1 if self.has_titles else GAP, 0, 0),  # with titles, the box adds a space
         )
         for column, width in zip(columns, widths, strict=True):
-            justify = "right" if column.is_numeric else "left"
+            justify: JustifyMethod = "right" if column.is_numeric else "left"
             title = wrapped(Text(column.title), width)
-            grid.add_column(title, justify=justify, style=column.style, width=width, overflow="fold")  # type: ignore[arg-type]
+            grid.add_column(title, justify=justify, style=column.style, width=width, overflow="fold")
         for row in zip(*(column.cells for column in columns), strict=True):
             grid.add_row(*(wrapped(cell, width) for cell, width in zip(row, widths, strict=True)))
         return grid
