@@ -7,13 +7,12 @@ import math
 import shlex
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperOption
 
 from fedflat import __version__
 from fedflat.cli import WRONG_REQUEST, Interrupted, interrupted_code
@@ -150,15 +149,28 @@ def _add_plugin_option(command: Any) -> None:
     if call is None:
         return
 
-    def call_with_plugins(*, plugin: tuple[str, ...], **arguments: Any) -> Any:
+    def call_with_plugins(*, plugin: Sequence[str] | None, **arguments: Any) -> Any:
         """Load the plugins of the environment variable and of ``--plugin``, then run the command."""
         _check_numbers(arguments)
-        load_plugins([*listed_plugins(), *plugin])
+        load_plugins([*listed_plugins(), *(plugin or ())])
         return call(**arguments)
 
-    help = f"Python file that registers your own components; repeatable (also: ${PLUGINS_VARIABLE})"
-    command.params.append(TyperOption(param_decls=["--plugin"], multiple=True, metavar="FILE.py", help=help))
+    command.params.append(_plugin_option())
     command.callback = call_with_plugins
+
+
+def _plugin_option() -> Any:
+    """The option ``--plugin``, taken from a command of its own: Typer's classes of options differ between versions."""
+    help = f"Python file that registers your own components; repeatable (also: ${PLUGINS_VARIABLE})"
+    option_only = typer.Typer(add_completion=False)
+
+    @option_only.command()
+    def command(
+        plugin: list[str] = typer.Option([], "--plugin", metavar="FILE.py", help=help, show_default=False),
+    ) -> None:
+        """Nothing: only the option is used."""
+
+    return typer.main.get_command(option_only).params[0]
 
 
 def _check_numbers(arguments: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from fedflat.cli.shared.completion import complete_run
-from fedflat.cli.shared.flags import no_default, optional
+from fedflat.cli.shared.flags import current_context, no_default, optional
 from fedflat.cli.shared.screen import fetch_if_missing, key_values, screen, shown_metric, table, with_unit
 from fedflat.errors import UserError
 
@@ -212,11 +212,9 @@ def result_folder(out: Path | None, default: Path) -> Path:
         out: the folder that the user has chosen.
         default: the folder to use otherwise.
     """
-    from click import get_current_context
-
     from fedflat.experiment.store.files import create_folder, write_atomically
 
-    parameters = {name: value for name, value in get_current_context().params.items() if name not in OUTPUT_FLAGS}
+    parameters = {name: value for name, value in current_context().params.items() if name not in OUTPUT_FLAGS}
     settings = json.dumps(parameters, indent=2, default=str) + "\n"
     folder, number = out or default, 1
     while out is None and folder.exists() and _text_of(folder / SETTINGS) != settings:

@@ -21,11 +21,12 @@ from fedflat.experiment.settings_group import SettingsGroup
 from fedflat.setting_names import SHORT_NAMES
 from fedflat.text import write_value
 
-try:  # recent versions of Typer raise the errors of their own copy of Click
-    from typer._click import exceptions  # type: ignore[import-not-found]
+try:  # recent versions of Typer contain a copy of Click
+    from typer._click import exceptions, globals  # type: ignore[import-not-found]
 except ImportError:
-    from click import exceptions
+    from click import exceptions, globals
 NoSuchOption, UsageError = exceptions.NoSuchOption, exceptions.UsageError
+current_context = globals.get_current_context
 
 FLAGS = {"model": "model", "init": "init", "init_head": "init_head", "seed": "seed", **SHORT_NAMES}
 """For each flag, without dashes, the full name of its setting."""
