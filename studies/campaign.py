@@ -160,10 +160,12 @@ class Campaign:
         waiting = sorted(
             (job for job in self.jobs if job.name not in done), key=lambda job: job.protocol_hash in failed
         )
-        return [
-            (job, SETUP_SECONDS + self.options.jobs * (alone.get(job.protocol_hash) or job.estimated_seconds))
-            for job in waiting
-        ]
+        return [(job, SETUP_SECONDS + self._seconds(job, alone.get(job.protocol_hash))) for job in waiting]
+
+    def _seconds(self, job: CampaignJob, alone: float | None) -> float:
+        """Estimated seconds of a job without set-up, given the device seconds of another seed, if one has finished."""
+        jobs = self.options.jobs
+        return job.estimate(jobs) if alone is None else jobs * alone
 
     def work(self) -> None:
         """Run missing jobs until none fits into the remaining time."""

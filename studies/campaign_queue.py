@@ -115,9 +115,8 @@ class CampaignJob:
         """Identifies the protocol by its values alone."""
         return protocol_hash(protocol_of(self.experiment))
 
-    @property
-    def estimated_seconds(self) -> float:
-        """Seconds to train and evaluate alone on one H200, without set-up."""
+    def estimate(self, jobs: int) -> float:
+        """Seconds to train and evaluate on one H200 that ``jobs`` such runs share, without set-up."""
         c = self.experiment
         built = algorithm(c.algorithm)
         speed = SAMPLES_PER_SECOND.get(c.model, 100_000)
@@ -126,7 +125,7 @@ class CampaignJob:
         samples = steps * c.training.batch_size if steps else c.training.local_epochs * share
         seconds = c.federation.clients_per_round * samples * built.backward_passes / speed
         evaluations = (c.training.rounds / c.evaluation.every + c.evaluation.final) * (1 + len(built.averages))
-        return c.training.rounds * max(seconds, LEAST_ROUND) + evaluations * 2 * TEST_SIZE / speed
+        return c.training.rounds * max(jobs * seconds, LEAST_ROUND) + jobs * evaluations * 2 * TEST_SIZE / speed
 
 
 def queue(options: argparse.Namespace, stages: Sequence[Stage] = QUEUE) -> Iterator[CampaignJob]:

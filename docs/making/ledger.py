@@ -119,14 +119,15 @@ def with_tables(page: str) -> str:
 
 
 def column(table_name: str, suffix: str, baseline: str = "fedavg") -> list[str]:
-    """The measured rows of one column of a table, with averages and the gain over a baseline."""
+    """The measured rows of one column of a table, with averages and the gain over a baseline on the same dataset."""
+    measured_cells = {entry.cell.name: entry for entry in ledger().choose(table_name) if entry.by_seed}
+    base = measured_cells[f"{baseline}/{suffix}"]
     entries = [
         entry
-        for entry in ledger().choose(table_name)
-        if entry.cell.name.endswith(f"/{suffix}") and entry.by_seed and entry.cell.unit != "rounds"
+        for name, entry in measured_cells.items()
+        if name.endswith(f"/{suffix}") and entry.cell.unit != "rounds" and entry.dataset == base.dataset
     ]
-    is_best = entries[0].cell.statistic.text == "best"
-    base = next(entry for entry in entries if entry.cell.name == f"{baseline}/{suffix}")
+    is_best = base.cell.statistic.text == "best"
     rows = []
     for entry in entries:
         _, _, published, measured, seeds, difference, verdict, *_ = entry.row()
@@ -141,7 +142,7 @@ def column(table_name: str, suffix: str, baseline: str = "fedavg") -> list[str]:
         algorithms = [config.algorithm for config in entry.cell.configs]
         method = code(algorithms[0]) if len(algorithms) == 1 else f"best of {', '.join(map(code, algorithms))}"
         rows.append((method, published, measured, seeds, difference, verdict, gain, *models))
-    columns = ("algorithm", "published", "measured", "seeds", "difference", "verdict", f"gain over `{baseline}`")
+    columns = ("algorithm", "published", "measured", "seeds", "difference", "verdict", f"gain over {code(base.cell.configs[0].algorithm)}")
     return table((*columns, *(("last",) if is_best else ()), "WiMA", "EMA"), rows)
 
 

@@ -99,7 +99,7 @@ class Run:
         self._sampler = sampler_of(config, len(self.partition.clients))
         initial = ModelState(*self.problem.initial_state())
         self.server = ServerState(config.init_rounds, initial, self.algorithm.new_server(initial.weights), Cost())
-        self._observer = Observer(config.flatness, self.problem, self.partition, self.algorithm, config.training.rounds)
+        self._flatness = Observer(config.flatness, self.problem, self.partition, self.algorithm, config.training.rounds)
         self._stores: dict[str, RowStore] = {}  # client states and averages, by name
         self._bn_statistics: dict[int, Tensor] = {}  # by client, if clients keep their own
         self._frozen_hash = self.problem.frozen.fingerprint() if self.folder else ""
@@ -227,8 +227,8 @@ class Run:
             average.before_round(round_index, flat_model)
         cohort = [self.client(number) for number in self.cohort(round_index)]
         outcome = self.engine.train(self.training, round_index, server.model, server.states, cohort)
-        if self._observer.is_due(round_index + 1):  # measure now: the next round overwrites the clients' updates
-            self._observer.observe_cohort(cohort, outcome, server.states)
+        if self._flatness.is_due(round_index + 1):  # measure now: the next round overwrites the clients' updates
+            self._flatness.observe_cohort(cohort, outcome, server.states)
         weights, states = self.algorithm.aggregate(outcome.returned, outcome.means, server.states)
         for client in outcome.clients:
             self._clients.write(client)
@@ -287,9 +287,9 @@ class Run:
         record |= {"backward_passes": cost.backward_passes, "samples": cost.samples}
         record |= {"bytes_down": cost.floats_down * bytes_per_float, "bytes_up": cost.floats_up * bytes_per_float}
         timing: dict[str, Any] = {"round": self.rounds}
-        if self._observer.is_due(self.rounds):
-            record["flatness"] = self._observer.measurements(models, scores)
-            timing["flatness"] = round(self._observer.seconds, 3)
+        if self._flatness.is_due(self.rounds):
+            record["flatness"] = self._flatness.measurements(models, scores)
+            timing["flatness"] = round(self._flatness.seconds, 3)
         self.history.append(record)
         if self.folder:
             self.folder.append("metrics.jsonl", record)

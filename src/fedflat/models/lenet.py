@@ -16,7 +16,7 @@ PADDED_BELOW = 32
 
 @dataclass(frozen=True)
 class LeNet5(ImageModelSpec):
-    """LeNet-5 (LeCun et al. 1998) with ReLU and max-pooling; images below 32 pixels are padded by 2 on each side."""
+    """LeNet-5 (LeCun et al. 1998) with ReLU and max-pooling; images smaller than 32 × 32 pixels get a border of 2."""
 
     name = "lenet5"
     dataset = "mnist"

@@ -58,7 +58,10 @@ def gpu_time(runs: Iterable[PlannedRun]) -> GpuTime:
 
 @cache
 def speeds() -> dict[str, float]:
-    """Per-example gradients per second by model: the median over stored results or, without any, a benchmark."""
+    """Return how many per-example gradients per second each model computes on ``HARDWARE``.
+
+    The speed of a model is the median over its stored results; a model without results has a benchmarked speed.
+    """
     measured: dict[str, list[float]] = {}
     for result in embedded_results():
         key = next(iter(result.cells))  # any cell that the run measures; all share its model and dataset
@@ -66,12 +69,15 @@ def speeds() -> dict[str, float]:
         config = paper_config(find_table(f"{result.paper}/{table}").cells[name], result)
         is_comparable = result.environment["hardware"] == HARDWARE and result.cost.seconds_per_round is not None
         sizes = dataset_sizes(config.data.dataset) if config else None
-        if result.kind == "paper" and is_comparable and config and sizes:
+        has_paper_settings = result.kind == "paper"  # not tuned, and not measured with the authors' code
+        if has_paper_settings and is_comparable and config and sizes:
+            # Evaluations take time as well; the run may have had fewer of them than the paper's.
             evaluation = config.evaluation.model_copy(update={"every": result.protocol["eval_every"]})
             rounds = int(result.protocol["rounds"])
-            per_round = _count_gradients(config.model_copy(update={"evaluation": evaluation}), sizes, rounds) / rounds
+            gradients = _count_gradients(config.model_copy(update={"evaluation": evaluation}), sizes, rounds) / rounds
+            # Runs that shared the GPU each took longer; this is the share of one of them.
             seconds = float(result.cost.seconds_per_round or 0) / result.cost.runs_at_once
-            measured.setdefault(config.model, []).append(per_round / seconds)
+            measured.setdefault(config.model, []).append(gradients / seconds)
     return BENCHMARKED | {model: median(values) for model, values in measured.items()}
 
 

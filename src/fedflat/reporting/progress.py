@@ -122,7 +122,7 @@ class Bars(Progress):
     """Progress display on a terminal: a bar for each run in progress and, for several runs, an overall bar."""
 
     def __init__(self, runs: int = 1) -> None:
-        """Create the bars; ``runs`` is the number of runs that will follow."""
+        """Create the bars; ``runs`` is the number of runs to display."""
         from rich import progress
         from rich.console import Console
 
@@ -177,11 +177,11 @@ class NotebookBars(Progress):
     """
 
     def __init__(self, runs: int = 1) -> None:
-        """Prepare the display; ``runs`` is the number of runs that will follow."""
+        """Prepare the display; ``runs`` is the number of runs to display."""
         self.runs, self.finished = runs, 0
         self._bars: dict[Config, str] = {}  # HTML by run
         self._output: Any = None  # IPython's handle of the displayed HTML
-        self._update_time = 0.0
+        self._last_update = 0.0
 
     def __enter__(self) -> Self:
         """Add an output to the cell, which is empty at first."""
@@ -222,8 +222,8 @@ class NotebookBars(Progress):
         """Write all bars to the cell, unless they were written recently; ``now`` writes them in any case."""
         from IPython.display import HTML
 
-        if now or time.monotonic() - self._update_time >= SECONDS_BETWEEN_UPDATES:
-            self._update_time = time.monotonic()
+        if now or time.monotonic() - self._last_update >= SECONDS_BETWEEN_UPDATES:
+            self._last_update = time.monotonic()
             overall = [_html_bar("all runs", self.finished, self.runs, "runs")] if self.runs > 1 else []
             self._output.update(HTML("<br>".join([*overall, *self._bars.values()])))
 

@@ -257,7 +257,8 @@ class Result:
     def post_hoc(self, **options: Any) -> PostHoc:
         """Return an object whose methods, such as ``clients()`` and ``gaps()``, measure the run's saved models.
 
-        ``options`` are ``examples``, ``clients``, ``seed``, and the run's custom ``dataset``, ``network`` and ``task``.
+        ``options`` are ``examples`` (how many to measure on), ``clients`` (how many to measure), ``seed``, and the
+        run's custom ``dataset``, ``network`` and ``task``.
         """
         return post_hoc(self.record, **options)
 

@@ -23,8 +23,8 @@ class Guided(Perturbation):
 
     unit(v) is v / ||v||, z the broadcast model, y_k the client's model after k local steps, and g(y) the gradient of
     the batch's loss at y. Delta_i = Delta + alpha / (1 - alpha) (c - c_i) is the personalised momentum of client i. The
-    drift correction ``wmsam`` provides the server's momentum Delta and the control variates c and c_i. The first local
-    step (k = 0) has no perturbation.
+    drift correction ``wmsam`` provides the weight alpha, the server's momentum Delta and the control variates c and
+    c_i. In the first local step (k = 0), y_0 = z, so there is no perturbation.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context

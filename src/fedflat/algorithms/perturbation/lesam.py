@@ -24,7 +24,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Lesam(Perturbation):
-    """Each client estimates the global perturbation, without an extra backward pass (FedLESAM; Fan et al. 2024).
+    """SAM's perturbation, estimated from received models without an extra backward pass (FedLESAM; Fan et al. 2024).
 
         e = rho (w_old - z) / ||w_old - z||
         g = g(y_k + e)

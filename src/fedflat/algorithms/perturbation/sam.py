@@ -20,8 +20,8 @@ class Sam(Perturbation):
         e = rho g(y_k) / ||g(y_k)||
         g = g(y_k + e)
 
-    y_k is the client's model before local step k, and g(y) the gradient of the batch's loss at y. With ``share`` below
-    1, an option of FedSpeed, the step uses a weighted mean of the gradients at both points: g = (1 - share) g(y_k) +
+    y_k is the client's model before local step k, and g(y) the gradient of the batch's loss at y. If ``share``
+    is below 1 (as in FedSpeed), the step uses a weighted mean of two gradients: g = (1 - share) g(y_k) +
     share g(y_k + e).
 
     >>> from fedflat.testing import local_context

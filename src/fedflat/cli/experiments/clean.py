@@ -14,7 +14,7 @@ from fedflat.errors import UserError
 if TYPE_CHECKING:
     from fedflat.experiment.store.cleanup import Removable
 
-COLUMNS = {"checkpoint": "checkpoint and states", "snapshots": "saved models"}
+COLUMNS = {"checkpoint": "checkpoint and states", "snapshots": "intermediate models"}
 """Column titles of the removable parts of a run."""
 
 
@@ -26,9 +26,9 @@ def clean(
     yes: bool = typer.Option(False, "--yes", help="remove the files instead of only listing them"),
     as_json: bool = JSON,
 ) -> None:
-    """List, and with --yes remove, checkpoints, client state and saved models of finished runs.
+    """List the checkpoints, client state and intermediate models of finished runs; with --yes, delete them.
 
-    Configs, metrics and final models stay; unfinished runs are not touched.
+    Configs, metrics and final models are kept. Unfinished runs are not touched.
 
     Example: fedflat clean runs --yes
     """

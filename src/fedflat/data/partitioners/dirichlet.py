@@ -153,9 +153,9 @@ def draw_class_counts(
 def one_class_per_client(
     examples_per_class: IntArray, clients: int, split_class: Callable[[int, int], IntArray] = equal_sizes
 ) -> IntArray:
-    """Return counts [clients, classes] with one class per client: the limit of Dir(alpha) for alpha = 0.
+    """Return counts [clients, classes] with one class per client: the limit of Dir(alpha) as alpha approaches 0.
 
-    Classes have nearly equally many clients.
+    Clients are spread over the classes as evenly as possible.
 
     Args:
         examples_per_class: number of examples of each class [classes].

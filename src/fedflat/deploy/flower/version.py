@@ -21,7 +21,7 @@ def require_flower() -> None:
 
 
 def check_version(installed: str) -> None:
-    """Raise ``UserError`` if a version of Flower is too old: its ports and messages were different.
+    """Raise ``UserError`` if a version of Flower is too old; older versions use different ports and messages.
 
     >>> check_version("1.41.0"), check_version("2.0.0rc1")
     (None, None)

@@ -155,8 +155,8 @@ def _compute_gradient(site: Site, message: Message, context: Context) -> RecordD
 def _train(site: Site, message: Message, context: Context) -> RecordDict:
     """Train a round and return the content of the reply, which contains the update.
 
-    Some algorithms need the mean gradient of the cohort; their rounds have two phases. If the message contains this
-    gradient, it is the second phase, and the other arrays are those that the first one, ``_compute_gradient``, kept.
+    Some algorithms need the mean gradient of the cohort; their rounds have two phases. A message that
+    contains this gradient starts the second phase; ``_compute_gradient`` stored the other arrays in the first phase.
     """
     header, device = _header(message), site.problem.device
     _require_same_client(site, header)

@@ -42,7 +42,7 @@ def narrowed(model: nn.Module) -> nn.Module:
         for name, child in module.named_children():
             if isinstance(child, nn.Conv2d):
                 setattr(module, name, NarrowConvolution(child))
-            elif type(child) is nn.MaxPool2d and _has_disjoint_windows(child):
+            elif type(child) is nn.MaxPool2d and _can_use_narrow_max_pool(child):
                 setattr(module, name, NarrowMaxPool(_pair(child.kernel_size)))
             elif type(child) is nn.ReLU:
                 setattr(module, name, NarrowReLU())
@@ -195,7 +195,7 @@ def _is_narrow_convolution(layer: nn.modules.conv._ConvNd) -> bool:
     )
 
 
-def _has_disjoint_windows(layer: nn.MaxPool2d) -> bool:
+def _can_use_narrow_max_pool(layer: nn.MaxPool2d) -> bool:
     """Whether ``NarrowMaxPool`` can replace a layer: its stride equals its window, and it has no other options."""
     return (
         _pair(layer.kernel_size) == _pair(layer.stride)

@@ -44,7 +44,7 @@ from fedflat.experiment.store.run_folder import Record, client_statistics, load_
 from fedflat.flatness import Objective, Sharpness, Spectrum, sharpness_of, spectrum_of
 from fedflat.flatness.batches import TensorBatches
 
-INPUT_VALUES = {"cpu": 300_000, "cuda": 1_500_000}
+MAX_INPUT_VALUES_PER_BATCH = {"cpu": 300_000, "cuda": 1_500_000}
 """Input values per batch by device, i.e. 97 or 488 CIFAR images; second derivatives need several times the memory of a
 training step.
 """
@@ -166,7 +166,7 @@ class RunModel:
         Args:
             on: ``train`` (the training data of all clients) or ``test``.
             client: use only the training data of this client.
-            batch: examples per batch; default: as many as memory allows.
+            batch: examples per batch; default: at most 1000, fewer if the inputs are large.
             state: weights and buffers that replace the model's.
         """
         train, test = self.problem.data.train, self.problem.data.test
@@ -194,16 +194,16 @@ class RunModel:
         Args:
             examples: raw examples.
             positions: positions of the examples to use; default: all.
-            batch: examples per batch; default: as many as memory allows.
+            batch: examples per batch; default: at most 1000, fewer if the inputs are large.
             state: weights and buffers that replace the model's.
         """
         if not batch:
-            batch = INPUT_VALUES[self.problem.device.type] // math.prod(self.problem.data.input_shape)
+            batch = MAX_INPUT_VALUES_PER_BATCH[self.problem.device.type] // math.prod(self.problem.data.input_shape)
             batch = max(1, min(MAX_BATCH, batch))
-        return objective_on(self.problem, state or self._state_with_statistics, examples, positions, batch, self.tf32)
+        return objective_on(self.problem, state or self._with_fixed_batchnorm, examples, positions, batch, self.tf32)
 
     @cached_property
-    def _state_with_statistics(self) -> ModelState:
+    def _with_fixed_batchnorm(self) -> ModelState:
         """The model with fixed BatchNorm statistics."""
         return with_statistics(self.problem, self.state, self.training_positions)
 
@@ -216,7 +216,7 @@ class RunModel:
             statistics = client_statistics(self.record)
             if client in statistics:
                 return self.state._replace(buffers=statistics[client].to(self.state.buffers))
-        return self._state_with_statistics
+        return self._with_fixed_batchnorm
 
     def objectives(
         self,
