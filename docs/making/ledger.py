@@ -142,7 +142,15 @@ def column(table_name: str, suffix: str, baseline: str = "fedavg") -> list[str]:
         algorithms = [config.algorithm for config in entry.cell.configs]
         method = code(algorithms[0]) if len(algorithms) == 1 else f"best of {', '.join(map(code, algorithms))}"
         rows.append((method, published, measured, seeds, difference, verdict, gain, *models))
-    columns = ("algorithm", "published", "measured", "seeds", "difference", "verdict", f"gain over {code(base.cell.configs[0].algorithm)}")
+    columns = (
+        "algorithm",
+        "published",
+        "measured",
+        "seeds",
+        "difference",
+        "verdict",
+        f"gain over {code(base.cell.configs[0].algorithm)}",
+    )
     return table((*columns, *(("last",) if is_best else ()), "WiMA", "EMA"), rows)
 
 

@@ -131,7 +131,8 @@ PAGES = {
     ),
     "testing": Page(
         "Testing",
-        "These functions check user-defined algorithms, models, datasets and partitions, and make inputs for calling slots.",
+        "These functions check user-defined algorithms, models, datasets and partitions. Others create example inputs, "
+        "so that a test can call a single method of an algorithm's [slot](../algorithms/parts.md).",
         ("fedflat.testing",),
     ),
 }

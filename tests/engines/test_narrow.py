@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import shutil
+import warnings
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,15 +13,14 @@ from torch import nn
 from fedflat import models
 from fedflat.bench.setting import BenchmarkSetting, RandomImages
 from fedflat.data import augmentation
-from fedflat.engines.problem.compiled import CompiledGradient
-from fedflat.engines.problem.narrow_networks import NarrowConvolution, NarrowMaxPool, NarrowReLU, is_narrow, narrowed
+from fedflat.engines.problem import kernels
+from fedflat.engines.problem.narrow_networks import NarrowConvolution, NarrowMaxPool, is_narrow, narrowed
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import Classification
 from fedflat.experiment.run import Run
+from fedflat.experiment.setup import engine
 
-needs_compiler = pytest.mark.skipif(
-    shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no C++ compiler"
-)
+needs_compiler = pytest.mark.skipif(kernels.compiler() is None, reason="there is no C++ compiler")
 
 
 def gradients(
@@ -62,7 +62,7 @@ def test_narrowed_models_keep_the_names_of_their_tensors() -> None:
     model = models.build("lenet5", (3, 32, 32), 10)
     changed = narrowed(model)
     assert [name for name, _ in changed.named_parameters()] == [name for name, _ in model.named_parameters()]
-    assert [type(layer) for layer in changed][:3] == [NarrowConvolution, NarrowMaxPool, NarrowReLU]
+    assert [type(layer) for layer in changed][:3] == [NarrowConvolution, NarrowMaxPool, nn.ReLU]
     assert [type(layer) for layer in model][:3] == [nn.Conv2d, nn.ReLU, nn.MaxPool2d], "the model itself stays as it is"
 
 
@@ -99,26 +99,48 @@ def test_the_gradient_of_pooling_goes_to_the_first_maximum() -> None:
     expected = layers(images)
     weighting = torch.randint(1, 9, expected.shape, generator=rng).float()
     changed = narrowed(layers)
-    assert [type(layer) for layer in changed] == [NarrowMaxPool, NarrowReLU]
+    assert [type(layer) for layer in changed] == [NarrowMaxPool, nn.ReLU]
     result = changed(images)
     assert torch.equal(result, expected)
     one, other = (torch.autograd.grad((output * weighting).sum(), images)[0] for output in (result, expected))
     assert torch.equal(one, other)
 
 
+def a_run(
+    compiled: str = "on", model: str = "lenet5", batch_size: int = 16, workers: int = 1, local_steps: int = 2
+) -> Run:
+    setting = BenchmarkSetting(model, local_steps=local_steps, batch_size=batch_size, compile=compiled, workers=workers)
+    return Run(setting.config("fedsam", "float32", "loop", 10), data=RandomImages(size=200, side=20).dataset())
+
+
+def a_problem(model: nn.Module, side: int = 8) -> Problem:
+    return Problem(model, Classification(), RandomImages(size=40, side=side, classes=4).dataset(), augmentation("none"))
+
+
+def assert_gradients_agree(problem: Problem, size: int = 16) -> torch.Tensor:
+    """The kernels compute the gradient of the problem, which is returned, as torch does."""
+    weights, positions = problem.initial_state()[0], torch.arange(size)
+    expected_loss, expected = problem.loss_and_gradient(weights, {}, problem.batch(positions, {}))
+    problem.use_narrow_kernels(size)
+    loss, gradient = problem.loss_and_gradient(weights, {}, problem.batch(positions, {}))
+    assert float(loss) == pytest.approx(float(expected_loss), rel=1e-5)
+    assert torch.allclose(gradient, expected, rtol=1e-4, atol=1e-6)
+    return gradient
+
+
 @needs_compiler
-def test_a_compiled_narrow_gradient_agrees() -> None:
-    setting = BenchmarkSetting("lenet5", local_steps=2, batch_size=16, compile="on", workers=1)
-    run = Run(setting.config("fedavg", "float32", "loop", 10), data=RandomImages(size=200, side=20).dataset())
-    problem = run.problem
-    assert problem.data.train.inputs.is_contiguous()
-    weights, batch = problem.initial_state()[0], problem.batch(torch.arange(16), {})
-    result = CompiledGradient(problem.model, problem.plain_loss, 16, backend="aot_eager")(weights, batch)
-    assert result is not None
-    problem.compiled_size = None
-    loss, gradient = problem.loss_and_gradient(weights, {}, batch)
-    assert float(result[0]) == pytest.approx(float(loss), rel=1e-5)
-    assert torch.allclose(result[1], gradient, rtol=1e-4, atol=1e-6)
+def test_gradients_of_lenet5_agree_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[torch.Size] = []
+    real = NarrowConvolution.forward
+    monkeypatch.setattr(
+        NarrowConvolution, "forward", lambda self, images: calls.append(images.shape) or real(self, images)
+    )
+    problem = a_run("off").problem
+    assert_gradients_agree(problem)
+    assert (16, 3, 20, 20) in calls
+    calls.clear()
+    problem.loss_and_gradient(problem.initial_state()[0], {}, problem.batch(torch.arange(5), {}))
+    assert not calls, "kernels are compiled for one batch size"
 
 
 class Shaded(nn.Module):
@@ -134,25 +156,15 @@ class Shaded(nn.Module):
 
 @needs_compiler
 def test_gradients_reach_parameters_before_a_convolution() -> None:
-    data = RandomImages(size=32, side=6, classes=4).dataset()
-    torch.manual_seed(0)
-    problem = Problem(Shaded(), Classification(), data, augmentation("none"))
-    weights, batch = problem.initial_state()[0], problem.batch(torch.arange(16), {})
-    result = CompiledGradient(problem.model, problem.plain_loss, 16, backend="aot_eager")(weights, batch)
-    _, gradient = problem.loss_and_gradient(weights, {}, batch)
-    assert result is not None and float(gradient[:3].norm()) > 0
-    assert torch.allclose(result[1], gradient, rtol=1e-4, atol=1e-6)
+    assert float(assert_gradients_agree(a_problem(Shaded(), side=6))[:3].norm()) > 0
 
 
-def test_compiling_keeps_the_order_of_examples() -> None:
-    run = Run(
-        BenchmarkSetting("lenet5", batch_size=16, compile="off", workers=1).config("fedavg", "float32", "loop", 10),
-        data=RandomImages(size=40).dataset(),
-    )
-    before = run.problem.batch(torch.arange(16), {})
+def test_the_order_of_examples_is_kept() -> None:
+    problem = a_run("off").problem
+    before = problem.batch(torch.arange(16), {})
     assert before.inputs.is_contiguous(memory_format=torch.channels_last)
-    run.problem.compile(16)
-    after = run.problem.batch(torch.arange(16), {})
+    problem.use_narrow_kernels(16)
+    after = problem.batch(torch.arange(16), {})
     assert after.inputs.is_contiguous()
     assert torch.equal(before.inputs, after.inputs)
     assert torch.equal(before.targets, after.targets)
@@ -164,7 +176,7 @@ class Tapped(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2))
-        self.last = nn.Linear(4 * 3 * 3 + 4, 10)
+        self.last = nn.Linear(4 * 3 * 3 + 4, 4)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         seen = []
@@ -174,11 +186,92 @@ class Tapped(nn.Module):
         return self.last(torch.cat([images.flatten(1), seen[1].mean((2, 3))], 1))
 
 
-def test_a_model_that_depends_on_layer_order_is_not_rearranged() -> None:
-    torch.manual_seed(0)
-    data = RandomImages(size=40, side=8).dataset()
-    problem = Problem(Tapped(), Classification(), data, augmentation("none"))
-    fast = CompiledGradient(problem.model, problem.plain_loss, 16, backend="eager")
-    assert is_narrow(problem.model, 16)
-    with pytest.warns(UserWarning, match="another loss"):
-        assert fast(problem.initial_state()[0], problem.batch(torch.arange(16), {})) is None
+@needs_compiler
+def test_a_model_that_depends_on_layer_order_is_left_to_torch() -> None:
+    problem = a_problem(Tapped())
+    assert problem.suits_narrow_kernels(16)
+    with pytest.warns(UserWarning, match="another output"):
+        assert_gradients_agree(problem)
+
+
+def test_without_a_working_compiler_torch_computes_the_gradient(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(kernels, "compiler", lambda: "false")
+    problem = a_problem(nn.Sequential(nn.Conv2d(3, 5, 4), nn.Flatten(), nn.Linear(125, 4)))
+    with pytest.warns(UserWarning, match="could not be compiled"):
+        assert_gradients_agree(problem)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        problem.loss_and_gradient(problem.initial_state()[0], {}, problem.batch(torch.arange(16), {}))
+
+
+@needs_compiler
+def test_compiled_kernels_are_cached_and_damaged_files_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = 'extern "C" int answer() { return 42; }'
+    compile_anew = kernels._library.__wrapped__
+    assert compile_anew(source).answer() == 42
+    (file,) = (tmp_path / "fedflat" / "kernels").iterdir()
+    file.write_bytes(file.read_bytes()[:1000])
+    assert compile_anew(source).answer() == 42
+    monkeypatch.setattr(kernels.subprocess, "run", None)
+    assert compile_anew(source).answer() == 42, "loaded from the cache, without a compiler"
+
+
+@needs_compiler
+def test_an_unwritable_cache_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert kernels._library.__wrapped__('extern "C" int answer() { return 7; }').answer() == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "on"),
+        ({"compiled": "off"}, "off"),
+        ({"model": "cnn"}, "off"),  # too many channels
+        ({"batch_size": 32}, "off"),  # the clients have 20 examples
+        ({"local_steps": 1, "rounds": 40}, "off"),  # too short
+        ({"compiler": None}, "off"),
+    ],
+)
+def test_long_runs_of_narrow_networks_use_the_kernels(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changes: dict[str, Any], expected: str
+) -> None:
+    monkeypatch.setattr(engine, "compiler", lambda: changes.get("compiler", "c++"))
+    setting = BenchmarkSetting(
+        changes.get("model", "lenet5"),
+        local_steps=changes.get("local_steps", 2),
+        batch_size=changes.get("batch_size", 16),
+        compile=changes.get("compiled", "auto"),
+        workers=1,
+    )
+    config = setting.config("fedavg", "float32", "loop", 10)
+    training = config.training.model_copy(update={"rounds": changes.get("rounds", 1000)})
+    run = Run(
+        config.model_copy(update={"training": training}),
+        tmp_path / "run",
+        data=RandomImages(size=200, side=20).dataset(),
+    )
+    run._open()
+    run.folder.release_lock()
+    assert (run.problem.narrow_size == 16) == (expected == "on")
+    assert run.folder.config().engine.compile == expected, "recorded, so that a resumed run keeps it"
+
+
+@needs_compiler
+def test_results_do_not_depend_on_the_number_of_workers() -> None:
+    weights = []
+    for workers in (1, 2):
+        run = a_run(workers=workers)
+        steps = run.steps()
+        for _ in range(2):
+            next(steps)
+        weights.append(run.server.model.weights.clone())
+        steps.close()
+    assert torch.equal(*weights)

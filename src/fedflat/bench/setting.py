@@ -117,7 +117,7 @@ class BenchmarkSetting:
         return self.device != "cpu" and torch.cuda.is_available()
 
     def compiled(self, engine: str) -> bool:
-        """Whether an engine compiles its steps; with ``compile="auto"``, only lanes on a GPU do."""
+        """Whether an engine compiles whole steps, which only lanes on a GPU do; with ``compile="auto"``, they do."""
         if self.compile != "auto":
             return self.compile == "on"
         return self.on_gpu and engine in ("lanes", "auto")

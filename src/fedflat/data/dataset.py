@@ -359,7 +359,7 @@ def _check_masks(split_name: str, examples: Examples, dataset: Dataset) -> None:
     masks, images = examples.targets, examples.inputs
     if images.dtype != torch.uint8 or images.ndim != 4 or masks.dtype != torch.uint8:
         raise UserError(
-            f"{split_name} has inputs of type {images.dtype} and masks of type {masks.dtype}; "
+            f"{split_name} has inputs {_type_and_shape(images)} and masks {_type_and_shape(masks)}; "
             "expected images [n, C, H, W] and masks [n, H, W], both of type uint8"
         )
     if masks.shape[1:] != images.shape[2:]:

@@ -192,7 +192,9 @@ class EngineSettings(SettingsGroup):
     )
     lanes: int = Field(16, ge=1, description="clients that the lanes engine trains concurrently")
     compile: Literal["auto", "on", "off"] = Field(
-        "auto", description="compile the local step; auto: for long runs on a GPU"
+        "auto",
+        description="compile local steps on a GPU, or kernels for convolutions with few channels on a CPU; "
+        "auto: if the run is long enough",
     )
     workers: int | None = Field(
         None,

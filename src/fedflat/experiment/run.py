@@ -23,7 +23,7 @@ from fedflat.experiment.analysis.observer import Observer
 from fedflat.experiment.analysis.run_model import estimated_statistics
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
-from fedflat.experiment.setup.engine import begin_averages, engine_for, sampler_of, training_of
+from fedflat.experiment.setup.engine import begin_averages, decide_compile, engine_for, sampler_of, training_of
 from fedflat.experiment.setup.problem import build_problem
 from fedflat.experiment.stopping import (
     DIVERGENCE_CHECK_EVERY,
@@ -83,10 +83,11 @@ class Run:
         resume: bool = False,
         engine: Callable[[Run], Engine] | None = None,
     ) -> None:
-        self.config, self.callbacks, self._resume = config, callbacks, resume
+        self.callbacks, self._resume = callbacks, resume
         self._user_objects = {"data": data, "model": model, "task": task}
         with explain_out_of_memory(config):
             self.problem, self.partition = build_problem(config, data, model, task)
+        self.config = config = decide_compile(config, self.problem, len(self.partition.clients))
         if config.stop.target is not None and not resume:  # a resumed run was checked when it began
             check_target(config.stop.target, self.metric)
         self.algorithm = algorithm(config.algorithm)

@@ -1,4 +1,4 @@
-"""Checks for user-defined algorithms, models, datasets and partitions, and inputs for calling slots by hand.
+"""Checks for user-defined algorithms, models, datasets and partitions, and example inputs for the methods of slots.
 
 Each check is one call that returns the verified properties and raises ``Broken`` with the first violated one.
 May import ``engines`` and below, but not ``experiment``.

@@ -17,7 +17,7 @@ SIGNAL_RANGE = (0.1, 0.9)
 
 @dataclass(frozen=True)
 class Wmsam(Drift):
-    """Each client combines its gradients with its own momentum, adaptively weighted (FedWMSAM; components C2 and C3).
+    """Each client mixes its corrected gradient with the momentum, with an adaptive weight (FedWMSAM; C2 and C3).
 
         r_i = c - c_i
         d_k = alpha (g + r_i) + (1 - alpha) Delta
@@ -27,13 +27,13 @@ class Wmsam(Drift):
         c <- c + (|S| / N) mean_S (c_i+ - c_i)
         Delta <- mean_S (z - y_K) / H
 
-    d_k is the direction of local step k, g the gradient of its batch, and Delta the server's momentum. c is the
-    server's control variate, c_i that of client i, and c_i+ its new value after the round. z is the broadcast model,
-    y_K the client's model after its K local steps, H the sum of their learning rates, and mean_S the mean over the
-    cohort; |S| of the N clients are in the cohort. sim_i measures how much a client's displacement D_i = y_K - z
-    disagrees with the momentum: Delta points uphill, so a cosine of -1 is full agreement. The mean of sim_i over the
-    cohort adapts alpha, the weight of the gradient. C1 to C3 are the three components of the method in the authors'
-    slides.
+    d_k is the direction of local step k, g the gradient of its batch, and Delta the server's momentum. r_i is the
+    client's correction, as in SCAFFOLD: c is the server's control variate, c_i that of client i, and c_i+ its new value
+    after the round. z is the broadcast model, y_K the client's model after its K local steps, H the sum of their
+    learning rates, and mean_S the mean over the cohort; |S| of the N clients are in the cohort. Despite its name (the
+    authors'), sim_i measures disagreement: Delta points uphill and the displacement D_i = y_K - z downhill, so a cosine
+    of -1, where sim_i is 0, is full agreement. alpha, the weight of the gradient, follows the cohort's mean of sim_i at
+    the rate lam. In the authors' slides, C1 is the perturbation, C2 the correction r_i, and C3 the adaptive weight.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context

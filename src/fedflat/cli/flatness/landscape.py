@@ -315,21 +315,21 @@ def _describe_data(grid: Landscape) -> str:
     return f"{grid.metadata['data']}, {counts}"
 
 
-def _landscape_row(name: str, grid: Landscape, value: str) -> tuple[object, ...]:
+def _landscape_row(name: str, grid: Landscape, quantity: str) -> tuple[object, ...]:
     """Return the table row of a model and the landscape around it.
 
-    It contains the model's losses and test metric, the highest finite ``value`` on the grid, and the number of grid
-    points where ``value`` is not finite.
+    It contains the model's losses and test metric, the highest finite ``quantity`` on the grid, and the number of
+    grid points where it is not finite.
     """
     import numpy as np
 
-    values = grid.values[value]
+    values = grid.values[quantity]
     finite = values[np.isfinite(values)]
-    not_finite = grid.not_finite(value)
+    not_finite = grid.not_finite(quantity)
     return (
-        name,
+        name,  # the first mark is the model itself, at the centre
         *_shown_values(grid.marks[0], "train_loss", "test_loss", grid.test_metric),
-        _shown_value(finite.max(), value) if len(finite) else None,
+        _shown_value(finite.max(), quantity) if len(finite) else None,
         f"{not_finite} of {values.size}" if not_finite else "0",
     )
 

@@ -127,8 +127,8 @@ def _complete_sum(incomplete: str, first: str, added: str) -> list[str]:
 
     Args:
         incomplete: the text so far.
-        first: kind of the first part.
-        added: kind of the other parts.
+        first: kind of component of the first part, a key of ``NAMES``.
+        added: kind of component of the other parts.
     """
     before, plus, last = incomplete.rpartition("+")
     names = NAMES[added if plus else first].split()

@@ -42,7 +42,7 @@ class LandmarksOptions(ImageOptions):
 
 @dataclass(frozen=True)
 class Landmarks(FileSource[CsvRows]):
-    """Each photographer of the training set is a natural client; the test set has photos by other photographers.
+    """Each photographer in the training set is a natural client; the test set contains photos by others.
 
     Attributes:
         num_classes: number of classes.

@@ -80,7 +80,7 @@ class LaneEngine(CohortEngine):
     ) -> GradientCost:
         """Write each client's full-batch gradient at the broadcast model into its row of ``buffers.gradient``.
 
-        Returns the total cost.
+        Returns the number of backward passes and examples, summed over the cohort.
         """
         costs = []
         for row, client in enumerate(cohort):

@@ -1,50 +1,43 @@
-"""The functions in ``kernels.cpp`` as torch operators, compiled for each shape on first use.
+"""The functions in ``kernels.cpp``, compiled for each shape on first use.
 
-Images are [channels, height, width, examples] and weights [out, kernel_height, kernel_width, in], float32 on a CPU.
+Images are [channels, height, width, examples] and weights [out, kernel_height, kernel_width, in], contiguous float32
+tensors on a CPU. Compiled files are kept in the user's cache.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Callable
-from ctypes import c_void_p
-from functools import lru_cache
+from contextlib import suppress
+from ctypes import CDLL, c_void_p
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-Operator = TypeVar("Operator", bound=Callable[..., Any])
+from fedflat.data.sources.source import user_cache
+
+# Fused multiply-add is faster and more accurate than separate operations.
+FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=fast", "-w")
+SIMD_FLAGS = {
+    "AVX2": ("-mavx2", "-mfma"),
+    "AVX512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"),
+}
+"""Flags by the instruction set that torch detects; other processors have vector instructions without flags, or none."""
 
 
-def _operator(signature: str, empty_outputs: Callable[..., Any]) -> Callable[[Operator], Operator]:
-    """Decorate a function that runs a C++ kernel: it becomes a torch operator, which compiled code can call.
-
-    Args:
-        signature: the operator's arguments and result in torch's schema language.
-        empty_outputs: allocates the outputs for the same arguments; torch's compiler derives their shapes from it.
-    """
-
-    def register(function: Operator) -> Operator:
-        """Register the function as an operator of torch's CPU backend, and return the operator."""
-        name = f"fedflat::{function.__name__}"
-        torch.library.define(name, signature)
-        torch.library.register_fake(name, empty_outputs)
-        torch.library.impl(name, "CPU", function)
-        operator: Operator = getattr(torch.ops.fedflat, function.__name__)
-        return operator
-
-    return register
+@cache
+def compiler() -> str | None:
+    """The C++ compiler: ``$CXX``, or the first one found; None if there is none."""
+    candidates = (os.environ.get("CXX"), "c++", "g++", "clang++")
+    return next((name for name in candidates if name and shutil.which(name)), None)
 
 
-def _empty_convolution(image: Tensor, weight: Tensor, bias: Tensor, padding_rows: int) -> Tensor:
-    """Allocate the output of ``convolve``, which has the same arguments."""
-    out, kernel_height, kernel_width, _ = weight.shape
-    _, height, width, examples = image.shape
-    return image.new_empty(out, height + 2 * padding_rows - kernel_height + 1, width - kernel_width + 1, examples)
-
-
-@_operator("(Tensor image, Tensor weight, Tensor bias, int padding_rows) -> Tensor", _empty_convolution)
 def convolve(image: Tensor, weight: Tensor, bias: Tensor, padding_rows: int) -> Tensor:
     """Convolve with stride 1, after padding ``padding_rows`` rows of zeros at the top and bottom, but no columns.
 
@@ -57,24 +50,14 @@ def convolve(image: Tensor, weight: Tensor, bias: Tensor, padding_rows: int) -> 
     Returns:
         The image [out, output height, output width, examples].
     """
-    output = _empty_convolution(image, weight, bias, padding_rows)
-    compiled_convolve = _compiled("convolve", image.shape, weight.shape[1:3], weight.shape[0], padding_rows)
+    out, kernel_height, kernel_width, _ = weight.shape
+    _, height, width, examples = image.shape
+    output = image.new_empty(out, height + 2 * padding_rows - kernel_height + 1, width - kernel_width + 1, examples)
+    compiled_convolve = _compiled("convolve", image.shape, (kernel_height, kernel_width), out, padding_rows)
     compiled_convolve(image, weight, bias, output)
     return output
 
 
-def _empty_convolution_gradients(
-    image: Tensor, gradient: Tensor, kernel_height: int, kernel_width: int, padding_rows: int
-) -> tuple[Tensor, Tensor]:
-    """Allocate the outputs of ``convolution_gradients``, which has the same arguments: weight and bias gradients."""
-    out = gradient.shape[0]
-    return image.new_empty(out, kernel_height, kernel_width, image.shape[0]), image.new_empty(out)
-
-
-@_operator(
-    "(Tensor image, Tensor gradient, int kernel_height, int kernel_width, int padding_rows) -> (Tensor, Tensor)",
-    _empty_convolution_gradients,
-)
 def convolution_gradients(
     image: Tensor, gradient: Tensor, kernel_height: int, kernel_width: int, padding_rows: int
 ) -> tuple[Tensor, Tensor]:
@@ -90,18 +73,14 @@ def convolution_gradients(
     Returns:
         The gradients of the weight [out, kernel_height, kernel_width, in] and of the bias [out].
     """
-    weight, bias = _empty_convolution_gradients(image, gradient, kernel_height, kernel_width, padding_rows)
+    out = gradient.shape[0]
+    weight, bias = image.new_empty(out, kernel_height, kernel_width, image.shape[0]), image.new_empty(out)
     size = kernel_height, kernel_width
-    compiled_gradients = _compiled("convolution_gradients", image.shape, size, gradient.shape[0], padding_rows)
+    compiled_gradients = _compiled("convolution_gradients", image.shape, size, out, padding_rows)
     compiled_gradients(image, gradient, weight, bias)
     return weight, bias
 
 
-def _empty_max_pool_gradient(image: Tensor, gradient: Tensor, window_height: int, window_width: int) -> Tensor:
-    return image.new_empty(image.shape)
-
-
-@_operator("(Tensor image, Tensor gradient, int window_height, int window_width) -> Tensor", _empty_max_pool_gradient)
 def max_pool_gradient(image: Tensor, gradient: Tensor, window_height: int, window_width: int) -> Tensor:
     """Compute the input gradient of max-pooling whose stride equals its window.
 
@@ -128,7 +107,7 @@ def max_pool_gradient(image: Tensor, gradient: Tensor, window_height: int, windo
 def _compiled(
     name: str, image: tuple[int, ...], window: tuple[int, ...], out: int = 0, padding_rows: int = 0
 ) -> Callable[..., None]:
-    """Compile a function of ``kernels.cpp`` for one shape; torch's compiler caches the result on disk.
+    """Compile a function of ``kernels.cpp`` for one shape.
 
     Args:
         name: name of the function.
@@ -140,18 +119,41 @@ def _compiled(
     Returns:
         A function that takes all input and output tensors, in the order of the C++ function.
     """
-    from torch._inductor.codecache import CppCodeCache
-
     constants = ("IN", "HEIGHT", "WIDTH", "EXAMPLES", "KERNEL_HEIGHT", "KERNEL_WIDTH", "OUT", "PADDING_ROWS")
     values = (*image, *window, out, padding_rows)
     definitions = "".join(f"#define {constant} {value}L\n" for constant, value in zip(constants, values, strict=True))
     source = Path(__file__).with_suffix(".cpp").read_text(encoding="utf-8")
-    # Allow fused multiply-add, which torch's compiler disables for bitwise equality with eager mode.
-    library: Any = CppCodeCache.load_async(definitions + source, extra_flags=("-ffp-contract=fast",))()
-    function = getattr(library, name)
+    function = getattr(_library(definitions + source), name)
+    return lambda *tensors: function(*(c_void_p(tensor.data_ptr()) for tensor in tensors))
 
-    def call(*tensors: Tensor) -> None:
-        contiguous = [tensor.contiguous() for tensor in tensors]  # keeps copies alive during the call
-        function(*[c_void_p(tensor.data_ptr()) for tensor in contiguous])
 
-    return call
+@cache
+def _library(source: str) -> CDLL:
+    """Load compiled C++ source, from the cache if an earlier process compiled it for the same instruction set."""
+    command = (compiler() or "c++", *FLAGS, *SIMD_FLAGS.get(torch.backends.cpu.get_cpu_capability(), ()))
+    key = _hash(" ".join(command).encode() + source.encode())
+    folder = user_cache() / "kernels"
+    for file in folder.glob(f"{key}-*.so"):
+        if file.stem == f"{key}-{_hash(file.read_bytes())}":  # loading a damaged file could crash the process
+            return CDLL(str(file))
+    with tempfile.TemporaryDirectory() as directory:
+        built = Path(directory) / "kernel.so"
+        subprocess.run([*command, "-x", "c++", "-o", str(built), "-"], input=source, text=True, check=True)
+        _store(built, folder / f"{key}-{_hash(built.read_bytes())}.so")
+        return CDLL(str(built))
+
+
+def _store(built: Path, file: Path) -> None:
+    """Copy a compiled library into the cache atomically; without a writable cache, every process compiles anew."""
+    temporary = file.with_suffix(f".{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(built, temporary)
+        temporary.replace(file)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:24]

@@ -8,13 +8,18 @@ order of summation.
 from __future__ import annotations
 
 import copy
+import subprocess
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fedflat.engines.problem.kernels import convolution_gradients, convolve, max_pool_gradient
+from fedflat.engines.problem.parameters import FunctionalCall
 
 NARROW_CHANNELS = 16
 """A convolution with fewer input channels is narrow."""
@@ -36,7 +41,7 @@ def is_narrow(model: nn.Module, examples: int) -> bool:
 
 
 def narrowed(model: nn.Module) -> nn.Module:
-    """Copy a narrow model, with convolutions, max-pooling and ReLU that store examples innermost in memory."""
+    """Copy a narrow model, with convolutions and max-pooling that store examples innermost in memory."""
     narrow_model = copy.deepcopy(model)
     for module in list(narrow_model.modules()):
         for name, child in module.named_children():
@@ -44,11 +49,48 @@ def narrowed(model: nn.Module) -> nn.Module:
                 setattr(module, name, NarrowConvolution(child))
             elif type(child) is nn.MaxPool2d and _can_use_narrow_max_pool(child):
                 setattr(module, name, NarrowMaxPool(_pair(child.kernel_size)))
-            elif type(child) is nn.ReLU:
-                setattr(module, name, NarrowReLU())
         if isinstance(module, nn.Sequential):
             _pool_before_relu(module)
     return narrow_model
+
+
+class NarrowCall:
+    """Calls a copy of a narrow model, which uses the kernels, with other tensors in place of its own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._narrow_call = FunctionalCall(model), FunctionalCall(narrowed(model))
+        # Dropout draws different numbers in every call, so outputs cannot be compared.
+        self._is_random = any(isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p for layer in model.modules())
+        self._is_usable: bool | None = None  # not known before the first call
+
+    def __call__(self, tensors: Mapping[str, Tensor], inputs: Tensor) -> Any:
+        """The model's output on ``inputs`` with ``tensors`` (by name); None if the kernels cannot compute it.
+
+        The first call compiles the kernels and compares the output with that of the model itself.
+        """
+        if self._is_usable is None:
+            fault = self._fault(tensors, inputs)
+            self._is_usable = fault is None
+            if fault:
+                warnings.warn(f"{fault}; training continues with torch's kernels, which are slower", stacklevel=3)
+        return self._narrow_call.call(tensors, inputs) if self._is_usable else None
+
+    def _fault(self, tensors: Mapping[str, Tensor], inputs: Tensor) -> str | None:
+        """Why the kernels cannot be used; None if they can."""
+        trained = [tensor for tensor in tensors.values() if tensor.requires_grad]
+        try:
+            outputs = tree_leaves(self._narrow_call.call(tensors, inputs))
+            loss = torch.stack([output.sum() for output in outputs]).sum()
+            torch.autograd.grad(loss, trained, allow_unused=True)  # compiles the kernels of the backward pass
+        except (OSError, subprocess.CalledProcessError) as error:
+            return f"the kernels for narrow networks could not be compiled ({error})"
+        with torch.no_grad():
+            expected = tree_leaves(self._model.call(tensors, inputs))
+        pairs = zip(outputs, expected, strict=True)
+        if self._is_random or all(torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True) for a, b in pairs):
+            return None
+        # The copy applies max-pooling before ReLU, and a model may use what its layers compute in between.
+        return "the model computes another output with the kernels for narrow networks"
 
 
 class NarrowConvolution(nn.Module):
@@ -64,7 +106,7 @@ class NarrowConvolution(nn.Module):
         The kernel takes [channels, height, width, examples], pads rows itself, and expects padded columns.
         """
         padding_rows, padding_columns = self.padding
-        image = _contiguous(_pad_columns(images.permute(1, 2, 3, 0), padding_columns))
+        image = _pad_columns(images.permute(1, 2, 3, 0), padding_columns).contiguous()
         bias = image.new_zeros(self.weight.shape[0]) if self.bias is None else self.bias
         weight = self.weight.permute(0, 2, 3, 1).contiguous()
         output: Tensor = _Convolve.apply(image, weight, bias, padding_rows)  # type: ignore[no-untyped-call]
@@ -83,20 +125,9 @@ class NarrowMaxPool(nn.Module):
 
         They are pooled as [channels, height, width, examples], and permuted back without moving them in memory.
         """
-        image = _contiguous(images.permute(1, 2, 3, 0))
+        image = images.permute(1, 2, 3, 0).contiguous()
         output: Tensor = _MaxPool.apply(image, *self.window)  # type: ignore[no-untyped-call]
         return output.permute(3, 0, 1, 2)
-
-
-class NarrowReLU(nn.Module):
-    """ReLU that keeps examples innermost in memory, which torch's compiler would change for a plain ReLU."""
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Apply ReLU to images [examples, channels, height, width], or to a tensor of any other shape."""
-        if values.ndim != 4:
-            return F.relu(values)
-        innermost_examples = values.permute(1, 2, 3, 0)  # contiguous, so the compiler stores the result in this order
-        return F.relu(innermost_examples).permute(3, 0, 1, 2)
 
 
 class _Convolve(torch.autograd.Function):
@@ -156,20 +187,6 @@ class _MaxPool(torch.autograd.Function):
         return max_pool_gradient(image, gradient.contiguous(), *ctx.window), None, None
 
 
-def _contiguous(image: Tensor) -> Tensor:
-    """Make an image [channels, height, width, examples] contiguous, once for all kernels that read it.
-
-    For the network's input, torch's compiler would repeat the copy of ``contiguous()`` for every kernel.
-    """
-    if image.requires_grad or not torch.compiler.is_compiling():
-        return image.contiguous()
-    from torch._inductor.inductor_prims import force_stride_order
-
-    _, height, width, examples = image.shape
-    ordered: Tensor = force_stride_order(image, [height * width * examples, width * examples, examples, 1])
-    return ordered
-
-
 def _max_pool(image: Tensor, window_height: int, window_width: int) -> Tensor:
     """Max-pool an image [channels, height, width, examples]; pixels beyond the last whole window are ignored."""
     height = image.shape[1] // window_height * window_height
@@ -209,7 +226,7 @@ def _can_use_narrow_max_pool(layer: nn.MaxPool2d) -> bool:
 def _pool_before_relu(layers: nn.Sequential) -> None:
     """Swap each ReLU with a max-pooling layer after it: bit-identical, and the ReLU has fewer numbers to process."""
     for i in range(len(layers) - 1):
-        if type(layers[i]) is NarrowReLU and type(layers[i + 1]) is NarrowMaxPool:
+        if type(layers[i]) is nn.ReLU and type(layers[i + 1]) is NarrowMaxPool:
             layers[i], layers[i + 1] = layers[i + 1], layers[i]
 
 

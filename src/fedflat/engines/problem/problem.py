@@ -20,8 +20,7 @@ from torch.func import functional_call
 
 from fedflat.data import Augmentation, Dataset, Examples, normalise
 from fedflat.data.batches import Batch, BatchLoader, move_examples
-from fedflat.engines.problem.compiled import CompiledGradient
-from fedflat.engines.problem.narrow_networks import is_narrow
+from fedflat.engines.problem.narrow_networks import NarrowCall, is_narrow
 from fedflat.engines.problem.parameters import (
     FrozenParameters,
     FunctionalCall,
@@ -54,7 +53,7 @@ class Problem:
         buffer_layout: maps flat statistics [buffers] to the floating-point buffers that training changes.
         whole_layout: maps a vector of weights followed by statistics to both kinds of tensors.
         frozen: parameters and statistics that are not trained.
-        compiled_size: batch size for which the gradient is compiled on a CPU, if any.
+        narrow_size: batch size for which the kernels for narrow networks compute gradients, if they are used.
     """
 
     model: nn.Module
@@ -67,7 +66,7 @@ class Problem:
     evaluation_batch: int = 500
     evaluation_sets: dict[str, Examples] = field(default_factory=dict)
     batch_statistics: bool = False
-    compiled_size: int | None = field(default=None, init=False)
+    narrow_size: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         """Move model and data to the device, and derive the layouts of flat vectors from the model."""
@@ -92,23 +91,28 @@ class Problem:
         self._functional_call = FunctionalCall(self.model)
         self._counters = changing_counters(self.model)
         self._leaves: tuple[Tensor, dict[str, Tensor]] | None = None  # flat weights and views of them, on a CPU
-        self._compiled: CompiledGradient | None = None
+        self._narrow_call: NarrowCall | None = None
         self._create_loader(self.channels_last)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything except scratch memory and compiled code, which each worker process makes for itself."""
-        return {**vars(self), "_leaves": None, "_compiled": None}
+        """Everything except scratch memory and the copy of the model, which each worker process makes for itself."""
+        return {**vars(self), "_leaves": None, "_narrow_call": None}
 
-    def compile(self, size: int) -> None:
-        """Compile the gradient of batches of ``size`` examples, unless the model has BatchNorm statistics to update.
+    def suits_narrow_kernels(self, size: int) -> bool:
+        """Whether the kernels for narrow networks can compute the gradients of batches of ``size`` examples.
 
-        Compilation itself takes place in the first step.
+        They do not support BatchNorm.
         """
-        if self.buffer_layout.names:
-            return
-        self.compiled_size = size
-        if is_narrow(self.model, size):  # the kernels for narrow networks have a memory layout of their own
-            self._create_loader(channels_last=False)
+        return is_narrow(self.model, size) and not self.buffer_layout.names
+
+    def use_narrow_kernels(self, size: int) -> None:
+        """Compute the gradients of batches of ``size`` examples with the kernels for narrow networks.
+
+        The kernels are compiled in the first step. They are compiled for one batch size, so torch computes the
+        gradients of other batches.
+        """
+        self.narrow_size = size
+        self._create_loader(channels_last=False)  # the kernels have a memory layout of their own
 
     def _create_loader(self, channels_last: bool) -> None:
         """Create the batch loader; the training images take on its memory layout."""
@@ -225,14 +229,14 @@ class Problem:
 
         ``buffers`` (by name) are changed in place: BatchNorm statistics are updated as in ordinary training.
         """
-        if self.compiled_size is not None:
-            self._compiled = self._compiled or CompiledGradient(self.model, self.plain_loss, self.compiled_size)
-            result = self._compiled(vector, batch)
-            if result is not None:  # None for other batch sizes, or if compilation failed
-                return result
         leaves = self._leaves_for(vector)
         tensors = {**self.frozen.low_precision, **leaves, **buffers}
-        output = self._functional_call.call(tensors, self._to_memory_format(batch.inputs))
+        output = None
+        if self.narrow_size == len(batch.targets):
+            self._narrow_call = self._narrow_call or NarrowCall(self.model)
+            output = self._narrow_call(tensors, batch.inputs)
+        if output is None:
+            output = self._functional_call.call(tensors, self._to_memory_format(batch.inputs))
         loss = self._loss(self._to_loss_precision(output), batch)
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return loss.detach(), self.layout.flatten(dict(zip(leaves, gradients, strict=True))).to(vector.dtype)

@@ -30,7 +30,7 @@ class Task(Protocol):
     """A loss to train on, and metrics that are means over examples.
 
     An optional attribute ``lower_is_better`` says whether lower values of the primary metric are better. Without it,
-    lower values are better for the metrics ``loss``, ``rmse``, ``mse`` and ``mae`` only.
+    lower values are assumed to be better only for the metrics ``loss``, ``rmse``, ``mse`` and ``mae``.
     """
 
     @property

@@ -17,7 +17,6 @@ from fedflat.algorithms import Algorithm, algorithm
 from fedflat.algorithms.algorithm import States, flat_fields, nested_state
 from fedflat.algorithms.slot import State
 from fedflat.data import Partition
-from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Client, CohortRows, Engine, ModelState, Outcome
 from fedflat.errors import UserError
@@ -66,7 +65,9 @@ class Replay:
         self.config, self.problem, self.partition = config, problem, partition
         self.algorithm: Algorithm = algorithm(config.algorithm)
         self.moment = moment or moment_at_start(self.algorithm, ModelState(*problem.initial_state()), config)
-        self.engine: Engine = engine_for(config, problem) if workers is None else LoopEngine(problem, workers)
+        loop = {"name": "loop", "workers": workers}
+        engine = config.engine if workers is None else config.engine.model_copy(update=loop)
+        self.engine: Engine = engine_for(config.model_copy(update={"engine": engine}), problem)
         self._training = training_of(config, self.algorithm, len(partition.clients))
         self._sampler = sampler_of(config, len(partition.clients))
         # Memory of the clients that ``advance`` has trained; the moment's ``client_memory`` has older values.

@@ -290,13 +290,13 @@ def _run_next_task(pipe: Connection) -> Record | Exception:
     try:
         task: RunTask = receive_from_parent(pipe)
     except UserError as error:
-        return error
+        return error  # e.g. an object of the task cannot be loaded in this process
     try:
         with _warnings_sent(pipe.send):
             return _as_message(task.execute((Reporter(pipe.send),)))
     except ConnectionError:  # the parent is gone
         raise
-    except Exception as error:  # the parent returns a UserError and raises anything else
+    except Exception as error:  # the parent lists a UserError among the results and raises anything else
         return sendable_error(error)
 
 

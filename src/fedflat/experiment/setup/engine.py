@@ -18,6 +18,7 @@ from fedflat.data.sources.source import data_dir
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.gpu.step import compiled_step, eager_step
+from fedflat.engines.problem.kernels import compiler
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Aggregation, Engine, Training
 from fedflat.engines.round.plan import Plan, Sampler
@@ -38,7 +39,11 @@ UserObjects = dict[str, Any]
 EVALUATION_WORKERS = 8
 """Number of workers that evaluation can use, even if fewer clients train per round."""
 MIN_ROUNDS_TO_COMPILE = 200
-"""Smallest number of rounds for which compiling pays off, because it takes tens of seconds."""
+"""Smallest number of rounds for which compiling pays off on a GPU, because it takes tens of seconds."""
+MIN_STEPS_TO_COMPILE = 5000
+"""Smallest number of local steps, over all rounds and clients, for which compiling kernels pays off on a CPU: it takes
+ten seconds and saves more than two milliseconds per step.
+"""
 
 
 def engine_for(config: Config, problem: Problem, user_objects: UserObjects | None = None) -> Engine:
@@ -48,7 +53,7 @@ def engine_for(config: Config, problem: Problem, user_objects: UserObjects | Non
     GPU. ``auto`` selects lanes on a GPU, and the loop on a CPU or for streamed data.
 
     Args:
-        config: the experiment.
+        config: the experiment; ``engine.compile=auto`` counts as off, so call ``decide_compile`` first.
         problem: its problem, on the device to train on.
         user_objects: user-supplied objects, which Ray workers need to build the problem. Without them, as in a Ray
             worker, the engine is local even if the config names Ray.
@@ -61,19 +66,46 @@ def engine_for(config: Config, problem: Problem, user_objects: UserObjects | Non
         raise UserError("engine.precision=bf16 needs a GPU, but this run is on the CPU; use float32")
     if settings.precision == "tf32" and not on_gpu:
         warnings.warn("engine.precision=tf32 has no effect on the CPU; this run uses float32", stacklevel=2)
+    should_compile = settings.compile == "on"
     is_streamed = isinstance(problem.data.train.inputs, StreamedTensor)
     if is_streamed and settings.name == "lanes":
         raise UserError(
             f"engine.name=lanes needs all data on the device, but {problem.data.name} is streamed; use engine.name=loop"
         )
     if settings.name == "loop" or (settings.name != "lanes" and (is_streamed or not on_gpu)):
-        if settings.compile == "on" and not on_gpu:
-            problem.compile(config.training.batch_size)
+        if should_compile and not on_gpu and problem.suits_narrow_kernels(config.training.batch_size):
+            problem.use_narrow_kernels(config.training.batch_size)
         useful_workers = max(EVALUATION_WORKERS, config.federation.clients_per_round)
         return LoopEngine(problem, settings.workers or min(available_cores(), useful_workers))
-    is_long = config.training.rounds >= MIN_ROUNDS_TO_COMPILE and on_gpu
-    should_compile = settings.compile == "on" or (settings.compile == "auto" and is_long)
     return LaneEngine(problem, settings.lanes, compiled_step if should_compile else eager_step)
+
+
+def decide_compile(config: Config, problem: Problem, clients: int) -> Config:
+    """Replace ``engine.compile=auto`` by on or off.
+
+    The decision depends only on the config, the device and whether there is a C++ compiler, so it is the same whenever
+    a run is repeated on the same machine. A run records it and keeps it when it is resumed.
+
+    Args:
+        config: the experiment.
+        problem: its problem, on the device to train on.
+        clients: number of clients in the federation.
+    """
+    engine, training = config.engine, config.training
+    if engine.compile != "auto" or engine.name == "ray":  # workers of a Ray cluster decide by themselves
+        return config
+    if problem.device.type == "cuda":
+        pays_off = training.rounds >= MIN_ROUNDS_TO_COMPILE
+    else:
+        full_batches = training.local_epochs * (len(problem.data.train) // clients // training.batch_size)
+        steps_per_round = config.federation.clients_per_round * (training.local_steps or full_batches)
+        pays_off = (
+            bool(full_batches)
+            and training.rounds * steps_per_round >= MIN_STEPS_TO_COMPILE
+            and problem.suits_narrow_kernels(training.batch_size)
+            and compiler() is not None
+        )
+    return config.model_copy(update={"engine": engine.model_copy(update={"compile": "on" if pays_off else "off"})})
 
 
 def ray_engine(config: Config, problem: Problem, user_objects: UserObjects) -> RayEngine:
@@ -104,8 +136,8 @@ def _set_up_worker(config: Config, user_objects: UserObjects, plugins: tuple[str
     from fedflat.engines.ray.messages import WorkerSetup
 
     load_plugins(plugins)
-    problem, _ = build_problem(config, **user_objects)
-    engine: Any = engine_for(config, problem)
+    problem, partition = build_problem(config, **user_objects)
+    engine: Any = engine_for(decide_compile(config, problem, len(partition.clients)), problem)
     return WorkerSetup(problem, engine)
 
 

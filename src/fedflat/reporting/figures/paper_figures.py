@@ -40,7 +40,7 @@ def figures_of(section: Values, by: str, landscapes: Mapping[str, Landscape] | N
         figures["differences"] = difference_figure(section, by)
     if section["ranks"]:
         figures["ranks"] = rank_figure(section)
-    counts = section["partition"]["shown"]  # examples per client and class
+    counts = section["partition"]["class_counts"]  # examples per client and class
     classes = [str(label) for label in range(len(counts[0]))]
     figures["partition"] = partition_picture(counts, classes, section["name"])
     return figures | _flatness_figures(section, landscapes or {})

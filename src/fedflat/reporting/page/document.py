@@ -336,7 +336,7 @@ def partition_values(partitions: Mapping[int, Values]) -> Values:
     seed, partition = next(iter(partitions.items()))
     values = {name: partition[name] for name in PARTITION_FACTS}
     values["seed"] = seed
-    values["shown"] = sort_clients(np.asarray(partition["histogram"]), MAX_CLIENTS).tolist()
+    values["class_counts"] = sort_clients(np.asarray(partition["histogram"]), MAX_CLIENTS).tolist()
     values["hashes"] = {number: partition["hash"] for number, partition in partitions.items()}
     return values
 

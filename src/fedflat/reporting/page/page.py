@@ -126,7 +126,7 @@ def _plotted_json(document: Values) -> str:
     for section in document["sections"]:
         values = {name: section[name] for name in PLOTTED}
         values["rows"] = [{name: row[name] for name in ("number", "label", "style")} for row in section["rows"]]
-        values["partition"] = {"shown": section["partition"]["shown"]}
+        values["partition"] = {"class_counts": section["partition"]["class_counts"]}
         values["shares"] = [name for name in section["metrics"] if is_share(name)]
         sections.append(values)
     return json.dumps({"sections": sections}, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
@@ -213,20 +213,21 @@ def _facts(section: Values) -> dict[str, str]:
 
 
 def _partition_facts(partition: Values) -> dict[str, str]:
-    """Return facts on a partition, by name, such as examples per client, and its hash at up to ten seeds."""
+    """Return facts on a partition, by name, such as examples per client and the hash for each of up to ten seeds."""
     sizes, hashes = partition["sizes"], list(partition["hashes"].items())[:10]
     distance, repeated = partition["heterogeneity"], shown_count(partition["duplicates"])
     classes = {
         "classes per client": f"{partition['classes_per_client']:.2f} on average",
         "heterogeneity": f"{distance:.3f} (mean total variation distance from all data; 0 is i.i.d.)",
     }
+    has_classes = len(partition["class_counts"][0]) > 1  # regression has a single column
     facts = {
         "examples per client": f"{sizes['min']} to {sizes['max']}, median {sizes['median']:g}",
-        **(classes if len(partition["shown"][0]) > 1 else {}),  # regression has no classes
+        **(classes if has_classes else {}),
         "coverage": f"{100 * partition['coverage']:.1f} % of the training examples, {repeated} used more than once",
     }
     if partition["unseen"]:
-        facts["unseen clients"] = shown_count(partition["unseen"])
+        facts["clients held out from training"] = shown_count(partition["unseen"])
     return facts | {"hash": ", ".join(f"seed {seed}: {digest[:12]}" for seed, digest in hashes)}
 
 

@@ -22,7 +22,7 @@ MEAN_LABEL = "mean of the last 10 % of evaluations"
 
 @dataclass(frozen=True)
 class Summary:
-    """Summary of one metric of one model over all evaluations of a run on the test set."""
+    """Summary of one test metric of one model over all evaluations of a run."""
 
     last: float
     """The value at the last evaluation."""

@@ -126,7 +126,7 @@ data.sections.forEach((section, n) => {
     barWords: section.ranks.critical ? `critical difference ${trim(section.ranks.critical)}` : "",
   }));
 
-  onShow(find(n, "partition"), () => columnChart(find(n, "partition"), section.partition.shown, "the classes of every client"));
+  onShow(find(n, "partition"), () => columnChart(find(n, "partition"), section.partition.class_counts, "the classes of every client"));
 
   const log = find(n, "log"), quantity = find(n, "quantity");
   const drawLog = () => {
