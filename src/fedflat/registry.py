@@ -146,7 +146,7 @@ def loaded_plugins() -> dict[str, str]:
 
 
 def load_plugins(paths: Iterable[str | Path]) -> None:
-    """Import Python files, each once; modules next to a plugin can be imported from it.
+    """Import Python files, each once; a plugin can import modules from its own folder.
 
     Raises:
         UserError: a file does not exist, has the name of another module, or raises an error.

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 import fedflat
 from fedflat.data import from_arrays, load
-from fedflat.reporting.figures import show_figures
+from fedflat.reporting.figures import enable_inline_figures
 from fedflat.reporting.progress import notebook_shell
 
 SMALL = {"model": "mlp(hidden=2)", "rounds": 2, "local_steps": 1, "workers": 1}
@@ -78,11 +78,11 @@ def test_figures_appear_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("IPython")
     shells = []
     monkeypatch.setattr("IPython.core.pylabtools.select_figure_formats", lambda shell, formats: shells.append(shell))
-    show_figures()
+    enable_inline_figures()
     assert shells == []
     kernel = SimpleNamespace(kernel=object())
     monkeypatch.setattr("IPython.get_ipython", lambda: kernel)
-    show_figures()
+    enable_inline_figures()
     assert shells == [kernel]
     monkeypatch.setattr("IPython.get_ipython", SimpleNamespace)  # IPython in a terminal
     assert notebook_shell() is None

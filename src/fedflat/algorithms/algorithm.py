@@ -310,9 +310,9 @@ class Algorithm:
         return corrected
 
     def finish(self, local: LocalState) -> tuple[States, Message]:
-        """Return the client's new state by slot and its message to the server, after the last local step.
+        """Return the client's new state and its message to the server, both by slot, after the last local step.
 
-        The server optimiser keeps no client state and receives no message of its own, hence its empty entries.
+        The entries of the server optimiser are empty, because it keeps no client state and needs no message.
         """
         drift_state, drift_sent = self.drift.finish(local.drift)
         perturbation_state, perturbation_sent = self.perturbation.finish(local.perturbation)
@@ -327,8 +327,8 @@ class Algorithm:
     def aggregate(self, cohort: CohortMeans, means: States, server: States) -> tuple[Tensor, States]:
         """Compute the new server model from what the cohort sent.
 
-        The drift turns the averages into a target model. The server optimiser moves the server model x towards this
-        target. The perturbation's server state is updated last, because it may depend on the new server model.
+        The drift computes a target model from the cohort's means. The server optimiser moves the server model x towards
+        this target. The perturbation's server state is updated last, because it may depend on the new server model.
 
         Args:
             cohort: averaged displacements of the cohort, and the server model x at the start of the round.

@@ -15,7 +15,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Sgd(Slot):
-    """The server takes an SGD step with learning rate ``server_lr``.
+    """The server takes an SGD step along the mean update, with learning rate ``server_lr``.
 
         x <- x + server_lr q
 
@@ -126,7 +126,7 @@ class Adaptive(Sgd, ABC):
     def step(self, x: Tensor, q: Tensor, state: State) -> tuple[Tensor, State]:
         """Update the moments m and v, then move the server model: x <- x + server_lr m / (sqrt(v) + tau).
 
-        v averages the squares of q, or of m with ``second_moment_of=momentum``; t counts rounds. ``bias_correction``
+        v accumulates the squares of q, or of m with ``second_moment_of=momentum``; t counts rounds. ``bias_correction``
         uses moments corrected for their initial values, but stores them uncorrected, as Adam does.
         """
         m = self.beta1 * state["m"] + (1 - self.beta1) * q

@@ -22,7 +22,7 @@ class Ring(Protocol):
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What an average may know about its run; P is the number of entries of a model vector."""
+    """Information about the run for averaging methods. P is the length of a model vector."""
 
     rounds: int
     """Number of rounds T of the run."""

@@ -13,7 +13,7 @@ from fedflat.setting_names import MAX_COUNT, MAX_SEED
 class SettingsGroup(BaseModel):
     """A group of settings; unknown keys are rejected."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
     @field_validator("*", mode="before")
     @classmethod

@@ -110,10 +110,9 @@ class PaperTable:
         return self.cells[self._cell_name(group, method, labels)]
 
     def sources(self, cell: Cell) -> tuple[Cell, ...]:
-        """Return the cells whose runs the number of a cell is computed from.
+        """Return the cells whose runs are needed to compute the number of a cell.
 
-        For a gain, which is the difference of two cells, these are the minuend and the subtrahend; otherwise it is
-        the cell itself.
+        This is the cell itself or, for a gain (the difference of two cells), the two cells that are subtracted.
         """
         gain = cell.statistic
         if not isinstance(gain, Gain):

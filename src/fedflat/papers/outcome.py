@@ -257,8 +257,8 @@ def judge(
 
     Args:
         cell: the cell.
-        experiments: one list per experiment of the cell, with the number of each run. Of several experiments the
-            paper reports the best one, so the one with the highest mean counts here.
+        experiments: one list per experiment of the cell, with the number of each run. If there are several, the paper
+            reports the best accuracy among them, so the experiment with the highest mean is compared.
         deviations: how the runs deviate from the paper, which may rule out a verdict.
         planned_seeds: number of seeds of each experiment.
     """
@@ -269,7 +269,7 @@ def judge(
         return CellOutcome(cell, (), "not run", "not finished; the same command resumes it")
     if all(run.status == "diverged" for run in runs):
         return _diverged_outcome(cell, deviations)
-    reasons = [run.reason for run in runs if run.reason]
+    reasons = [run.reason for run in runs if run.reason]  # why runs have no number
     if reasons:
         return CellOutcome(cell, (), "not run", reasons[0])
     values_by_experiment = [
@@ -277,8 +277,8 @@ def judge(
     ]
     values = max(values_by_experiment, key=lambda values: fmean(values) if values else -math.inf)
     seeds = "" if len(values) == planned_seeds else f"{len(values)} of {planned_seeds} seeds"
-    is_unreached = isinstance(cell.statistic, RoundsTo) and not values
-    unreached_in = max(run.rounds for run in runs) if is_unreached else None
+    never_reached_target = isinstance(cell.statistic, RoundsTo) and not values
+    unreached_in = max(run.rounds for run in runs) if never_reached_target else None
     return replace(_judge_values(cell, values, seeds, deviations), unreached_in=unreached_in)
 
 

@@ -11,7 +11,6 @@ from fedflat.cli.shared.completion import complete_run
 from fedflat.cli.shared.flags import JSON, TARGETS
 from fedflat.cli.shared.one_run import print_run, run_document
 from fedflat.cli.shared.screen import print_json
-from fedflat.cli.shared.several_runs import comparison_document, print_comparison
 from fedflat.errors import UserError
 
 
@@ -45,6 +44,7 @@ def show(
 
 def _show_comparison(folder: Path, targets: list[float], as_json: bool) -> None:
     """Compare all readable runs below a folder."""
+    from fedflat.cli.shared.several_runs import comparison_document, print_comparison
     from fedflat.experiment.store.run_collection import runs_below
     from fedflat.experiment.store.run_folder import load_record
     from fedflat.reporting.result import Comparison

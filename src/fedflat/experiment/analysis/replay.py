@@ -1,8 +1,9 @@
 """Replays a round of a run bit for bit, without touching its folder.
 
 All randomness is a function of (seed, purpose, round, client), so a round depends only on the server model and on the
-server and client state. All three are known at the start of a run and at its last checkpoint. At other rounds, only
-the saved model may be known. It suffices for algorithms without such state; others are rejected.
+server and client state. Together these form a ``Moment``. All three are known at the start of a run and at its last
+checkpoint. At other rounds, only the saved model may be known. It suffices for algorithms without such state; others
+are rejected.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Moment:
 
 
 class Replay:
-    """Trains the round that follows a moment (``train``), and optionally advances to the moment after it (``advance``).
+    """Trains the round after a ``Moment`` of a run again (``train``); ``advance`` moves on to the moment after it.
 
     Args:
         config: the experiment.
@@ -70,7 +71,7 @@ class Replay:
         self.engine: Engine = engine_for(config.model_copy(update={"engine": engine}), problem)
         self._training = training_of(config, self.algorithm, len(partition.clients))
         self._sampler = sampler_of(config, len(partition.clients))
-        # Memory of the clients that ``advance`` has trained; the moment's ``client_memory`` has older values.
+        # Memory of the clients that ``advance`` has trained; it overrides the moment's ``client_memory``.
         self._changed: dict[int, ClientMemory] = {}
 
     @property

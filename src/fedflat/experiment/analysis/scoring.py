@@ -50,15 +50,15 @@ class Scorer:
         if isinstance(self.problem.task, PooledTask):
             return self.problem.task.by_class(self.totals(examples).sums)
 
-        def labelled_outputs() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-            """Yield batches of (labels, outputs, targets) with one row per label; here the target is the label."""
+        def outputs_by_class() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+            """Yield batches of (labels, outputs, targets) with one row per label; an example's label is its target."""
             for batch, output in self._outputs(examples):
                 if batch.targets.ndim > 1:  # sequences: one row per position
                     output = output.reshape(-1, output.shape[-1])
                 targets = batch.targets.reshape(-1)
                 yield targets, output, targets
 
-        return {label: scores_of(totals) for label, totals in self._totals_by_label(labelled_outputs()).items()}
+        return {label: scores_of(totals) for label, totals in self._totals_by_label(outputs_by_class()).items()}
 
     def totals_by_group(self, examples: Examples, positions: np.ndarray | None = None) -> dict[int, Totals]:
         """The task's sums per group of examples, e.g. per domain or writer."""

@@ -3,8 +3,8 @@
 from fedflat.reporting.progress import notebook_shell
 
 
-def show_figures() -> None:
-    """Let the running notebook show matplotlib figures as images, as ``%matplotlib inline`` does."""
+def enable_inline_figures() -> None:
+    """Make the running notebook display matplotlib figures as images, as ``%matplotlib inline`` does."""
     shell = notebook_shell()
     if shell is not None:
         from IPython.core.pylabtools import select_figure_formats
@@ -12,4 +12,4 @@ def show_figures() -> None:
         select_figure_formats(shell, {"png"})
 
 
-show_figures()
+enable_inline_figures()
