@@ -35,9 +35,9 @@ class QuadraticModel(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Evaluate f(x) = 0.5 (x - b)^T A (x - b) for the A and b in each row of ``inputs``."""
         size = len(self.x)
-        matrices, centres = inputs[:, : size**2].reshape(-1, size, size), inputs[:, size**2 :]
+        matrices, centres = inputs[:, : size**2].unflatten(1, (size, size)), inputs[:, size**2 :]
         offsets = self.x - centres
-        return 0.5 * torch.einsum("np,npq,nq->n", offsets, matrices, offsets)
+        return 0.5 * (offsets * (matrices @ offsets.unsqueeze(2)).squeeze(2)).sum(1)  # faster than einsum
 
 
 @dataclass(frozen=True)
