@@ -37,7 +37,7 @@ TEXTS = [
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_lanes_agree_with_the_loop(text: str) -> None:
-    setting = bed(rounds=4, size=3)
+    setting = bed(rounds=3, size=3)
     loop = walk(text, setting, decay=0.9, engine=LoopEngine(problem_of(setting), workers=1))
     lanes = walk(text, setting, decay=0.9, engine=LaneEngine(problem_of(setting), lanes=2))
     assert np.abs(np.array(loop.x) - np.array(lanes.x)).max() < 1e-12
@@ -69,7 +69,7 @@ def test_captured_work_stays_on_the_device(text: str, monkeypatch: pytest.Monkey
         return replay
 
     monkeypatch.setattr(Lane, "_captured", captured)
-    setting = bed(rounds=3, size=3)
+    setting = bed(rounds=2, size=3)
     lanes = walk(text, setting, engine=LaneEngine(problem_of(setting), lanes=2))
     assert len(replayed) > len(lanes.x), "begin, step and finish"
 
