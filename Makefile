@@ -2,8 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS := 1
+export PYTHONDONTWRITEBYTECODE :=  # otherwise every process would compile fedflat again
+MAKEFLAGS += -j2
 
-.PHONY: demo test lint docs notebooks package coverage fuzz lock tables-small clean
+.PHONY: demo test lint style types generated docs notebooks package coverage fuzz lock tables-small clean
 
 demo: .venv/core
 	$(BIN)/fedflat compare "fedavg+wima(window=20)" fedsam scaffold fedswa fedmoswa --rounds 60 --seeds 3 --target 0.9 --out demo
@@ -11,11 +13,17 @@ demo: .venv/core
 test: .venv/installed lint
 	$(BIN)/pytest -n 2
 
-lint: .venv/installed
+lint: style types generated
+
+style: .venv/installed
 	$(BIN)/ruff check src tests docs tools notebooks
 	$(BIN)/ruff format --check src tests tools notebooks
-	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+types: .venv/installed
+	$(BIN)/mypy
+
+generated: .venv/installed
 	$(BIN)/python docs/generate.py --check
 	$(BIN)/python docs/scale.py --check
 
@@ -44,16 +52,20 @@ fuzz: .venv/installed
 lock:
 	$(PYTHON) tools/lock.py
 
+# Python compiles modules when they are first imported; pip would compile all 22,000 of them.
+INSTALL := $(BIN)/pip install -q --disable-pip-version-check --no-compile -c constraints.txt
+
 .venv/core: pyproject.toml constraints.txt
 	@echo "Setting up .venv (1.5 GB); this takes a few minutes, once."
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e .
-	touch .venv/core
+	$(INSTALL) -e .
+	touch $@
 
-.venv/installed: .venv/core
-	@echo "Installing development dependencies and extras into .venv (1.1 GB); this takes a few minutes, once."
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	touch .venv/installed
+.venv/installed: pyproject.toml constraints.txt
+	@echo "Setting up .venv with development dependencies and extras (2.6 GB); this takes a few minutes, once."
+	$(PYTHON) -m venv .venv
+	$(INSTALL) -e ".[dev]"
+	touch .venv/core $@
 
 clean:
 	rm -rf .venv demo site build

@@ -6,6 +6,5 @@ base: {rounds: 2, local_steps: 2, clients_per_round: 3, clients: 8, model: mlp(h
 grid:
   algorithm: [fedavg, fedsam, scaffold, fedavg+wima(window=2)]
   seed: [0, 1]
-  lr: [0.1, 0.05]
 """
-RUNS = 16
+RUNS = 8

@@ -81,7 +81,7 @@ def test_never_starts_what_does_not_fit(campaign: ModuleType, tmp_path: Path) ->
 @pytest.mark.slow
 def test_resumes_after_being_killed(campaign: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(campaign, "WINDOW", 5)
-    words = ["--only", JOB, "--rounds", "30", "--checkpoint-every", "2"]
+    words = ["--only", JOB, "--rounds", "20", "--checkpoint-every", "2"]
     script = [sys.executable, str(STUDIES / "campaign.py")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     process = subprocess.Popen([*script, *small(tmp_path / "killed", *words)], env=environment)
@@ -113,7 +113,7 @@ def test_processes_share_the_queue(tmp_path: Path) -> None:
         "--only",
         "fedswa/table2/cifar10-*/fed*sam-seed0",
         "--rounds",
-        "5",
+        "2",
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, str(STUDIES / "campaign.py"), *words]

@@ -43,14 +43,17 @@ def leave(pipe: Connection) -> None:
 
 
 def test_a_child_has_one_thread_its_own_environment_and_not_our_main_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy child is killed when both are closed."""
     monkeypatch.setenv("MINE", "parent")
     child = ChildProcess(describe, "MINE", "OURS", environment={"MINE": "child"})
     assert child.receive() == (1, ["child", None], False)
     assert os.environ["MINE"] == "parent"
     child.send({"any": "value"})
     assert child.receive() == {"any": "value"}
-    close_children([child])
-    assert not child.is_alive
+    busy = ChildProcess(sleep)
+    assert busy.receive() == "asleep"
+    close_children([busy, child], patience=0.1)
+    assert not busy.is_alive and not child.is_alive
 
 
 def test_a_child_ignores_interrupts_and_a_killed_one_is_reported() -> None:
@@ -73,11 +76,3 @@ def test_a_child_that_leaves_is_reported() -> None:
     with pytest.raises(ChildDied, match="ended"):
         child.receive()
     close_children([child])
-
-
-def test_a_busy_child_is_killed_when_it_is_closed() -> None:
-    children = [ChildProcess(sleep), ChildProcess(describe)]
-    for child in children:
-        child.receive()
-    close_children(children, patience=0.1)
-    assert not any(child.is_alive for child in children)

@@ -12,9 +12,9 @@ import fedflat
 
 from .federations import small
 
-ROUNDS, EVERY = 400, 20
+ROUNDS, EVERY = 200, 10
 ALLOWED = 8e6
-"""Bytes of growth; leaking one broadcast per round would be six times as much."""
+"""Bytes of growth; leaking one broadcast per round would be three times as much."""
 pytestmark = pytest.mark.slow
 
 

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 import fedflat
+from fedflat.algorithms import algorithm
+from fedflat.algorithms.algorithm import flat_fields
 from fedflat.algorithms.named import NAMED, RELEASED
 from fedflat.data import from_arrays
 from fedflat.engines.cpu.engine import LoopEngine
@@ -26,14 +28,24 @@ TEXTS = [
     "fedspeed(share=0.5)",
 ]
 
+
+def kind_of_state(text: str) -> tuple[Any, ...]:
+    """What Ray sends between processes for an algorithm: vectors or scalars, and how they are averaged."""
+    parts = algorithm(text)
+    fields = (parts.server_fields(), parts.client_fields(), parts.message_fields())
+    kinds = [frozenset((f.vector, f.sent, f.by_samples) for f in flat_fields(each).values()) for each in fields]
+    return parts.drift.full_gradient, *kinds
+
+
+ONE_OF_EACH_KIND = list({kind_of_state(text): text for text in TEXTS}.values())
 ON_FOUR = ["fedavg", "scaffold", "mime", "fedwmsam", "fedsmoo"]
 """Without state, with control variates, the gradient of the whole cohort, scalars, and a perturbation with state."""
 
 
-def test_every_algorithm_on_two_workers_and_some_on_four(ray: Any) -> None:
+def test_every_kind_of_state_on_two_workers_and_some_on_four(ray: Any) -> None:
     """Three rounds, so that more than half of the later cohorts have taken part before and have state."""
-    expected = {text: walk(small(algorithm=text), rounds=3) for text in TEXTS}
-    for workers, texts in ((2, TEXTS), (4, ON_FOUR)):
+    expected = {text: walk(small(algorithm=text), rounds=3) for text in {*ONE_OF_EACH_KIND, *ON_FOUR}}
+    for workers, texts in ((2, ONE_OF_EACH_KIND), (4, ON_FOUR)):
         engine = engine_of(small(), workers)
         assert len(set(engine.pool.process_ids)) == workers
         different = [text for text in texts if not same(walk(small(algorithm=text), engine, 3), expected[text])]

@@ -93,7 +93,7 @@ def test_bytes_on_the_wire_agree_with_the_card_despite_a_lost_connection(
     """All bytes of the second round, with TLS, headers and polls; in the first, Flower compresses vectors of zeros."""
     text = "fedmoswa"  # sends more than the model in both directions
     out = federation.folder / text
-    settings = {**SETTINGS, "algorithm": text, "training.rounds": 4, "deploy.out": str(out)}
+    settings = {**SETTINGS, "algorithm": text, "training.rounds": 3, "deploy.out": str(out)}
     federation.start_run(federation.folder.parent / "sites", settings)
     start, end = after_round(federation, out, 1), after_round(federation, out, 2)
     cut_off_and_mend(federation, number=0)

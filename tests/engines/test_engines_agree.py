@@ -37,8 +37,8 @@ TEXTS = [
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_lanes_agree_with_the_loop(text: str) -> None:
-    setting = bed(rounds=4, size=3)
-    loop = walk(text, setting, decay=0.9, engine=LoopEngine(problem_of(setting), workers=1))
+    setting = bed(rounds=3, size=3)
+    loop = walk(text, setting, decay=0.9, engine=LoopEngine(problem_of(setting, quick=True), workers=1))
     lanes = walk(text, setting, decay=0.9, engine=LaneEngine(problem_of(setting), lanes=2))
     assert np.abs(np.array(loop.x) - np.array(lanes.x)).max() < 1e-12
     assert loop.outcomes[-1].cost == lanes.outcomes[-1].cost
@@ -69,7 +69,7 @@ def test_captured_work_stays_on_the_device(text: str, monkeypatch: pytest.Monkey
         return replay
 
     monkeypatch.setattr(Lane, "_captured", captured)
-    setting = bed(rounds=3, size=3)
+    setting = bed(rounds=2, size=3)
     lanes = walk(text, setting, engine=LaneEngine(problem_of(setting), lanes=2))
     assert len(replayed) > len(lanes.x), "begin, step and finish"
 
@@ -94,7 +94,7 @@ TRACED = [
 def test_the_step_compiles_to_one_graph(text: str) -> None:
     """Traced into one graph without a break, as for a GPU."""
     setting = bed(rounds=2, size=3)
-    loop = walk(text, setting, engine=LoopEngine(problem_of(setting), workers=1))
+    loop = walk(text, setting, engine=LoopEngine(problem_of(setting, quick=True), workers=1))
     traced = walk(
         text, setting, engine=LaneEngine(problem_of(setting), step=partial(compiled_step, backend="eager", strict=True))
     )
@@ -106,7 +106,7 @@ def test_a_step_that_does_not_compile_runs_eagerly() -> None:
         raise RuntimeError("no compiler here")
 
     setting = bed(rounds=2, size=3)
-    loop = walk("fedsam", setting, engine=LoopEngine(problem_of(setting), workers=1))
+    loop = walk("fedsam", setting, engine=LoopEngine(problem_of(setting, quick=True), workers=1))
     with pytest.warns(UserWarning, match="could not be compiled"):
         lanes = walk(
             "fedsam", setting, engine=LaneEngine(problem_of(setting), step=partial(compiled_step, backend=broken))
@@ -121,7 +121,7 @@ def test_a_wrong_compiled_step_is_detected() -> None:
         )
 
     setting = bed(rounds=2, size=3)
-    loop = walk("scaffold", setting, engine=LoopEngine(problem_of(setting), workers=1))
+    loop = walk("scaffold", setting, engine=LoopEngine(problem_of(setting, quick=True), workers=1))
     engine = LaneEngine(problem_of(setting), step=partial(compiled_step, backend=wrong))  # type: ignore[arg-type]
     with pytest.warns(UserWarning, match="without compilation") as caught:
         lanes = walk("scaffold", setting, engine=engine)
@@ -140,7 +140,7 @@ def test_a_correct_compiled_step_is_used() -> None:
         return run
 
     setting = bed(rounds=2, size=3)
-    loop = walk("scaffold", setting, engine=LoopEngine(problem_of(setting), workers=1))
+    loop = walk("scaffold", setting, engine=LoopEngine(problem_of(setting, quick=True), workers=1))
     engine = LaneEngine(problem_of(setting), step=partial(compiled_step, backend=careful))  # type: ignore[arg-type]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -177,7 +177,7 @@ def test_compiled_steps_are_compared_in(wrong: str) -> None:
 
 def test_a_step_too_large_to_be_compared_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     setting = bed(rounds=2, size=2)
-    loop = walk("fedavg", setting, engine=LoopEngine(problem_of(setting), workers=1))
+    loop = walk("fedavg", setting, engine=LoopEngine(problem_of(setting, quick=True), workers=1))
 
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("full")

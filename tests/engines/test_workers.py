@@ -20,7 +20,7 @@ from fedflat.errors import UserError
 from fedflat.processes import sendable_error
 
 SETTINGS = {"rounds": 3, "clients": 10, "clients_per_round": 5, "local_steps": 3, "model": "mlp(hidden=8)"}
-WORKERS = 3
+WORKERS = 2
 """The same number everywhere, so that all tests share the processes, which take seconds to start."""
 
 

@@ -102,7 +102,7 @@ def test_a_run_is_the_same_twice(undisturbed: dict[str, bytes], tmp_path: Path) 
     assert {"metrics.jsonl", "model.safetensors", "state/clients/rows.bin"} <= set(undisturbed)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(first=st.integers(0, 220), second=st.integers(0, 220))
 def test_killed_in_the_middle_of_an_operation(
     undisturbed: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory, first: int, second: int
@@ -114,7 +114,7 @@ def test_killed_in_the_middle_of_an_operation(
     assert contents(folder) == undisturbed
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(after=st.floats(0.0, 1.0))
 def test_killed_from_outside(
     undisturbed: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory, after: float
