@@ -67,7 +67,7 @@ VALID: dict[str, Call] = {
     "sweep": (("sweep.yaml",), {"--out": "new", "--jobs": "1", "--dry-run": ""}),
     "tune": (("tune.yaml",), {"--out": "new", "--jobs": "1", "--dry-run": ""}),
     "branch": (("run@1", "fedavg", "fedsam"), {"--rounds": "3", "--jobs": "1", "--out": "new", "--dry-run": ""}),
-    "reproduce": (("fedswa",), {"--dry-run": "", "--data-dir": "datasets"}),
+    "reproduce": (("fedswa/table6",), {"--dry-run": "", "--data-dir": "datasets"}),
     "resume": (("run",), {}),
     "show": (("run",), {}),
     "watch": (("run",), {"--once": ""}),
