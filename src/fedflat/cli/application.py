@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 from fedflat import __version__
-from fedflat.cli import WRONG_REQUEST, Interrupted, interrupted_code
+from fedflat.cli import RUNS_FAILED, WRONG_REQUEST, Interrupted, interrupted_code
 from fedflat.cli.experiments.bench import bench
 from fedflat.cli.experiments.branch import branch
 from fedflat.cli.experiments.clean import clean
@@ -45,7 +45,7 @@ from fedflat.cli.lookup.models import models
 from fedflat.cli.lookup.papers import papers
 from fedflat.cli.lookup.settings import settings
 from fedflat.cli.shared.flags import CommandGroup, NoSuchOption, UsageError, keep_argument_help
-from fedflat.errors import UserError
+from fedflat.errors import SomeFailed, UserError
 from fedflat.registry import PLUGINS_VARIABLE, MissingPlugin, listed_plugins, load_plugins
 from fedflat.setting_names import MAX_COUNT, MAX_SEED, suggest_setting
 
@@ -62,7 +62,7 @@ def errors_as_messages() -> Iterator[None]:
         with _one_line_warnings():
             yield
     except UserError as error:
-        raise _print_error(str(error), WRONG_REQUEST) from None
+        raise _print_error(str(error), RUNS_FAILED if isinstance(error, SomeFailed) else WRONG_REQUEST) from None
     except Interrupted as interruption:
         raise _print_error(f"interrupted; {interruption}", interrupted_code()) from None
     except KeyboardInterrupt:
