@@ -41,8 +41,8 @@ HOSTILE = {
 }
 """Values that are tried for every argument and option, by name."""
 NEVER_VALID = {
-    "float": {"empty", "NaN", "infinite", "NUL", "Unicode", "brackets", "commas", "directory"},
-    "text": {"NUL"},
+    "float": {"empty", "NaN", "infinite", "NUL", "not UTF-8", "Unicode", "brackets", "commas", "directory"},
+    "text": {"NUL", "not UTF-8"},
 }
 """Hostile values that a command must reject, for options that take numbers and for all others."""
 NUMBERS = ("nan", "inf", "-1", "0", "1e12", "1" + "0" * 30, "true", "", "none", "word")

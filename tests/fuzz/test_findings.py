@@ -95,6 +95,8 @@ RUNS: dict[str, tuple[Callable[[], Any], str]] = {
     "boolean seed": (lambda: config({"seed": True}), "seed=True is invalid: expected a number"),
     "many rounds": (lambda: config({"training": {"rounds": 10**12}}), "expected at most"),
     "NUL in a path": (lambda: config({"data": {"dataset": "a\0b"}}), "NUL"),
+    "text that is not UTF-8": (lambda: config({"engine": {"ray_address": "\udcff"}}), "not UTF-8"),
+    "large client": (lambda: run(partition="virtual(size=1e12)"), "at most"),
     "evaluation of nothing": (lambda: run().evaluate(on=[]), "selects nothing"),
     "large grid": (lambda: check_grid_size(99999999**2), "days"),
     "format and extension": (lambda: format_of(Path("x.safetensors"), "torch"), "extension of safetensors"),
@@ -195,6 +197,7 @@ def test_damaged_arrays_are_reported(workspace: Path, tmp_path: Path) -> None:
 
 COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "NUL": (("run", "a\0b"), "NUL"),
+    "bytes": (("show", "\udcff"), "not UTF-8"),
     "NaN": (("show", "run", "--target", "nan"), "finite"),
     "count": (("flatness", "spectrum", "run", "--examples", "1000000000000"), "at most"),
     "seeds": (("compare", "fedavg", "--seeds", "1000000000000"), "more than 10000 runs"),

@@ -47,7 +47,7 @@ from fedflat.cli.lookup.settings import settings
 from fedflat.cli.shared.flags import CommandGroup, NoSuchOption, UsageError, keep_argument_help
 from fedflat.errors import SomeFailed, UserError
 from fedflat.registry import PLUGINS_VARIABLE, MissingPlugin, listed_plugins, load_plugins
-from fedflat.setting_names import MAX_COUNT, MAX_SEED, suggest_setting
+from fedflat.setting_names import MAX_COUNT, MAX_SEED, forbidden_character, suggest_setting
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -113,8 +113,8 @@ class Application(CommandGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options of ``fedflat`` itself; keep the command line for error messages."""
         self._command_line = list(args)
-        if any("\0" in word for word in args):
-            raise UsageError("an argument contains a NUL character, which no name and no path contains", ctx)
+        for forbidden in filter(None, map(forbidden_character, args)):
+            raise UsageError(f"an argument contains {forbidden}; rename the file, or correct the command", ctx)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
