@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import fedflat
@@ -185,6 +186,10 @@ def test_damaged_weights_are_reported(workspace: Path, tmp_path: Path) -> None:
             read_weights(tmp_path / "weights.pt")
         except UserError as error:
             assert "weights.pt" in str(error)
+    for metadata in ("{", "[1]", '"text"'):
+        save_file({"weight": torch.zeros(1)}, tmp_path / "weights.safetensors", {"fedflat": metadata})
+        with pytest.raises(UserError, match=r"weights.safetensors is damaged .*expected a complete file"):
+            read_weights(tmp_path / "weights.safetensors")
 
 
 def test_damaged_arrays_are_reported(workspace: Path, tmp_path: Path) -> None:
