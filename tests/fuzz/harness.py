@@ -54,7 +54,7 @@ def problem_of(case: Case, workspace: Path, modules: str | None = None) -> str |
     The names of all modules imported by the case are written to the file ``modules``, if it is given.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch, "work")
+        folder = Path(scratch, "parent", "work")  # the hostile value ../.. stays in ``scratch``
         shutil.copytree(workspace, folder)
         if case.damage is not None:
             damage(folder / case.damage[0], case.damage[1], str(case))
