@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedflat.data import Dataset, from_clients
 from fedflat.data.arrays import Pair
 from fedflat.engines.problem.task import CustomLoss, Task
-from fedflat.errors import UserError, one_of
+from fedflat.errors import SomeFailed, UserError, one_of
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign import compare as comparing
 from fedflat.experiment.config import Config
@@ -276,7 +276,7 @@ def sweep(
             display.count_run()
     failed = [result for result in results.values() if result.error is not None]
     if failed:
-        raise comparing.SomeFailed(
+        raise SomeFailed(
             f"{failed[0].run.name} failed: {failed[0].error} ({len(failed)} of {len(results)} runs failed)"
         )
     records = [results[run.name].record for run in plan.runs]

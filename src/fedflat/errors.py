@@ -46,3 +46,7 @@ def similar_file(path: Path) -> str:
     names = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
     close = difflib.get_close_matches(path.name, names, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+class SomeFailed(UserError):
+    """Runs of a comparison or sweep failed; the others have been completed."""

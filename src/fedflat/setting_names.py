@@ -238,3 +238,15 @@ def parse_flatness(text: str) -> dict[str, Any]:
         else:
             values[name] = value
     return values
+
+
+def forbidden_character(text: str) -> str:
+    """What no name or path in a config may contain, if ``text`` contains it; otherwise empty.
+
+    >>> forbidden_character("a\\0b"), forbidden_character("µ.npz")
+    ('a NUL character', '')
+    """
+    if "\0" in text:
+        return "a NUL character"
+    # Python reads bytes of a command line that are not UTF-8 as surrogates, which no UTF-8 file can contain.
+    return "bytes that are not UTF-8" if any("\ud800" <= character <= "\udfff" for character in text) else ""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import typer
+from rich.text import Text
 
 from fedflat.cli.application import app
 
@@ -53,6 +54,15 @@ def test_all_commands_are_listed():
         "plane",
         "path",
     } <= measurements
+
+
+def test_usage_lines_are_valid_markup():
+    root = typer.main.get_command(app)
+    for path in PATHS:
+        command = root
+        for word in path:
+            command = command.commands[word]
+        Text.from_markup(command.get_usage(typer.Context(command)))  # as in the message for an unknown option
 
 
 @pytest.mark.parametrize("path", PATHS, ids=" ".join)

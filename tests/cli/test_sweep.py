@@ -116,7 +116,7 @@ def test_a_run_that_fails_is_named_after_the_table(fedflat):
         SWEEP.replace('algorithm: [fedavg, "fedsam(rho={rho})"]\n  rho: [0.05, 0.1]', "model: [mlp, bisenetv2]")
     )
     result = fedflat("sweep", "mine.yaml", "--quiet")
-    assert result.exit_code == 2 and "best first" in result.stdout
+    assert result.exit_code == 1 and "best first" in result.stdout
     assert "model-bisenetv2--seed-0" in result.stderr and "(and 1 more)" in result.stderr
 
 

@@ -21,10 +21,10 @@ from fedflat.algorithms import composition
 from fedflat.algorithms.drift.scaffold import Scaffold
 from fedflat.algorithms.named import NAMED
 from fedflat.data import from_arrays
-from fedflat.errors import UserError
+from fedflat.errors import SomeFailed, UserError
 from fedflat.experiment.callback import Callback, RemoteCallback
 from fedflat.experiment.campaign import compare as comparing
-from fedflat.experiment.campaign.compare import SomeFailed, compare
+from fedflat.experiment.campaign.compare import compare
 from fedflat.experiment.campaign.processes import RunJob, _warnings_sent, run_in_parallel
 from fedflat.experiment.config import Config, config
 from fedflat.models import MODELS, ImageModelSpec
@@ -88,15 +88,16 @@ class Killer(Watcher):
 
 def test_concurrent_runs_equal_sequential_runs_and_a_user_error_stops_none_of_them(tmp_path: Path) -> None:
     texts, watcher = ["fedavg+wima(window=2)", "scaffold"], Watcher()
-    row = list(compare(BASE, texts, [0, 1], tmp_path / "row", jobs=1))
-    (tmp_path / "beside" / "fedsam").mkdir(parents=True)
-    for seed in (0, 1):
-        (tmp_path / "beside" / "fedsam" / f"seed-{seed}").write_text("not a run")
-    beside = []
-    with pytest.raises(SomeFailed, match=r"^fedsam, seed 0 .*seed-0.*--out"):
-        for record in compare(BASE, ["fedsam", *texts], [0, 1], tmp_path / "beside", (watcher,), jobs=2):
-            beside.append(record)
-    assert [(r.config.algorithm, r.config.seed) for r in beside] == [(r.config.algorithm, r.config.seed) for r in row]
+    row, beside = [], []
+    for name, records, jobs in (("row", row, 1), ("beside", beside, 2)):
+        (tmp_path / name / "fedsam").mkdir(parents=True)
+        for seed in (0, 1):
+            (tmp_path / name / "fedsam" / f"seed-{seed}").write_text("not a run")
+        callbacks = (watcher,) if name == "beside" else ()
+        with pytest.raises(SomeFailed, match=r"^fedsam, seed 0 .*seed-0.*--out.*\(and 1 more\)"):
+            for record in compare(BASE, ["fedsam", *texts], [0, 1], tmp_path / name, callbacks, jobs=jobs):
+                records.append(record)
+        assert [(r.config.seed, r.config.algorithm) for r in records] == [(s, text) for s in (0, 1) for text in texts]
     for one, other in zip(row, beside, strict=True):
         assert one.config == other.config and one.history == other.history and one.status == other.status == "finished"
         assert other.user_objects == {"data": None, "model": None, "task": None} and list(one.models) == list(

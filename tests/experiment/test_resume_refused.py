@@ -13,8 +13,11 @@ from safetensors.torch import load_file, save_file
 
 import fedflat
 from fedflat.errors import UserError
-from fedflat.experiment.store.checkpoint import CHECKPOINT
-from fedflat.experiment.store.run_folder import RunFolder
+from fedflat.experiment.analysis.post_hoc import post_hoc
+from fedflat.experiment.analysis.run_model import open_model, replay_after
+from fedflat.experiment.campaign.branch import branchable_rounds
+from fedflat.experiment.store.checkpoint import CHECKPOINT, PREVIOUS
+from fedflat.experiment.store.run_folder import RunFolder, load_record
 
 SETTINGS = {
     "rounds": 6,
@@ -144,12 +147,20 @@ def test_a_run_without_client_state_continues_from_the_previous_checkpoint(tmp_p
     rounds = fedflat.rounds("fedavg", out=tmp_path / "run", **SETTINGS)
     for _ in range(4):
         next(rounds)
-    shutil.copytree(tmp_path / "run", tmp_path / "damaged")
+    for name in ("damaged", "renamed"):
+        shutil.copytree(tmp_path / "run", tmp_path / name)
     flip(tmp_path / "damaged" / CHECKPOINT, -1)
+    (tmp_path / "renamed" / CHECKPOINT).replace(tmp_path / "renamed" / PREVIOUS)  # before the next one was written
     assert [round.number for round in rounds] == [5, 6]
-    with pytest.warns(UserWarning, match="state.safetensors is damaged; the run continues from the checkpoint before"):
+    with pytest.warns(UserWarning, match="state.safetensors is damaged; the checkpoint before it is used"):
+        assert branchable_rounds(tmp_path / "damaged") == [2]
         fedflat.resume(tmp_path / "damaged")
-    assert contents(tmp_path / "damaged") == contents(tmp_path / "run")
+    assert branchable_rounds(tmp_path / "renamed") == [4]
+    assert [moment.rounds for moment in post_hoc(load_record(tmp_path / "renamed")).moments()[0]] == [0, 4]
+    fedflat.resume(tmp_path / "renamed")
+    assert contents(tmp_path / "renamed") == contents(tmp_path / "damaged") == contents(tmp_path / "run")
+    (tmp_path / "renamed" / CHECKPOINT).replace(tmp_path / "renamed" / PREVIOUS)
+    assert replay_after(open_model(load_record(tmp_path / "renamed")), 6).moment.rounds == 6
 
 
 def test_every_flipped_byte_of_a_model_is_detected(run: Path) -> None:

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 import fedflat
-from fedflat.errors import UserError
+from fedflat.errors import SomeFailed, UserError
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign import sweep as sweeping
-from fedflat.experiment.campaign.compare import SomeFailed
 from fedflat.experiment.campaign.disk_space import sweep_disk
 from fedflat.experiment.campaign.ranking import Ranking, ranking
 from fedflat.experiment.campaign.sweep import Sweep, plan_sweep, run_sweep

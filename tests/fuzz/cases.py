@@ -41,8 +41,8 @@ HOSTILE = {
 }
 """Values that are tried for every argument and option, by name."""
 NEVER_VALID = {
-    "float": {"empty", "NaN", "infinite", "NUL", "Unicode", "brackets", "commas", "directory"},
-    "text": {"NUL"},
+    "float": {"empty", "NaN", "infinite", "NUL", "not UTF-8", "Unicode", "brackets", "commas", "directory"},
+    "text": {"NUL", "not UTF-8"},
 }
 """Hostile values that a command must reject, for options that take numbers and for all others."""
 NUMBERS = ("nan", "inf", "-1", "0", "1e12", "1" + "0" * 30, "true", "", "none", "word")
@@ -67,7 +67,7 @@ VALID: dict[str, Call] = {
     "sweep": (("sweep.yaml",), {"--out": "new", "--jobs": "1", "--dry-run": ""}),
     "tune": (("tune.yaml",), {"--out": "new", "--jobs": "1", "--dry-run": ""}),
     "branch": (("run@1", "fedavg", "fedsam"), {"--rounds": "3", "--jobs": "1", "--out": "new", "--dry-run": ""}),
-    "reproduce": (("fedswa",), {"--dry-run": "", "--data-dir": "datasets"}),
+    "reproduce": (("fedswa/table6",), {"--dry-run": "", "--data-dir": "datasets"}),
     "resume": (("run",), {}),
     "show": (("run",), {}),
     "watch": (("run",), {"--once": ""}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import io
 import os
@@ -16,31 +17,44 @@ import time
 import traceback
 from pathlib import Path
 
+import typer
+
 import fedflat
 from fedflat.cli.application import app
 from fedflat.errors import UserError
-from tests.fuzz.cases import Case
+from tests.fuzz.cases import VALID, Case, command_line
 from tests.fuzz.workspace import damage
 from tests.time_limits import scaled
 
 SECONDS = 20
 BYTES = 2 << 30
+COMMAND = typer.main.get_command(app)
 _FAILED = 99
 """Exit code of the child process if the command raised an exception."""
 
 
-def preload() -> None:
-    """Import all of fedflat that is installed, so that forked processes need not."""
+def preload(workspace: Path) -> None:
+    """Import all of fedflat that is installed, and what valid calls import, so that forked processes need not."""
     for module in pkgutil.walk_packages(fedflat.__path__, "fedflat."):
         if not module.name.endswith("__main__"):
             with contextlib.suppress(ImportError, UserError):
                 importlib.import_module(module.name)
+    for name in VALID:
+        with tempfile.NamedTemporaryFile("r") as modules:
+            problem_of(Case(command_line(name)), workspace, modules.name)
+            for module_name in modules.read().split():
+                with contextlib.suppress(Exception):
+                    importlib.import_module(module_name)
+    gc.freeze()  # collections in forked processes then copy fewer pages
 
 
-def problem_of(case: Case, workspace: Path) -> str | None:
-    """What is wrong with the outcome of a case in a copy of ``workspace``; None if nothing is."""
+def problem_of(case: Case, workspace: Path, modules: str | None = None) -> str | None:
+    """What is wrong with the outcome of a case in a copy of ``workspace``; None if nothing is.
+
+    The names of all modules imported by the case are written to the file ``modules``, if it is given.
+    """
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch, "work")
+        folder = Path(scratch, "parent", "work")  # the hostile value ../.. stays in ``scratch``
         shutil.copytree(workspace, folder)
         if case.damage is not None:
             damage(folder / case.damage[0], case.damage[1], str(case))
@@ -50,11 +64,11 @@ def problem_of(case: Case, workspace: Path) -> str | None:
         sys.stderr.flush()
         child = os.fork()
         if not child:
-            _run_in_child(case, folder, output)
+            _run_in_child(case, folder, output, modules)
         return _judge(case, child, output)
 
 
-def _run_in_child(case: Case, folder: Path, output: Path) -> None:
+def _run_in_child(case: Case, folder: Path, output: Path, modules: str | None) -> None:
     """Run the command and exit: with its exit code, or with ``_FAILED`` and a traceback in ``output``."""
     code = _FAILED
     try:
@@ -69,12 +83,14 @@ def _run_in_child(case: Case, folder: Path, output: Path) -> None:
         sys.stdin = io.StringIO("")
         with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
             try:
-                app(list(case.arguments), prog_name="fedflat")
+                COMMAND(list(case.arguments), prog_name="fedflat")
                 code = 0
             except SystemExit as end:
                 code = end.code if isinstance(end.code, int) else int(end.code is not None)
             except BaseException:
                 traceback.print_exc()
+        if modules is not None:
+            Path(modules).write_text("\n".join(sys.modules))
     finally:
         os._exit(code)
 

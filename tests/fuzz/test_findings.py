@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import fedflat
 from fedflat.cli.application import app
-from fedflat.data import DATASETS, Dataset, from_arrays, load
+from fedflat.data import DATASETS, Dataset, from_arrays, from_torch, load
 from fedflat.errors import UserError
 from fedflat.experiment.config import config
+from fedflat.experiment.setup.problem import build_problem
 from fedflat.experiment.setup.weights import read_weights
 from fedflat.experiment.store.export import format_of
 from fedflat.flatness.landscapes.grid import check_grid_size
@@ -31,6 +33,8 @@ TINY: dict[str, Any] = {
     "rounds": 1, "clients": 4, "clients_per_round": 2, "local_steps": 1, "partition": "iid", "workers": 1,
     "device": "cpu",
 }  # fmt: skip
+
+FEW = {"data": {"partition": "iid", "clients": 2}, "federation": {"clients_per_round": 2}}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +64,9 @@ ARRAYS: dict[str, tuple[Callable[[], Any], str]] = {
     "scalar classes": (lambda: arrays(classes=3), "list of class names"),
     "sparse labels": (lambda: arrays(X, np.where(Y == 2, 10**6, Y)), "label 1000000"),
     "huge labels": (lambda: arrays(X, np.where(Y == 2, 2 * 10**12, Y)), "label 2000000000000"),
-    "NaN inputs": (lambda: arrays(np.where(X > 0.9, np.nan, X)), "infinite or NaN"),
+    "NaN inputs": (lambda: arrays(np.where(X > 0.9, np.nan, X)), "NaN, infinite"),
+    "inputs beyond float32": (lambda: arrays(np.where(X > 0.9, 1e300, X)), "too large for float32"),
+    "targets beyond float32": (lambda: arrays(X, np.where(Y == 2, 1e300, 0.5)), "too large for float32"),
 }
 
 
@@ -90,6 +96,8 @@ RUNS: dict[str, tuple[Callable[[], Any], str]] = {
     "boolean seed": (lambda: config({"seed": True}), "seed=True is invalid: expected a number"),
     "many rounds": (lambda: config({"training": {"rounds": 10**12}}), "expected at most"),
     "NUL in a path": (lambda: config({"data": {"dataset": "a\0b"}}), "NUL"),
+    "text that is not UTF-8": (lambda: config({"engine": {"ray_address": "\udcff"}}), "not UTF-8"),
+    "large client": (lambda: run(partition="virtual(size=1e12)"), "at most"),
     "evaluation of nothing": (lambda: run().evaluate(on=[]), "selects nothing"),
     "large grid": (lambda: check_grid_size(99999999**2), "days"),
     "format and extension": (lambda: format_of(Path("x.safetensors"), "torch"), "extension of safetensors"),
@@ -120,9 +128,20 @@ def test_divergence_names_its_cause(tmp_path: Path) -> None:
     assert "training inputs of arrays contain infinite or NaN" in run(dataset=dataset, rounds=3).record.reason
 
 
-def test_float64_data_keep_their_precision() -> None:
-    dataset = arrays(X)
-    assert dataset.train.inputs.dtype == torch.float64 and torch.equal(dataset.train.inputs, torch.from_numpy(X))
+def test_float64_data_keep_their_precision(tmp_path: Path) -> None:
+    numbers = X[:, 0] / 3
+    table = tmp_path / "table.csv"
+    rows = [",".join(map(repr, row)) for row in np.column_stack([X, numbers]).tolist()]
+    table.write_text("\n".join(["a,b,c,d,target", *rows]))
+    items = list(zip(X, numbers, strict=True))
+    for dataset in (arrays(X, numbers), from_torch(items, items), load(f"arrays(path={table})", tmp_path)):
+        for precision, dtype in (("float64", torch.float64), ("float32", torch.float32)):
+            settings = config({"model": "mlp(hidden=2)", "engine": {"precision": precision, "device": "cpu"}, **FEW})
+            problem, _ = build_problem(settings, dataset)
+            for examples in (problem.data.train, *problem.evaluation_sets.values()):
+                for values in (problem.normalised(examples.inputs), examples.targets):
+                    is_rounded = torch.equal(values, values.float())
+                    assert values.dtype == dtype and is_rounded == (precision == "float32")
     mixed = from_arrays(X, Y, X.astype(np.float32), Y)
     assert mixed.train.inputs.dtype == mixed.test.inputs.dtype == torch.float32
 
@@ -167,6 +186,10 @@ def test_damaged_weights_are_reported(workspace: Path, tmp_path: Path) -> None:
             read_weights(tmp_path / "weights.pt")
         except UserError as error:
             assert "weights.pt" in str(error)
+    for metadata in ("{", "[1]", '"text"'):
+        save_file({"weight": torch.zeros(1)}, tmp_path / "weights.safetensors", {"fedflat": metadata})
+        with pytest.raises(UserError, match=r"weights.safetensors is damaged .*expected a complete file"):
+            read_weights(tmp_path / "weights.safetensors")
 
 
 def test_damaged_arrays_are_reported(workspace: Path, tmp_path: Path) -> None:
@@ -179,6 +202,7 @@ def test_damaged_arrays_are_reported(workspace: Path, tmp_path: Path) -> None:
 
 COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "NUL": (("run", "a\0b"), "NUL"),
+    "bytes": (("show", "\udcff"), "not UTF-8"),
     "NaN": (("show", "run", "--target", "nan"), "finite"),
     "count": (("flatness", "spectrum", "run", "--examples", "1000000000000"), "at most"),
     "seeds": (("compare", "fedavg", "--seeds", "1000000000000"), "more than 10000 runs"),

@@ -39,9 +39,9 @@ def test_no_hostile_value_gets_through(workspace: Path) -> None:
 def test_the_fuzzer_notices_what_it_looks_for(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     accepted = problem_of(Case(command_line("show"), is_nonsense=True), workspace)
     assert accepted is not None and accepted.startswith("was accepted")
-    monkeypatch.setattr("tests.fuzz.harness.app", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("tests.fuzz.harness.COMMAND", lambda *_, **__: 1 / 0)
     raised = problem_of(Case(("settings",)), workspace)
     assert raised is not None and "ZeroDivisionError" in raised
-    monkeypatch.setattr("tests.fuzz.harness.app", lambda *_, **__: bytearray(3 << 30))
+    monkeypatch.setattr("tests.fuzz.harness.COMMAND", lambda *_, **__: bytearray(3 << 30))
     large = problem_of(Case(("settings",)), workspace)
     assert large is not None and "MemoryError" in large

@@ -30,7 +30,8 @@ class PlainLoop:
     def __init__(self, config: Config, data: Dataset) -> None:
         self.config = config
         self.problem, self.partition = build_problem(config, data=data)
-        self._train = move_examples(data.train, self.problem.device)  # in torch's default memory format
+        # in torch's default memory format
+        self._train = move_examples(data.train, self.problem.device, self.problem.dtype)
         self.state: StateDict = {name: tensor.clone() for name, tensor in self.problem.model.state_dict().items()}
         # These draw the same batches and cohorts as a run of fedflat.
         self._plan, self._sampler = plan_of(config), sampler_of(config, len(self.partition.clients))

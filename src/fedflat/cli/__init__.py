@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+RUNS_FAILED = 1
+"""Exit code if runs of a comparison or sweep failed."""
 WRONG_REQUEST = 2
-"""Exit code after a user error."""
+"""Exit code after any other user error."""
 _signal: int = signal.SIGINT
 """The signal that interrupted the command."""
 

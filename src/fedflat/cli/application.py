@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 from fedflat import __version__
-from fedflat.cli import WRONG_REQUEST, Interrupted, interrupted_code
+from fedflat.cli import RUNS_FAILED, WRONG_REQUEST, Interrupted, interrupted_code
 from fedflat.cli.experiments.bench import bench
 from fedflat.cli.experiments.branch import branch
 from fedflat.cli.experiments.clean import clean
@@ -45,9 +45,9 @@ from fedflat.cli.lookup.models import models
 from fedflat.cli.lookup.papers import papers
 from fedflat.cli.lookup.settings import settings
 from fedflat.cli.shared.flags import CommandGroup, NoSuchOption, UsageError, keep_argument_help
-from fedflat.errors import UserError
+from fedflat.errors import SomeFailed, UserError
 from fedflat.registry import PLUGINS_VARIABLE, MissingPlugin, listed_plugins, load_plugins
-from fedflat.setting_names import MAX_COUNT, MAX_SEED, suggest_setting
+from fedflat.setting_names import MAX_COUNT, MAX_SEED, forbidden_character, suggest_setting
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -62,7 +62,7 @@ def errors_as_messages() -> Iterator[None]:
         with _one_line_warnings():
             yield
     except UserError as error:
-        raise _print_error(str(error), WRONG_REQUEST) from None
+        raise _print_error(str(error), RUNS_FAILED if isinstance(error, SomeFailed) else WRONG_REQUEST) from None
     except Interrupted as interruption:
         raise _print_error(f"interrupted; {interruption}", interrupted_code()) from None
     except KeyboardInterrupt:
@@ -113,8 +113,8 @@ class Application(CommandGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options of ``fedflat`` itself; keep the command line for error messages."""
         self._command_line = list(args)
-        if any("\0" in word for word in args):
-            raise UsageError("an argument contains a NUL character, which no name and no path contains", ctx)
+        for forbidden in filter(None, map(forbidden_character, args)):
+            raise UsageError(f"an argument contains {forbidden}; rename the file, or correct the command", ctx)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

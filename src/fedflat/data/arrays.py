@@ -108,7 +108,10 @@ def _to_targets(
     if kind == "segmentation":
         targets = [_to_masks(train), _to_masks(test)]
     elif _are_regression_targets(train, test):
-        targets = [torch.tensor(np.asarray(values), dtype=torch.float32) for values in (train, test)]
+        targets = [torch.as_tensor(as_native(values)) for values in (train, test)]
+        # As for inputs, float64 stays, and each run converts the targets to its precision.
+        dtype = torch.float64 if all(values.dtype == torch.float64 for values in targets) else torch.float32
+        targets = [values.to("cpu", dtype, copy=True) for values in targets]
         return targets, () if classes is None else classes
     elif kind != "text" and _are_multi_labels(train, test):
         targets = [torch.tensor(np.asarray(values), dtype=torch.bool) for values in (train, test)]

@@ -305,10 +305,14 @@ def _are_images_in_memory(inputs: Tensor) -> bool:
     )
 
 
-def move_examples(examples: Examples, device: torch.device) -> Examples:
-    """Move examples to ``device``; raises ``UserError`` if they do not fit on the GPU."""
+def move_examples(examples: Examples, device: torch.device, dtype: torch.dtype) -> Examples:
+    """Move examples to ``device``, and convert targets that are numbers to ``dtype``.
+
+    Inputs are converted batch by batch. Raises ``UserError`` if the examples do not fit on the GPU.
+    """
     try:
-        return Examples(**{name: tensor.to(device) for name, tensor in examples.tensors().items()})
+        moved = Examples(**{name: tensor.to(device) for name, tensor in examples.tensors().items()})
+        return replace(moved, targets=moved.targets.to(dtype)) if moved.targets.is_floating_point() else moved
     except torch.OutOfMemoryError:
         size = examples.inputs.numel() * examples.inputs.element_size() / 1e9
         raise UserError(

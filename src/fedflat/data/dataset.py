@@ -39,7 +39,7 @@ class Examples:
             [n, features] (float32 or float64), or token sequences of shape [n, length] (int64).
         targets: class of each example, shape [n] (int64); for text also a class per position, [n, length]. In
             segmentation, targets are masks [n, height, width] (uint8); in regression, numbers [n] or [n, columns]
-            (float32); in multi-label data, whether each label applies, [n, labels] (bool).
+            (float32 or float64); in multi-label data, whether each label applies, [n, labels] (bool).
         groups: natural client of each example, e.g. its writer or domain, shape [n] (int64); None if unknown.
         coarse: superclass of each example, shape [n] (int64); None if classes have no superclasses.
     """
@@ -169,7 +169,7 @@ class Dataset:
             raise UserError(
                 f"the targets of {self.name} are not numbers; for regression store them as floats [n] or [n, columns]"
             )
-        train, test = (replace(split, targets=split.targets.float()) for split in (self.train, self.test))
+        train, test = (replace(split, targets=split.targets.double()) for split in (self.train, self.test))
         return replace(self, train=train, test=test, classes=())
 
     @cached_property
@@ -285,8 +285,10 @@ def _check_examples(split_name: str, examples: Examples, dataset: Dataset) -> No
     # Mapped inputs may be larger than memory, so they are not read in full here.
     if inputs.is_floating_point() and not isinstance(inputs, MappedTensor):
         for block in _row_blocks(inputs):
-            if not block.isfinite().all():
-                raise UserError(f"{split_name} has inputs that are infinite or NaN; expected finite values")
+            if not block.float().isfinite().all():
+                raise UserError(
+                    f"{split_name} has inputs that are NaN, infinite or too large for float32; expected finite values"
+                )
     if dataset.group_names and examples.groups is not None and int(examples.groups.max()) >= len(dataset.group_names):
         raise UserError(
             f"{split_name} has group {int(examples.groups.max())}, but only {len(dataset.group_names)} group names "
@@ -325,14 +327,15 @@ def _check_numbers(split_name: str, examples: Examples, dataset: Dataset) -> Non
     The arguments are those of ``_check_examples``.
     """
     targets, shape = examples.targets, dataset.train.targets.shape[1:]  # shape per example: () or (columns,)
-    if targets.dtype != torch.float32 or targets.ndim > 2 or targets.shape[1:] != shape or not dataset.num_outputs:
+    if not targets.is_floating_point() or targets.ndim > 2 or targets.shape[1:] != shape or not dataset.num_outputs:
         raise UserError(
-            f"the targets of {split_name} are {_type_and_shape(targets)}; expected float32 numbers, one per example or "
+            f"the targets of {split_name} are {_type_and_shape(targets)}; expected numbers, one per example or "
             "one per column [n, columns], in both sets"
         )
-    if not targets.isfinite().all():
+    if not targets.float().isfinite().all():
         raise UserError(
-            f"{split_name} has targets that are infinite or missing (NaN); remove these examples or fill in the targets"
+            f"{split_name} has targets that are missing (NaN), infinite or too large for float32; remove these "
+            "examples, fill in the targets or rescale them"
         )
     if dataset.classes:
         raise UserError(f"{dataset.name} has float targets and classes; for classification convert targets to int64")

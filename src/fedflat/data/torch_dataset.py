@@ -80,13 +80,12 @@ def collect_examples(items: Iterable[Any], split_name: str, file: Path | None = 
 
 
 def _as_array(value: Any) -> np.ndarray:
-    """Convert one input to an array; Pillow images become uint8 with channels first, float64 becomes float32."""
+    """Convert one input to an array; Pillow images become uint8 with channels first."""
     if isinstance(value, torch.Tensor):
         return value.numpy()
     if hasattr(value, "getbands"):  # a Pillow image
         return channels_first(as_8_bit(value))
-    array = np.asarray(value)
-    return array.astype(np.float32) if array.dtype == np.float64 else array
+    return np.asarray(value)
 
 
 def _input_blocks(

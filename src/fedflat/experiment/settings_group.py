@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from fedflat.setting_names import MAX_COUNT, MAX_SEED
+from fedflat.setting_names import MAX_COUNT, MAX_SEED, forbidden_character
 
 
 class SettingsGroup(BaseModel):
@@ -18,7 +18,7 @@ class SettingsGroup(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _check_raw_value(cls, value: Any, info: ValidationInfo) -> Any:
-        """Reject booleans where a number is expected, numbers that are too large, and text with a NUL character."""
+        """Reject booleans where a number is expected, large numbers, and text with forbidden characters."""
         if isinstance(value, bool) and info.field_name is not None:
             accepted = _accepted_types(cls.model_fields[info.field_name].annotation)
             if {int, float} & accepted and bool not in accepted:
@@ -26,8 +26,8 @@ class SettingsGroup(BaseModel):
         largest = MAX_SEED if str(info.field_name).endswith("seed") else MAX_COUNT
         if isinstance(value, int) and value > largest:
             raise PydanticCustomError("too_large", f"expected at most {largest}")
-        if isinstance(value, str) and "\0" in value:
-            raise PydanticCustomError("nul_character", "the text contains a NUL character")
+        if isinstance(value, str) and (forbidden := forbidden_character(value)):
+            raise PydanticCustomError("forbidden_character", f"the text contains {forbidden}")
         return value
 
 

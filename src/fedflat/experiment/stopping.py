@@ -104,7 +104,8 @@ def _cause_before_training(problem: Problem) -> str:
     train = problem.data.train
     if train.inputs.is_floating_point():
         for start in range(0, len(train), SCANNED_ROWS):
-            if not torch.as_tensor(train.inputs[start : start + SCANNED_ROWS]).isfinite().all():
+            # float64 inputs may be infinite in the run's precision
+            if not torch.as_tensor(train.inputs[start : start + SCANNED_ROWS]).to(problem.dtype).isfinite().all():
                 return f"the training inputs of {problem.data.name} contain infinite or NaN values; remove them"
     examples = train.take(torch.arange(min(10, len(train))))
     weights, buffers, integer_buffers = problem.initial_state()

@@ -26,7 +26,7 @@ from fedflat.cli.shared.flags import (
 )
 from fedflat.cli.shared.one_run import check_figure, write_figure
 from fedflat.cli.shared.screen import fetch_if_missing, key_values, print_json, screen
-from fedflat.errors import UserError, one_of
+from fedflat.errors import SomeFailed, UserError, one_of
 from fedflat.reporting.progress import progress
 
 if TYPE_CHECKING:
@@ -70,7 +70,6 @@ def compare(
     """
     from fedflat.api import make_config
     from fedflat.cli.shared.several_runs import comparison_document, print_comparison
-    from fedflat.experiment.campaign.compare import SomeFailed
     from fedflat.experiment.campaign.compare import compare as run_comparison
     from fedflat.experiment.setup.problem import device_of, task_of
     from fedflat.experiment.stopping import check_target

@@ -24,7 +24,7 @@ from fedflat.cli.shared.screen import (
     table,
     with_unit,
 )
-from fedflat.errors import UserError
+from fedflat.errors import SomeFailed, UserError
 from fedflat.reporting.progress import progress
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def run_plan(plan: Sweep, jobs: int | None, *, dry_run: bool, probe: bool, as_js
         _print_results(plan, results)
     if failed:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        raise UserError(f"{failed[0].run.name} failed: {failed[0].error}{more}")
+        raise SomeFailed(f"{failed[0].run.name} failed: {failed[0].error}{more}")
 
 
 def _run(plan: Sweep, jobs: int | None, silent: bool) -> list[SweepResult]:

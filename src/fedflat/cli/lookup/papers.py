@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 def papers(
     name: str | None = typer.Argument(
-        None, metavar="PAPER[/TABLE]", help="a paper, or one of its tables or figures", show_default=False
+        None,
+        metavar="NAME",
+        help="a paper, or a table or figure, e.g. fedswa/table3",
+        show_default=False,
     ),
     list_cells: bool = typer.Option(False, "--list-cells", help="list a table's cells with their requirements"),
     markdown: Path | None = typer.Option(

@@ -97,7 +97,8 @@ def _to_arrays(table: pandas.DataFrame, file: Path, target: str, group: str, sha
     if INPUTS in rest:
         inputs = _stack_lists(rest[INPUTS].tolist(), file)
     else:
-        inputs = rest.select_dtypes("number").to_numpy(dtype=np.float32)
+        numbers = rest.select_dtypes("number")
+        inputs = numbers.to_numpy(dtype=np.float32 if (numbers.dtypes == np.float32).all() else np.float64)
         if not inputs.shape[1]:
             raise UserError(f"{file} has no inputs; expected a column '{INPUTS}' of lists, or numeric columns")
     if shape:

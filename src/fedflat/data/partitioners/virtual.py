@@ -29,7 +29,7 @@ class Virtual(Partitioner):
     citation = "for studies of scale"
     examples = ("virtual(size=100,alpha=0.1)",)
     clients: int | None = param(None, "number of clients; if not set, the setting data.clients", low=1, high=10**15)
-    size: int = param(50, "number of examples per client", low=1)
+    size: int = param(50, "number of examples per client", low=1, high=10**7)
     alpha: float = param(0.1, ALPHA_HELP, low=0)
 
     @property

@@ -71,9 +71,9 @@ class Problem:
     def __post_init__(self) -> None:
         """Move model and data to the device, and derive the layouts of flat vectors from the model."""
         self.model.to(self.device, self.dtype)
-        self.data = replace(self.data, train=move_examples(self.data.train, self.device))
+        self.data = replace(self.data, train=move_examples(self.data.train, self.device, self.dtype))
         self.evaluation_sets = {
-            name: move_examples(examples, self.device) for name, examples in self.evaluation_sets.items()
+            name: move_examples(examples, self.device, self.dtype) for name, examples in self.evaluation_sets.items()
         }
         self.layout = Layout.of_parameters(self.model)
         has_images = any(parameter.ndim == 4 for parameter in self.model.parameters())  # i.e. has convolutions

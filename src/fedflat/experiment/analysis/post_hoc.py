@@ -30,7 +30,7 @@ from fedflat.experiment.analysis.replay import (
 )
 from fedflat.experiment.analysis.theory import Theory, theory, trivial_loss
 from fedflat.experiment.config import Config, FlatnessSettings
-from fedflat.experiment.store.checkpoint import CHECKPOINT
+from fedflat.experiment.store.checkpoint import has_checkpoint
 from fedflat.experiment.store.run_folder import Record, model_file, saved_rounds
 from fedflat.flatness.theory import Constants
 
@@ -93,7 +93,7 @@ class PostHoc:
 
     @property
     def _has_checkpoint(self) -> bool:
-        return self.record.folder is not None and (self.record.folder.path / CHECKPOINT).exists()
+        return self.record.folder is not None and has_checkpoint(self.record.folder)
 
     @property
     def _name(self) -> str:

@@ -23,7 +23,7 @@ from fedflat.engines.round.contract import Client, CohortRows, Engine, ModelStat
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.engine import engine_for, sampler_of, training_of
-from fedflat.experiment.store.checkpoint import CHECKPOINT, read_checkpoint, require_rows, with_prefix
+from fedflat.experiment.store.checkpoint import newest_checkpoint, require_rows, with_prefix
 from fedflat.experiment.store.client_states import ClientStateStore, PastRowStore, RowStore
 from fedflat.experiment.store.run_folder import RunFolder
 
@@ -171,10 +171,11 @@ def moment_at_checkpoint(
         config: the run's config.
         initial: the initial model, which defines the initial client state; default: the problem's.
     """
-    if not (folder.path / CHECKPOINT).exists():
+    checkpoint = newest_checkpoint(folder)
+    if checkpoint is None:
         raise UserError(f"the run in {folder.path} has no checkpoint yet, so its rounds cannot be replayed")
-    saved, metadata = read_checkpoint(folder)
-    tensors = {name: tensor.to(problem.device) for name, tensor in saved.items()}
+    metadata = checkpoint.header
+    tensors = {name: tensor.to(problem.device) for name, tensor in checkpoint.tensors.items()}
     model = ModelState(tensors["weights"], tensors["buffers"], with_prefix(tensors, "integers/"))
     own_statistics = config.training.statistics == "own"
     rows_file = folder.path / "state" / "clients"

@@ -39,7 +39,7 @@ from fedflat.experiment.analysis.replay import (
 )
 from fedflat.experiment.analysis.scoring import take_on_device
 from fedflat.experiment.config import Config
-from fedflat.experiment.store.checkpoint import CHECKPOINT
+from fedflat.experiment.store.checkpoint import checkpoint_rounds
 from fedflat.experiment.store.run_folder import Record, client_statistics, load_record
 from fedflat.flatness import Objective, Sharpness, Spectrum, sharpness_of, spectrum_of
 from fedflat.flatness.batches import TensorBatches
@@ -388,7 +388,7 @@ def moment_after(server: RunModel, problem: Problem, rounds: int | None = None) 
     if record.folder is None:
         raise UserError("this run has no folder, so its rounds cannot be replayed; pass out=... to fedflat.run")
     run_algorithm = algorithm(record.config.algorithm)
-    if rounds is None or rounds == record.folder.rounds_in_file(CHECKPOINT):
+    if rounds is None or rounds == checkpoint_rounds(record.folder):
         return moment_at_checkpoint(record.folder, run_algorithm, problem, record.config)
     return moment_at_model(rounds, state_of(record, "server", problem, rounds), run_algorithm, record.config)
 

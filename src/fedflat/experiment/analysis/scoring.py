@@ -91,7 +91,7 @@ class Scorer:
 
 def take_on_device(problem: Problem, examples: Examples, positions: Tensor) -> Examples:
     """The examples at ``positions`` [count], on the problem's device; datasets may be stored on another."""
-    return move_examples(examples.take(positions.to(examples.targets.device)), problem.device)
+    return move_examples(examples.take(positions.to(examples.targets.device)), problem.device, problem.dtype)
 
 
 def scores_of(totals: Totals) -> Scores:

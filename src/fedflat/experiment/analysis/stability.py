@@ -118,7 +118,8 @@ class Twins:
         candidates = np.setdiff1d(np.arange(len(self.data.test)), replacements)
         order = generator(seed, "twins scored").permutation(len(candidates))
         chosen = candidates[np.sort(order[:examples])]
-        return move_examples(self.data.test.take(torch.from_numpy(chosen)), self.original.problem.device)
+        problem = self.original.problem
+        return move_examples(self.data.test.take(torch.from_numpy(chosen)), problem.device, problem.dtype)
 
     def train(self, every: int = 1) -> Iterator[Measurements]:
         """Train the run and its twins for all rounds, in lockstep.

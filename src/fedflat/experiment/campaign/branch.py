@@ -20,7 +20,7 @@ from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.reopen import reopen
 from fedflat.experiment.analysis.replay import moment_at_checkpoint
-from fedflat.experiment.store.checkpoint import CHECKPOINT
+from fedflat.experiment.store.checkpoint import checkpoint_rounds
 from fedflat.experiment.store.files import create_folder
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record, model_file, saved_rounds, snapshot_file
 from fedflat.experiment.store.tensor_files import write_tensors
@@ -111,9 +111,6 @@ def branch_point(text: str) -> BranchPoint:
 
 def branchable_rounds(run: Path) -> list[int]:
     """The rounds after which a run can be branched: saved models, the checkpoint and the final model."""
-    available = set(saved_rounds(run))
-    for file in (CHECKPOINT, model_file("server")):
-        rounds = RunFolder(run).rounds_in_file(file)
-        if rounds is not None:
-            available.add(rounds)
-    return sorted(available)
+    folder = RunFolder(run)
+    available = {*saved_rounds(run), checkpoint_rounds(folder), folder.rounds_in_file(model_file("server"))}
+    return sorted(rounds for rounds in available if rounds is not None)

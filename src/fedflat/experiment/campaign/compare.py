@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedflat.algorithms import algorithm, canonical
-from fedflat.errors import UserError
+from fedflat.errors import SomeFailed, UserError
 from fedflat.experiment.callback import Callback, RemoteCallback, require_remote
 from fedflat.experiment.campaign.processes import RunJob, run_in_parallel, run_in_sequence, unsendable_names
 from fedflat.experiment.config import Config, describe_difference
@@ -27,10 +27,6 @@ SMALL_MODEL = 250_000
 """Largest number of parameters for which parallel runs beat sequential ones that use all cores."""
 WORTH_STARTING = 20_000
 """Smallest number of local steps, over all runs, for which starting processes pays off."""
-
-
-class SomeFailed(UserError):
-    """Some runs of a comparison failed; the records of the others have been returned."""
 
 
 def compare(
@@ -107,8 +103,8 @@ def run_each(
 ) -> Iterator[Record]:
     """Run every config in its folder and yield the records in order.
 
-    Finished runs are loaded, and interrupted ones are resumed. After the last record, ``SomeFailed`` is raised if
-    parallel runs failed or files of a run are damaged.
+    Finished runs are loaded, and interrupted ones are resumed. A run that fails does not stop the others; after the
+    last record, ``SomeFailed`` is raised.
 
     Args:
         configs: the runs.
@@ -136,7 +132,7 @@ def run_each(
     if at_once > 1:
         running = run_in_parallel(unfinished, at_once, require_remote(callbacks))
     else:
-        running = run_in_sequence(unfinished, callbacks, stop_on_error=True)
+        running = run_in_sequence(unfinished, callbacks)
     failures: list[str] = []
     with closing(running) as results:
         for position in range(len(configs)):

@@ -28,7 +28,6 @@ from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RemoteCallback, RunProgress
 from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
-from fedflat.experiment.store.files import DamagedFile
 from fedflat.experiment.store.run_folder import Record, RunFolder
 from fedflat.models import MODELS
 from fedflat.operating_system import keep_memory
@@ -138,18 +137,12 @@ def start_process(serve: Callable[..., None], *args: object, device: str | None 
     return ChildProcess(_serve_on_one_core, pickled_names(), serve, *args, environment=environment)
 
 
-def run_in_sequence(tasks: Sequence[RunTask], callbacks: tuple[Callback, ...], *, stop_on_error: bool) -> Results:
-    """Run tasks one after another in this process; yields the index of each with its record.
-
-    If a task fails with a ``UserError``, the error is yielded instead of the record. With ``stop_on_error``, it is
-    raised, unless a damaged file is the cause.
-    """
+def run_in_sequence(tasks: Sequence[RunTask], callbacks: tuple[Callback, ...]) -> Results:
+    """Run tasks one after another in this process; yields the index of each with its record or ``UserError``."""
     for index, task in enumerate(tasks):
         try:
             yield index, task.execute(callbacks)
         except UserError as error:
-            if stop_on_error and not isinstance(error, DamagedFile):
-                raise
             yield index, error
 
 

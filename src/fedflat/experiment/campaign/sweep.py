@@ -332,7 +332,7 @@ def _start_runs(sweep: Sweep, runs: Sequence[SweepRun], callbacks: tuple[Callbac
     processes = parallel_runs([run.config for run in runs], callbacks, _requested_jobs(sweep, jobs), {})
     if processes > 1 or devices:
         return run_in_parallel(tasks, processes, require_remote(callbacks), devices)
-    return run_in_sequence(tasks, callbacks, stop_on_error=False)
+    return run_in_sequence(tasks, callbacks)
 
 
 def _requested_jobs(sweep: Sweep, jobs: int | None) -> int | None:

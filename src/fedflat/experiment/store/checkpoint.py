@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -57,6 +57,14 @@ class ServerState:
         model = ModelState(tensors["weights"], tensors["buffers"], with_prefix(tensors, "integers/"))
         states = nested_state(with_prefix(tensors, "server/"))
         return cls(header["rounds"], model, states, Cost(**header["cost"]))
+
+
+class Checkpoint(NamedTuple):
+    """The content of a checkpoint file, and its name in the run folder."""
+
+    file: str
+    tensors: dict[str, Tensor]
+    header: dict[str, Any]
 
 
 class CheckpointInterval:
@@ -158,10 +166,13 @@ def last_checkpoint(
         UserError: the settings or the frozen part of the model have changed since the run began.
         DamagedFile: the checkpoint is damaged, and there is no previous one.
     """
-    checkpoint = _newest_intact(folder)
+    checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
         return None
-    tensors, header = checkpoint
+    file, tensors, header = checkpoint
+    if file == PREVIOUS:  # it becomes the last one, so that the next checkpoint does not replace it
+        with explain_os_error(folder.path / CHECKPOINT):
+            rename(folder.path / PREVIOUS, folder.path / CHECKPOINT)
     current = settings.fixed_settings()
     differing = describe_difference(config(current), config(header["settings"]))
     if differing:
@@ -178,36 +189,44 @@ def last_checkpoint(
     return {name: tensor.to(device) for name, tensor in tensors.items()}, header
 
 
-def read_checkpoint(folder: RunFolder, name: str = CHECKPOINT) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and header of a checkpoint; raises ``DamagedFile`` or, for an earlier format, a ``UserError``."""
-    tensors, header = folder.read_tensors(name)
-    if "format" not in header:
-        raise UserError(
-            f"{folder.path / name} was written by an earlier version of fedflat; continue with that version, "
-            f"or {_restart(folder)}"
-        )
-    return tensors, header
+def has_checkpoint(folder: RunFolder) -> bool:
+    """Whether the run has written a checkpoint; it may be damaged."""
+    return (folder.path / CHECKPOINT).exists() or (folder.path / PREVIOUS).exists()
 
 
-def _newest_intact(folder: RunFolder) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The tensors and header of the last checkpoint, or of the previous one if the last one is damaged or missing.
+def checkpoint_rounds(folder: RunFolder) -> int | None:
+    """The number of completed rounds at the newest checkpoint; None if there is none."""
+    checkpoint = newest_checkpoint(folder)
+    return None if checkpoint is None else int(checkpoint.header["rounds"])
 
-    In the second case, the previous checkpoint becomes the last one. Returns None if the run has no checkpoint yet.
+
+def newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
+    """Read the last checkpoint, or the previous one if the last one is damaged or missing; None if there is neither.
+
+    A run that was killed after renaming the last checkpoint and before writing the next has only the previous one.
     """
-    last, previous = folder.path / CHECKPOINT, folder.path / PREVIOUS
-    if not last.exists() and not previous.exists():
+    if not has_checkpoint(folder):
         return None
+    last, previous = folder.path / CHECKPOINT, folder.path / PREVIOUS
     try:
-        if last.exists():  # a run killed between renaming and writing has only the previous one
-            return read_checkpoint(folder)
+        if last.exists():
+            return _read(folder, CHECKPOINT)
     except DamagedFile as error:
         if not previous.exists():
             raise DamagedFile(f"{error}; to repeat the run in this folder, {_restart(folder)}") from None
-        warnings.warn(f"{last} is damaged; the run continues from the checkpoint before it", stacklevel=2)
-    checkpoint = read_checkpoint(folder, PREVIOUS)
-    with explain_os_error(last):
-        rename(previous, last)
-    return checkpoint
+        warnings.warn(f"{last} is damaged; the checkpoint before it is used instead", stacklevel=2)
+    return _read(folder, PREVIOUS)
+
+
+def _read(folder: RunFolder, file: str) -> Checkpoint:
+    """Read a checkpoint file; raises ``DamagedFile`` or, for an earlier format, a ``UserError``."""
+    tensors, header = folder.read_tensors(file)
+    if "format" not in header:
+        raise UserError(
+            f"{folder.path / file} was written by an earlier version of fedflat; continue with that version, "
+            f"or {_restart(folder)}"
+        )
+    return Checkpoint(file, tensors, header)
 
 
 def _restart(folder: RunFolder) -> str:
