@@ -195,6 +195,7 @@ def test_warnings_are_one_line(fedflat):
         ("run", "--learning-rate", "--lr"),
         ("compare", "--per-round", "--clients-per-round"),
         ("run", "--split", "--partition"),
+        ("export", "--model", "--average"),
     ],
 )
 def test_flags_of_other_frameworks_suggest_ours(fedflat, command: str, flag: str, ours: str) -> None:

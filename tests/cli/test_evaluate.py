@@ -46,7 +46,7 @@ def test_evaluation_on_nothing_is_refused(fedflat, held_out):
 
 
 def test_json_is_one_document(fedflat, held_out):
-    result = fedflat("evaluate", held_out, "--model", "wima", "--json", "--tune-clients", "3", "--tune-lr", "0.01")
+    result = fedflat("evaluate", held_out, "--average", "wima", "--json", "--tune-clients", "3", "--tune-lr", "0.01")
     document = json.loads(result.stdout)
     assert result.stderr == "" and document["folder"] == str(held_out)
     assert (document["model"], document["metric"], document["algorithm"]) == ("wima", "accuracy", "fedavg+wima")
@@ -68,7 +68,7 @@ def test_selected_parts(fedflat, held_out):
             ("--on", "corruptions"),
             "digits has no corrupted test images",
         ),
-        (("--model", "ema"), "'ema'"),
+        (("--average", "ema"), "'ema'"),
         (("--tune-share", "1"), "share=1"),
         (("--tune-lr", "0"), "lr=0"),
     ],

@@ -89,9 +89,9 @@ def test_clients_as_tables(with_variates: Path) -> None:
 
 
 def test_averages_can_be_measured(looked_at: Path) -> None:
-    found = document("flatness", "bounds", looked_at, "--model", "wima", *LITTLE)
+    found = document("flatness", "bounds", looked_at, "--average", "wima", *LITTLE)
     assert [one["round"] for one in found["rounds"]] == [2, 4]
-    seen = document("flatness", "clients", looked_at, "--model", "wima", "--no-curvature", *LITTLE)["models"]
+    seen = document("flatness", "clients", looked_at, "--average", "wima", "--no-curvature", *LITTLE)["models"]
     record = json.loads((looked_at / "metrics.jsonl").read_text().splitlines()[-1])
     accuracies = np.array(list(seen[-1]["accuracy"]["classes"].values()))
     assert np.average(accuracies, weights=class_sizes()) == pytest.approx(record["test"]["wima"]["accuracy"])
@@ -201,7 +201,7 @@ def test_a_run_reports_the_time_of_flatness_measurements(looked_at: Path, with_v
         (("clients", "{run}", "--client", 99), "client 99 ... 6 clients ... 0 to 5"),
         (("clients", "{run}", "--variates"), "fedsam+wima ... control variate"),
         (("gap", "nowhere"), "there is no run in nowhere"),
-        (("bounds", "{run}", "--model", "wimma"), "'wimma'; did you mean wima?"),
+        (("bounds", "{run}", "--average", "wimma"), "'wimma'; did you mean wima?"),
         (("stability", "fedavg", "--client", 70), "client 70 ... 50 clients"),
         (("stability", "fedavgg"), "'fedavgg'"),
     ],

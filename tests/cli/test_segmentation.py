@@ -71,7 +71,7 @@ def test_iou_per_class_and_domain(silo: Path) -> None:
     for word in ("sidewalk", "building", " iou %", *DOMAINS):
         assert word in shown
     document = json.loads(
-        call("evaluate", silo, "--model", "swa(start=0.3)", "--on", "classes,domains", "--json").stdout
+        call("evaluate", silo, "--average", "swa(start=0.3)", "--on", "classes,domains", "--json").stdout
     )
     assert document["metric"] == "miou" and set(document["on"]["classes"]["each"]) == {
         "road",

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.docs.blocks import ROOT
 
@@ -44,7 +43,9 @@ def build_site(folder: Path) -> list[str]:
 
 
 def test_config_warns_of_dead_links_and_anchors() -> None:
-    config: dict[str, Any] = yaml.safe_load(CONFIG.read_text())
+    from mkdocs.utils.yaml import yaml_load
+
+    config: dict[str, Any] = yaml_load(CONFIG.read_text())
     assert config["strict"] is True
     assert set(config["validation"]["links"].values()) == set(config["validation"]["nav"].values()) == {"warn"}
 
@@ -68,9 +69,11 @@ FIRST_PAGES = {
 """The page that the search must list first, by query."""
 
 
-def test_site_builds_without_warnings_and_is_self_contained(tmp_path: Path) -> None:
+def test_site_builds_without_warnings_and_is_self_contained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REPO_URL", "https://github.com/someone/fedflat")
     assert build_site(tmp_path) == []
     check_pages(tmp_path)
+    assert '<a href="https://github.com/someone/fedflat"' in (tmp_path / "index.html").read_text("utf-8")
     assert "<math" in (tmp_path / "algorithms" / "fedmoswa" / "index.html").read_text("utf-8")
     assert "<code>str | None</code>" in (tmp_path / "reference" / "results" / "index.html").read_text("utf-8")
     assert "-13.png" in (tmp_path / "notebooks" / "first_landscape" / "index.html").read_text("utf-8")

@@ -125,7 +125,7 @@ def test_a_wrong_compiled_step_is_detected() -> None:
     engine = LaneEngine(problem_of(setting), step=partial(compiled_step, backend=wrong))  # type: ignore[arg-type]
     with pytest.warns(UserWarning, match="without compilation") as caught:
         lanes = walk("scaffold", setting, engine=engine)
-    assert len(caught) == 1
+    assert len([one for one in caught if one.category is UserWarning]) == 1  # torch may give RuntimeWarnings
     assert np.abs(np.array(loop.x) - np.array(lanes.x)).max() < 1e-12
 
 
@@ -143,7 +143,7 @@ def test_a_correct_compiled_step_is_used() -> None:
     loop = walk("scaffold", setting, engine=LoopEngine(problem_of(setting, quick=True), workers=1))
     engine = LaneEngine(problem_of(setting), step=partial(compiled_step, backend=careful))  # type: ignore[arg-type]
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         lanes = walk("scaffold", setting, engine=engine)
     assert np.abs(np.array(loop.x) - np.array(lanes.x)).max() < 1e-12
     assert len(used) > 5

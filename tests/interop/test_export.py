@@ -47,7 +47,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 def test_torch_and_safetensors_hold_the_models_of_the_run(run: Path, tmp_path: Path) -> None:
     result = fedflat.load(run)
-    assert call("export", run, "--model", "wima(window=2)", "--out", tmp_path / "wima.pt").startswith(
+    assert call("export", run, "--average", "wima(window=2)", "--out", tmp_path / "wima.pt").startswith(
         str(tmp_path / "wima.pt")
     )
     assert same(torch.load(tmp_path / "wima.pt", weights_only=True), result.state_dict("wima(window=2)"))
@@ -128,7 +128,7 @@ def test_a_state_dict_fits_a_module_with_tied_weights_and_unsaved_buffers_exactl
     [
         (["--format", "onx"], "did you mean onnx"),
         (["--out", "weights.txt"], ".pt, .pth"),
-        (["--model", "ema"], "expected one of server, wima(window=2)"),
+        (["--average", "ema"], "expected one of server, wima(window=2)"),
         (["--round", "7"], "rounds: 0, 1, 2, 3"),
     ],
 )
@@ -140,7 +140,7 @@ def test_onnx_computes_what_torch_does(run: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     runtime, onnx = pytest.importorskip("onnxruntime"), pytest.importorskip("onnx")
     assert "onnx" in call(
-        "export", run, "--format", "onnx", "--model", "wima(window=2)", "--out", tmp_path / "model.onnx"
+        "export", run, "--format", "onnx", "--average", "wima(window=2)", "--out", tmp_path / "model.onnx"
     )
     session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     model = fedflat.load(run).model("wima(window=2)")

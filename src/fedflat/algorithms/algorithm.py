@@ -281,16 +281,16 @@ class Algorithm:
         """
         drift_ctx, perturbation_ctx, velocity = local  # ctx: the context that a slot sees
         offset, changed_state = self.perturbation.offset(perturbation_ctx, self._ascent_gradient(drift_ctx, gradient))
-        perturbation_ctx = perturbation_ctx._replace(offset=offset, local=perturbation_ctx.local | changed_state)
+        perturbation_ctx = perturbation_ctx.changed(offset=offset, local={**perturbation_ctx.local, **changed_state})
         perturbed_point = perturbation_ctx.perturbed(perturbation_ctx.y)
         g = self.perturbation.blend(gradient(perturbed_point), perturbation_ctx)
-        d = self.drift.direction(descent.clip_gradient(g), drift_ctx._replace(offset=offset), gradient)
+        d = self.drift.direction(descent.clip_gradient(g), drift_ctx.changed(offset=offset), gradient)
         lr = self.lr_schedule(schedule, drift_ctx.round, drift_ctx.step, drift_ctx.steps)
         y, velocity = descent.move(drift_ctx.y, d, lr, velocity)
         step, lr_sum = drift_ctx.step + 1, drift_ctx.lr_sum + lr
         return LocalState(
-            drift_ctx._replace(y=y, step=step, lr_sum=lr_sum),
-            perturbation_ctx._replace(y=y, step=step, lr_sum=lr_sum, offset=None),
+            drift_ctx.changed(y=y, step=step, lr_sum=lr_sum),
+            perturbation_ctx.changed(y=y, step=step, lr_sum=lr_sum, offset=None),
             velocity,
         )
 
@@ -305,7 +305,7 @@ class Algorithm:
             return gradient
 
         def corrected(point: Tensor) -> Tensor:
-            return self.drift.direction(gradient(point), drift_ctx._replace(y=point), gradient)
+            return self.drift.direction(gradient(point), drift_ctx.changed(y=point), gradient)
 
         return corrected
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -125,6 +125,10 @@ class LocalContext(NamedTuple):
     common_gradient: Tensor | None = None
     """Mean of the cohort's full-batch gradients at z, weighted by samples, shape (P,); None unless requested."""
 
+    def changed(self, **values: Any) -> LocalContext:
+        """Return a copy with other values in some fields; unlike ``_replace``, torch 2.6 can compile this."""
+        return LocalContext(**{name: values.get(name, old) for name, old in zip(_CONTEXT_FIELDS, self, strict=True)})
+
     def perturbed(self, point: Tensor) -> Tensor:
         """Return ``point`` of shape (P,), shifted by the current perturbation."""
         return point if self.offset is None else point + self.offset
@@ -138,6 +142,9 @@ class LocalContext(NamedTuple):
     def mean_direction(self) -> Tensor:
         """Mean direction (z - y) / H of the steps taken so far, in units of gradients, shape (P,)."""
         return (self.z - self.y) / self.lr_sum
+
+
+_CONTEXT_FIELDS = LocalContext._fields  # torch 2.6 cannot compile the attribute
 
 
 class CohortMeans(NamedTuple):

@@ -50,6 +50,8 @@ from fedflat.registry import PLUGINS_VARIABLE, MissingPlugin, listed_plugins, lo
 from fedflat.setting_names import MAX_COUNT, MAX_SEED, forbidden_character, suggest_setting
 
 PACKAGE = Path(__file__).parents[1]
+OTHER_NAMES = {"--model": "average"}
+"""Options that have another meaning in other commands, with the parameter that was probably meant."""
 
 
 @contextmanager
@@ -130,7 +132,7 @@ class Application(CommandGroup):
                 command = f"fedflat {shlex.join(self._command_line)} --plugin NEW_FOLDER/{error.path.name}"
                 raise UserError(f"{error.problem}; restore the file, or pass its new path: {command}") from None
             except NoSuchOption as error:
-                setting = suggest_setting(error.option_name)
+                setting = OTHER_NAMES.get(error.option_name) or suggest_setting(error.option_name)
                 if setting is None or error.ctx is None:
                     raise
                 flag = f"--{setting.replace('_', '-')}"

@@ -47,7 +47,7 @@ class Acg(Drift):
         return x + self.lam * server["m"]
 
     def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
-        return g + self.beta * ctx.displacement
+        return g + self.beta * (ctx.y - ctx.z)
 
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
         """Return the target z + mean_S D_i, and the new momentum m.

@@ -61,7 +61,7 @@ class Dyn(Drift):
         return (vector("change"),) if self.all_mean else ()
 
     def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
-        return g + self.alpha * (ctx.displacement + ctx.client["a"])
+        return g + self.alpha * (ctx.y - ctx.z + ctx.client["a"])
 
     def displacement(self, ctx: LocalContext) -> Tensor:
         # With dual_scope=active, the server needs only the mean of D_i plus the new dual, which is a_i + D_i.

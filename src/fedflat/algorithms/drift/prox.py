@@ -28,4 +28,4 @@ class Prox(Drift):
     mu: float = param(0.1, "strength of the pull towards the received model", low=0)
 
     def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
-        return g + self.mu * ctx.displacement
+        return g + self.mu * (ctx.y - ctx.z)

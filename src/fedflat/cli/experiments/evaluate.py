@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedflat.cli.flatness.common import MAX_LISTED
-from fedflat.cli.shared.flags import JSON, MODEL, RUN, optional
+from fedflat.cli.shared.flags import AVERAGE, JSON, RUN, optional
 from fedflat.cli.shared.screen import (
     counted,
     fetch_if_missing,
@@ -43,7 +43,7 @@ Row = tuple[object, ...]
 
 def evaluate(
     folder: Path = RUN,
-    model: str = MODEL,
+    model: str = AVERAGE,
     on: str | None = optional(
         "--on",
         "comma-separated: test, classes, longtail, clients, unseen, domains, corruptions, fine-tuned[-unseen]",

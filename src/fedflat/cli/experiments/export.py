@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedflat.cli.shared.flags import JSON, MODEL, RUN, optional
+from fedflat.cli.shared.flags import AVERAGE, JSON, RUN, optional
 from fedflat.cli.shared.screen import print_json, screen, shown_bytes
 
 
@@ -13,7 +13,7 @@ def export(
     format: str | None = optional(
         "--format", "torch, safetensors or onnx", "by the extension of --out, else torch", metavar="NAME"
     ),
-    model: str = MODEL,
+    model: str = AVERAGE,
     rounds: int | None = optional("--round", "model saved after this round", "the final model", metavar="N", min=0),
     out: Path | None = optional("--out", "output file", "in exported/ inside the run", metavar="FILE"),
     as_json: bool = JSON,

@@ -21,7 +21,7 @@ from fedflat.cli.flatness.common import (
     three_digits,
     write_results,
 )
-from fedflat.cli.shared.flags import JSON, MODEL, QUIET, RUN, SEED, no_default
+from fedflat.cli.shared.flags import AVERAGE, JSON, QUIET, RUN, SEED, no_default
 from fedflat.cli.shared.screen import print_json, print_section, screen, shown_metric, status_line, table, with_unit
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def clients(
     curvature: bool = typer.Option(
         True, "--curvature/--no-curvature", help="compute lambda_max of each client's model on its own data"
     ),
-    model: str = MODEL,
+    model: str = AVERAGE,
     examples: int = EXAMPLES,
     sampled_clients: int = CLIENTS,
     seed: int = SEED,

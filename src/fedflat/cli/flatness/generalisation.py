@@ -18,7 +18,7 @@ from fedflat.cli.flatness.common import (
     three_digits,
     write_results,
 )
-from fedflat.cli.shared.flags import JSON, MODEL, QUIET, RUN, SEED
+from fedflat.cli.shared.flags import AVERAGE, JSON, QUIET, RUN, SEED
 from fedflat.cli.shared.screen import print_json, status_line
 
 LARGEST_PLAIN_BOUND = 1e6
@@ -61,7 +61,7 @@ def gap(
 
 def bounds(
     run: Path = RUN,
-    model: str = MODEL,
+    model: str = AVERAGE,
     examples: int = EXAMPLES,
     clients: int = CLIENTS,
     seed: int = SEED,

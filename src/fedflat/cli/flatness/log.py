@@ -24,7 +24,9 @@ def log(
     runs: list[Path] = typer.Argument(
         metavar="RUN...", help="folders of runs started with --flatness every=N", autocompletion=complete_run
     ),
-    model: str | None = optional("--model", "model to show", "the primary model", metavar="NAME"),
+    model: str | None = optional(
+        "--average", "model to show: server, or an average", "the primary model", metavar="NAME"
+    ),
     out: Path | None = OUT,
     as_json: bool = JSON,
 ) -> None:

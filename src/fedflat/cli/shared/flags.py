@@ -53,7 +53,7 @@ RUN = typer.Argument(metavar="RUN", help="the folder of a run", autocompletion=c
 RUNS_BELOW = typer.Argument(
     metavar="RUNS...", help="run folders, or folders that contain runs", autocompletion=complete_run
 )
-MODEL = typer.Option("server", "--model", metavar="NAME", help="model of the run, e.g. wima")
+AVERAGE = typer.Option("server", "--average", metavar="NAME", help="model of the run: server, or an average, e.g. wima")
 SEED = typer.Option(0, "--seed", min=0, help="random seed")
 SEEDS = typer.Option("3", "--seeds", metavar="SEEDS", help="number of seeds (3) or a list (0,1,2)")
 TARGETS = no_default("--target", "also report rounds to this value of the metric; repeatable", [], metavar="VALUE")
