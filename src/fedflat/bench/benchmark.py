@@ -8,13 +8,16 @@ from __future__ import annotations
 import datetime
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
 from fedflat.bench.contender_process import Contender, ContenderProcess, Failed, RoundTimes
 from fedflat.bench.contenders import Fedflat, Plain, SpeedBound
+from fedflat.bench.environments import install, installed_versions
 from fedflat.bench.machine import Load, hardware, versions
+from fedflat.bench.peers import Peer, PeerProcess
+from fedflat.bench.plain import PlainLoop
 from fedflat.bench.request import Request
 from fedflat.bench.setting import BenchmarkSetting, plan_of, sampler_of
 from fedflat.errors import UserError
@@ -29,6 +32,8 @@ COUNTED_ROUNDS = 5
 """Rounds over which the number of training samples per round is averaged."""
 MAX_OTHER_LOAD = 0.1
 """Largest share of the cores that other processes may use during a turn that counts."""
+MAX_LOSS_DIFFERENCE = 0.25
+"""Largest difference between training losses of equal work, as a share of the decrease of fedflat's loss."""
 MIN_QUIET_TURNS = 3
 """Number of turns without much other load from which all other turns are discarded."""
 ShowProgress = Callable[[str], None]
@@ -48,6 +53,8 @@ class ContenderResult:
     """Peak GPU memory; None if unknown or without a GPU."""
     host_bytes: int | None
     """Peak CPU memory of the contender's processes; None if unknown."""
+    loss: float | None = None
+    """Training loss after all rounds; None for the bound."""
 
     @property
     def median(self) -> float:
@@ -67,9 +74,7 @@ def benchmark(request: Request, command: str, show_progress: ShowProgress) -> di
         Hardware, versions, settings and one row per contender, as JSON-compatible values.
     """
     request.check()
-    notes = request.notes()
-    for note in notes:
-        show_progress(note)
+    notes: list[str] = []
     measure = _measure_one_by_one if request.setting.on_gpu else _measure_in_turns
     results = measure(request, show_progress, notes)
     if not any(isinstance(result.contender, Fedflat) for result in results):
@@ -77,6 +82,7 @@ def benchmark(request: Request, command: str, show_progress: ShowProgress) -> di
         reason = next(note for note in notes if note.startswith(Fedflat.name))
         raise UserError(f"nothing could be measured: {reason}")
     samples = {clients: samples_per_round(request.setting, clients) for clients in request.clients}
+    _note_different_work(request, results, notes, show_progress)
     setting = asdict(request.setting)
     if request.setting.data_dir is not None:
         setting["data_dir"] = str(request.setting.data_dir)
@@ -149,6 +155,8 @@ def row(result: ContenderResult, results: Sequence[ContenderResult], samples: fl
         "set_up_seconds": max(0.0, result.first_seconds - result.median),
         "peak_device_bytes": result.device_bytes,
         "peak_host_bytes": result.host_bytes,
+        "loss": result.loss,
+        "versions": installed_versions(contender.environment) if isinstance(contender, Peer) else None,
     }
 
 
@@ -172,6 +180,23 @@ def ratio(numerator: ContenderResult, denominator: ContenderResult) -> float:
     return median(a / b for a, b in zip(numerator.seconds, denominator.seconds, strict=True))
 
 
+def _installed_contenders(request: Request, notes: list[str], show_progress: ShowProgress) -> list[Contender]:
+    """All requested contenders, except simulators that cannot be installed; the reason is added to ``notes``."""
+    contenders = []
+    for contender in request.contenders():
+        try:
+            if isinstance(contender, Peer):
+                install(type(contender), contender.environment, show_progress)
+            contenders.append(contender)
+        except UserError as error:
+            _note_failure(contender, Failed(str(error)), notes, show_progress)
+    return contenders
+
+
+def _start(contender: Contender) -> ContenderProcess:
+    return PeerProcess(contender) if isinstance(contender, Peer) else ContenderProcess(contender)
+
+
 def _measure_one_by_one(request: Request, show_progress: ShowProgress, notes: list[str]) -> list[ContenderResult]:
     """Measure each contender while no other runs, because they would share the GPU.
 
@@ -179,9 +204,9 @@ def _measure_one_by_one(request: Request, show_progress: ShowProgress, notes: li
     added to ``notes``.
     """
     results = []
-    contenders = request.contenders()
+    contenders = _installed_contenders(request, notes, show_progress)
     for start in range(0, len(contenders), request.concurrent_setups):
-        processes = [ContenderProcess(contender) for contender in contenders[start : start + request.concurrent_setups]]
+        processes = [_start(contender) for contender in contenders[start : start + request.concurrent_setups]]
         try:
             for process in processes:
                 show_progress(f"{process.contender}: setting up")
@@ -216,7 +241,9 @@ def _measure_alone(
     if isinstance(times, Failed):
         _note_failure(process.contender, times, notes, show_progress)
         return None
-    result = ContenderResult(process.contender, times.seconds, first_seconds, times.device_bytes, process.host_bytes())
+    result = ContenderResult(
+        process.contender, times.seconds, first_seconds, times.device_bytes, process.host_bytes(), times.loss
+    )
     show_progress(f"{process.contender}: {result.median:.4g} s per round")
     return result
 
@@ -227,7 +254,7 @@ def _measure_in_turns(request: Request, show_progress: ShowProgress, notes: list
     A contender is paused while another has its turn. Turns with much load by other processes do not count. Notes on
     failures and on this load are added to ``notes``.
     """
-    processes = [ContenderProcess(contender) for contender in request.contenders()]
+    processes = [_start(contender) for contender in _installed_contenders(request, notes, show_progress)]
     try:
         first_seconds: dict[ContenderProcess, float] = {}
         for process in processes:
@@ -237,16 +264,18 @@ def _measure_in_turns(request: Request, show_progress: ShowProgress, notes: list
                 first_seconds[process] = seconds
             process.pause()
         ready = list(first_seconds)  # the processes whose set-up and warm-up did not fail
-        seconds_by_turn, loads = _take_turns(ready, request.rounds, notes, show_progress)
+        times_by_turn, loads = _take_turns(ready, request.rounds, notes, show_progress)
         counted = quiet_turns(loads)
         _note_load(loads, counted, notes, show_progress)
         for process in processes:
             process.resume()  # so that they can end
         results = []
-        for process, turns in seconds_by_turn.items():
-            seconds_per_round = list(itertools.chain.from_iterable(turns[turn] for turn in counted))
+        for process, turns in times_by_turn.items():
+            seconds_per_round = list(itertools.chain.from_iterable(turns[turn].seconds for turn in counted))
             first, memory = first_seconds[process], process.host_bytes()
-            results.append(ContenderResult(process.contender, seconds_per_round, first, None, memory))
+            results.append(
+                ContenderResult(process.contender, seconds_per_round, first, None, memory, turns[-1].loss)
+            )
         return results
     finally:
         for process in processes:
@@ -255,30 +284,30 @@ def _measure_in_turns(request: Request, show_progress: ShowProgress, notes: list
 
 def _take_turns(
     processes: Sequence[ContenderProcess], rounds: int, notes: list[str], show_progress: ShowProgress
-) -> tuple[dict[ContenderProcess, list[list[float]]], list[float]]:
-    """Let paused contenders do ``rounds`` rounds each, ``ROUNDS_PER_TURN`` at a time.
+) -> tuple[dict[ContenderProcess, list[RoundTimes]], list[float]]:
+    """Let paused contenders do ``rounds`` rounds each, ``ROUNDS_PER_TURN`` at a time, in an order that alternates.
 
     Returns:
-        For each contender that did not fail a list of turns, each a list of the rounds' seconds; and for each turn the
-        load by other processes, as a share of all cores.
+        For each contender that did not fail its turns; and for each turn the load by other processes, as a share of
+        all cores.
     """
-    seconds: dict[ContenderProcess, list[list[float]]] = {process: [] for process in processes}
+    turns: dict[ContenderProcess, list[RoundTimes]] = {process: [] for process in processes}
     loads: list[float] = []
     starts = range(0, rounds, ROUNDS_PER_TURN)
     for turn, start in enumerate(starts, 1):
-        if not seconds:
+        if not turns:
             break
         show_progress(f"measuring turn {turn} of {len(starts)}")
         load = Load()
-        for process in list(seconds):
+        for process in list(turns)[:: 1 if turn % 2 else -1]:
             times = _take_turn(process, min(ROUNDS_PER_TURN, rounds - start))
             if isinstance(times, Failed):
                 _note_failure(process.contender, times, notes, show_progress)
-                del seconds[process]
+                del turns[process]
             else:
-                seconds[process].append(times.seconds)
+                turns[process].append(times)
         loads.append(load.share_of_others())
-    return seconds, loads
+    return turns, loads
 
 
 def _take_turn(process: ContenderProcess, rounds: int) -> RoundTimes | Failed:
@@ -343,6 +372,29 @@ def _note_load(loads: Sequence[float], counted: Sequence[int], notes: list[str],
     else:
         return
     show_progress(notes[-1])
+
+
+def _note_different_work(
+    request: Request, results: Sequence[ContenderResult], notes: list[str], show_progress: ShowProgress
+) -> None:
+    """Add a note on every contender whose loss differs so much from that of fedflat that its work must differ.
+
+    Contenders draw different cohorts or batches, so that small differences are normal.
+    """
+    ours = next((result for result in results if result.contender.algorithm == "fedavg"), None)
+    if ours is None or ours.loss is None:
+        return
+    setting = replace(request.setting, device="cpu")
+    initial_loss = PlainLoop(setting.config(clients=ours.contender.clients), setting.load_data()).loss()
+    for result in results:
+        if result.contender.algorithm == "fedavg" and result.contender.clients == ours.contender.clients:
+            difference = abs((result.loss or 0.0) - ours.loss)
+            if difference > MAX_LOSS_DIFFERENCE * abs(initial_loss - ours.loss):
+                notes.append(
+                    f"{result.contender} may do different work: its training loss went from {initial_loss:.4g} to "
+                    f"{result.loss:.4g}, and that of fedflat to {ours.loss:.4g}"
+                )
+                show_progress(notes[-1])
 
 
 def _note_failure(contender: Contender, failure: Failed, notes: list[str], show_progress: ShowProgress) -> None:

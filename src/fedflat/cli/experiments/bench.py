@@ -70,16 +70,23 @@ def bench(
         help="contenders that set up concurrently on a GPU; faster, but set-up times become less meaningful",
     ),
     against: str = _measure_option(
-        "plain,flower,pfl",
+        "plain",
         "--against",
         metavar="NAME,...",
-        help="comma-separated: plain (a PyTorch loop), flower, pfl; or none",
+        help="comma-separated: plain (a PyTorch loop), flower, pfl, fedjax, blazefl, nvflare, fluke; or none",
+    ),
+    peer_dir: Path | None = _measure_option(
+        None,
+        "--peer-dir",
+        help="folder for the simulators' environments, installed on first use with pip "
+        "[default: fedflat/peers in the user's cache]",
+        show_default=False,
     ),
     out: Path | None = no_default("--out", "also write all values to this file", metavar="FILE.json"),
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Measure seconds per round, and compare with a lower bound, a plain PyTorch loop and installed simulators.
+    """Measure seconds per round, and compare with a lower bound, a plain PyTorch loop and other simulators.
 
     The bound is the time of the gradient steps alone, on the batches of all clients of a round at once.
 
@@ -104,6 +111,7 @@ def bench(
         compile=compile,
         workers=workers,
     )
+    optional = {} if peer_dir is None else {"peer_dir": peer_dir}
     request = Request(
         setting,
         algorithms=split_names(algorithms),
@@ -114,6 +122,7 @@ def bench(
         rounds=rounds,
         warm_up=warm_up,
         concurrent_setups=together,
+        **optional,
     )
 
     def print_progress(line: str) -> None:
@@ -181,11 +190,18 @@ def print_benchmark(document: dict[str, Any]) -> None:
     environment = {
         "measured": f"{document['rounds']} rounds after one set-up and {document['warm_up']} warm-up rounds; medians",
         "on": f"{', '.join(hardware['gpus']) or hardware['processor']}, {hardware['cores']} cores",
-        "with": ", ".join(f"{name} {version}" for name, version in document["versions"].items()),
+        "with": _shown_versions(document["versions"]),
     }
+    for row in document["rows"]:
+        if row["versions"]:
+            environment[row["contender"]] = _shown_versions(row["versions"])
     if document["notes"]:
         environment["notes"] = "\n".join(document["notes"])
     console.print(key_values(environment))
+
+
+def _shown_versions(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def _benchmark_table(rows: list[dict[str, Any]]) -> ScreenTable:
@@ -195,7 +211,7 @@ def _benchmark_table(rows: list[dict[str, Any]]) -> ScreenTable:
     """
     has_clients = len({row["clients"] for row in rows}) > 1
     has_gpu = any(row["peak_device_bytes"] for row in rows)
-    numeric = ["s/round", "samples/s", "share of\nbound", "times\nplain loop", "set-up", "memory"]
+    numeric = ["s/round", "samples/s", "share of\nbound", "times\nplain loop", "loss", "set-up", "memory"]
     if has_clients:
         numeric.insert(0, "clients")
     if has_gpu:
@@ -209,6 +225,7 @@ def _benchmark_table(rows: list[dict[str, Any]]) -> ScreenTable:
             "samples/s": shown_count(row["samples_per_second"]),
             "share of\nbound": None if share is None else f"{100 * share:.0f} %",
             "times\nplain loop": None if times is None else f"{times:.2f}",
+            "loss": None if row["loss"] is None else f"{row['loss']:.4f}",
             "set-up": shown_seconds(row["set_up_seconds"]),
             "GPU memory": shown_bytes(row["peak_device_bytes"]),
             "memory": shown_bytes(row["peak_host_bytes"]),
