@@ -11,19 +11,12 @@ from multiprocessing import Pipe
 import pytest
 from typer.testing import CliRunner
 
-from fedflat.bench.benchmark import (
-    ContenderResult,
-    _measure_in_turns,
-    _measure_one_by_one,
-    benchmark,
-    row,
-    samples_per_round,
-)
-from fedflat.bench.contender_process import Contender, ContenderProcess, Failed, RoundTimes, _run_contender
+from fedflat.bench.benchmark import _measure_in_turns, _measure_one_by_one, benchmark
+from fedflat.bench.contender_process import ContenderProcess, Failed, LocalContender, RoundTimes, _run_contender
 from fedflat.bench.contenders import Fedflat, Plain, SpeedBound
 from fedflat.bench.machine import Load, hardware, host_memory
-from fedflat.bench.others import OTHERS
 from fedflat.bench.request import Request
+from fedflat.bench.results import ContenderResult, row, samples_per_round
 from fedflat.bench.setting import BenchmarkSetting
 from fedflat.cli.application import app
 from fedflat.cli.experiments.bench import print_benchmark, split_counts, split_names
@@ -148,7 +141,7 @@ def test_contenders_and_notes(monkeypatch):
 
 
 def test_quotients_are_of_rounds_side_by_side(monkeypatch):
-    monkeypatch.setattr("fedflat.bench.benchmark.available_cores", lambda: 2)
+    monkeypatch.setattr("fedflat.bench.results.available_cores", lambda: 2)
     ours = ContenderResult(Fedflat(SMALL, engine="loop"), [1.0, 3.0, 2.0], 5.0, None, 10)
     plain = ContenderResult(Plain(SMALL), [2.0, 9.0, 4.0], 4.0, None, 10)
     bound = ContenderResult(SpeedBound(SMALL, ""), [1.0, 1.5, 2.0], 4.0, None, 10)
@@ -215,7 +208,7 @@ def test_samples_are_counted_without_second_passes():
 
 
 @dataclass(frozen=True)
-class Breaks(Contender):
+class Breaks(LocalContender):
     name = "breaks"
 
     def run_rounds(self, timer):

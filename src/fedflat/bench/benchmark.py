@@ -8,58 +8,29 @@ from __future__ import annotations
 import datetime
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
 from fedflat.bench.contender_process import Contender, ContenderProcess, Failed, RoundTimes
-from fedflat.bench.contenders import Fedflat, Plain, SpeedBound
-from fedflat.bench.environments import install, installed_versions
+from fedflat.bench.contenders import Fedflat
+from fedflat.bench.environments import install
 from fedflat.bench.machine import Load, hardware, versions
 from fedflat.bench.peers import Peer, PeerProcess
-from fedflat.bench.plain import PlainLoop
 from fedflat.bench.request import Request
-from fedflat.bench.setting import BenchmarkSetting, plan_of, sampler_of
+from fedflat.bench.results import ContenderResult, different_work, row, samples_per_round
 from fedflat.errors import UserError
-from fedflat.experiment.setup.problem import build_partition
-from fedflat.processes import available_cores
 
 FORMAT = 1
 """Version of the format of results."""
 ROUNDS_PER_TURN = 5
 """Measured rounds per turn on a CPU; the first round of a turn is not among them."""
-COUNTED_ROUNDS = 5
-"""Rounds over which the number of training samples per round is averaged."""
 MAX_OTHER_LOAD = 0.1
 """Largest share of the cores that other processes may use during a turn that counts."""
-MAX_LOSS_DIFFERENCE = 0.25
-"""Largest difference between training losses of equal work, as a share of the decrease of fedflat's loss."""
 MIN_QUIET_TURNS = 3
 """Number of turns without much other load from which all other turns are discarded."""
 ShowProgress = Callable[[str], None]
 """Shows the user a line of text on progress."""
-
-
-@dataclass(frozen=True)
-class ContenderResult:
-    """The measurements of one contender."""
-
-    contender: Contender
-    seconds: list[float]
-    """Seconds of each measured round, after the warm-up."""
-    first_seconds: float
-    """Seconds of the set-up and the first round together."""
-    device_bytes: int | None
-    """Peak GPU memory; None if unknown or without a GPU."""
-    host_bytes: int | None
-    """Peak CPU memory of the contender's processes; None if unknown."""
-    loss: float | None = None
-    """Training loss after all rounds; None for the bound."""
-
-    @property
-    def median(self) -> float:
-        """Median seconds per round."""
-        return median(self.seconds)
 
 
 def benchmark(request: Request, command: str, show_progress: ShowProgress) -> dict[str, Any]:
@@ -82,7 +53,9 @@ def benchmark(request: Request, command: str, show_progress: ShowProgress) -> di
         reason = next(note for note in notes if note.startswith(Fedflat.name))
         raise UserError(f"nothing could be measured: {reason}")
     samples = {clients: samples_per_round(request.setting, clients) for clients in request.clients}
-    _note_different_work(request, results, notes, show_progress)
+    for note in different_work(results):
+        notes.append(note)
+        show_progress(note)
     setting = asdict(request.setting)
     if request.setting.data_dir is not None:
         setting["data_dir"] = str(request.setting.data_dir)
@@ -98,86 +71,6 @@ def benchmark(request: Request, command: str, show_progress: ShowProgress) -> di
         "rows": [row(result, results, samples[result.contender.clients]) for result in results],
         "notes": notes,
     }
-
-
-def samples_per_round(setting: BenchmarkSetting, clients: int) -> float:
-    """The number of samples on which the clients of a round train together, averaged over ``COUNTED_ROUNDS`` rounds.
-
-    A sample that SAM passes through the model twice counts once.
-    """
-    config = setting.config(clients=clients)
-    client_indices = build_partition(config, setting.load_data()).clients  # example indices of each client
-    plan, sampler = plan_of(config), sampler_of(config, len(client_indices))
-    samples = 0
-    for round in range(COUNTED_ROUNDS):
-        for client in sampler(config.seed, round):
-            batches = plan.batches(config.seed, round, client, len(client_indices[client]))
-            samples += sum(len(batch) for batch in batches)
-    return samples / COUNTED_ROUNDS
-
-
-def row(result: ContenderResult, results: Sequence[ContenderResult], samples: float) -> dict[str, Any]:
-    """One row of the table: a contender, compared with the bound and the plain loop of the same precision.
-
-    A ratio of times is the median over rounds, each divided by the other contender's round of the same number.
-
-    Args:
-        result: the contender of the row.
-        results: all contenders.
-        samples: training samples per round of this contender.
-    """
-    contender, setting = result.contender, result.contender.setting
-    comparable = [other for other in results if other.contender.precision == contender.precision]
-    plain = next((other for other in comparable if isinstance(other.contender, Plain)), None)
-    bound = _bound_for(contender, comparable)
-    is_bound = isinstance(contender, SpeedBound)
-    # The bound uses full batches only. Clients with less data than a batch see fewer samples.
-    samples_of_bound = setting.clients_per_round * setting.batch_size * setting.local_steps
-    samples_per_round = float(samples_of_bound) if is_bound else samples
-    # On a CPU, the bound is measured on one core and divided by the number of cores: perfect use of all of them.
-    cores = 1 if setting.on_gpu else available_cores()
-    seconds = result.median / (cores if is_bound else 1)
-    share = None  # the contender's samples per second, divided by those of the bound
-    if bound is not None and result is not bound:
-        share = ratio(bound, result) / cores * samples_per_round / samples_of_bound
-    return {
-        "contender": contender.name,
-        "algorithm": contender.algorithm or None,
-        "precision": contender.precision,
-        "engine": contender.engine or None,
-        "clients": contender.clients,
-        "seconds_per_round": seconds,
-        "seconds": result.seconds,
-        "samples_per_round": samples_per_round,
-        "samples_per_second": samples_per_round / seconds,
-        "share_of_bound": share,
-        "times_plain": None if plain is None or result is plain or is_bound else ratio(plain, result),
-        "set_up_seconds": max(0.0, result.first_seconds - result.median),
-        "peak_device_bytes": result.device_bytes,
-        "peak_host_bytes": result.host_bytes,
-        "loss": result.loss,
-        "versions": installed_versions(contender.environment) if isinstance(contender, Peer) else None,
-    }
-
-
-def _bound_for(contender: Contender, results: Sequence[ContenderResult]) -> ContenderResult | None:
-    """The bound to compare a contender with; None if ``results`` contain no bound.
-
-    Compiled contenders are compared with the compiled bound, and all others with the eager bound. If that bound was
-    not measured, they are compared with the first one.
-    """
-    setting = contender.setting
-    is_compiled = isinstance(contender, Fedflat) and setting.on_gpu and setting.compiled(contender.engine)
-    bounds = [result for result in results if isinstance(result.contender, SpeedBound)]
-    for bound in bounds:
-        if isinstance(bound.contender, SpeedBound) and bound.contender.compiled == is_compiled:
-            return bound
-    return bounds[0] if bounds else None
-
-
-def ratio(numerator: ContenderResult, denominator: ContenderResult) -> float:
-    """The median over rounds of the seconds of one contender divided by those of another in the same round."""
-    return median(a / b for a, b in zip(numerator.seconds, denominator.seconds, strict=True))
 
 
 def _installed_contenders(request: Request, notes: list[str], show_progress: ShowProgress) -> list[Contender]:
@@ -273,9 +166,7 @@ def _measure_in_turns(request: Request, show_progress: ShowProgress, notes: list
         for process, turns in times_by_turn.items():
             seconds_per_round = list(itertools.chain.from_iterable(turns[turn].seconds for turn in counted))
             first, memory = first_seconds[process], process.host_bytes()
-            results.append(
-                ContenderResult(process.contender, seconds_per_round, first, None, memory, turns[-1].loss)
-            )
+            results.append(ContenderResult(process.contender, seconds_per_round, first, None, memory, turns[-1].loss))
         return results
     finally:
         for process in processes:
@@ -372,29 +263,6 @@ def _note_load(loads: Sequence[float], counted: Sequence[int], notes: list[str],
     else:
         return
     show_progress(notes[-1])
-
-
-def _note_different_work(
-    request: Request, results: Sequence[ContenderResult], notes: list[str], show_progress: ShowProgress
-) -> None:
-    """Add a note on every contender whose loss differs so much from that of fedflat that its work must differ.
-
-    Contenders draw different cohorts or batches, so that small differences are normal.
-    """
-    ours = next((result for result in results if result.contender.algorithm == "fedavg"), None)
-    if ours is None or ours.loss is None:
-        return
-    setting = replace(request.setting, device="cpu")
-    initial_loss = PlainLoop(setting.config(clients=ours.contender.clients), setting.load_data()).loss()
-    for result in results:
-        if result.contender.algorithm == "fedavg" and result.contender.clients == ours.contender.clients:
-            difference = abs((result.loss or 0.0) - ours.loss)
-            if difference > MAX_LOSS_DIFFERENCE * abs(initial_loss - ours.loss):
-                notes.append(
-                    f"{result.contender} may do different work: its training loss went from {initial_loss:.4g} to "
-                    f"{result.loss:.4g}, and that of fedflat to {ours.loss:.4g}"
-                )
-                show_progress(notes[-1])
 
 
 def _note_failure(contender: Contender, failure: Failed, notes: list[str], show_progress: ShowProgress) -> None:

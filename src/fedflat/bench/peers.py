@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -164,9 +165,10 @@ class PeerProcess(ContenderProcess):
             raise ConnectionError
 
     def _reason(self) -> str:
-        """Why the peer stopped: the last line of its output."""
-        lines = (self._folder / "log").read_text(errors="replace").split("\n")
-        return next((line.strip()[-MAX_LOG_CHARACTERS:] for line in reversed(lines) if line.strip()), "stopped early")
+        """Why the peer stopped: the last line of its output that has words."""
+        lines = (self._folder / "log").read_text(errors="replace").splitlines()
+        lines = [line.strip()[-MAX_LOG_CHARACTERS:] for line in lines if re.search("[a-z]", line)]
+        return lines[-1] if lines else "stopped early"
 
     def end(self) -> None:
         """Let the peer end by itself, kill what is left of its processes, and delete its folder."""

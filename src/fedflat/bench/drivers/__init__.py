@@ -36,7 +36,9 @@ def plain_loop() -> PlainLoop:
     Cached, so that a process builds it only once.
     """
     peer = read_peer(folder())
-    return PlainLoop(peer.setting.config(peer.algorithm, peer.precision, "loop", peer.clients), peer.setting.load_data())
+    return PlainLoop(
+        peer.setting.config(peer.algorithm, peer.precision, "loop", peer.clients), peer.setting.load_data()
+    )
 
 
 def local_epochs(peer: Peer, examples: int) -> int:

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 import torch
+import torch._dynamo  # torch imports it in the first optimiser step; here, so that forked processes have it already
 import torch.multiprocessing as multiprocessing
 from blazefl.contrib import (
     FedAvgBaseServerHandler,

@@ -36,6 +36,11 @@ serverapp = "bench_app:server"
 clientapp = "bench_app:client"
 [tool.flwr.app.config]
 """
+APP_MODULE = """
+from fedflat.bench.drivers import flower
+client = flower.client
+server = flower.server
+"""
 FEDERATION = """
 [superlink]
 default = "local"
@@ -54,7 +59,7 @@ def run(peer: Peer) -> None:
     home, app, cores = folder() / "flwr", folder() / "app", available_cores()
     app.mkdir()
     (app / "pyproject.toml").write_text(APP)
-    (app / "bench_app.py").write_text("from fedflat.bench.drivers.flower import client, server\n")
+    (app / "bench_app.py").write_text(APP_MODULE)
     home.mkdir()
     gpus = 1 / min(cores, peer.setting.clients_per_round) if peer.setting.on_gpu else 0.0
     (home / "config.toml").write_text(FEDERATION.format(clients=peer.clients, gpus=gpus, cores=cores))
@@ -64,8 +69,7 @@ def run(peer: Peer) -> None:
     os.environ |= {"FLWR_HOME": str(home), "FLWR_LOCAL_CONTROL_API_PORT": str(port), "FLWR_TELEMETRY_ENABLED": "0"}
     os.environ |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     os.environ |= {"RAY_worker_niceness": "0"}  # the same priority as the other contenders
-    subprocess.run([Path(sys.executable).parent / "flwr", "run", str(app), "--stream"], check=True)
-    sys.exit("the run ended early; its log is above")
+    sys.exit(subprocess.run([Path(sys.executable).parent / "flwr", "run", app, "--stream"], check=False).returncode)
 
 
 @client.train()  # type: ignore[untyped-decorator, unused-ignore]

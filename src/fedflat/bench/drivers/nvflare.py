@@ -30,7 +30,9 @@ def run(peer: Peer) -> None:
     from nvflare.recipe import SimEnv
 
     if peer.clients != peer.setting.clients_per_round:
-        raise UserError("nvflare is measured with all clients in every round; use equal --clients and --clients-per-round")
+        raise UserError(
+            "nvflare is measured with all clients in every round; use equal --clients and --clients-per-round"
+        )
     recipe = FedAvgRecipe(
         name="bench", min_clients=peer.clients, num_rounds=ROUNDS, model=Network(), train_script=__file__
     )

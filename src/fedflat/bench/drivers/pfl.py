@@ -25,7 +25,8 @@ def run(peer: Peer) -> None:
     os.environ["PFL_PYTORCH_DEVICE"] = "cuda" if peer.setting.on_gpu else "cpu"
     torchrun = [str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nnodes=1"]
     processes = min(available_cores(), peer.setting.clients_per_round)
-    subprocess.run([*torchrun, f"--nproc_per_node={processes}", "-m", __name__], check=True)
+    command = [*torchrun, f"--nproc_per_node={processes}", "-m", __name__]
+    sys.exit(subprocess.run(command, check=False).returncode)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ import typer
 from fedflat.cli.shared.completion import complete_algorithm, complete_dataset, complete_model, complete_partition
 from fedflat.cli.shared.flags import JSON, QUIET, no_default
 from fedflat.cli.shared.screen import key_values, print_json, screen, shown_bytes, shown_count, shown_seconds, table
-from fedflat.errors import UserError
+from fedflat.errors import UserError, one_of
 
 if TYPE_CHECKING:
     from fedflat.cli.shared.screen_table import ScreenTable
@@ -24,6 +24,14 @@ _measure_option = partial(typer.Option, rich_help_panel="Measurement")
 
 
 def bench(
+    context: typer.Context,
+    setup: str | None = _round_option(
+        None,
+        "--setup",
+        metavar="NAME",
+        help="published set-up of another simulator: pfl, blazefl or nvflare; other options override it",
+        show_default=False,
+    ),
     model: str = _round_option("cnn", "--model", help="model, as name(parameter=value)", autocompletion=complete_model),
     dataset: str = _round_option(
         "random",
@@ -95,17 +103,22 @@ def bench(
     from fedflat.bench.benchmark import benchmark
     from fedflat.bench.request import Request
     from fedflat.bench.setting import BenchmarkSetting
+    from fedflat.bench.setups import SETUPS
     from fedflat.experiment.store.files import create_folder, write_atomically
 
+    values = {"model": model, "clients": clients, "clients_per_round": clients_per_round}
+    values |= {"local_steps": local_steps, "batch_size": batch_size, "lr": lr}
+    if setup is not None:
+        if setup not in SETUPS:
+            raise one_of("setup", setup, tuple(SETUPS))
+        given = {name for name in values if getattr(context.get_parameter_source(name), "name", "") != "DEFAULT"}
+        values |= {name: value for name, value in SETUPS[setup].items() if name not in given}
+    client_counts = split_counts(str(values.pop("clients")))
     setting = BenchmarkSetting(
-        model=model,
+        **values,
         dataset=dataset,
         data_dir=data_dir,
         partition=partition,
-        clients_per_round=clients_per_round,
-        local_steps=local_steps,
-        batch_size=batch_size,
-        lr=lr,
         augmentation=augmentation,
         device=device,
         compile=compile,
@@ -117,7 +130,7 @@ def bench(
         algorithms=split_names(algorithms),
         precisions=split_names(precision),
         engines=split_names(engine),
-        clients=split_counts(clients),
+        clients=client_counts,
         against=split_names(against),
         rounds=rounds,
         warm_up=warm_up,
