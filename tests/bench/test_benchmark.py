@@ -40,6 +40,8 @@ ROW = {
     "set_up_seconds": float,
     "peak_device_bytes": int | None,
     "peak_host_bytes": int | None,
+    "loss": float | None,
+    "versions": dict | None,
 }
 
 
@@ -98,6 +100,8 @@ def test_a_small_benchmark(tmp_path):
         assert len(line["seconds"]) == 3 and min(line["seconds"]) > 0
         assert line["samples_per_round"] == 20
     assert found["rows"][0]["times_plain"] > 0 and found["rows"][2]["times_plain"] is None
+    ours, plain, bound = (line["loss"] for line in found["rows"])
+    assert ours == pytest.approx(plain, abs=1e-6) and bound is None, "the same work ends at the same loss"
 
 
 @pytest.mark.parametrize(
@@ -107,6 +111,7 @@ def test_a_small_benchmark(tmp_path):
         (Request(SMALL, precisions=("float16",)), "float16"),
         (Request(SMALL, engines=("lane",)), "did you mean lanes"),
         (Request(SMALL, against=("fate",)), "fate"),
+        (Request(SMALL, precisions=("tf32",), against=("flower",)), "float32"),
         (Request(replace(SMALL, augmentation="mixup")), "mixup"),
         (Request(replace(SMALL, model="cnn"), clients=(6,)), "16x16"),
         (Request(replace(SMALL, device="cuda")), "--device cpu"),
@@ -122,10 +127,10 @@ def test_what_cannot_be_measured(request_, words, monkeypatch):
         request_.check()
 
 
-def test_contenders_and_notes(monkeypatch):
-    monkeypatch.setattr(OTHERS["flower"], "installed", classmethod(lambda cls: True))
-    monkeypatch.setattr(OTHERS["pfl"], "installed", classmethod(lambda cls: False))
-    request = Request(SMALL, ("fedavg", "scaffold"), engines=("loop", "lanes"), clients=(100, 1000))
+def test_contenders():
+    request = Request(
+        SMALL, ("fedavg", "scaffold"), engines=("loop", "lanes"), clients=(100, 1000), against=("plain", "flower")
+    )
     names = [str(contender) for contender in request.contenders()]
     assert (
         names[0] == "fedflat, fedavg, float32, loop, 100 clients"
@@ -136,8 +141,6 @@ def test_contenders_and_notes(monkeypatch):
         "flower, fedavg, float32, 100 clients",
         "bound, float32, eager",
     ]
-    (note,) = request.notes()
-    assert note.startswith("pfl-research") and "pip install 'pfl[pytorch]'" in note
 
 
 def test_quotients_are_of_rounds_side_by_side(monkeypatch):

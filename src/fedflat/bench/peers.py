@@ -67,7 +67,7 @@ class FedJax(Peer):
     """FedJAX's federated_averaging, compiled by XLA, which uses all cores."""
 
     name = key = "fedjax"
-    requirements = ("fedjax",)
+    requirements = ("fedjax", "jax<0.6")  # the last release, 0.0.17, calls jax.tree_map, which later versions lack
     packages = ("fedjax", "jax")
 
 
@@ -84,7 +84,7 @@ class NVFlare(Peer):
     """NVFlare's FedAvgRecipe in its simulator, SimEnv, with all clients in every round."""
 
     name = key = "nvflare"
-    requirements = ("nvflare[PT]",)
+    requirements = ("nvflare",)
     packages = ("nvflare",)
 
 
@@ -165,10 +165,11 @@ class PeerProcess(ContenderProcess):
             raise ConnectionError
 
     def _reason(self) -> str:
-        """Why the peer stopped: the last line of its output that has words."""
-        lines = (self._folder / "log").read_text(errors="replace").splitlines()
-        lines = [line.strip()[-MAX_LOG_CHARACTERS:] for line in lines if re.search("[a-z]", line)]
-        return lines[-1] if lines else "stopped early"
+        """Why the peer stopped: the last error in its output, or else the last line that has words."""
+        lines = [line.strip() for line in (self._folder / "log").read_text(errors="replace").splitlines()]
+        lines = [line for line in lines if re.search("[a-z]", line)] or ["stopped early"]
+        errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
+        return (errors or lines)[-1][:MAX_LOG_CHARACTERS]
 
     def end(self) -> None:
         """Let the peer end by itself, kill what is left of its processes, and delete its folder."""

@@ -19,8 +19,8 @@ from fedflat import models
 from fedflat.bench.setting import plan_of, sampler_of
 from fedflat.data import Dataset
 from fedflat.data.batches import move_examples
-from fedflat.engines.round.plan import generator
 from fedflat.engines.problem.problem import Problem
+from fedflat.engines.round.plan import generator
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import build_problem
 

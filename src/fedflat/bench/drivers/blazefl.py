@@ -24,7 +24,7 @@ from fedflat.bench.setting import ROUNDS
 from fedflat.processes import available_cores
 
 
-class Clients(PartitionedDataset[FedAvgPartitionType]):  # type: ignore[misc, unused-ignore]
+class Clients(PartitionedDataset[FedAvgPartitionType]):
     """The clients' data, which a worker process has in memory because it is forked."""
 
     def get_dataset(self, type_: FedAvgPartitionType, cid: int | None) -> TensorDataset:
@@ -41,7 +41,7 @@ class Clients(PartitionedDataset[FedAvgPartitionType]):  # type: ignore[misc, un
         return DataLoader(self.get_dataset(type_, cid), batch_size=batch_size, shuffle=True, generator=generator)
 
 
-class Networks(ModelSelector):  # type: ignore[misc, unused-ignore]
+class Networks(ModelSelector):
     """Builds the model."""
 
     def select_model(self, model_name: str) -> torch.nn.Module:

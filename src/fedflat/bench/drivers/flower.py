@@ -1,4 +1,4 @@
-"""Flower: a ClientApp that trains like the plain loop, and a ServerApp with Flower's FedAvg, started by ``flwr run``."""
+"""Flower: a ClientApp that trains like the plain loop and a ServerApp with Flower's FedAvg, run by ``flwr run``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
+import time
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedflat.bench.contender_process import NoMoreRounds
 from fedflat.bench.drivers import connected_timer, folder, plain_loop
-from fedflat.bench.peers import Peer, read_peer
+from fedflat.bench.peers import POLLING_SECONDS, Peer, read_peer
 from fedflat.bench.plain import training_loss
 from fedflat.bench.setting import ROUNDS
 from fedflat.processes import available_cores
@@ -63,16 +63,38 @@ def run(peer: Peer) -> None:
     home.mkdir()
     gpus = 1 / min(cores, peer.setting.clients_per_round) if peer.setting.on_gpu else 0.0
     (home / "config.toml").write_text(FEDERATION.format(clients=peer.clients, gpus=gpus, cores=cores))
-    with socket.socket() as free_port:
-        free_port.bind(("127.0.0.1", 0))
-        port = free_port.getsockname()[1]
-    os.environ |= {"FLWR_HOME": str(home), "FLWR_LOCAL_CONTROL_API_PORT": str(port), "FLWR_TELEMETRY_ENABLED": "0"}
+    http_port, control_port = free_port(), free_port()
+    os.environ |= {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    os.environ |= {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": http_port, "FLWR_LOCAL_CONTROL_API_PORT": control_port}
     os.environ |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     os.environ |= {"RAY_worker_niceness": "0"}  # the same priority as the other contenders
-    sys.exit(subprocess.run([Path(sys.executable).parent / "flwr", "run", app, "--stream"], check=False).returncode)
+    # ``flwr run`` would start the same SuperLink, but wait for it only 15 s.
+    superlink = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess", "--host", "127.0.0.1"]
+    with (home / "superlink.log").open("wb") as log:
+        subprocess.Popen(
+            [*superlink, "--port", http_port, "--control-api-address", f"127.0.0.1:{control_port}"],
+            stdout=log,
+            stderr=log,
+        )
+    while not is_listening(http_port):
+        time.sleep(POLLING_SECONDS)
+    sys.exit(subprocess.run(["flwr", "run", app, "--stream"], check=False).returncode)
 
 
-@client.train()  # type: ignore[untyped-decorator, unused-ignore]
+def free_port() -> str:
+    """A TCP port that no process uses."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        return str(unused.getsockname()[1])
+
+
+def is_listening(port: str) -> bool:
+    """Whether a process accepts connections on a TCP port."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", int(port))) == 0
+
+
+@client.train()
 def train(message: Message, context: Context) -> Message:
     """Train one client from the received model, as the plain loop does; Flower counts rounds from 1."""
     torch.set_num_threads(1)
@@ -84,7 +106,7 @@ def train(message: Message, context: Context) -> Message:
     return Message(RecordDict(sent), reply_to=message)
 
 
-class TimedFedAvg(FedAvg):  # type: ignore[misc, unused-ignore]
+class TimedFedAvg(FedAvg):
     """FedAvg that reports every completed round to the timer."""
 
     def __init__(self, clients_per_round: int, **options: Any) -> None:
@@ -105,7 +127,7 @@ class TimedFedAvg(FedAvg):  # type: ignore[misc, unused-ignore]
         return arrays, metrics
 
 
-@server.main()  # type: ignore[untyped-decorator, unused-ignore]
+@server.main()
 def main(grid: Grid, context: Context) -> None:
     """Run Flower's FedAvg until all rounds are timed."""
     peer = read_peer(folder())

@@ -54,7 +54,7 @@ def run(peer: Peer) -> None:
         "model": model,
     }
 
-    class TimedFedAVG(FedAVG):  # type: ignore[misc, unused-ignore]
+    class TimedFedAVG(FedAVG):
         """FedAVG that reports every completed round to the timer."""
 
         def notify(self, event: str, **values: Any) -> None:

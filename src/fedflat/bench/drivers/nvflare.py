@@ -1,4 +1,4 @@
-"""NVFlare: its FedAvgRecipe in SimEnv; the clients' script, this file, trains like the plain loop."""
+"""NVFlare: its FedAvgRecipe in SimEnv; the clients' script trains like the plain loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sys
 import torch
 from torch import nn
 
-from fedflat.bench.contender_process import NoMoreRounds
 from fedflat.bench.drivers import connected_timer, folder, plain_loop
 from fedflat.bench.peers import Peer
 from fedflat.bench.plain import training_loss
@@ -33,8 +32,11 @@ def run(peer: Peer) -> None:
         raise UserError(
             "nvflare is measured with all clients in every round; use equal --clients and --clients-per-round"
         )
+    script = folder() / "bench_client.py"
+    script.write_text("from fedflat.bench.drivers import nvflare\nnvflare.train()\n")
+    model = {"class_path": f"{__name__}.{Network.__name__}", "args": {}}
     recipe = FedAvgRecipe(
-        name="bench", min_clients=peer.clients, num_rounds=ROUNDS, model=Network(), train_script=__file__
+        name="bench", min_clients=peer.clients, num_rounds=ROUNDS, model=model, train_script=str(script)
     )
     recipe.execute(SimEnv(num_clients=peer.clients, workspace_root=str(folder() / "nvflare")))
     sys.exit("the simulation ended early; its log is above")
@@ -60,10 +62,3 @@ def train() -> None:
         sent = {f"inner.{name}": tensor.cpu() for name, tensor in state.items()}
         # NVFlare weights clients by this number, which its examples set to the number of steps.
         flare.send(flare.FLModel(params=sent, meta={"NUM_STEPS_CURRENT_ROUND": examples}))
-
-
-if __name__ == "__main__":
-    try:
-        train()
-    except NoMoreRounds:
-        sys.exit()

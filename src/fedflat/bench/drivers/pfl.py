@@ -65,7 +65,7 @@ def main() -> None:
             """The loss alone."""
             return {"loss": Weighted(float(self.loss(inputs, targets).detach()) * len(inputs), len(inputs))}
 
-    class TimerCallback(TrainingProcessCallback):  # type: ignore[misc, unused-ignore]
+    class TimerCallback(TrainingProcessCallback):
         """Reports every completed round to the timer."""
 
         def after_central_iteration(self, metrics: Any, model: Any, *, central_iteration: int) -> tuple[bool, Any]:
