@@ -11,19 +11,12 @@ from multiprocessing import Pipe
 import pytest
 from typer.testing import CliRunner
 
-from fedflat.bench.benchmark import (
-    ContenderResult,
-    _measure_in_turns,
-    _measure_one_by_one,
-    benchmark,
-    row,
-    samples_per_round,
-)
-from fedflat.bench.contender_process import Contender, ContenderProcess, Failed, RoundTimes, _run_contender
+from fedflat.bench.benchmark import _measure_in_turns, _measure_one_by_one, benchmark
+from fedflat.bench.contender_process import ContenderProcess, Failed, LocalContender, RoundTimes, _run_contender
 from fedflat.bench.contenders import Fedflat, Plain, SpeedBound
 from fedflat.bench.machine import Load, hardware, host_memory
-from fedflat.bench.others import OTHERS
 from fedflat.bench.request import Request
+from fedflat.bench.results import ContenderResult, row, samples_per_round
 from fedflat.bench.setting import BenchmarkSetting
 from fedflat.cli.application import app
 from fedflat.cli.experiments.bench import print_benchmark, split_counts, split_names
@@ -47,6 +40,8 @@ ROW = {
     "set_up_seconds": float,
     "peak_device_bytes": int | None,
     "peak_host_bytes": int | None,
+    "loss": float | None,
+    "versions": dict | None,
 }
 
 
@@ -105,6 +100,8 @@ def test_a_small_benchmark(tmp_path):
         assert len(line["seconds"]) == 3 and min(line["seconds"]) > 0
         assert line["samples_per_round"] == 20
     assert found["rows"][0]["times_plain"] > 0 and found["rows"][2]["times_plain"] is None
+    ours, plain, bound = (line["loss"] for line in found["rows"])
+    assert ours == pytest.approx(plain, abs=1e-6) and bound is None, "the same work ends at the same loss"
 
 
 @pytest.mark.parametrize(
@@ -114,6 +111,7 @@ def test_a_small_benchmark(tmp_path):
         (Request(SMALL, precisions=("float16",)), "float16"),
         (Request(SMALL, engines=("lane",)), "did you mean lanes"),
         (Request(SMALL, against=("fate",)), "fate"),
+        (Request(SMALL, precisions=("tf32",), against=("flower",)), "float32"),
         (Request(replace(SMALL, augmentation="mixup")), "mixup"),
         (Request(replace(SMALL, model="cnn"), clients=(6,)), "16x16"),
         (Request(replace(SMALL, device="cuda")), "--device cpu"),
@@ -129,10 +127,10 @@ def test_what_cannot_be_measured(request_, words, monkeypatch):
         request_.check()
 
 
-def test_contenders_and_notes(monkeypatch):
-    monkeypatch.setattr(OTHERS["flower"], "installed", classmethod(lambda cls: True))
-    monkeypatch.setattr(OTHERS["pfl"], "installed", classmethod(lambda cls: False))
-    request = Request(SMALL, ("fedavg", "scaffold"), engines=("loop", "lanes"), clients=(100, 1000))
+def test_contenders():
+    request = Request(
+        SMALL, ("fedavg", "scaffold"), engines=("loop", "lanes"), clients=(100, 1000), against=("plain", "flower")
+    )
     names = [str(contender) for contender in request.contenders()]
     assert (
         names[0] == "fedflat, fedavg, float32, loop, 100 clients"
@@ -143,12 +141,10 @@ def test_contenders_and_notes(monkeypatch):
         "flower, fedavg, float32, 100 clients",
         "bound, float32, eager",
     ]
-    (note,) = request.notes()
-    assert note.startswith("pfl-research") and "pip install 'pfl[pytorch]'" in note
 
 
 def test_quotients_are_of_rounds_side_by_side(monkeypatch):
-    monkeypatch.setattr("fedflat.bench.benchmark.available_cores", lambda: 2)
+    monkeypatch.setattr("fedflat.bench.results.available_cores", lambda: 2)
     ours = ContenderResult(Fedflat(SMALL, engine="loop"), [1.0, 3.0, 2.0], 5.0, None, 10)
     plain = ContenderResult(Plain(SMALL), [2.0, 9.0, 4.0], 4.0, None, 10)
     bound = ContenderResult(SpeedBound(SMALL, ""), [1.0, 1.5, 2.0], 4.0, None, 10)
@@ -215,7 +211,7 @@ def test_samples_are_counted_without_second_passes():
 
 
 @dataclass(frozen=True)
-class Breaks(Contender):
+class Breaks(LocalContender):
     name = "breaks"
 
     def run_rounds(self, timer):

@@ -8,51 +8,29 @@ from __future__ import annotations
 import datetime
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
 from fedflat.bench.contender_process import Contender, ContenderProcess, Failed, RoundTimes
-from fedflat.bench.contenders import Fedflat, Plain, SpeedBound
+from fedflat.bench.contenders import Fedflat
+from fedflat.bench.environments import install
 from fedflat.bench.machine import Load, hardware, versions
+from fedflat.bench.peers import Peer, PeerProcess
 from fedflat.bench.request import Request
-from fedflat.bench.setting import BenchmarkSetting, plan_of, sampler_of
+from fedflat.bench.results import ContenderResult, different_work, row, samples_per_round
 from fedflat.errors import UserError
-from fedflat.experiment.setup.problem import build_partition
-from fedflat.processes import available_cores
 
 FORMAT = 1
 """Version of the format of results."""
 ROUNDS_PER_TURN = 5
 """Measured rounds per turn on a CPU; the first round of a turn is not among them."""
-COUNTED_ROUNDS = 5
-"""Rounds over which the number of training samples per round is averaged."""
 MAX_OTHER_LOAD = 0.1
 """Largest share of the cores that other processes may use during a turn that counts."""
 MIN_QUIET_TURNS = 3
 """Number of turns without much other load from which all other turns are discarded."""
 ShowProgress = Callable[[str], None]
 """Shows the user a line of text on progress."""
-
-
-@dataclass(frozen=True)
-class ContenderResult:
-    """The measurements of one contender."""
-
-    contender: Contender
-    seconds: list[float]
-    """Seconds of each measured round, after the warm-up."""
-    first_seconds: float
-    """Seconds of the set-up and the first round together."""
-    device_bytes: int | None
-    """Peak GPU memory; None if unknown or without a GPU."""
-    host_bytes: int | None
-    """Peak CPU memory of the contender's processes; None if unknown."""
-
-    @property
-    def median(self) -> float:
-        """Median seconds per round."""
-        return median(self.seconds)
 
 
 def benchmark(request: Request, command: str, show_progress: ShowProgress) -> dict[str, Any]:
@@ -67,9 +45,7 @@ def benchmark(request: Request, command: str, show_progress: ShowProgress) -> di
         Hardware, versions, settings and one row per contender, as JSON-compatible values.
     """
     request.check()
-    notes = request.notes()
-    for note in notes:
-        show_progress(note)
+    notes: list[str] = []
     measure = _measure_one_by_one if request.setting.on_gpu else _measure_in_turns
     results = measure(request, show_progress, notes)
     if not any(isinstance(result.contender, Fedflat) for result in results):
@@ -77,6 +53,9 @@ def benchmark(request: Request, command: str, show_progress: ShowProgress) -> di
         reason = next(note for note in notes if note.startswith(Fedflat.name))
         raise UserError(f"nothing could be measured: {reason}")
     samples = {clients: samples_per_round(request.setting, clients) for clients in request.clients}
+    for note in different_work(results):
+        notes.append(note)
+        show_progress(note)
     setting = asdict(request.setting)
     if request.setting.data_dir is not None:
         setting["data_dir"] = str(request.setting.data_dir)
@@ -94,82 +73,21 @@ def benchmark(request: Request, command: str, show_progress: ShowProgress) -> di
     }
 
 
-def samples_per_round(setting: BenchmarkSetting, clients: int) -> float:
-    """The number of samples on which the clients of a round train together, averaged over ``COUNTED_ROUNDS`` rounds.
-
-    A sample that SAM passes through the model twice counts once.
-    """
-    config = setting.config(clients=clients)
-    client_indices = build_partition(config, setting.load_data()).clients  # example indices of each client
-    plan, sampler = plan_of(config), sampler_of(config, len(client_indices))
-    samples = 0
-    for round in range(COUNTED_ROUNDS):
-        for client in sampler(config.seed, round):
-            batches = plan.batches(config.seed, round, client, len(client_indices[client]))
-            samples += sum(len(batch) for batch in batches)
-    return samples / COUNTED_ROUNDS
+def _installed_contenders(request: Request, notes: list[str], show_progress: ShowProgress) -> list[Contender]:
+    """All requested contenders, except simulators that cannot be installed; the reason is added to ``notes``."""
+    contenders = []
+    for contender in request.contenders():
+        try:
+            if isinstance(contender, Peer):
+                install(type(contender), contender.environment, show_progress)
+            contenders.append(contender)
+        except UserError as error:
+            _note_failure(contender, Failed(str(error)), notes, show_progress)
+    return contenders
 
 
-def row(result: ContenderResult, results: Sequence[ContenderResult], samples: float) -> dict[str, Any]:
-    """One row of the table: a contender, compared with the bound and the plain loop of the same precision.
-
-    A ratio of times is the median over rounds, each divided by the other contender's round of the same number.
-
-    Args:
-        result: the contender of the row.
-        results: all contenders.
-        samples: training samples per round of this contender.
-    """
-    contender, setting = result.contender, result.contender.setting
-    comparable = [other for other in results if other.contender.precision == contender.precision]
-    plain = next((other for other in comparable if isinstance(other.contender, Plain)), None)
-    bound = _bound_for(contender, comparable)
-    is_bound = isinstance(contender, SpeedBound)
-    # The bound uses full batches only. Clients with less data than a batch see fewer samples.
-    samples_of_bound = setting.clients_per_round * setting.batch_size * setting.local_steps
-    samples_per_round = float(samples_of_bound) if is_bound else samples
-    # On a CPU, the bound is measured on one core and divided by the number of cores: perfect use of all of them.
-    cores = 1 if setting.on_gpu else available_cores()
-    seconds = result.median / (cores if is_bound else 1)
-    share = None  # the contender's samples per second, divided by those of the bound
-    if bound is not None and result is not bound:
-        share = ratio(bound, result) / cores * samples_per_round / samples_of_bound
-    return {
-        "contender": contender.name,
-        "algorithm": contender.algorithm or None,
-        "precision": contender.precision,
-        "engine": contender.engine or None,
-        "clients": contender.clients,
-        "seconds_per_round": seconds,
-        "seconds": result.seconds,
-        "samples_per_round": samples_per_round,
-        "samples_per_second": samples_per_round / seconds,
-        "share_of_bound": share,
-        "times_plain": None if plain is None or result is plain or is_bound else ratio(plain, result),
-        "set_up_seconds": max(0.0, result.first_seconds - result.median),
-        "peak_device_bytes": result.device_bytes,
-        "peak_host_bytes": result.host_bytes,
-    }
-
-
-def _bound_for(contender: Contender, results: Sequence[ContenderResult]) -> ContenderResult | None:
-    """The bound to compare a contender with; None if ``results`` contain no bound.
-
-    Compiled contenders are compared with the compiled bound, and all others with the eager bound. If that bound was
-    not measured, they are compared with the first one.
-    """
-    setting = contender.setting
-    is_compiled = isinstance(contender, Fedflat) and setting.on_gpu and setting.compiled(contender.engine)
-    bounds = [result for result in results if isinstance(result.contender, SpeedBound)]
-    for bound in bounds:
-        if isinstance(bound.contender, SpeedBound) and bound.contender.compiled == is_compiled:
-            return bound
-    return bounds[0] if bounds else None
-
-
-def ratio(numerator: ContenderResult, denominator: ContenderResult) -> float:
-    """The median over rounds of the seconds of one contender divided by those of another in the same round."""
-    return median(a / b for a, b in zip(numerator.seconds, denominator.seconds, strict=True))
+def _start(contender: Contender) -> ContenderProcess:
+    return PeerProcess(contender) if isinstance(contender, Peer) else ContenderProcess(contender)
 
 
 def _measure_one_by_one(request: Request, show_progress: ShowProgress, notes: list[str]) -> list[ContenderResult]:
@@ -179,9 +97,9 @@ def _measure_one_by_one(request: Request, show_progress: ShowProgress, notes: li
     added to ``notes``.
     """
     results = []
-    contenders = request.contenders()
+    contenders = _installed_contenders(request, notes, show_progress)
     for start in range(0, len(contenders), request.concurrent_setups):
-        processes = [ContenderProcess(contender) for contender in contenders[start : start + request.concurrent_setups]]
+        processes = [_start(contender) for contender in contenders[start : start + request.concurrent_setups]]
         try:
             for process in processes:
                 show_progress(f"{process.contender}: setting up")
@@ -216,7 +134,9 @@ def _measure_alone(
     if isinstance(times, Failed):
         _note_failure(process.contender, times, notes, show_progress)
         return None
-    result = ContenderResult(process.contender, times.seconds, first_seconds, times.device_bytes, process.host_bytes())
+    result = ContenderResult(
+        process.contender, times.seconds, first_seconds, times.device_bytes, process.host_bytes(), times.loss
+    )
     show_progress(f"{process.contender}: {result.median:.4g} s per round")
     return result
 
@@ -227,7 +147,7 @@ def _measure_in_turns(request: Request, show_progress: ShowProgress, notes: list
     A contender is paused while another has its turn. Turns with much load by other processes do not count. Notes on
     failures and on this load are added to ``notes``.
     """
-    processes = [ContenderProcess(contender) for contender in request.contenders()]
+    processes = [_start(contender) for contender in _installed_contenders(request, notes, show_progress)]
     try:
         first_seconds: dict[ContenderProcess, float] = {}
         for process in processes:
@@ -237,16 +157,16 @@ def _measure_in_turns(request: Request, show_progress: ShowProgress, notes: list
                 first_seconds[process] = seconds
             process.pause()
         ready = list(first_seconds)  # the processes whose set-up and warm-up did not fail
-        seconds_by_turn, loads = _take_turns(ready, request.rounds, notes, show_progress)
+        times_by_turn, loads = _take_turns(ready, request.rounds, notes, show_progress)
         counted = quiet_turns(loads)
         _note_load(loads, counted, notes, show_progress)
         for process in processes:
             process.resume()  # so that they can end
         results = []
-        for process, turns in seconds_by_turn.items():
-            seconds_per_round = list(itertools.chain.from_iterable(turns[turn] for turn in counted))
+        for process, turns in times_by_turn.items():
+            seconds_per_round = list(itertools.chain.from_iterable(turns[turn].seconds for turn in counted))
             first, memory = first_seconds[process], process.host_bytes()
-            results.append(ContenderResult(process.contender, seconds_per_round, first, None, memory))
+            results.append(ContenderResult(process.contender, seconds_per_round, first, None, memory, turns[-1].loss))
         return results
     finally:
         for process in processes:
@@ -255,30 +175,30 @@ def _measure_in_turns(request: Request, show_progress: ShowProgress, notes: list
 
 def _take_turns(
     processes: Sequence[ContenderProcess], rounds: int, notes: list[str], show_progress: ShowProgress
-) -> tuple[dict[ContenderProcess, list[list[float]]], list[float]]:
-    """Let paused contenders do ``rounds`` rounds each, ``ROUNDS_PER_TURN`` at a time.
+) -> tuple[dict[ContenderProcess, list[RoundTimes]], list[float]]:
+    """Let paused contenders do ``rounds`` rounds each, ``ROUNDS_PER_TURN`` at a time, in an order that alternates.
 
     Returns:
-        For each contender that did not fail a list of turns, each a list of the rounds' seconds; and for each turn the
-        load by other processes, as a share of all cores.
+        For each contender that did not fail its turns; and for each turn the load by other processes, as a share of
+        all cores.
     """
-    seconds: dict[ContenderProcess, list[list[float]]] = {process: [] for process in processes}
+    turns: dict[ContenderProcess, list[RoundTimes]] = {process: [] for process in processes}
     loads: list[float] = []
     starts = range(0, rounds, ROUNDS_PER_TURN)
     for turn, start in enumerate(starts, 1):
-        if not seconds:
+        if not turns:
             break
         show_progress(f"measuring turn {turn} of {len(starts)}")
         load = Load()
-        for process in list(seconds):
+        for process in list(turns)[:: 1 if turn % 2 else -1]:
             times = _take_turn(process, min(ROUNDS_PER_TURN, rounds - start))
             if isinstance(times, Failed):
                 _note_failure(process.contender, times, notes, show_progress)
-                del seconds[process]
+                del turns[process]
             else:
-                seconds[process].append(times.seconds)
+                turns[process].append(times)
         loads.append(load.share_of_others())
-    return seconds, loads
+    return turns, loads
 
 
 def _take_turn(process: ContenderProcess, rounds: int) -> RoundTimes | Failed:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import ClassVar, NamedTuple
@@ -27,7 +28,7 @@ MAX_ERROR_LENGTH = 300
 
 
 @dataclass(frozen=True)
-class Contender(ABC):
+class Contender:
     """An implementation of federated rounds that can be measured."""
 
     setting: BenchmarkSetting
@@ -41,16 +42,21 @@ class Contender(ABC):
     name: ClassVar[str]
     """Name of the contender in the table."""
 
-    @abstractmethod
-    def run_rounds(self, timer: RoundTimer) -> None:
-        """Set up, then train one round after another and call ``timer.round_done()`` after each.
-
-        The loop has no other exit: ``round_done`` raises ``NoMoreRounds`` once all requested rounds are timed.
-        """
-
     def __str__(self) -> str:
         clients = f"{self.clients:,} clients" if self.algorithm else ""
         return ", ".join(word for word in (self.name, self.algorithm, self.precision, self.engine, clients) if word)
+
+
+@dataclass(frozen=True)
+class LocalContender(Contender, ABC):
+    """A contender that needs nothing but fedflat and runs in this Python environment."""
+
+    @abstractmethod
+    def run_rounds(self, timer: RoundTimer) -> None:
+        """Set up, then train one round after another and call ``timer.round_done`` after each.
+
+        The loop has no other exit: ``round_done`` raises ``NoMoreRounds`` once all requested rounds are timed.
+        """
 
 
 class NoMoreRounds(Exception):
@@ -63,6 +69,8 @@ class RoundTimes(NamedTuple):
     seconds: list[float]
     device_bytes: int | None
     """Peak of reserved GPU memory."""
+    loss: float | None = None
+    """Training loss after these rounds, which shows whether contenders do the same work."""
 
 
 class Failed(NamedTuple):
@@ -97,10 +105,13 @@ class RoundTimer:
         self._start_event = _recorded_event() if _on_gpu() else None
         self._events: list[torch.cuda.Event] = []
 
-    def round_done(self) -> None:
+    def round_done(self, loss: Callable[[], float] | None = None) -> None:
         """Record the end of a round; after the last requested one, send the times and wait for the next request.
 
         The time of the contender's very first round includes its set-up.
+
+        Args:
+            loss: returns the training loss of the current model; it is not called while rounds are timed.
         """
         if _on_gpu():
             self._events.append(_recorded_event())
@@ -108,7 +119,8 @@ class RoundTimer:
                 torch.cuda.synchronize()
         self._end_times.append(time.perf_counter() - self._start_time)
         if len(self._end_times) == self._requested:
-            self._pipe.send(RoundTimes(self._seconds(), torch.cuda.max_memory_reserved() if _on_gpu() else None))
+            device_bytes = torch.cuda.max_memory_reserved() if _on_gpu() else None
+            self._pipe.send(RoundTimes(self._seconds(), device_bytes, loss() if loss else None))
             self._wait_for_request()
 
     def _seconds(self) -> list[float]:
@@ -134,10 +146,15 @@ def _recorded_event() -> torch.cuda.Event:
 class ContenderProcess:
     """A contender in its own process, seen from the process that measures."""
 
-    def __init__(self, contender: Contender) -> None:
-        self.contender = contender
+    def __init__(self, contender: LocalContender) -> None:
+        self.contender: Contender = contender
         # Not daemonic: contenders start workers of their own.
         self._child = ChildProcess(_run_contender, contender, daemon=False)
+
+    @property
+    def pid(self) -> int:
+        """The process id of the contender's main process."""
+        return self._child.pid
 
     def rounds(self, count: int) -> RoundTimes | Failed:
         """Let the contender do ``count`` rounds, and wait for their times."""
@@ -158,15 +175,15 @@ class ContenderProcess:
 
     def pause(self) -> None:
         """Stop the contender's processes while another contender is measured."""
-        set_paused(self._child.pid, True)
+        set_paused(self.pid, True)
 
     def resume(self) -> None:
         """Continue the contender's processes."""
-        set_paused(self._child.pid, False)
+        set_paused(self.pid, False)
 
     def host_bytes(self) -> int | None:
         """Peak memory of the contender's processes."""
-        return host_memory(self._child.pid)
+        return host_memory(self.pid)
 
     def end(self) -> None:
         """End the contender's process."""
@@ -174,7 +191,7 @@ class ContenderProcess:
         close_children([self._child], PATIENCE)
 
 
-def _run_contender(pipe: Connection, contender: Contender) -> None:
+def _run_contender(pipe: Connection, contender: LocalContender) -> None:
     """Main function of a contender's process: do rounds on request and send their times, or the reason of a failure."""
     try:
         contender.run_rounds(RoundTimer(pipe))

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from fedflat.bench.contender_process import Contender, RoundTimer
-from fedflat.bench.plain import PlainLoop
+from fedflat.bench.contender_process import LocalContender, RoundTimer
+from fedflat.bench.plain import PlainLoop, training_loss
 from fedflat.engines.gpu.layers import with_gpu_layers
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RunView
@@ -26,7 +26,7 @@ WARM_UPS = 3
 
 
 @dataclass(frozen=True)
-class Fedflat(Contender):
+class Fedflat(LocalContender):
     """A complete run, except for evaluation."""
 
     name = "fedflat"
@@ -45,11 +45,12 @@ class TimerCallback(Callback):
         self.timer = timer
 
     def round_done(self, run: RunView) -> None:
-        self.timer.round_done()
+        problem, weights = run.problem, run.server.model.weights
+        self.timer.round_done(lambda: training_loss(problem, problem.layout.views(weights)))
 
 
 @dataclass(frozen=True)
-class Plain(Contender):
+class Plain(LocalContender):
     """A straightforward loop over the clients in PyTorch, without fedflat's engines."""
 
     name = "plain loop"
@@ -60,11 +61,11 @@ class Plain(Contender):
         loop = PlainLoop(config, self.setting.load_data())
         for number in itertools.count():
             loop.round(number)
-            timer.round_done()
+            timer.round_done(loop.loss)
 
 
 @dataclass(frozen=True)
-class SpeedBound(Contender):
+class SpeedBound(LocalContender):
     """The least time that a round could take: one model trains on the concatenated batches of a cohort.
 
     A round is only forward, backward and SGD, repeated for a client's number of local steps.

@@ -15,7 +15,7 @@ import torch
 
 from fedflat.processes import available_cores
 
-PACKAGES = ("fedflat", "torch", "numpy", "flwr", "ray", "pfl")
+PACKAGES = ("fedflat", "torch", "numpy", "ray")
 PROC = Path("/proc")
 
 
@@ -89,6 +89,15 @@ def set_paused(root: int, paused: bool) -> None:
     for pid in with_descendants(root):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGSTOP if paused else signal.SIGCONT)
+
+
+def kill_descendants(root: int) -> None:
+    """Kill the descendants of a process; does nothing except on Linux."""
+    if not sys.platform.startswith("linux"):
+        return
+    for pid in with_descendants(root)[1:]:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def with_descendants(root: int) -> list[int]:

@@ -1,27 +1,32 @@
 """A straightforward FedAvg in PyTorch: a loop over clients in one process, without compilation.
 
 It uses the same data, cohorts, batches and augmentation as fedflat and ends with the same model, which makes the
-comparison fair. The clients of Flower and pfl-research train with the same function.
+comparison fair. The clients of some other simulators train with the same function.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fedflat import models
 from fedflat.bench.setting import plan_of, sampler_of
 from fedflat.data import Dataset
 from fedflat.data.batches import move_examples
+from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.plan import generator
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import build_problem
 
 StateDict = dict[str, Tensor]
+LOSS_EXAMPLES = 1000
+"""Training examples on which the losses of contenders are compared."""
 
 
 class PlainLoop:
@@ -68,6 +73,10 @@ class PlainLoop:
             optimiser.step()
         return model.state_dict(), len(indices)
 
+    def loss(self) -> float:
+        """The training loss of the current model."""
+        return training_loss(self.problem, self.state)
+
     def new_model(self) -> nn.Module:
         """A model to train, on the right device."""
         data = self.problem.data
@@ -94,3 +103,12 @@ class PlainLoop:
                 self._train.inputs[rows], draw, problem.data.mean, problem.data.std, problem.dtype
             )
             yield inputs, self._train.targets[rows]
+
+
+@torch.no_grad()
+def training_loss(problem: Problem, state: StateDict) -> float:
+    """Mean cross-entropy of a model with the tensors ``state`` on the first ``LOSS_EXAMPLES`` training examples."""
+    sample = problem.data.train.take(torch.arange(min(LOSS_EXAMPLES, len(problem.data.train)), device=problem.device))
+    model = copy.deepcopy(problem.model).eval()
+    output = functional_call(model, state, (problem.normalised(sample.inputs).to(problem.dtype),))
+    return float(F.cross_entropy(output, sample.targets))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from fedflat.algorithms import algorithm, canonical
 from fedflat.bench.contender_process import Contender
 from fedflat.bench.contenders import Fedflat, Plain, SpeedBound
-from fedflat.bench.others import OTHERS, Other
+from fedflat.bench.peers import PEERS, Peer
 from fedflat.bench.setting import BenchmarkSetting
+from fedflat.data.sources.source import user_cache
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.setup.problem import build_problem
 from fedflat.text import parse
@@ -25,6 +27,7 @@ class Request:
     """What to measure: every combination of algorithm, precision, engine and number of clients, for ``rounds`` rounds.
 
     ``against`` names the contenders that fedflat is compared with: the plain loop and other simulators, or ``none``.
+    Each simulator has its own environment in ``peer_dir``.
     """
 
     setting: BenchmarkSetting
@@ -32,7 +35,8 @@ class Request:
     precisions: Sequence[str] = ("float32",)
     engines: Sequence[str] = ("auto",)
     clients: Sequence[int] = (100,)
-    against: Sequence[str] = (PLAIN, *OTHERS)
+    against: Sequence[str] = (PLAIN,)
+    peer_dir: Path = field(default_factory=lambda: user_cache() / "peers")
     rounds: int = 10
     warm_up: int = 2
     concurrent_setups: int = 1
@@ -43,8 +47,10 @@ class Request:
         setting = self.setting
         _require_known("precision", self.precisions, PRECISIONS)
         _require_known("engine", self.engines, ENGINES)
-        _require_known("contender", self.against, (PLAIN, *OTHERS, NONE))
+        _require_known("contender", self.against, (PLAIN, *PEERS, NONE))
         gpu_precisions = [precision for precision in self.precisions if precision != "float32"]
+        if self._peers() and "float32" not in self.precisions:
+            raise UserError("other simulators are measured in float32; add it to --precision, or use --against plain")
         if gpu_precisions and not setting.on_gpu:
             raise UserError(f"--precision {gpu_precisions[0]} needs a GPU; use float32 on the CPU")
         if setting.device == "cuda" and not setting.on_gpu:
@@ -71,7 +77,7 @@ class Request:
             contenders.append(Fedflat(setting, canonical(algorithm(text)), precision, resolved_engine, client_count))
         if PLAIN in self.against:
             contenders += [Plain(setting, precision=precision, clients=clients) for precision in self.precisions]
-        contenders += [other(setting, clients=clients) for other in self._others() if other.installed()]
+        contenders += [peer(setting, clients=clients, environment=self.peer_dir / peer.key) for peer in self._peers()]
         # One bound with compilation if some engine compiles, and one without if some engine does not. On a CPU, bounds
         # are not compiled: compilation slows down one large batch there, and a bound should be the least possible time.
         compilations = sorted({setting.on_gpu and setting.compiled(engine) for engine in self.engines})
@@ -81,17 +87,9 @@ class Request:
                 contenders.append(SpeedBound(setting, "", precision, engine, clients, compiled))
         return contenders
 
-    def _others(self) -> list[type[Other]]:
-        """The requested simulators, installed or not."""
-        return [OTHERS[name] for name in self.against if name in OTHERS]
-
-    def notes(self) -> list[str]:
-        """Contenders that are not installed, and how to install them."""
-        return [
-            f"{other.name} is not installed and was not measured; install it with: {other.install}"
-            for other in self._others()
-            if not other.installed()
-        ]
+    def _peers(self) -> list[type[Peer]]:
+        """The requested simulators."""
+        return [PEERS[name] for name in self.against if name in PEERS]
 
 
 def _require_known(kind: str, names: Sequence[str], known: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ import typer
 from fedflat.cli.shared.completion import complete_algorithm, complete_dataset, complete_model, complete_partition
 from fedflat.cli.shared.flags import JSON, QUIET, no_default
 from fedflat.cli.shared.screen import key_values, print_json, screen, shown_bytes, shown_count, shown_seconds, table
-from fedflat.errors import UserError
+from fedflat.errors import UserError, one_of
 
 if TYPE_CHECKING:
     from fedflat.cli.shared.screen_table import ScreenTable
@@ -24,6 +24,14 @@ _measure_option = partial(typer.Option, rich_help_panel="Measurement")
 
 
 def bench(
+    context: typer.Context,
+    setup: str | None = _round_option(
+        None,
+        "--setup",
+        metavar="NAME",
+        help="published set-up of another simulator: pfl, blazefl or nvflare; other options override it",
+        show_default=False,
+    ),
     model: str = _round_option("cnn", "--model", help="model, as name(parameter=value)", autocompletion=complete_model),
     dataset: str = _round_option(
         "random",
@@ -70,16 +78,23 @@ def bench(
         help="contenders that set up concurrently on a GPU; faster, but set-up times become less meaningful",
     ),
     against: str = _measure_option(
-        "plain,flower,pfl",
+        "plain",
         "--against",
         metavar="NAME,...",
-        help="comma-separated: plain (a PyTorch loop), flower, pfl; or none",
+        help="comma-separated: plain (a PyTorch loop), flower, pfl, fedjax, blazefl, nvflare, fluke; or none",
+    ),
+    peer_dir: Path | None = _measure_option(
+        None,
+        "--peer-dir",
+        help="folder for the simulators' environments, installed on first use with pip "
+        "[default: fedflat/peers in the user's cache]",
+        show_default=False,
     ),
     out: Path | None = no_default("--out", "also write all values to this file", metavar="FILE.json"),
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Measure seconds per round, and compare with a lower bound, a plain PyTorch loop and installed simulators.
+    """Measure seconds per round, and compare with a lower bound, a plain PyTorch loop and other simulators.
 
     The bound is the time of the gradient steps alone, on the batches of all clients of a round at once.
 
@@ -88,32 +103,39 @@ def bench(
     from fedflat.bench.benchmark import benchmark
     from fedflat.bench.request import Request
     from fedflat.bench.setting import BenchmarkSetting
+    from fedflat.bench.setups import SETUPS
     from fedflat.experiment.store.files import create_folder, write_atomically
 
+    values = {"model": model, "clients": clients, "clients_per_round": clients_per_round}
+    values |= {"local_steps": local_steps, "batch_size": batch_size, "lr": lr}
+    if setup is not None:
+        if setup not in SETUPS:
+            raise one_of("setup", setup, tuple(SETUPS))
+        given = {name for name in values if getattr(context.get_parameter_source(name), "name", "") != "DEFAULT"}
+        values |= {name: value for name, value in SETUPS[setup].items() if name not in given}
+    client_counts = split_counts(str(values.pop("clients")))
     setting = BenchmarkSetting(
-        model=model,
+        **values,
         dataset=dataset,
         data_dir=data_dir,
         partition=partition,
-        clients_per_round=clients_per_round,
-        local_steps=local_steps,
-        batch_size=batch_size,
-        lr=lr,
         augmentation=augmentation,
         device=device,
         compile=compile,
         workers=workers,
     )
+    optional = {} if peer_dir is None else {"peer_dir": peer_dir}
     request = Request(
         setting,
         algorithms=split_names(algorithms),
         precisions=split_names(precision),
         engines=split_names(engine),
-        clients=split_counts(clients),
+        clients=client_counts,
         against=split_names(against),
         rounds=rounds,
         warm_up=warm_up,
         concurrent_setups=together,
+        **optional,
     )
 
     def print_progress(line: str) -> None:
@@ -181,11 +203,18 @@ def print_benchmark(document: dict[str, Any]) -> None:
     environment = {
         "measured": f"{document['rounds']} rounds after one set-up and {document['warm_up']} warm-up rounds; medians",
         "on": f"{', '.join(hardware['gpus']) or hardware['processor']}, {hardware['cores']} cores",
-        "with": ", ".join(f"{name} {version}" for name, version in document["versions"].items()),
+        "with": _shown_versions(document["versions"]),
     }
+    for row in document["rows"]:
+        if row["versions"]:
+            environment[row["contender"]] = _shown_versions(row["versions"])
     if document["notes"]:
         environment["notes"] = "\n".join(document["notes"])
     console.print(key_values(environment))
+
+
+def _shown_versions(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def _benchmark_table(rows: list[dict[str, Any]]) -> ScreenTable:
@@ -195,7 +224,7 @@ def _benchmark_table(rows: list[dict[str, Any]]) -> ScreenTable:
     """
     has_clients = len({row["clients"] for row in rows}) > 1
     has_gpu = any(row["peak_device_bytes"] for row in rows)
-    numeric = ["s/round", "samples/s", "share of\nbound", "times\nplain loop", "set-up", "memory"]
+    numeric = ["s/round", "samples/s", "share of\nbound", "times\nplain loop", "loss", "set-up", "memory"]
     if has_clients:
         numeric.insert(0, "clients")
     if has_gpu:
@@ -209,6 +238,7 @@ def _benchmark_table(rows: list[dict[str, Any]]) -> ScreenTable:
             "samples/s": shown_count(row["samples_per_second"]),
             "share of\nbound": None if share is None else f"{100 * share:.0f} %",
             "times\nplain loop": None if times is None else f"{times:.2f}",
+            "loss": None if row["loss"] is None else f"{row['loss']:.4f}",
             "set-up": shown_seconds(row["set_up_seconds"]),
             "GPU memory": shown_bytes(row["peak_device_bytes"]),
             "memory": shown_bytes(row["peak_host_bytes"]),

@@ -1,0 +1,36 @@
+"""Starts the driver of the peer that the measuring process chose."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from importlib import import_module
+
+from fedflat.bench.contender_process import NoMoreRounds
+from fedflat.bench.drivers import folder
+from fedflat.bench.machine import kill_descendants
+from fedflat.bench.peers import read_peer
+from fedflat.errors import UserError
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def main() -> None:
+    """Run the driver, and end all processes that it started."""
+    if sys.platform.startswith("linux"):
+        # Processes that detach themselves stay descendants of this one, so that they can be paused and ended.
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    peer = read_peer(folder())
+    try:
+        import_module(f"fedflat.bench.drivers.{peer.key}").run(peer)
+    except NoMoreRounds:
+        return
+    except UserError as error:
+        sys.exit(str(error))
+    finally:
+        kill_descendants(os.getpid())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""BlazeFL: its FedAvg with a thread pool on Python without GIL, and otherwise with a process pool."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import torch._dynamo  # torch imports it in the first optimiser step; here, so that forked processes have it already
+import torch.multiprocessing as multiprocessing
+from blazefl.contrib import (
+    FedAvgBaseServerHandler,
+    FedAvgPartitionType,
+    FedAvgProcessPoolClientTrainer,
+    FedAvgThreadPoolClientTrainer,
+)
+from blazefl.core import IPCMode, ModelSelector, PartitionedDataset
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedflat.bench.drivers import client_tensors, connected_timer, folder, local_epochs, plain_loop
+from fedflat.bench.peers import Peer, read_peer
+from fedflat.bench.plain import training_loss
+from fedflat.bench.setting import ROUNDS
+from fedflat.processes import available_cores
+
+
+class Clients(PartitionedDataset[FedAvgPartitionType]):
+    """The clients' data, which a worker process has in memory because it is forked."""
+
+    def get_dataset(self, type_: FedAvgPartitionType, cid: int | None) -> TensorDataset:
+        """The examples of client ``cid``."""
+        return TensorDataset(*client_tensors(read_peer(folder()), int(cid or 0)))
+
+    def set_dataset(self, type_: FedAvgPartitionType, cid: int | None, dataset: Any) -> None:
+        """Do nothing: training does not change the data."""
+
+    def get_dataloader(
+        self, type_: FedAvgPartitionType, cid: int | None, batch_size: int | None = None, generator: Any = None
+    ) -> DataLoader[Any]:
+        """Shuffled batches of client ``cid``."""
+        return DataLoader(self.get_dataset(type_, cid), batch_size=batch_size, shuffle=True, generator=generator)
+
+
+class Networks(ModelSelector):
+    """Builds the model."""
+
+    def select_model(self, model_name: str) -> torch.nn.Module:
+        """The model with its initial weights."""
+        torch.set_num_threads(1)  # also called in every worker process
+        model = plain_loop().new_model()
+        model.load_state_dict(plain_loop().state)
+        return model
+
+
+def run(peer: Peer) -> None:
+    """Train rounds as in BlazeFL's examples: sample, send, train, receive, aggregate."""
+    setting, timer = peer.setting, connected_timer()
+    device = "cuda" if setting.on_gpu else "cpu"
+    # CUDA needs new processes. On a CPU, forking is faster, because BlazeFL starts its processes anew in every round.
+    multiprocessing.set_start_method("spawn" if setting.on_gpu else "fork")
+    shared: dict[str, Any] = {"model_selector": Networks(), "model_name": setting.model, "dataset": Clients()}
+    shared |= {"device": device, "num_clients": peer.clients, "batch_size": setting.batch_size, "seed": 0}
+    handler = FedAvgBaseServerHandler(
+        global_round=ROUNDS, sample_ratio=setting.clients_per_round / peer.clients, **shared
+    )
+    shared |= {"epochs": local_epochs(peer, len(plain_loop().partition.clients[0])), "lr": setting.lr}
+    shared |= {"num_parallels": min(available_cores(), setting.clients_per_round)}
+    trainer: Any
+    if getattr(sys, "_is_gil_enabled", lambda: True)():
+        trainer = FedAvgProcessPoolClientTrainer(
+            share_dir=folder() / "share", state_dir=folder() / "state", ipc_mode=IPCMode.SHARED_MEMORY, **shared
+        )
+    else:
+        trainer = FedAvgThreadPoolClientTrainer(**shared)
+    while True:
+        trainer.local_process(handler.downlink_package(), handler.sample_clients())
+        for package in trainer.uplink_package():
+            handler.load(package)
+        timer.round_done(lambda: training_loss(plain_loop().problem, handler.model.state_dict()))

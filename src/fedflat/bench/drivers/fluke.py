@@ -1,0 +1,66 @@
+"""fluke: its FedAVG with clients and server that it builds itself; the clients' data never leaves memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from fluke import DDict, FlukeENV
+from fluke.algorithms.fedavg import FedAVG
+from fluke.data import FastDataLoader
+
+from fedflat.bench.drivers import client_tensors, connected_timer, local_epochs, plain_loop
+from fedflat.bench.peers import Peer
+from fedflat.bench.plain import training_loss
+from fedflat.bench.setting import ROUNDS
+
+
+class Splits:
+    """Takes the place of fluke's DataSplitter, which would download and divide a dataset."""
+
+    def __init__(self, peer: Peer, classes: int) -> None:
+        self.peer, self.classes = peer, classes
+
+    def assign(self, n_clients: int, batch_size: int) -> Any:
+        """fluke's data loaders of all clients; there are no test sets, because nothing is evaluated."""
+        loaders = [
+            FastDataLoader(
+                *client_tensors(self.peer, client), num_labels=self.classes, batch_size=batch_size, shuffle=True
+            )
+            for client in range(n_clients)
+        ]
+        return (loaders, [None] * n_clients), None
+
+
+def run(peer: Peer) -> None:
+    """Run FedAVG, whose end of a round is reported to the timer."""
+    setting, loop, timer = peer.setting, plain_loop(), connected_timer()
+    environment = FlukeENV()
+    environment.set_seed(0)
+    environment.set_device("cuda" if setting.on_gpu else "cpu")
+    environment.set_inmemory(True)
+    environment.set_eval_cfg(server=False, locals=False, pre_fit=False, post_fit=False)
+    model = loop.new_model()
+    model.load_state_dict(loop.state)
+    parameters = {
+        "client": {
+            "batch_size": setting.batch_size,
+            "local_epochs": local_epochs(peer, len(loop.partition.clients[0])),
+            "loss": torch.nn.CrossEntropyLoss,
+            "optimizer": {"name": "SGD", "lr": setting.lr},
+            "scheduler": {"gamma": 1, "step_size": 1},
+        },
+        "server": {"weighted": True},
+        "model": model,
+    }
+
+    class TimedFedAVG(FedAVG):
+        """FedAVG that reports every completed round to the timer."""
+
+        def notify(self, event: str, **values: Any) -> None:
+            if event == "end_round":
+                timer.round_done(lambda: training_loss(loop.problem, self.server.model.state_dict()))
+            super().notify(event, **values)
+
+    algorithm = TimedFedAVG(peer.clients, Splits(peer, loop.problem.data.num_classes), DDict(parameters))
+    algorithm.run(ROUNDS, setting.clients_per_round / peer.clients)

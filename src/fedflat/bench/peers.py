@@ -1,0 +1,201 @@
+"""Other simulators: what to install, with which Python, and how their processes are started and measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import ClassVar
+
+import fedflat
+from fedflat.bench.contender_process import PATIENCE, Contender, ContenderProcess, Failed, RoundTimes
+from fedflat.bench.machine import kill_descendants
+from fedflat.bench.setting import BenchmarkSetting
+
+FOLDER_VARIABLE = "FEDFLAT_BENCH_FOLDER"
+"""Environment variable of a peer's processes: the folder with the contender and the socket of the measuring process."""
+PEER_FILE = "peer.json"
+POLLING_SECONDS = 0.2
+MAX_LOG_CHARACTERS = 300
+
+
+@dataclass(frozen=True)
+class Peer(Contender):
+    """Another simulator in its own environment, used as its documentation recommends.
+
+    ``fedflat.bench.drivers`` has a module of the same name as the peer, with a function ``run(peer)``.
+    """
+
+    environment: Path = Path()
+    """Virtual environment with the simulator."""
+    key: ClassVar[str]
+    """Name on the command line, and of the driver's module."""
+    requirements: ClassVar[tuple[str, ...]]
+    packages: ClassVar[tuple[str, ...]]
+    """Packages whose versions are reported."""
+    pythons: ClassVar[tuple[int, int]] = (11, 13)
+    """First and last minor version of Python 3 that the simulator supports."""
+
+
+class Flower(Peer):
+    """Flower's simulation runtime, started by ``flwr run``, with one Ray worker per core."""
+
+    name = key = "flower"
+    requirements = ("flwr[simulation]",)
+    packages = ("flwr", "ray")
+
+
+class Pfl(Peer):
+    """pfl-research's FederatedAveraging on a SimulatedBackend, with one ``torchrun`` process per core."""
+
+    name, key = "pfl-research", "pfl"
+    requirements = ("pfl[pytorch]",)
+    packages = ("pfl",)
+    pythons = (10, 12)
+
+
+class FedJax(Peer):
+    """FedJAX's federated_averaging, compiled by XLA, which uses all cores."""
+
+    name = key = "fedjax"
+    requirements = ("fedjax", "jax<0.6")  # the last release, 0.0.17, calls jax.tree_map, which later versions lack
+    packages = ("fedjax", "jax")
+
+
+class BlazeFL(Peer):
+    """BlazeFL's FedAvg with a pool of one process per core and shared memory."""
+
+    name = key = "blazefl"
+    requirements = ("blazefl[contrib,reproducibility]",)
+    packages = ("blazefl",)
+    pythons = (12, 14)
+
+
+class NVFlare(Peer):
+    """NVFlare's FedAvgRecipe in its simulator, SimEnv, with all clients in every round."""
+
+    name = key = "nvflare"
+    requirements = ("nvflare",)
+    packages = ("nvflare",)
+
+
+class Fluke(Peer):
+    """fluke's FedAVG, one client after another in one process."""
+
+    name = key = "fluke"
+    requirements = ("fluke-fl",)
+    packages = ("fluke-fl",)
+
+
+PEERS: dict[str, type[Peer]] = {peer.key: peer for peer in (Flower, Pfl, FedJax, BlazeFL, NVFlare, Fluke)}
+
+
+class PeerProcess(ContenderProcess):
+    """A peer's driver in its own environment; some process of the peer connects and reports rounds."""
+
+    def __init__(self, contender: Peer) -> None:
+        self.contender = contender
+        self._folder = Path(tempfile.mkdtemp(prefix="fedflat-bench-"))
+        write_peer(contender, self._folder)
+        # The environment has the simulator, but not fedflat: the driver uses the package of this process.
+        (self._folder / "fedflat").symlink_to(Path(fedflat.__file__).parent)
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(self._folder / "socket"))
+        self._socket.listen()
+        self._socket.settimeout(POLLING_SECONDS)
+        self._connection: Connection | None = None
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+        environment |= {FOLDER_VARIABLE: str(self._folder), "PYTHONPATH": str(self._folder)}
+        environment["PATH"] = f"{contender.environment / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
+        self._start_time = time.perf_counter()
+        with (self._folder / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [contender.environment / "bin" / "python", "-m", "fedflat.bench.drivers"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                cwd=self._folder,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def start_rounds(self, count: int) -> None:
+        self._requested = count
+
+    def wait_for_rounds(self) -> RoundTimes | Failed:
+        """Wait for the rounds that were started; the first round includes the start of the peer's processes."""
+        is_first = self._connection is None
+        try:
+            if self._connection is None:
+                self._connection = self._accept()
+            self._connection.send(self._requested)
+            while not self._connection.poll(POLLING_SECONDS):
+                self._check_alive()
+            times: RoundTimes = self._connection.recv()
+        except (ConnectionError, EOFError):
+            return Failed(self._reason())
+        return times._replace(seconds=[time.perf_counter() - self._start_time]) if is_first else times
+
+    def _accept(self) -> Connection:
+        """The connection of the peer's process that reports rounds; raises ConnectionError if the driver has exited."""
+        while True:
+            try:
+                accepted, _ = self._socket.accept()
+            except TimeoutError:
+                self._check_alive()
+            else:
+                accepted.setblocking(True)
+                return Connection(accepted.detach())
+
+    def _check_alive(self) -> None:
+        if self._process.poll() is not None:
+            raise ConnectionError
+
+    def _reason(self) -> str:
+        """Why the peer stopped: the last error in its output, or else the last line that has words."""
+        lines = [line.strip() for line in (self._folder / "log").read_text(errors="replace").splitlines()]
+        lines = [line for line in lines if re.search("[a-z]", line)] or ["stopped early"]
+        errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
+        return (errors or lines)[-1][:MAX_LOG_CHARACTERS]
+
+    def end(self) -> None:
+        """Let the peer end by itself, kill what is left of its processes, and delete its folder."""
+        self.resume()
+        if self._connection is not None:
+            self._connection.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(PATIENCE)
+        kill_descendants(self.pid)
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def write_peer(peer: Peer, folder: Path) -> None:
+    """Write what a driver needs to know; as JSON, because its version of Python may differ."""
+    setting = asdict(peer.setting)
+    setting["data_dir"] = None if peer.setting.data_dir is None else str(peer.setting.data_dir.absolute())
+    (folder / PEER_FILE).write_text(json.dumps({"key": peer.key, "clients": peer.clients, "setting": setting}))
+
+
+def read_peer(folder: Path) -> Peer:
+    """Read what ``write_peer`` wrote."""
+    content = json.loads((folder / PEER_FILE).read_text())
+    setting = content["setting"]
+    if setting["data_dir"] is not None:
+        setting["data_dir"] = Path(setting["data_dir"])
+    return PEERS[content["key"]](BenchmarkSetting(**setting), clients=content["clients"])

@@ -1,0 +1,177 @@
+"""Other simulators: their environments, processes and set-ups, tested without any of them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from fedflat.bench import environments
+from fedflat.bench.benchmark import _installed_contenders
+from fedflat.bench.contender_process import Failed, RoundTimes
+from fedflat.bench.contenders import Fedflat, Plain
+from fedflat.bench.drivers import client_tensors, local_epochs, plain_loop
+from fedflat.bench.machine import with_descendants
+from fedflat.bench.peers import FOLDER_VARIABLE, PEERS, BlazeFL, Flower, Fluke, PeerProcess, read_peer, write_peer
+from fedflat.bench.request import Request
+from fedflat.bench.results import ContenderResult, different_work, row
+from fedflat.bench.setting import BenchmarkSetting
+from fedflat.bench.setups import SETUPS
+from fedflat.cli.application import app
+from fedflat.errors import UserError
+
+SMALL = BenchmarkSetting(
+    "mlp(hidden=4)", "random(size=60,side=4)", clients_per_round=2, local_steps=2, batch_size=5, device="cpu"
+)
+DRIVER = """#!{python} -S
+import os, subprocess, sys, time
+from multiprocessing.connection import Client
+connection = Client(os.environ["FEDFLAT_BENCH_FOLDER"] + "/socket", "AF_UNIX")
+subprocess.Popen(["sleep", "100"])
+while True:
+    count = connection.recv()
+    if count == 13:
+        sys.exit("ValueError: it broke\\n-----")
+    connection.send_bytes({answer!r})
+"""
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """An environment whose Python is a driver that answers every request with a round of 5 s, and breaks at 13."""
+    python = tmp_path / "environment" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(DRIVER.format(python=sys.executable, answer=pickle.dumps(RoundTimes([5.0], None, 2.0))))
+    python.chmod(0o755)
+    return python.parent.parent
+
+
+def test_a_peer_is_measured_in_another_process(environment):
+    process = PeerProcess(Flower(SMALL, clients=6, environment=environment))
+    try:
+        first = process.rounds(1)
+        assert first.seconds[0] < 5.0 and first.loss == 2.0, "the first round includes the start, measured here"
+        assert process.rounds(1) == RoundTimes([5.0], None, 2.0)
+        process.pause()
+        process.resume()
+        pids = with_descendants(process.pid)
+        assert len(pids) == 2, "the driver and the process that it started"
+        assert read_peer(process._folder).clients == 6
+    finally:
+        process.end()
+    time.sleep(0.05)
+    assert len(with_descendants(process.pid)) == 1 and not process._folder.exists()
+
+
+def test_a_peer_that_breaks_gives_the_reason(environment):
+    process = PeerProcess(Flower(SMALL, environment=environment))
+    try:
+        assert process.rounds(13) == Failed("ValueError: it broke")
+    finally:
+        process.end()
+
+
+def test_a_driver_reads_the_setting(tmp_path):
+    setting = replace(SMALL, data_dir=tmp_path / "data")
+    for setting in (SMALL, setting):
+        write_peer(Fluke(setting, clients=7), tmp_path)
+        assert read_peer(tmp_path) == Fluke(setting, clients=7)
+
+
+def test_whole_epochs_and_normalised_data(tmp_path, monkeypatch):
+    peer = Fluke(SMALL, clients=6)
+    write_peer(peer, tmp_path)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    plain_loop.cache_clear()
+    inputs, targets = client_tensors(peer, 1)
+    assert inputs.shape == (10, 3, 4, 4) and targets.shape == (10,) and abs(inputs.mean()) < 1
+    assert local_epochs(peer, 10) == 1
+    for examples in (7, 20):
+        with pytest.raises(UserError, match="whole epochs"):
+            local_epochs(peer, examples)
+    with pytest.raises(UserError, match="--augmentation none"):
+        client_tensors(Fluke(replace(SMALL, augmentation="crop-flip")), 1)
+    plain_loop.cache_clear()
+
+
+def test_an_environment_is_installed_once(tmp_path, monkeypatch):
+    commands = []
+
+    def run(command):
+        commands.append(command)
+        (tmp_path / "peers" / "fluke").mkdir(parents=True, exist_ok=True)
+        return '{"python": "3.11", "fluke-fl": "1.0"}'
+
+    monkeypatch.setattr(environments, "_run", run)
+    folder, told = tmp_path / "peers" / "fluke", []
+    for _ in range(2):
+        environments.install(Fluke, folder, told.append)
+    assert len(told) == 1 and len(commands) == 3 and "fluke-fl" in commands[1]
+    assert environments.installed_versions(folder)["fluke-fl"] == "1.0"
+    result = ContenderResult(Fluke(SMALL, environment=folder), [1.0], 2.0, None, None, 2.0)
+    assert row(result, [result], 20)["versions"] == {"python": "3.11", "fluke-fl": "1.0"}
+
+
+def test_a_simulator_that_cannot_be_installed_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(environments, "find_python", lambda peer: sys.executable)
+    monkeypatch.setattr(Fluke, "requirements", ("no such package",))
+    notes = []
+    request = Request(SMALL, clients=(6,), against=("fluke",), peer_dir=tmp_path)
+    monkeypatch.setattr(environments, "_run", lambda command: _fail())
+    names = [contender.name for contender in _installed_contenders(request, notes, lambda line: None)]
+    assert names == ["fedflat", "bound"] and "could not be installed" in notes[0]
+    with pytest.raises(UserError, match="could not be installed: ERROR: x"):
+        monkeypatch.undo()
+        environments._run(["sh", "-c", "echo ERROR: x >&2; echo hint; exit 1"])
+
+
+def _fail():
+    raise UserError("could not be installed: no")
+
+
+def test_another_python_is_searched_on_the_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(BlazeFL, "pythons", (97, 99))
+    for minor, script in ((99, "exit 1"), (98, "exit 0")):
+        command = tmp_path / f"python3.{minor}"
+        command.write_text(f"#!/bin/sh\n{script}\n")
+        command.chmod(0o755)
+    assert environments.find_python(BlazeFL) == str(tmp_path / "python3.98"), "3.99 exists, but does not work"
+    (tmp_path / "python3.98").unlink()
+    with pytest.raises(UserError, match=r"needs Python 3\.97 to 3\.99"):
+        environments.find_python(BlazeFL)
+
+
+def test_a_contender_that_skips_work_is_noticed():
+    def result(contender, loss):
+        return ContenderResult(contender, [1.0], 1.0, None, None, loss)
+
+    ours, plain, peer = Fedflat(SMALL, clients=6), Plain(SMALL, clients=6), Fluke(SMALL, clients=6)
+    (note,) = different_work([result(ours, 1.0), result(plain, 1.1), result(peer, 2.2)])
+    assert note.startswith("fluke") and "to 2.2000" in note
+    assert different_work([result(plain, 1.0)]) == []
+
+
+def test_published_set_ups(monkeypatch):
+    requests = []
+    monkeypatch.setattr("fedflat.bench.benchmark.benchmark", lambda request, *_: requests.append(request) or {})
+    for name in SETUPS:
+        result = CliRunner().invoke(app, ["bench", "--setup", name, "--json", "--lr", "0.5"])
+        assert result.exit_code == 0 and json.loads(result.stdout) == {}
+    pfl, blazefl, nvflare = requests
+    assert pfl.clients == [1000] and pfl.setting.clients_per_round == 50 and pfl.setting.lr == 0.5
+    assert blazefl.setting.local_steps * blazefl.setting.batch_size == 5 * 50_000 // blazefl.clients[0]
+    assert nvflare.clients == [8] and nvflare.setting.batch_size == 64
+    result = CliRunner().invoke(app, ["bench", "--setup", "blaze"])
+    assert result.exit_code == 2 and "did you mean blazefl" in result.stderr
+
+
+def test_every_peer_can_be_named():
+    request = Request(SMALL, clients=(6,), against=tuple(PEERS))
+    request.check()
+    assert [contender.name for contender in request.contenders()][1:-1] == [peer.name for peer in PEERS.values()]
