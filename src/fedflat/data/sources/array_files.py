@@ -105,6 +105,11 @@ def dataset_of_arrays(name: str, arrays: NamedArrays, path: Path, data_dir: Path
             f"it has: {available}"
         )
     if arguments["test_inputs"] is None:
+        columns = {column: arguments[f"train_{column}"] for column in ("inputs", "targets", "groups")}
+        lengths = {name: len(as_native(values)) for name, values in columns.items() if values is not None}
+        if len(set(lengths.values())) > 1:
+            counts = ", ".join(f"{length} {name}" for name, length in lengths.items())
+            raise UserError(f"{path} has {counts}; expected the same number of each")
         arguments |= _split_off_test_set(arguments, data_dir)
     return from_arrays(**arguments, name=name)
 
