@@ -58,6 +58,10 @@ ARRAYS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: dataset_of_arrays("a", {"inputs": X, "targets": Y[:9]}, Path("a.npz"), Path()),
         "a.npz has 12 inputs, 9 targets",
     ),
+    "text inputs without a test set": (
+        lambda: dataset_of_arrays("a", {"inputs": Y.astype(str), "targets": Y}, Path("a.npz"), Path()),
+        "expected numbers",
+    ),
     "groups": (lambda: arrays(train_groups=Y[:9]), "9 groups"),
     "0-d inputs": (lambda: arrays(np.float32(1)), "single value"),
     "0-d targets": (lambda: arrays(X, np.int64(1)), "single value"),
