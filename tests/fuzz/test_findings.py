@@ -14,8 +14,10 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import fedflat
+from fedflat.algorithms import algorithm
 from fedflat.cli.application import app
 from fedflat.data import DATASETS, Dataset, from_arrays, from_torch, load
+from fedflat.data.sources.array_files import dataset_of_arrays
 from fedflat.errors import UserError
 from fedflat.experiment.config import config
 from fedflat.experiment.setup.problem import build_problem
@@ -52,6 +54,14 @@ def arrays(inputs: Any = X, targets: Any = Y, **options: Any) -> Dataset:
 
 ARRAYS: dict[str, tuple[Callable[[], Any], str]] = {
     "lengths": (lambda: arrays(X, Y[:9]), "12 inputs, 9 targets"),
+    "lengths without a test set": (
+        lambda: dataset_of_arrays("a", {"inputs": X, "targets": Y[:9]}, Path("a.npz"), Path()),
+        "a.npz has 12 inputs, 9 targets",
+    ),
+    "text inputs without a test set": (
+        lambda: dataset_of_arrays("a", {"inputs": Y.astype(str), "targets": Y}, Path("a.npz"), Path()),
+        "expected numbers",
+    ),
     "groups": (lambda: arrays(train_groups=Y[:9]), "9 groups"),
     "0-d inputs": (lambda: arrays(np.float32(1)), "single value"),
     "0-d targets": (lambda: arrays(X, np.int64(1)), "single value"),
@@ -97,6 +107,8 @@ RUNS: dict[str, tuple[Callable[[], Any], str]] = {
     "many rounds": (lambda: config({"training": {"rounds": 10**12}}), "expected at most"),
     "NUL in a path": (lambda: config({"data": {"dataset": "a\0b"}}), "NUL"),
     "text that is not UTF-8": (lambda: config({"engine": {"ray_address": "\udcff"}}), "not UTF-8"),
+    "state beyond float32": (lambda: algorithm("fedavg+adam(tau=1e30)"), "at most"),
+    "initial state beyond float32": (lambda: algorithm("fedavg+adam(v_init=1e40)"), "at most"),
     "large client": (lambda: run(partition="virtual(size=1e12)"), "at most"),
     "evaluation of nothing": (lambda: run().evaluate(on=[]), "selects nothing"),
     "large grid": (lambda: check_grid_size(99999999**2), "days"),

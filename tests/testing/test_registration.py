@@ -22,6 +22,7 @@ from fedflat.averaging import AVERAGES, Ema, average_name
 from fedflat.errors import UserError
 from fedflat.models import ModelSpec, canonical_model
 from fedflat.registry import Registry
+from tests.time_limits import scaled
 
 ROOT = Path(__file__).parents[2]
 
@@ -151,7 +152,7 @@ def test_an_installed_package_provides_its_algorithm(tmp_path: Path) -> None:
         "OMP_NUM_THREADS": "1",
     }
     used = subprocess.run(
-        [sys.executable, "-c", USE], capture_output=True, text=True, env=environment, timeout=120, check=False
+        [sys.executable, "-c", USE], capture_output=True, text=True, env=environment, timeout=scaled(120), check=False
     )
     assert "damped-scaffold" in used.stdout.partition("verified: ")[0], used.stderr
     assert "engines agree" in used.stdout.partition("verified: ")[2], used.stderr

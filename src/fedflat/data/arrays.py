@@ -246,6 +246,14 @@ def _highest_label(targets: torch.Tensor, is_segmentation: bool) -> int:
     return int(labels.max()) if labels.numel() else 0
 
 
+def numeric_tensor(values: Any, name: str) -> torch.Tensor:
+    """Convert inputs of the dataset ``name`` to a tensor; raises a ``UserError`` unless they are numbers."""
+    native = as_native(values)
+    if not isinstance(native, torch.Tensor) and native.dtype.kind not in NUMERIC_KINDS:
+        raise UserError(f"the inputs of {name} are of type {native.dtype}; expected numbers")
+    return torch.as_tensor(native)
+
+
 def _to_inputs(values: Array, name: str) -> torch.Tensor:
     """Convert inputs to a CPU tensor of a supported type (uint8, float32, float64 or integers).
 
@@ -256,10 +264,7 @@ def _to_inputs(values: Array, name: str) -> torch.Tensor:
         name: name of the dataset, for messages.
     """
     path = _mapped_file(values)
-    native = as_native(values) if path is None else open_mapped(path)
-    if not isinstance(native, torch.Tensor) and native.dtype.kind not in NUMERIC_KINDS:
-        raise UserError(f"the inputs of {name} are of type {native.dtype}; expected numbers")
-    inputs = torch.as_tensor(native).cpu()
+    inputs = numeric_tensor(values, name).cpu() if path is None else open_mapped(path)
     if inputs.dtype == torch.uint8 and inputs.ndim == 3:
         with_channel = inputs.unsqueeze(1)
         inputs = MappedTensor.of(with_channel, inputs.path) if isinstance(inputs, MappedTensor) else with_channel

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from fedflat.data.arrays import NUMERIC_KINDS, as_native, from_arrays
+from fedflat.data.arrays import NUMERIC_KINDS, as_native, from_arrays, numeric_tensor
 from fedflat.data.dataset import Dataset, every_fifth
 from fedflat.data.files.cache import cache_entry, fingerprint, fits_in_memory, select_rows
 from fedflat.data.files.mapped import open_mapped
@@ -105,15 +104,21 @@ def dataset_of_arrays(name: str, arrays: NamedArrays, path: Path, data_dir: Path
             f"it has: {available}"
         )
     if arguments["test_inputs"] is None:
-        arguments |= _split_off_test_set(arguments, data_dir)
+        columns = {column: arguments[f"train_{column}"] for column in ("inputs", "targets", "groups")}
+        lengths = {name: len(as_native(values)) for name, values in columns.items() if values is not None}
+        if len(set(lengths.values())) > 1:
+            counts = ", ".join(f"{length} {name}" for name, length in lengths.items())
+            raise UserError(f"{path} has {counts}; expected the same number of each")
+        arguments |= _split_off_test_set(arguments, name, data_dir)
     return from_arrays(**arguments, name=name)
 
 
-def _split_off_test_set(arrays: dict[str, Any], data_dir: Path) -> dict[str, Any]:
+def _split_off_test_set(arrays: dict[str, Any], name: str, data_dir: Path) -> dict[str, Any]:
     """Divide training arrays into training and test arrays: every fifth example of each class is a test example.
 
     Args:
         arrays: ``train_inputs``, ``train_targets`` and ``train_groups``; the last may be None.
+        name: name of the dataset, for messages.
         data_dir: directory whose cache holds copies of large arrays.
 
     Returns:
@@ -123,7 +128,7 @@ def _split_off_test_set(arrays: dict[str, Any], data_dir: Path) -> dict[str, Any
     # Masks, sequences and numbers have no single class, so their examples are treated as one class.
     has_classes = labels.ndim == 1 and labels.dtype.kind != "f"
     is_test = every_fifth(labels if has_classes else np.zeros(len(labels)))
-    inputs = torch.as_tensor(as_native(arrays["train_inputs"]))
+    inputs = numeric_tensor(arrays["train_inputs"], name)
     splits: dict[str, Any] = {}
     for split, rows in (("train", np.flatnonzero(~is_test)), ("test", np.flatnonzero(is_test))):
         splits[f"{split}_inputs"] = select_rows(inputs, rows, data_dir, f"arrays-{split}")

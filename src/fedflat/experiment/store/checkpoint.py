@@ -169,8 +169,8 @@ def last_checkpoint(
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
         return None
-    file, tensors, header = checkpoint
-    if file == PREVIOUS:  # it becomes the last one, so that the next checkpoint does not replace it
+    _, tensors, header = checkpoint
+    if checkpoint.file == PREVIOUS:  # it becomes the last one, so that the next checkpoint does not replace it
         with explain_os_error(folder.path / CHECKPOINT):
             rename(folder.path / PREVIOUS, folder.path / CHECKPOINT)
     current = settings.fixed_settings()
