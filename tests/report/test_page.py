@@ -195,8 +195,22 @@ def test_tables_fit_the_paper(browser, page):
         for hidden in (".controls", ".hint"):
             display = f"return getComputedStyle(document.querySelector('{hidden}')).display"
             assert browser.execute_script(display) == "none"
+        cropped = "return [...document.querySelectorAll('pre')].filter(e => e.scrollWidth > e.clientWidth).length"
+        assert browser.execute_script(cropped) == 0
+        separated = "return getComputedStyle(document.querySelector('h3 + p')).breakAfter"
+        assert browser.execute_script(separated) == "avoid"
     finally:
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+def test_charts_are_drawn_for_the_width_of_the_paper(browser, page):
+    show(browser, page, 1280)
+    width = "return document.querySelector('[data-part=curves] svg').viewBox.baseVal.width"
+    on_screen = browser.execute_script(width)
+    browser.execute_script("window.dispatchEvent(new Event('beforeprint'))")
+    assert on_screen > 1000 and browser.execute_script(width) <= 680
+    browser.execute_script("window.dispatchEvent(new Event('afterprint'))")
+    assert browser.execute_script(width) == on_screen
 
 
 def measured(document: dict[str, Any]) -> dict[str, Any]:

@@ -127,7 +127,8 @@ class LocalContext(NamedTuple):
 
     def changed(self, **values: Any) -> LocalContext:
         """Return a copy with other values in some fields; unlike ``_replace``, torch 2.6 can compile this."""
-        return LocalContext(**{name: values.get(name, old) for name, old in zip(_CONTEXT_FIELDS, self, strict=True)})
+        fields: dict[str, Any] = {name: values.get(name, old) for name, old in zip(_CONTEXT_FIELDS, self, strict=True)}
+        return LocalContext(**fields)
 
     def perturbed(self, point: Tensor) -> Tensor:
         """Return ``point`` of shape (P,), shifted by the current perturbation."""

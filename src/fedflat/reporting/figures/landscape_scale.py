@@ -96,7 +96,7 @@ class LandscapeScale:
         """
         lowest_power, highest_power = int(np.floor(np.log10(self.low))), int(np.ceil(np.log10(self.high)))
         powers = [10.0**power for power in range(lowest_power, highest_power + 1)]
-        for digits in ((1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)):
+        for digits in ((1.0, 2.0, 5.0), (1.0, 2.0, 3.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)):
             ticks = [digit * power for power in powers for digit in digits if self._contains(digit * power)]
             if len(ticks) >= 3:
                 return [round(tick, 12) for tick in ticks]

@@ -191,10 +191,15 @@ function paintLandscapes(theme, parent = document) {
 const near = new IntersectionObserver((entries) => entries.forEach((e) => { if (e.isIntersecting) { near.unobserve(e.target); unfold(e.target); } }));
 document.querySelectorAll(".later").forEach((box) => near.observe(box));
 
-// Charts adapt to the width of the paper; folded parts are opened before printing.
+// Before printing, charts are drawn for the width of the paper, which keeps their text legible, and folded parts are opened.
+function drawAll(width) {
+  document.body.style.width = width;
+  for (const { draw } of waiting.values()) draw();
+}
 window.addEventListener("beforeprint", () => {
+  drawAll("680px");
   document.querySelectorAll("details.print").forEach((d) => { d.open = true; });
   document.querySelectorAll(".later").forEach(unfold);
   paintLandscapes("light");
 });
-window.addEventListener("afterprint", () => paintLandscapes(root.dataset.theme));
+window.addEventListener("afterprint", () => { drawAll(""); paintLandscapes(root.dataset.theme); });
