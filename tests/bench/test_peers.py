@@ -77,8 +77,8 @@ def test_a_peer_that_breaks_gives_the_reason(environment):
 
 
 def test_a_driver_reads_the_setting(tmp_path):
-    setting = replace(SMALL, data_dir=tmp_path / "data")
-    for setting in (SMALL, setting):
+    with_folder = replace(SMALL, data_dir=tmp_path / "data")
+    for setting in (SMALL, with_folder):
         write_peer(Fluke(setting, clients=7), tmp_path)
         assert read_peer(tmp_path) == Fluke(setting, clients=7)
 
