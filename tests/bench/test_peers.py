@@ -15,7 +15,7 @@ from fedflat.bench import environments
 from fedflat.bench.benchmark import _installed_contenders
 from fedflat.bench.contender_process import Failed, RoundTimes
 from fedflat.bench.contenders import Fedflat, Plain
-from fedflat.bench.drivers import client_tensors, local_epochs, plain_loop
+from fedflat.bench.drivers import client_tensors, local_epochs, participation, plain_loop
 from fedflat.bench.machine import with_descendants
 from fedflat.bench.peers import FOLDER_VARIABLE, PEERS, BlazeFL, Flower, Fluke, PeerProcess, read_peer, write_peer
 from fedflat.bench.request import Request
@@ -91,6 +91,9 @@ def test_whole_epochs_and_normalised_data(tmp_path, monkeypatch):
     inputs, targets = client_tensors(peer, 1)
     assert inputs.shape == (10, 3, 4, 4) and targets.shape == (10,) and abs(inputs.mean()) < 1
     assert local_epochs(peer, 10) == 1
+    for clients, per_round in ((100, 29), (6, 6), (1000, 1)):
+        share = participation(Fluke(replace(SMALL, clients_per_round=per_round), clients=clients))
+        assert int(clients * share) == per_round and share <= 1.0
     for examples in (7, 20):
         with pytest.raises(UserError, match="whole epochs"):
             local_epochs(peer, examples)
