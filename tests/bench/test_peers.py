@@ -7,6 +7,7 @@ import pickle
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -58,6 +59,10 @@ def test_a_peer_is_measured_in_another_process(environment):
         assert first.seconds[0] < 5.0 and first.loss == 2.0, "the first round includes the start, measured here"
         assert process.rounds(1) == RoundTimes([5.0], None, 2.0)
         process.pause()
+        assert _states(process) == "SS", "Flower's processes must answer each other's heartbeats"
+        process._pausable = True
+        process.pause()
+        assert _states(process) == "TT"
         process.resume()
         pids = with_descendants(process.pid)
         assert len(pids) == 2, "the driver and the process that it started"
@@ -66,6 +71,13 @@ def test_a_peer_is_measured_in_another_process(environment):
         process.end()
     time.sleep(0.05)
     assert len(with_descendants(process.pid)) == 1 and not process._folder.exists()
+
+
+def _states(process):
+    """The states of the processes of a peer: S sleeping, T stopped."""
+    time.sleep(0.1)
+    pids = with_descendants(process.pid)
+    return "".join(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in pids)
 
 
 def test_a_peer_that_breaks_gives_the_reason(environment):

@@ -44,6 +44,8 @@ class Peer(Contender):
     """Packages whose versions are reported."""
     pythons: ClassVar[tuple[int, int]] = (11, 13)
     """First and last minor version of Python 3 that the simulator supports."""
+    pausable: ClassVar[bool] = True
+    """Whether its processes can be stopped between turns; if False, they wait for heartbeats of each other."""
 
 
 class Flower(Peer):
@@ -52,6 +54,7 @@ class Flower(Peer):
     name = key = "flower"
     requirements = ("flwr[simulation]",)
     packages = ("flwr", "ray")
+    pausable = False
 
 
 class Pfl(Peer):
@@ -86,6 +89,7 @@ class NVFlare(Peer):
     name = key = "nvflare"
     requirements = ("nvflare",)
     packages = ("nvflare",)
+    pausable = False
 
 
 class Fluke(Peer):
@@ -104,6 +108,7 @@ class PeerProcess(ContenderProcess):
 
     def __init__(self, contender: Peer) -> None:
         self.contender = contender
+        self._pausable = contender.pausable
         self._folder = Path(tempfile.mkdtemp(prefix="fedflat-bench-"))
         write_peer(contender, self._folder)
         # The environment has the simulator, but not fedflat: the driver uses the package of this process.
@@ -131,6 +136,10 @@ class PeerProcess(ContenderProcess):
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def pause(self) -> None:
+        if self._pausable:
+            super().pause()
 
     def start_rounds(self, count: int) -> None:
         self._requested = count
