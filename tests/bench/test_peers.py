@@ -7,6 +7,7 @@ import pickle
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -15,7 +16,7 @@ from fedflat.bench import environments
 from fedflat.bench.benchmark import _installed_contenders
 from fedflat.bench.contender_process import Failed, RoundTimes
 from fedflat.bench.contenders import Fedflat, Plain
-from fedflat.bench.drivers import client_tensors, local_epochs, plain_loop
+from fedflat.bench.drivers import client_tensors, local_epochs, participation, plain_loop
 from fedflat.bench.machine import with_descendants
 from fedflat.bench.peers import FOLDER_VARIABLE, PEERS, BlazeFL, Flower, Fluke, PeerProcess, read_peer, write_peer
 from fedflat.bench.request import Request
@@ -58,6 +59,10 @@ def test_a_peer_is_measured_in_another_process(environment):
         assert first.seconds[0] < 5.0 and first.loss == 2.0, "the first round includes the start, measured here"
         assert process.rounds(1) == RoundTimes([5.0], None, 2.0)
         process.pause()
+        assert _states(process) == "SS", "Flower's processes must answer each other's heartbeats"
+        process._pausable = True
+        process.pause()
+        assert _states(process) == "TT"
         process.resume()
         pids = with_descendants(process.pid)
         assert len(pids) == 2, "the driver and the process that it started"
@@ -66,6 +71,13 @@ def test_a_peer_is_measured_in_another_process(environment):
         process.end()
     time.sleep(0.05)
     assert len(with_descendants(process.pid)) == 1 and not process._folder.exists()
+
+
+def _states(process):
+    """The states of the processes of a peer: S sleeping, T stopped."""
+    time.sleep(0.1)
+    pids = with_descendants(process.pid)
+    return "".join(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in pids)
 
 
 def test_a_peer_that_breaks_gives_the_reason(environment):
@@ -77,8 +89,8 @@ def test_a_peer_that_breaks_gives_the_reason(environment):
 
 
 def test_a_driver_reads_the_setting(tmp_path):
-    setting = replace(SMALL, data_dir=tmp_path / "data")
-    for setting in (SMALL, setting):
+    with_folder = replace(SMALL, data_dir=tmp_path / "data")
+    for setting in (SMALL, with_folder):
         write_peer(Fluke(setting, clients=7), tmp_path)
         assert read_peer(tmp_path) == Fluke(setting, clients=7)
 
@@ -91,6 +103,9 @@ def test_whole_epochs_and_normalised_data(tmp_path, monkeypatch):
     inputs, targets = client_tensors(peer, 1)
     assert inputs.shape == (10, 3, 4, 4) and targets.shape == (10,) and abs(inputs.mean()) < 1
     assert local_epochs(peer, 10) == 1
+    for clients, per_round in ((100, 29), (6, 6), (1000, 1)):
+        share = participation(Fluke(replace(SMALL, clients_per_round=per_round), clients=clients))
+        assert int(clients * share) == per_round and share <= 1.0
     for examples in (7, 20):
         with pytest.raises(UserError, match="whole epochs"):
             local_epochs(peer, examples)

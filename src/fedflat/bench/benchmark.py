@@ -12,7 +12,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from fedflat.bench.contender_process import Contender, ContenderProcess, Failed, RoundTimes
+from fedflat.bench.contender_process import Contender, ContenderProcess, Failed, LocalContender, RoundTimes
 from fedflat.bench.contenders import Fedflat
 from fedflat.bench.environments import install
 from fedflat.bench.machine import Load, hardware, versions
@@ -73,7 +73,9 @@ def benchmark(request: Request, command: str, show_progress: ShowProgress) -> di
     }
 
 
-def _installed_contenders(request: Request, notes: list[str], show_progress: ShowProgress) -> list[Contender]:
+def _installed_contenders(
+    request: Request, notes: list[str], show_progress: ShowProgress
+) -> list[LocalContender | Peer]:
     """All requested contenders, except simulators that cannot be installed; the reason is added to ``notes``."""
     contenders = []
     for contender in request.contenders():
@@ -86,7 +88,7 @@ def _installed_contenders(request: Request, notes: list[str], show_progress: Sho
     return contenders
 
 
-def _start(contender: Contender) -> ContenderProcess:
+def _start(contender: LocalContender | Peer) -> ContenderProcess:
     return PeerProcess(contender) if isinstance(contender, Peer) else ContenderProcess(contender)
 
 

@@ -44,6 +44,8 @@ class Peer(Contender):
     """Packages whose versions are reported."""
     pythons: ClassVar[tuple[int, int]] = (11, 13)
     """First and last minor version of Python 3 that the simulator supports."""
+    pausable: ClassVar[bool] = True
+    """Whether its processes can be stopped between turns; if False, they wait for heartbeats of each other."""
 
 
 class Flower(Peer):
@@ -52,6 +54,7 @@ class Flower(Peer):
     name = key = "flower"
     requirements = ("flwr[simulation]",)
     packages = ("flwr", "ray")
+    pausable = False
 
 
 class Pfl(Peer):
@@ -86,6 +89,7 @@ class NVFlare(Peer):
     name = key = "nvflare"
     requirements = ("nvflare",)
     packages = ("nvflare",)
+    pausable = False
 
 
 class Fluke(Peer):
@@ -104,6 +108,7 @@ class PeerProcess(ContenderProcess):
 
     def __init__(self, contender: Peer) -> None:
         self.contender = contender
+        self._pausable, self._environment = contender.pausable, contender.environment
         self._folder = Path(tempfile.mkdtemp(prefix="fedflat-bench-"))
         write_peer(contender, self._folder)
         # The environment has the simulator, but not fedflat: the driver uses the package of this process.
@@ -113,27 +118,40 @@ class PeerProcess(ContenderProcess):
         self._socket.listen()
         self._socket.settimeout(POLLING_SECONDS)
         self._connection: Connection | None = None
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
-        environment |= {FOLDER_VARIABLE: str(self._folder), "PYTHONPATH": str(self._folder)}
-        environment["PATH"] = f"{contender.environment / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
+        self._process: subprocess.Popen[bytes] | None = None  # started with its first round, as part of its set-up
+
+    @property
+    def pid(self) -> int:
+        """The process id of the driver, which starts with the first round."""
+        if self._process is None:
+            raise RuntimeError("the driver has not been started")
+        return self._process.pid
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Start the driver."""
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+        variables |= {FOLDER_VARIABLE: str(self._folder), "PYTHONPATH": str(self._folder)}
+        variables["PATH"] = f"{self._environment / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
         self._start_time = time.perf_counter()
         with (self._folder / "log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [contender.environment / "bin" / "python", "-m", "fedflat.bench.drivers"],
+            return subprocess.Popen(
+                [self._environment / "bin" / "python", "-m", "fedflat.bench.drivers"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environment,
+                env=variables,
                 cwd=self._folder,
                 start_new_session=True,
             )
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+    def pause(self) -> None:
+        if self._pausable:
+            super().pause()
 
     def start_rounds(self, count: int) -> None:
         self._requested = count
+        if self._process is None:
+            self._process = self._start()
 
     def wait_for_rounds(self) -> RoundTimes | Failed:
         """Wait for the rounds that were started; the first round includes the start of the peer's processes."""
@@ -161,26 +179,28 @@ class PeerProcess(ContenderProcess):
                 return Connection(accepted.detach())
 
     def _check_alive(self) -> None:
-        if self._process.poll() is not None:
+        if self._process is None or self._process.poll() is not None:
             raise ConnectionError
 
     def _reason(self) -> str:
         """Why the peer stopped: the last error in its output, or else the last line that has words."""
-        lines = [line.strip() for line in (self._folder / "log").read_text(errors="replace").splitlines()]
+        text = re.sub(r"\x1b\[[0-9;]*m", "", (self._folder / "log").read_text(errors="replace"))  # without colours
+        lines = [line.strip() for line in text.splitlines()]
         lines = [line for line in lines if re.search("[a-z]", line)] or ["stopped early"]
         errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
         return (errors or lines)[-1][:MAX_LOG_CHARACTERS]
 
     def end(self) -> None:
         """Let the peer end by itself, kill what is left of its processes, and delete its folder."""
-        self.resume()
         if self._connection is not None:
             self._connection.close()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(PATIENCE)
-        kill_descendants(self.pid)
-        self._process.kill()
-        self._process.wait()
+        if self._process is not None:
+            self.resume()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(PATIENCE)
+            kill_descendants(self._process.pid)
+            self._process.kill()
+            self._process.wait()
         self._socket.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 

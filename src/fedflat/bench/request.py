@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedflat.algorithms import algorithm, canonical
-from fedflat.bench.contender_process import Contender
+from fedflat.bench.contender_process import LocalContender
 from fedflat.bench.contenders import Fedflat, Plain, SpeedBound
 from fedflat.bench.peers import PEERS, Peer
 from fedflat.bench.setting import BenchmarkSetting
@@ -62,14 +62,14 @@ class Request:
         for clients in self.clients:
             build_problem(on_cpu.config(clients=clients), data=data)
 
-    def contenders(self) -> list[Contender]:
+    def contenders(self) -> list[LocalContender | Peer]:
         """Everything to measure, in the order of the table.
 
         Only fedflat is measured with every number of clients; the others with the first.
         """
         setting, clients = self.setting, self.clients[0]
         default_engine = "lanes" if setting.on_gpu else "loop"
-        contenders: list[Contender] = []
+        contenders: list[LocalContender | Peer] = []
         for client_count, precision, engine, text in itertools.product(
             self.clients, self.precisions, self.engines, self.algorithms
         ):

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
-from multiprocessing.connection import Client, Connection
+from multiprocessing.connection import Client
 from pathlib import Path
-from typing import cast
 
 import torch
 
@@ -26,7 +25,7 @@ def folder() -> Path:
 
 def connected_timer() -> RoundTimer:
     """The timer of this peer's rounds, for the one process that knows when a round is over."""
-    return RoundTimer(cast(Connection, Client(str(folder() / "socket"), "AF_UNIX")))
+    return RoundTimer(Client(str(folder() / "socket"), "AF_UNIX"))
 
 
 @lru_cache(maxsize=1)
@@ -55,6 +54,11 @@ def local_epochs(peer: Peer, examples: int) -> int:
             f"whole number of epochs of a client's {examples} examples; change --local-steps or --batch-size"
         )
     return epochs
+
+
+def participation(peer: Peer) -> float:
+    """The share of clients per round, from which a simulator computes the number of clients by rounding down."""
+    return min(1.0, (peer.setting.clients_per_round + 0.5) / peer.clients)
 
 
 def client_tensors(peer: Peer, client: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 from importlib import import_module
 
@@ -13,14 +14,18 @@ from fedflat.bench.machine import kill_descendants
 from fedflat.bench.peers import read_peer
 from fedflat.errors import UserError
 
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main() -> None:
     """Run the driver, and end all processes that it started."""
     if sys.platform.startswith("linux"):
+        libc = ctypes.CDLL(None)
         # Processes that detach themselves stay descendants of this one, so that they can be paused and ended.
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+        # If the measuring process is killed, this one ends too, together with all that it started.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("the measuring process has ended"))
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     peer = read_peer(folder())
     try:
         import_module(f"fedflat.bench.drivers.{peer.key}").run(peer)

@@ -17,7 +17,7 @@ from blazefl.contrib import (
 from blazefl.core import IPCMode, ModelSelector, PartitionedDataset
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedflat.bench.drivers import client_tensors, connected_timer, folder, local_epochs, plain_loop
+from fedflat.bench.drivers import client_tensors, connected_timer, folder, local_epochs, participation, plain_loop
 from fedflat.bench.peers import Peer, read_peer
 from fedflat.bench.plain import training_loss
 from fedflat.bench.setting import ROUNDS
@@ -60,9 +60,7 @@ def run(peer: Peer) -> None:
     multiprocessing.set_start_method("spawn" if setting.on_gpu else "fork")
     shared: dict[str, Any] = {"model_selector": Networks(), "model_name": setting.model, "dataset": Clients()}
     shared |= {"device": device, "num_clients": peer.clients, "batch_size": setting.batch_size, "seed": 0}
-    handler = FedAvgBaseServerHandler(
-        global_round=ROUNDS, sample_ratio=setting.clients_per_round / peer.clients, **shared
-    )
+    handler = FedAvgBaseServerHandler(global_round=ROUNDS, sample_ratio=participation(peer), **shared)
     shared |= {"epochs": local_epochs(peer, len(plain_loop().partition.clients[0])), "lr": setting.lr}
     shared |= {"num_parallels": min(available_cores(), setting.clients_per_round)}
     trainer: Any

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import fedjax
@@ -54,7 +55,7 @@ def run(peer: Peer) -> None:
         state, _ = algorithm.apply(state, cohort)
         parameters = jax.block_until_ready(state.params)
         weights = {name: torch.from_numpy(np.array(value)) for name, value in parameters.items()}
-        timer.round_done(lambda weights=weights: training_loss(loop.problem, weights))
+        timer.round_done(partial(training_loss, loop.problem, weights))
 
 
 def convolve(layer: nn.Conv2d, values: Any, weight: Any, bias: Any) -> Any:

@@ -9,7 +9,7 @@ from fluke import DDict, FlukeENV
 from fluke.algorithms.fedavg import FedAVG
 from fluke.data import FastDataLoader
 
-from fedflat.bench.drivers import client_tensors, connected_timer, local_epochs, plain_loop
+from fedflat.bench.drivers import client_tensors, connected_timer, local_epochs, participation, plain_loop
 from fedflat.bench.peers import Peer
 from fedflat.bench.plain import training_loss
 from fedflat.bench.setting import ROUNDS
@@ -63,4 +63,4 @@ def run(peer: Peer) -> None:
             super().notify(event, **values)
 
     algorithm = TimedFedAVG(peer.clients, Splits(peer, loop.problem.data.num_classes), DDict(parameters))
-    algorithm.run(ROUNDS, setting.clients_per_round / peer.clients)
+    algorithm.run(ROUNDS, participation(peer))

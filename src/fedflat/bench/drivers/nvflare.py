@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import torch
 from torch import nn
@@ -57,7 +58,7 @@ def train() -> None:
         received = flare.receive()
         state = {name.removeprefix("inner."): torch.as_tensor(value) for name, value in received.params.items()}
         if timer is not None and received.current_round > 0:
-            timer.round_done(lambda state=state: training_loss(loop.problem, state))
+            timer.round_done(partial(training_loss, loop.problem, state))
         state, examples = loop.train(state, client, received.current_round)
         sent = {f"inner.{name}": tensor.cpu() for name, tensor in state.items()}
         # NVFlare weights clients by this number, which its examples set to the number of steps.

@@ -106,7 +106,7 @@ def bench(
     from fedflat.bench.setups import SETUPS
     from fedflat.experiment.store.files import create_folder, write_atomically
 
-    values = {"model": model, "clients": clients, "clients_per_round": clients_per_round}
+    values: dict[str, Any] = {"model": model, "clients": clients, "clients_per_round": clients_per_round}
     values |= {"local_steps": local_steps, "batch_size": batch_size, "lr": lr}
     if setup is not None:
         if setup not in SETUPS:
