@@ -3,14 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 export PYTHONDONTWRITEBYTECODE :=  # otherwise every process would compile fedflat again
-MAKEFLAGS += -j2
 
 .PHONY: demo test lint style types generated docs notebooks package coverage fuzz lock tables-small clean
 
 demo: .venv/core
 	$(BIN)/fedflat compare "fedavg+wima(window=20)" fedsam scaffold fedswa fedmoswa --rounds 60 --seeds 3 --target 0.9 --out demo
 
-test: .venv/installed lint
+test: .venv/installed
+	$(MAKE) -j2 lint
 	$(BIN)/pytest -n 2
 
 lint: style types generated

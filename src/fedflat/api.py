@@ -73,7 +73,7 @@ def run(
 class Rounds(Iterator[Round]):
     """An iterator over the rounds of a run, which trains each round on demand.
 
-    A second loop continues where the first stopped. ``close`` ends the iteration.
+    A second loop continues where the first stopped. After ``close``, an unfinished run trains no further rounds.
     """
 
     def __init__(self, run: Run) -> None:
@@ -84,7 +84,7 @@ class Rounds(Iterator[Round]):
         weakref.finalize(self, self._steps.close)
 
     def __next__(self) -> Round:
-        """Train the next round; the generator ``_steps`` raises ``StopIteration`` after the last one."""
+        """Train the next round; raises ``StopIteration`` after the last one, ``UserError`` if closed before it."""
         if self._closed:
             self._require_finished()
         next(self._steps)

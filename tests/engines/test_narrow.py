@@ -190,7 +190,7 @@ class Tapped(nn.Module):
 def test_a_model_that_depends_on_layer_order_is_left_to_torch() -> None:
     problem = a_problem(Tapped())
     assert problem.suits_narrow_kernels(16)
-    with pytest.warns(UserWarning, match="another output"):
+    with pytest.warns(UserWarning, match="different output"):
         assert_gradients_agree(problem)
 
 
@@ -216,7 +216,9 @@ def test_compiled_kernels_are_cached_and_damaged_files_replaced(
     compile_anew = kernels._library.__wrapped__
     assert compile_anew(source).answer() == 42
     (file,) = (tmp_path / "fedflat" / "kernels").iterdir()
-    file.write_bytes(file.read_bytes()[:1000])
+    content = file.read_bytes()
+    file.unlink()  # this process has loaded it
+    file.write_bytes(content[:1000])
     assert compile_anew(source).answer() == 42
     monkeypatch.setattr(kernels.subprocess, "run", None)
     assert compile_anew(source).answer() == 42, "loaded from the cache, without a compiler"
@@ -275,3 +277,54 @@ def test_results_do_not_depend_on_the_number_of_workers() -> None:
         weights.append(run.server.model.weights.clone())
         steps.close()
     assert torch.equal(*weights)
+
+
+class Unusual(nn.Module):
+    """Drops activations, reads its layers' attributes and returns more than a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.last = nn.Conv2d(3, 4, 3), nn.Linear(4, 4)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        assert self.convolution.kernel_size == (3, 3)
+        features = self.convolution(images).relu().amax((2, 3))
+        return self.last(nn.functional.dropout(features, 0.5, self.training))
+
+
+@needs_compiler
+def test_the_first_call_draws_no_random_numbers() -> None:
+    problem = a_problem(Unusual())
+    problem.use_narrow_kernels(16)
+    problem.model.train()
+    weights, batch = problem.initial_state()[0], problem.batch(torch.arange(16), {})
+    gradients = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        gradients.append(problem.loss_and_gradient(weights, {}, batch)[1].clone())
+    assert problem._narrow_call is not None and problem._narrow_call._is_usable
+    assert torch.equal(*gradients)
+
+
+class Uncopyable(nn.Sequential):
+    def __deepcopy__(self, _: object) -> None:
+        raise RuntimeError("do not copy")
+
+
+@needs_compiler
+def test_a_model_that_cannot_be_copied_is_left_to_torch() -> None:
+    model = Uncopyable(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 4))
+    with pytest.warns(UserWarning, match="do not work with this model"):
+        assert_gradients_agree(a_problem(model))
+
+
+def test_a_resumed_run_keeps_the_recorded_decision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(engine, "compiler", lambda: None)
+    config = BenchmarkSetting("lenet5", local_steps=2, batch_size=16, workers=1).config("fedavg", "float32", "loop", 10)
+    data = RandomImages(size=200, side=20).dataset()
+    run = Run(config, tmp_path / "run", data=data)
+    run._open()
+    run.folder.release_lock()
+    monkeypatch.setattr(engine, "compiler", lambda: "c++")
+    assert Run(config, data=data).config.engine.compile == "on"
+    assert Run(config, tmp_path / "run", data=data, resume=True).config.engine.compile == "off"

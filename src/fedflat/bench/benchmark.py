@@ -101,8 +101,9 @@ def _measure_one_by_one(request: Request, show_progress: ShowProgress, notes: li
     results = []
     contenders = _installed_contenders(request, notes, show_progress)
     for start in range(0, len(contenders), request.concurrent_setups):
-        processes = [_start(contender) for contender in contenders[start : start + request.concurrent_setups]]
+        processes: list[ContenderProcess] = []
         try:
+            processes += map(_start, contenders[start : start + request.concurrent_setups])
             for process in processes:
                 show_progress(f"{process.contender}: setting up")
                 process.start_rounds(1)
@@ -149,8 +150,9 @@ def _measure_in_turns(request: Request, show_progress: ShowProgress, notes: list
     A contender is paused while another has its turn. Turns with much load by other processes do not count. Notes on
     failures and on this load are added to ``notes``.
     """
-    processes = [_start(contender) for contender in _installed_contenders(request, notes, show_progress)]
+    processes: list[ContenderProcess] = []
     try:
+        processes += map(_start, _installed_contenders(request, notes, show_progress))
         first_seconds: dict[ContenderProcess, float] = {}
         for process in processes:
             show_progress(f"{process.contender}: setting up")

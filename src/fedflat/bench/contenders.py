@@ -45,8 +45,9 @@ class TimerCallback(Callback):
         self.timer = timer
 
     def round_done(self, run: RunView) -> None:
-        problem, weights = run.problem, run.server.model.weights
-        self.timer.round_done(lambda: training_loss(problem, problem.layout.views(weights)))
+        problem, model = run.problem, run.server.model
+        tensors = {**problem.layout.views(model.weights), **problem.buffer_layout.views(model.buffers)}
+        self.timer.round_done(lambda: training_loss(problem, tensors))
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 from fedflat.bench.peers import Peer
 from fedflat.errors import UserError
-from fedflat.experiment.store.files import create_folder
+from fedflat.experiment.store.files import create_folder, write_atomically
 
 SHARED_REQUIREMENTS = (
     f"torch=={torch.__version__.partition('+')[0]}",  # every contender trains with the same version
@@ -40,8 +41,9 @@ def install(peer: type[Peer], folder: Path, show_progress: Callable[[str], None]
         UserError: no suitable Python was found, or the installation failed.
     """
     requirements, versions_file = [*peer.requirements, *SHARED_REQUIREMENTS], folder / VERSIONS_FILE
-    if versions_file.exists() and json.loads(versions_file.read_text())["requirements"] == requirements:
-        return
+    with suppress(OSError, ValueError, KeyError):  # not installed, or interrupted
+        if json.loads(versions_file.read_text())["requirements"] == requirements:
+            return
     interpreter = find_python(peer)
     show_progress(f"{peer.name}: installing {', '.join(peer.requirements)} into {folder}")
     create_folder(folder.parent)
@@ -49,7 +51,7 @@ def install(peer: type[Peer], folder: Path, show_progress: Callable[[str], None]
     python = str(folder / "bin" / "python")
     _run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements])
     versions = json.loads(_run([python, "-c", PRINT_VERSIONS, *peer.packages, "torch"]))
-    versions_file.write_text(json.dumps({"requirements": requirements, "versions": versions}))
+    write_atomically(versions_file, json.dumps({"requirements": requirements, "versions": versions}))
 
 
 def installed_versions(folder: Path) -> dict[str, str]:

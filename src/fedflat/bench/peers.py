@@ -208,6 +208,7 @@ class PeerProcess(ContenderProcess):
 def write_peer(peer: Peer, folder: Path) -> None:
     """Write what a driver needs to know; as JSON, because its version of Python may differ."""
     setting = asdict(peer.setting)
+    setting["device"] = "cuda" if peer.setting.on_gpu else "cpu"  # the peer's torch may support other devices
     setting["data_dir"] = None if peer.setting.data_dir is None else str(peer.setting.data_dir.absolute())
     (folder / PEER_FILE).write_text(json.dumps({"key": peer.key, "clients": peer.clients, "setting": setting}))
 

@@ -77,10 +77,12 @@ class Request:
             contenders.append(Fedflat(setting, canonical(algorithm(text)), precision, resolved_engine, client_count))
         if PLAIN in self.against:
             contenders += [Plain(setting, precision=precision, clients=clients) for precision in self.precisions]
-        contenders += [peer(setting, clients=clients, environment=self.peer_dir / peer.key) for peer in self._peers()]
+        contenders += [
+            peer(setting, clients=clients, environment=(self.peer_dir / peer.key).absolute()) for peer in self._peers()
+        ]
         # One bound with compilation if some engine compiles, and one without if some engine does not. On a CPU, bounds
         # are not compiled: compilation slows down one large batch there, and a bound should be the least possible time.
-        compilations = sorted({setting.on_gpu and setting.compiled(engine) for engine in self.engines})
+        compilations = sorted({setting.compiled(engine) for engine in self.engines})
         for precision in self.precisions:
             for compiled in compilations:
                 engine = "compiled" if compiled else "eager"

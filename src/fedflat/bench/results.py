@@ -111,7 +111,7 @@ def _bound_for(contender: Contender, results: Sequence[ContenderResult]) -> Cont
     not measured, they are compared with the first one.
     """
     setting = contender.setting
-    is_compiled = isinstance(contender, Fedflat) and setting.on_gpu and setting.compiled(contender.engine)
+    is_compiled = isinstance(contender, Fedflat) and setting.compiled(contender.engine)
     bounds = [result for result in results if isinstance(result.contender, SpeedBound)]
     for bound in bounds:
         if isinstance(bound.contender, SpeedBound) and bound.contender.compiled == is_compiled:
@@ -140,5 +140,5 @@ def different_work(results: Sequence[ContenderResult]) -> list[str]:
         f"that of fedflat to {ours:.4f}"
         for result in comparable
         if result.contender.clients == clients
-        and abs((result.loss or 0.0) - ours) > MAX_LOSS_DIFFERENCE * abs(initial - ours)
+        and not abs((result.loss or 0.0) - ours) <= MAX_LOSS_DIFFERENCE * abs(initial - ours)  # also if it is NaN
     ]

@@ -123,10 +123,8 @@ class BenchmarkSetting:
         return self.device != "cpu" and torch.cuda.is_available()
 
     def compiled(self, engine: str) -> bool:
-        """Whether an engine compiles whole steps, which only lanes on a GPU do; with ``compile="auto"``, they do."""
-        if self.compile != "auto":
-            return self.compile == "on"
-        return self.on_gpu and engine in ("lanes", "auto")
+        """Whether an engine compiles whole steps, which only lanes on a GPU do."""
+        return self.on_gpu and engine in ("lanes", "auto") and self.compile != "off"
 
 
 def plan_of(config: Config) -> Plan:

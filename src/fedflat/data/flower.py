@@ -105,7 +105,7 @@ def _make_table(columns: dict[str, Any]) -> Any:
 
 
 def _plain_settings(partitioner: FlowerPartitioner) -> dict[str, Any]:
-    """Return a partitioner's class name and those constructor arguments that are plain values, as documentation."""
+    """Return a partitioner's class name and its constructor arguments that are plain values, for documentation."""
     settings: dict[str, Any] = {"name": type(partitioner).__name__}
     attributes = vars(partitioner)
     for name in inspect.signature(type(partitioner)).parameters:

@@ -83,16 +83,16 @@ class Run:
         resume: bool = False,
         engine: Callable[[Run], Engine] | None = None,
     ) -> None:
-        self.callbacks, self._resume = callbacks, resume
+        self.callbacks, self._resume, self._has_local_data = callbacks, resume, engine is None
         self._user_objects = {"data": data, "model": model, "task": task}
         with explain_out_of_memory(config):
             self.problem, self.partition = build_problem(config, data, model, task)
-        self.config = config = decide_compile(config, self.problem, len(self.partition.clients))
+        recorded = RunFolder(folder).config() if folder and resume else None
+        self.config = config = decide_compile(config, self.problem, self.partition, recorded)
         if config.stop.target is not None and not resume:  # a resumed run was checked when it began
             check_target(config.stop.target, self.metric)
         self.algorithm = algorithm(config.algorithm)
         self.folder = RunFolder(folder) if folder else None
-        self._has_local_data = engine is None
         self.history: list[dict[str, Any]] = []
         self.record: Record | None = None  # set when the run ends or pauses
         self._train_loss = torch.tensor(math.nan)

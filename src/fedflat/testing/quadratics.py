@@ -118,7 +118,7 @@ class Quadratics:
         return torch.arange(self.clients).repeat_interleave(torch.tensor(counts))
 
     def value(self, x: Tensor) -> float:
-        """The mean of the clients' f_i at a point x of shape (P,)."""
+        """The unweighted mean of the clients' f_i at a point x of shape (P,)."""
         offsets = x - self.centres
         return float(0.5 * torch.einsum("np,npq,nq->n", offsets, self.matrices, offsets).mean())
 

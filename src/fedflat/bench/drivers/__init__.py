@@ -44,14 +44,14 @@ def local_epochs(peer: Peer, examples: int) -> int:
     """The local epochs that take ``local_steps`` steps, for a simulator that trains only whole epochs.
 
     Raises:
-        UserError: these steps are no whole number of epochs.
+        UserError: these steps are not a whole number of epochs.
     """
     setting = peer.setting
     epochs, rest = divmod(setting.local_steps * setting.batch_size, examples)
     if rest or examples % setting.batch_size:
         raise UserError(
-            f"{peer.name} trains whole epochs, but {setting.local_steps} steps of {setting.batch_size} examples are no "
-            f"whole number of epochs of a client's {examples} examples; change --local-steps or --batch-size"
+            f"{peer.name} trains whole epochs, but {setting.local_steps} steps of {setting.batch_size} examples are "
+            f"not a whole number of epochs of a client's {examples} examples; change --local-steps or --batch-size"
         )
     return epochs
 

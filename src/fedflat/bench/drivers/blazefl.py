@@ -1,4 +1,4 @@
-"""BlazeFL: its FedAvg with a thread pool on Python without GIL, and otherwise with a process pool."""
+"""BlazeFL: its FedAvg with a thread pool on Python without the GIL, and otherwise with a process pool."""
 
 from __future__ import annotations
 

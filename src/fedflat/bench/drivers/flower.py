@@ -71,12 +71,14 @@ def run(peer: Peer) -> None:
     # ``flwr run`` would start the same SuperLink, but wait for it only 15 s.
     superlink = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess", "--host", "127.0.0.1"]
     with (home / "superlink.log").open("wb") as log:
-        subprocess.Popen(
+        process = subprocess.Popen(
             [*superlink, "--port", http_port, "--control-api-address", f"127.0.0.1:{control_port}"],
             stdout=log,
             stderr=log,
         )
     while not is_listening(http_port):
+        if process.poll() is not None:
+            sys.exit(f"flower-superlink ended: {(home / 'superlink.log').read_text()[-500:]}")
         time.sleep(POLLING_SECONDS)
     sys.exit(subprocess.run(["flwr", "run", app, "--stream"], check=False).returncode)
 

@@ -52,6 +52,7 @@ def main() -> None:
         """The model with the loss and metrics that pfl expects."""
 
         def __init__(self) -> None:
+            """Wrap a new copy of the benchmark's model, with the initial weights that all simulators share."""
             super().__init__()
             self.inner = loop.new_model()
             self.inner.load_state_dict(loop.state)

@@ -33,7 +33,9 @@ def gap(
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Compute the generalisation gap (test minus training loss) of every saved model, and the participation gap.
+    """Compute the generalisation gap of every saved model, and the participation gap.
+
+    The generalisation gap is test minus training loss; the participation gap compares held-out with training clients.
 
     Example: fedflat flatness gap runs/fedmoswa-digits-seed0
     """

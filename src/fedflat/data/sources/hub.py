@@ -1,4 +1,4 @@
-"""Any dataset of the Hugging Face Hub, through Flower Datasets (``flwr-datasets``).
+"""Any dataset on the Hugging Face Hub, through Flower Datasets (``flwr-datasets``).
 
 It is downloaded once and stored as arrays in the data directory; later runs need no network.
 """
@@ -52,7 +52,7 @@ class HubOptions(ImageOptions):
 
 @dataclass(frozen=True)
 class Hub(DatasetSource):
-    """A dataset of the Hugging Face Hub, downloaded with Flower's ``flwr-datasets``, converted to arrays and cached."""
+    """A dataset on the Hugging Face Hub, downloaded with Flower's ``flwr-datasets``, converted to arrays and cached."""
 
     options: HubOptions = field(default=HubOptions(), kw_only=True)
 
@@ -177,5 +177,5 @@ class Hub(DatasetSource):
             yield (value, row[target]) if group is None else (value, row[target], row[group])
 
 
-HUB = Hub("hub", "any dataset of the Hugging Face Hub", example="hub(path=ylecun/mnist)")
+HUB = Hub("hub", "any dataset on the Hugging Face Hub", example="hub(path=ylecun/mnist)")
 SOURCES = (HUB,)

@@ -31,6 +31,10 @@ SIMD_FLAGS = {
 """Flags by the instruction set that torch detects; other processors have vector instructions without flags, or none."""
 
 
+class KernelError(Exception):
+    """A kernel could not be compiled or loaded."""
+
+
 @cache
 def compiler() -> str | None:
     """The C++ compiler: ``$CXX``, or the first one found; None if there is none."""
@@ -138,21 +142,34 @@ def _library(source: str) -> CDLL:
             return CDLL(str(file))
     with tempfile.TemporaryDirectory() as directory:
         built = Path(directory) / "kernel.so"
-        subprocess.run([*command, "-x", "c++", "-o", str(built), "-"], input=source, text=True, check=True)
-        _store(built, folder / f"{key}-{_hash(built.read_bytes())}.so")
-        return CDLL(str(built))
+        try:
+            subprocess.run(
+                [*command, "-x", "c++", "-o", str(built), "-"], input=source, text=True, check=True, capture_output=True
+            )
+            stored = folder / f"{key}-{_hash(built.read_bytes())}.so"
+            return CDLL(str(stored if _store(built, stored) else built))
+        except subprocess.CalledProcessError as error:
+            errors = [line for line in error.stderr.splitlines() if "error" in line]
+            raise KernelError(next(iter(errors), f"{command[0]} failed")) from None
+        except OSError as error:
+            raise KernelError(str(error)) from None
 
 
-def _store(built: Path, file: Path) -> None:
-    """Copy a compiled library into the cache atomically; without a writable cache, every process compiles anew."""
+def _store(built: Path, file: Path) -> bool:
+    """Copy a compiled library into the cache atomically, if it is writable; otherwise every process compiles anew.
+
+    Returns whether the library is in the cache.
+    """
     temporary = file.with_suffix(f".{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(built, temporary)
         temporary.replace(file)
+        return True
     except OSError:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+        return False
 
 
 def _hash(content: bytes) -> str:

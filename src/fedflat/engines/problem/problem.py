@@ -220,10 +220,6 @@ class Problem:
             return loss
         return batch.share * loss + (1 - batch.share) * self.task.loss(output, batch.mixed_targets)
 
-    def plain_loss(self, vector: Tensor, inputs: Tensor, targets: Tensor, model: nn.Module | None = None) -> Tensor:
-        """Mean loss of a batch at the weights ``vector``, without BatchNorm; ``model`` replaces the problem's model."""
-        return self.task.loss(self.output(vector, {}, inputs, model), targets)
-
     def loss_and_gradient(self, vector: Tensor, buffers: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
         """Mean loss of a batch (scalar) and its gradient [parameters] at the weights ``vector`` [parameters].
 

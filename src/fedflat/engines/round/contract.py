@@ -299,7 +299,10 @@ class RemoteState(Mapping[str, State]):
         self._store: Callable[[States], Read] | None = None
 
     def deliver(self, states: States) -> None:
-        """Accept the state, by slot, from its worker: pass it to the function of ``store_with``, or keep it here."""
+        """Accept the state, by slot, from its worker.
+
+        It is kept here, or stored by the function given to ``store_with``, which returns a function that reads it.
+        """
         self._read = self._store(states) if self._store else lambda: states
         # Neither function is needed again, and both hold references to earlier states.
         self._store, self._fetch = None, _do_nothing

@@ -22,7 +22,7 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Client, CohortRows, Engine, ModelState, Outcome
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
-from fedflat.experiment.setup.engine import engine_for, sampler_of, training_of
+from fedflat.experiment.setup.engine import decide_compile, engine_for, sampler_of, training_of
 from fedflat.experiment.store.checkpoint import newest_checkpoint, require_rows, with_prefix
 from fedflat.experiment.store.client_states import ClientStateStore, PastRowStore, RowStore
 from fedflat.experiment.store.run_folder import RunFolder
@@ -66,9 +66,10 @@ class Replay:
         self.config, self.problem, self.partition = config, problem, partition
         self.algorithm: Algorithm = algorithm(config.algorithm)
         self.moment = moment or moment_at_start(self.algorithm, ModelState(*problem.initial_state()), config)
-        loop = {"name": "loop", "workers": workers}
-        engine = config.engine if workers is None else config.engine.model_copy(update=loop)
-        self.engine: Engine = engine_for(config.model_copy(update={"engine": engine}), problem)
+        name = "auto" if config.engine.name == "ray" else config.engine.name
+        changes = {"name": name} if workers is None else {"name": "loop", "workers": workers}
+        local_config = config.model_copy(update={"engine": config.engine.model_copy(update=changes)})
+        self.engine: Engine = engine_for(decide_compile(local_config, problem, partition), problem)
         self._training = training_of(config, self.algorithm, len(partition.clients))
         self._sampler = sampler_of(config, len(partition.clients))
         # Memory of the clients that ``advance`` has trained; it overrides the moment's ``client_memory``.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import partial
+from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -13,6 +14,7 @@ from fedflat.algorithms import Algorithm
 from fedflat.algorithms.algorithm import Descent
 from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.averaging import AverageState, Ring, RunInfo, average_name
+from fedflat.data import Partition
 from fedflat.data.files.streamed import StreamedTensor
 from fedflat.data.sources.source import data_dir
 from fedflat.engines.cpu.engine import LoopEngine
@@ -80,7 +82,7 @@ def engine_for(config: Config, problem: Problem, user_objects: UserObjects | Non
     return LaneEngine(problem, settings.lanes, compiled_step if should_compile else eager_step)
 
 
-def decide_compile(config: Config, problem: Problem, clients: int) -> Config:
+def decide_compile(config: Config, problem: Problem, partition: Partition, recorded: Config | None = None) -> Config:
     """Replace ``engine.compile=auto`` by on or off.
 
     The decision depends only on the config, the device and whether there is a C++ compiler, so it is the same whenever
@@ -89,19 +91,27 @@ def decide_compile(config: Config, problem: Problem, clients: int) -> Config:
     Args:
         config: the experiment.
         problem: its problem, on the device to train on.
-        clients: number of clients in the federation.
+        partition: its partition.
+        recorded: the config that a resumed run recorded.
     """
     engine, training = config.engine, config.training
     if engine.compile != "auto" or engine.name == "ray":  # workers of a Ray cluster decide by themselves
         return config
-    if problem.device.type == "cuda":
-        pays_off = training.rounds >= MIN_ROUNDS_TO_COMPILE
+    on_gpu = problem.device.type == "cuda"
+    uses_lanes = engine.name == "lanes" or (
+        engine.name == "auto" and on_gpu and not isinstance(problem.data.train.inputs, StreamedTensor)
+    )
+    if recorded is not None and recorded.engine.compile != "auto":
+        pays_off = recorded.engine.compile == "on"
+    elif uses_lanes or on_gpu:
+        pays_off = uses_lanes and on_gpu and training.rounds >= MIN_ROUNDS_TO_COMPILE
     else:
-        full_batches = training.local_epochs * (len(problem.data.train) // clients // training.batch_size)
-        steps_per_round = config.federation.clients_per_round * (training.local_steps or full_batches)
+        sizes = [len(indices) for indices in partition.summarised_clients]
+        full_batches = training.local_epochs * (median_low(sizes) // training.batch_size)
+        cohort = min(config.federation.clients_per_round, len(partition.clients))
         pays_off = (
             bool(full_batches)
-            and training.rounds * steps_per_round >= MIN_STEPS_TO_COMPILE
+            and training.rounds * cohort * (training.local_steps or full_batches) >= MIN_STEPS_TO_COMPILE
             and problem.suits_narrow_kernels(training.batch_size)
             and compiler() is not None
         )
@@ -137,7 +147,7 @@ def _set_up_worker(config: Config, user_objects: UserObjects, plugins: tuple[str
 
     load_plugins(plugins)
     problem, partition = build_problem(config, **user_objects)
-    engine: Any = engine_for(decide_compile(config, problem, len(partition.clients)), problem)
+    engine: Any = engine_for(decide_compile(config, problem, partition), problem)
     return WorkerSetup(problem, engine)
 
 

@@ -213,7 +213,7 @@ def newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
             return _read(folder, CHECKPOINT)
     except DamagedFile as error:
         if not previous.exists():
-            raise DamagedFile(f"{error}; to repeat the run in this folder, {_restart(folder)}") from None
+            raise DamagedFile(f"{error}; to repeat the run in this folder, {_restart_hint(folder)}") from None
         warnings.warn(f"{last} is damaged; the checkpoint before it is used instead", stacklevel=2)
     return _read(folder, PREVIOUS)
 
@@ -224,12 +224,12 @@ def _read(folder: RunFolder, file: str) -> Checkpoint:
     if "format" not in header:
         raise UserError(
             f"{folder.path / file} was written by an earlier version of fedflat; continue with that version, "
-            f"or {_restart(folder)}"
+            f"or {_restart_hint(folder)}"
         )
     return Checkpoint(file, tensors, header)
 
 
-def _restart(folder: RunFolder) -> str:
+def _restart_hint(folder: RunFolder) -> str:
     """Advice on how to repeat a run in its folder, for messages."""
     return f"delete {(folder.path / CHECKPOINT).parent} and then use {folder.resume_command}: it starts from round 0"
 
@@ -244,13 +244,13 @@ def require_rows(folder: RunFolder, stores: Mapping[str, RowStore], header: Mapp
         try:
             present, checksum = store.verify(header["rounds"])
         except DamagedFile as error:
-            raise DamagedFile(f"{error}; restore the folder, or {_restart(folder)}") from None
+            raise DamagedFile(f"{error}; restore the folder, or {_restart_hint(folder)}") from None
         needed, needed_checksum = header["rows"][name]
         if (present, checksum) != (needed, needed_checksum):
             problem = f"{path} has lost rows: it has {present}, but the checkpoint needs {needed}"
             if present >= needed:
                 problem = f"{path / 'index.bin'} is damaged: its rows are not those of the checkpoint"
-            raise DamagedFile(f"{problem}; restore the folder, or {_restart(folder)}")
+            raise DamagedFile(f"{problem}; restore the folder, or {_restart_hint(folder)}")
 
 
 def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
