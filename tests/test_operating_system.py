@@ -14,8 +14,8 @@ from fedflat import operating_system
 from fedflat.errors import UserError
 
 PACKAGE = Path(operating_system.__file__).parent
-LINUX_ONLY = {PACKAGE / "bench" / "machine.py"}
-"""Files that return early on other systems."""
+LINUX_ONLY = {PACKAGE / "bench" / "machine.py", PACKAGE / "bench" / "drivers" / "blazefl.py"}
+"""Files that return early on other systems, or drive a simulator in its own environment."""
 CALLS = re.compile(
     r"os\.(fork|pread|pwrite|sched_\w+)\b|\b(fcntl|msvcrt)\b|import resource\b|pthread_sigmask|\"fork\"|SIGSTOP|SIGKILL"
 )

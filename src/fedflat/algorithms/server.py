@@ -96,7 +96,7 @@ class Adaptive(Sgd, ABC):
     server_lr: float = param(0.1, "learning rate of the server", above=0)
     beta1: float = param(0.9, "decay of the first moment m", low=0, high=1)
     tau: float = param(1e-3, "constant added to sqrt(v), which keeps the step finite", above=0, high=1e15)
-    v_init: float | None = param(None, "initial value of v; tau^2 if not set", low=0, high=1e30)
+    v_init: float | None = param(None, "initial value of v; tau^2 if not set", low=0, high=1e9)
     bias_correction: bool = param(False, "whether to correct m and v for their initial values, as Keras and torch do")
     second_moment_of: Literal["displacement", "momentum"] = param(
         "displacement",

@@ -88,11 +88,11 @@ class Run:
         with explain_out_of_memory(config):
             self.problem, self.partition = build_problem(config, data, model, task)
         recorded = RunFolder(folder).config() if folder and resume else None
-        self.config = config = decide_compile(config, self.problem, self.partition, recorded)
+        # Remote sites, which have an engine of their own, decide by themselves.
+        self.config = config = config if engine else decide_compile(config, self.problem, self.partition, recorded)
         if config.stop.target is not None and not resume:  # a resumed run was checked when it began
             check_target(config.stop.target, self.metric)
-        self.algorithm = algorithm(config.algorithm)
-        self.folder = RunFolder(folder) if folder else None
+        self.algorithm, self.folder = algorithm(config.algorithm), RunFolder(folder) if folder else None
         self.history: list[dict[str, Any]] = []
         self.record: Record | None = None  # set when the run ends or pauses
         self._train_loss = torch.tensor(math.nan)
