@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 import fedflat
-from fedflat.algorithms.algorithm import Descent
+from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.round.contract import Aggregation, Client, ModelState, Training

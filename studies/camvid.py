@@ -89,7 +89,7 @@ def train(
     result = fedflat.run(method["algorithm"], **shared, **engine, **method["settings"])
     seconds = time.monotonic() - start
     model = next(name for name in result.record.models if name.startswith(method["model"]))
-    scores = result.evaluate(model=model, on=("test", "classes"))
+    scores = result.evaluate(average=model, on=("test", "classes"))
     np.save(out / f"{file_name(name)}.npy", predictions(result, model))
     tests = [(line["round"], line["test"]) for line in result.history]
     return {

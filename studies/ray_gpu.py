@@ -99,6 +99,7 @@ class EngineComparison:
             device=options.device,
             engine=engine,
             evaluation__examples=500,
+            engine__precision="float32",
             callbacks=[clock],
             **self.data,
             **settings,

@@ -1,16 +1,26 @@
-"""Tests run torch on one thread: two on a busy machine are many times slower than one."""
+"""Tests run torch on one thread: two on a busy machine are many times slower than one.
 
+They run in one process unless they ask for more workers or jobs: a process that imports torch takes seconds to start.
+"""
+
+import functools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import typer.testing
 from hypothesis import settings
 
+from fedflat.engines.round.plan import Plan
+from fedflat.processes import use_cores
 from tests.registries import registries_restored
 
 torch.set_num_threads(1)
+use_cores(1)
+# CliRunner would build all commands of fedflat for every call, which takes a tenth of a second.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 settings.register_profile("fedflat", deadline=None)  # a busy machine must not fail a test
 settings.load_profile("fedflat")
 os.environ.pop("COLUMNS", None)  # parallel test workers are told a width, and tables would fold
@@ -41,6 +51,16 @@ def restore_registries() -> Iterator[Callable[[], None]]:
     """Forget the components and plugins that a test registers or loads."""
     with registries_restored() as forget:
         yield forget
+
+
+@pytest.fixture
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let clients train for at most two steps a round, for tests of programs that must run, not learn."""
+
+    def short_plan(batch_size: int, epochs: int, steps: int | None, partial: float) -> Plan:
+        return Plan(batch_size, epochs, min(steps or 2, 2), partial)
+
+    monkeypatch.setattr("fedflat.experiment.setup.engine.Plan", short_plan)
 
 
 @pytest.fixture(autouse=True)

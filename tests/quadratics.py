@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedflat.algorithms import Algorithm, algorithm
-from fedflat.algorithms.algorithm import Descent, States
+from fedflat.algorithms.algorithm import States
+from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.lr_schedule import Schedule
+from fedflat.algorithms.teacher import Teacher
 from fedflat.data import Augmentation, Dataset, Examples
 from fedflat.data.batches import Batch
 from fedflat.engines.cpu.engine import LoopEngine
@@ -20,6 +24,8 @@ from fedflat.engines.round.plan import Plan
 from fedflat.text import show
 
 from .reference.problem import Linear
+from .reference.softmax import Softmax
+from .softmax import softmax_problem
 
 RENAMED = {"sign": "perturb_sign", "signal": "alpha_signal", "asam_eta": "eta"}
 """Names in the reference -> names in fedflat."""
@@ -35,46 +41,69 @@ class Bowl(nn.Module):
         self.size = len(x0)
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """x - b and A (x - b), of which ``Value`` computes f(x), [n, 2, size]."""
         A, b = inputs.split([self.size**2, self.size], 1)
         off = torch.cat(list(self.parameters())) - b
-        return 0.5 * torch.einsum("np,npq,nq->n", off, A.view(-1, self.size, self.size), off)
+        return torch.stack([off, torch.einsum("npq,nq->np", A.view(-1, self.size, self.size), off)], 1)
 
 
 class Slope(Bowl):
     """f(x) = b^T x, for the same inputs."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return inputs[:, self.size**2 :] @ torch.cat(list(self.parameters()))
+        b = inputs[:, self.size**2 :]
+        return torch.stack([torch.cat(list(self.parameters())).expand_as(b), 2 * b], 1)
 
 
 @dataclass(frozen=True)
 class Value:
-    """A task whose loss is the model's output."""
+    """A task whose loss is half the product of the two halves of the model's output."""
 
     metric: str = "value"
     scale: float = 1.0
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        return self.scale * output.mean()
+        return self.scale * _half_product(output).mean()
 
     def sums(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
-        return {"loss": self.scale * output.sum()}
+        return {"loss": self.scale * _half_product(output).sum()}
+
+    def distillation(self, output: Tensor, teacher_output: Tensor, target: Tensor, temperature: float) -> Tensor:
+        """0.5 (y - e)^T A (y - e) / temperature^2, as the KL divergence is to second order."""
+        return self.scale * _half_product(output - teacher_output).mean() / temperature**2
+
+
+def _half_product(output: Tensor) -> Tensor:
+    return 0.5 * (output[:, 0] * output[:, 1]).sum(1)
 
 
 @dataclass(eq=False)
 class Quick(Problem):
     """The same problem with an explicit gradient instead of autograd, for long runs."""
 
-    def loss_and_gradient(self, vector: Tensor, buffers: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
+    def loss_and_gradient(
+        self, vector: Tensor, buffers: dict[str, Tensor], batch: Batch, teacher: Teacher | None = None
+    ) -> tuple[Tensor, Tensor]:
         size, first = len(vector), batch.inputs[0]
-        off = vector - first[size**2 :]
-        gradient = self.task.scale * (first[: size**2].view(size, size) @ off)  # type: ignore[attr-defined]
-        return 0.5 * (off @ gradient), gradient
+        A, off = first[: size**2].view(size, size), vector - first[size**2 :]
+        A = self.task.scale * A  # type: ignore[attr-defined]
+        gradient = A @ off
+        loss = 0.5 * (off @ gradient)
+        if teacher is not None:
+            term = teacher.weight / teacher.temperature**2 * (A @ (vector - teacher.model))
+            gradient = gradient + term if teacher.with_loss else term
+        return loss, gradient
 
 
 def text_of(method: str, **parameters: object) -> str:
-    """A method of the reference and its parameters, in fedflat's notation."""
-    return show(method.replace("_", "-"), {RENAMED.get(key, key): value for key, value in parameters.items()})  # type: ignore[misc]
+    """A method of the reference and its parameters, in fedflat's notation, in which weight decay is a setting."""
+    values = {RENAMED.get(key, key): value for key, value in parameters.items() if key != "weight_decay"}
+    return show(method.replace("_", "-"), values)  # type: ignore[arg-type]
+
+
+def descent_of(parameters: Mapping[str, object]) -> Descent:
+    """The settings among the parameters of a method of the reference."""
+    return Descent(weight_decay=parameters.get("weight_decay", 0.0))  # type: ignore[arg-type]
 
 
 @dataclass
@@ -92,6 +121,8 @@ class Walk:
 
 def counts_of(setting) -> np.ndarray:
     """Samples of each client: one per step if the numbers of steps differ (batches of one, one epoch)."""
+    if isinstance(setting.problem, Softmax):
+        return np.array([len(labels) for labels in setting.problem.labels])
     return setting.problem.n.astype(int) if np.isscalar(setting.steps) else np.asarray(setting.steps)
 
 
@@ -110,10 +141,14 @@ def problem_of(
 ) -> Problem:
     """A setting of the reference as a problem: all samples of client i are (A_i, b_i)."""
     q = setting.problem
+    if isinstance(q, Softmax):
+        return softmax_problem(q, setting.x0, device)
     rows = np.concatenate([q.A.reshape(q.N, -1), q.b], 1)
     inputs = torch.tensor(np.repeat(rows, counts_of(setting), 0))
-    examples = Examples(inputs, torch.zeros(len(inputs), dtype=torch.int64))
-    data = Dataset("quadratics", examples, examples, ("value",), kind="vector")
+    labels = q.labels(counts_of(setting))
+    targets = np.concatenate([np.repeat(np.arange(len(counts)), counts) for counts in labels])
+    examples = Examples(inputs, torch.from_numpy(targets))
+    data = Dataset("quadratics", examples, examples, tuple(map(str, range(labels.shape[1]))), kind="vector")
     model = Slope if isinstance(q, Linear) else Bowl
     assert not (quick and model is Slope)
     kind = Quick if quick else Problem
@@ -181,8 +216,8 @@ def walk(
 def _record(problem: Problem, done: Walk) -> None:
     inner = problem.loss_and_gradient
 
-    def recorded(vector: Tensor, buffers: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
-        loss, gradient = inner(vector, buffers, batch)
+    def recorded(vector: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        loss, gradient = inner(vector, *rest)
         done.gradients.append((vector.numpy().copy(), gradient.numpy().copy()))
         return loss, gradient
 

@@ -39,4 +39,5 @@ def test_control_groups_limit_the_cores(tmp_path, monkeypatch, mine, limits, quo
     monkeypatch.setattr(processes, "CGROUP_ROOT", tmp_path / "groups")
     monkeypatch.setattr(processes, "OWN_CGROUPS", tmp_path / "mine")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(processes, "_core_limit", None)
     assert available_cores() == math.ceil(min(8, quota)), "the number of workers"

@@ -44,6 +44,7 @@ def test_sample_counts_weigh_displacements() -> None:
         "mimelite",
         "fedsam",
         "fedasam",
+        "fednova",
     ):
         same(run(partition, name).x, run(weighted, name).x)
 
@@ -194,10 +195,10 @@ def test_equivariance(name: str) -> None:  # 54
 
 @ALL
 def test_scaling_the_loss_against_the_rate(name: str) -> None:  # 55
-    s, scale = 3.0, identities.SCALES_WITH_LOSS.get(name, {})
+    s, scaled = 3.0, identities.scaled
     flat = uneven(PARTIAL)
     steep = flat.but(problem=Quadratics(s * flat.problem.A, flat.problem.b), eta=flat.eta / s)
-    left, right = run(flat, name, **scale), run(steep, name, **{key: s * value for key, value in scale.items()})
+    left, right = run(flat, name, **scaled(name, 1.0)), run(steep, name, **scaled(name, s))
     assert np.allclose(left.x, right.x, rtol=0, atol=1e-8) == (name not in identities.UNITS_MIXED)
     if name == "fedwmsam":
         same(run(flat, name, rho=0.0).x, run(steep, name, rho=0.0).x)

@@ -16,6 +16,7 @@ from fedflat.api import make_config
 from fedflat.errors import UserError
 
 STUDIES = Path(__file__).parents[1] / "studies"
+pytestmark = pytest.mark.usefixtures("few_steps")
 
 
 def words(text: str) -> list[str]:
@@ -23,7 +24,7 @@ def words(text: str) -> list[str]:
     return text.split()
 
 
-SMALL = words("--dataset digits --model mlp(hidden=4) --rounds 5 --device cpu --examples 30")
+SMALL = words("--dataset digits --model mlp(hidden=4) --rounds 3 --device cpu --examples 30")
 
 
 def study(name: str) -> ModuleType:

@@ -89,7 +89,8 @@ def upgrade(python: Path) -> list[str]:
     torch = f"torch=={metadata.version('torch')}"
     required = [line for line in metadata.requires("fedflat") or [] if "extra ==" not in line]
     packages = [torch if line.startswith("torch") else line for line in required]
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+    # Python compiles modules when they are first imported; pip would compile all of them.
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile"]
     run([*pip, "--upgrade", *packages], ROOT)
     installed = run([sys.executable, "-m", "pip", "--python", python, "freeze", "--local"], ROOT)
     return [line for line in installed.splitlines() if not line.startswith("fedflat")]

@@ -21,20 +21,21 @@ flatness landscape demo/fedavg/seed-0 demo/fedmoswa+wima/seed-0 --points 3 --exa
 report demo --out page
 papers
 """
+COMMAND: Any = typer.main.get_command(app)
 
 
 def main() -> None:
     """Run all commands in the current folder; a failing command raises or determines the exit code."""
     for line in COMMANDS.strip().splitlines():
         call(line.split())
-    for command in paths(typer.main.get_command(app)):
+    for command in paths(COMMAND):
         call([*command, "--help"])
     fedflat.Result.load("demo/fedavg/seed-0").to_pandas()
 
 
 def call(arguments: list[str]) -> None:
     """Call ``fedflat`` in this process; exit if it fails."""
-    code = app(arguments, standalone_mode=False)
+    code = COMMAND(arguments, standalone_mode=False)
     if code:
         sys.exit(f"fedflat {' '.join(arguments)} failed with exit code {code}")
 

@@ -7,13 +7,16 @@ from typing import Any
 
 from fedflat.algorithms import Algorithm
 from fedflat.algorithms.algorithm import SLOTS
+from fedflat.algorithms.cards import CARDS
 from fedflat.algorithms.composition import SLOT_NAMES, part_name, parts
 from fedflat.algorithms.description import DIFFERENCES, describe
-from fedflat.algorithms.named import CARDS, RELEASED
+from fedflat.algorithms.named import RELEASED
+from fedflat.algorithms.start import Start
+from fedflat.algorithms.weights import Weights
 from fedflat.cli.lookup.algorithm_card import cost_of, parameter_rows, slot_texts, specs_of
 from fedflat.text import show
 from making.citations import full_citations
-from making.curve import curve, measured
+from making.curve import LEARNING_RATES, curve, measured
 from making.markdown import block, code, joined, table
 
 SYMBOLS = {
@@ -22,24 +25,24 @@ SYMBOLS = {
     "y_k": "a client's model after k of its K local steps; y_0 = z",
     "g": "gradient of the loss on the client's current batch, at y_k or, with a perturbation e, at y_k + e",
     "e": "perturbation: offset from y_k to the point at which the gradient is evaluated",
-    "d_k": "direction of local step k: y_(k+1) = y_k - eta_k d_k",
+    "d_k": "direction of local step k; with SGD, y_(k+1) = y_k - eta_k d_k",
     "eta_k": "local learning rate of step k; H is the sum of eta_k over a client's steps in a round",
     "D_i": "client i's displacement in a round, y_K - z",
     "q": "target - x, the vector along which the server optimiser moves x; the drift correction defines the target",
     "S, N": "the round's cohort, and the number of all clients; mean_S is the mean over the cohort, weighted by "
-    "federation.weighting for displacements and uniform for everything else",
+    "federation.weighting (or the client weights) for displacements and uniform for everything else",
     "c_i, c, m, a_i, h_i, Delta": "vectors that clients (with index i) or the server keep between rounds, initially 0",
     "unit(v)": "v / ||v|| with one l2 norm over all parameters",
     "t, T": "round, counted from 0, and number of rounds",
 }
 ROUND = """\
 server   broadcasts z and the slots' vectors to the cohort S
-client   y_0 = z;  for k = 0 .. K-1:
+client   y_0 = z, unless the start is another;  for k = 0 .. K-1:
            e         from the perturbation; 0 if there is none
            g         the batch's gradient at y_k + e
-           d_k       from the drift correction, then clipping and weight decay
-           y_(k+1) = y_k - eta_k d_k
-         sends D_i = y_K - z and the slots' messages; keeps its state
+           d_k       from the drift correction, then clipping
+           y_(k+1)   from the local optimiser; by default y_k - eta_k (d_k + weight_decay y_k)
+         sends D_i = y_K - y_0 and the slots' messages; keeps its state
 server   target    from the drift correction; by default z + mean_S D_i
          x        ← from the server optimiser, with q = target - x
 averages are updated with x and evaluated along with it; they do not affect training"""
@@ -71,10 +74,10 @@ def overview() -> str:
         [
             "# Algorithm overview",
             "",
-            "An algorithm consists of slots: drift correction, perturbation, learning-rate schedule, server optimiser and",
-            "averages. [Parts](algorithms/parts.md) fill these slots. To add a part to any compatible algorithm, write `+`,",
-            "e.g. `fedmoswa+asam(rho=0.3)+wima(window=50)`. `fedflat algorithms NAME` describes an algorithm or a",
-            "composition. This page is generated from the code.",
+            "An algorithm consists of slots: drift correction, perturbation, learning-rate schedule, local optimiser, server",
+            "optimiser, start of local training, client weights and averages. [Parts](algorithms/parts.md) fill these slots.",
+            "To add a part to any compatible algorithm, write `+`, e.g. `fedmoswa+asam(rho=0.3)+wima(window=50)` or `fedprox+adamw`. `fedflat algorithms",
+            "NAME` describes an algorithm or a composition. This page is generated from the code.",
             "",
             "*Down* and *up* are the numbers of values that a client receives and sends per round, for a model of P",
             "parameters; *passes* is the number of backward passes per local step.",
@@ -122,12 +125,21 @@ def algorithm_page(name: str) -> str:
     )
     lines += [f"Slots: {slots_text}.", ""]
     compared = name if name != "fedavg" else "fedsam"
-    lines += block([f"fedflat run {name} --rounds 50", f"fedflat compare fedavg {compared} --rounds 50"], "bash")
+    commands = [f"fedflat run {name} --rounds 50", f"fedflat compare fedavg {compared} --rounds 50"]
+    if name in LEARNING_RATES:  # with this learning rate, FedAvg would train too slowly
+        commands = [f"fedflat run {name} --rounds 50 --lr {LEARNING_RATES[name]}"]
+    lines += block(commands, "bash")
     lines += _curve(name)
-    lines += ["## Equations", "", SYMBOLS_LINK, "", "### Local step", ""]
-    for slot in ("perturbation", "drift", "lr_schedule"):
+    lines += ["## Equations", "", SYMBOLS_LINK, ""]
+    if algorithm.start != Start():
+        lines += ["### Start of local training", "", *_slot(algorithm, "start")]
+    lines += ["### Local step", ""]
+    for slot in ("perturbation", "drift", "lr_schedule", "local_optimiser"):
         lines += _slot(algorithm, slot)
-    lines += ["### Server step", "", *_slot(algorithm, "server")]
+    lines += ["### Server step", ""]
+    if algorithm.weights != Weights():
+        lines += _slot(algorithm, "weights")
+    lines += _slot(algorithm, "server")
     lines += ["## Parameters", "", *(_parameters(specs_of(algorithm)) or ["None.", ""])]
     if card.values:
         values = re.sub(
@@ -150,7 +162,8 @@ def _slot(algorithm: Algorithm, slot: str) -> list[str]:
     first, *rest = _equations(value)
     if name is None:
         return [f"**{_capital(SLOT_NAMES[slot])}.** {first}", *rest]
-    return [f"The **{SLOT_NAMES[slot]}** is `{name}`: {first[:1].lower()}{first[1:]}", *rest]
+    verb = "are" if slot == "weights" else "is"
+    return [f"The **{SLOT_NAMES[slot]}** {verb} `{name}`: {first[:1].lower()}{first[1:]}", *rest]
 
 
 def _equations(spec: Any) -> list[str]:
@@ -183,12 +196,16 @@ def _cost(algorithm: Algorithm) -> list[str]:
             ("received per round", cost["down"]),
             ("sent per round", cost["up"]),
             ("kept between rounds", " + ".join(filter(None, state)) or "0"),
-            (
-                "backward passes per local step",
-                f"{cost['passes']}{FULL_GRADIENT.get(algorithm.drift.full_gradient, '')}",
-            ),
+            ("backward passes per local step", f"{cost['passes']}{_passes_per_round(algorithm)}"),
         ],
     )
+
+
+def _passes_per_round(algorithm: Algorithm) -> str:
+    """What a client computes before local training, in addition to its local steps."""
+    batches = algorithm.perturbation.pilot_batches
+    pilot = f", plus {batches} passes before local training" if batches else ""
+    return FULL_GRADIENT.get(algorithm.drift.full_gradient, "") + pilot
 
 
 def _state(algorithm: Algorithm) -> list[str]:
@@ -203,7 +220,7 @@ def _state(algorithm: Algorithm) -> list[str]:
         for field in fields
     ]
     intro = (
-        "Each client sends its displacement. The table lists all other messages, and the state that the server and the "
+        "Each client sends its displacement. The following table lists all other messages, and the state that the server and the "
         "clients keep:"
     )
     return [intro, "", *table(("where", "name", "slot", "type", "sent"), rows)] if rows else []
@@ -246,7 +263,9 @@ def _curve(name: str) -> list[str]:
         "",
         f"![Test accuracy of {compared} over 60 rounds on digits](../images/curves/{name}.svg)",
         "",
-        "The table shows results of runs with default parameters on `digits`: 60 rounds and 3 seeds, with the partition",
+        "The table shows results of runs with default parameters on `digits`"
+        + (f", with learning rate {LEARNING_RATES[name]} (FedAvg: 0.1)" if name in LEARNING_RATES else "")
+        + ": 60 rounds and 3 seeds, with the partition",
         "`dirichlet(alpha=0.1)` over 50 clients, 10 of them per round ([results of all algorithms](../digits.md)).",
         "",
         *table(("test accuracy in %", "mean of all evaluations", "last"), rows),

@@ -65,6 +65,8 @@ CITATIONS = {
         "*Improving Generalization in Federated Learning with Highly Heterogeneous Data via Momentum-Based "
         "Stochastic Controlled Weight Averaging*. ICML 2025"
     ),
+    "Loshchilov and Hutter, ICLR 2019": "Loshchilov, Hutter: *Decoupled Weight Decay Regularization*. ICLR 2019",
+    "Jordan et al., 2024": "Jordan et al.: *Muon: An Optimizer for Hidden Layers in Neural Networks*. 2024",
     "FedWMSAM, NeurIPS 2025": "FedWMSAM, NeurIPS 2025 (from its slides and published code)",
 }
 

@@ -10,6 +10,8 @@ from making.markdown import DOCS
 from making.svg import FAINT, INK, band, drawing, polyline, rule, words
 
 FILE = DOCS / "measured" / "digits_curves.json"
+LEARNING_RATES = {"local-adamw": 0.01, "fedadamw": 0.01, "local-muon": 0.03, "fedmuon": 0.03}
+"""Learning rates of algorithms for which the default, 0.1, is too large."""
 WIDTH, HEIGHT = 720, 300
 LEFT, RIGHT, TOP, BOTTOM = 52, 150, 22, 40
 OWN, BASE = "#1b6ca8", "#d1495b"

@@ -16,6 +16,8 @@ SYMBOLS = {
     "tau": "τ",
     "sigma": "σ",
     "Delta": "Δ",
+    "m_hat": "m̂",
+    "v_hat": "v̂",
     "sum": "∑",
     "-": "−",
     "<-": "←",
@@ -23,9 +25,11 @@ SYMBOLS = {
 }
 RELATIONS = ("=", "<-", "←", "≈", "≤", "<", "~")
 SUPERSCRIPTS = {"²": "<mn>2</mn>", "ᵀ": "<mi>T</mi>"}
-PARAMETERS = ("final_lr", "server_lr")
+PARAMETERS = ("final_lr", "server_lr", "weight_decay", "weights_lr")
 """Names with an underscore that is no subscript."""
-_TOKEN = re.compile(r"\s+|final_lr|server_lr|[A-Za-zΑ-ω]+\u0304?\d*|\d+(?:\.\d+)?|<-|\|\||.")
+_TOKEN = re.compile(
+    r"\s+|final_lr|server_lr|weight_decay|weights_lr|[mv]_hat|[A-Za-zΑ-ω]+\u0304?\d*|\d+(?:\.\d+)?|<-|\|\||."
+)
 _FENCE = re.compile(r"^```equations\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -90,7 +90,7 @@ def shown_seconds(seconds: float | None) -> str:
 
 
 def shown_count(count: float | None) -> str:
-    """Format an integer, grouped by thousands.
+    """Format a count, rounded to an integer and grouped by thousands; a dash if it is None.
 
     >>> shown_count(1234567)
     '1,234,567'

@@ -96,7 +96,7 @@ def cores_in_affinity_mask() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def keep_memory() -> None:
+def keep_freed_memory() -> None:
     """Make glibc's malloc keep freed memory: every training step frees and allocates the same megabytes again."""
     with suppress(OSError, AttributeError, TypeError):  # other systems have no mallopt
         library = ctypes.CDLL(None)

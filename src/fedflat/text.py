@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedflat.errors import UserError
-from fedflat.setting_names import unknown_parameter
+from fedflat.setting_names import SHORT_NAMES, unknown_parameter
 
 Value = bool | int | float | str | None
 Spec = TypeVar("Spec")
@@ -33,6 +33,7 @@ _PIECE = re.compile(r"""\s*(?:[A-Za-z_]\w*\s*=\s*)?(?:"[^"]*"|'[^']*'|[^(),"'][^
 """An argument: a value, perhaps in quotes and perhaps after ``parameter=``; it may be empty."""
 _CALL = re.compile(rf"\s*([A-Za-z][\w-]*)\s*(?:\(({_PIECE.pattern}(?:,{_PIECE.pattern})*)\))?\s*")
 _PAIR = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(.+?)\s*$", re.DOTALL)
+_BARE_NUMBER = re.compile(r"[=:]?\s*([-+]?[\d.][\d.eE+-]*)\s*")
 MAX_INTEGER = 2**63 - 1
 """Largest integer that arrays can hold."""
 QUOTES = "\"'"
@@ -64,8 +65,20 @@ def parse(text: str) -> tuple[Call, ...]:
         if position == len(text):
             return tuple(calls)
         if text[position] != "+":
-            raise UserError(f"cannot read '{text}' at '{text[position:]}'; expected + and another part, or the end")
+            problem = f"cannot read '{text}' at '{text[position:]}'; expected + and another part, or the end"
+            raise UserError(problem + _suggest_parentheses(text, match))
         position += 1
+
+
+def _suggest_parentheses(text: str, match: re.Match[str]) -> str:
+    """Return the correct form of a number after a name, as in ``dirichlet 0.1`` or ``lr=0.1``; else nothing."""
+    name, inside = match.groups()
+    number = _BARE_NUMBER.fullmatch(text, match.end())
+    if number is None or inside is not None:
+        return ""
+    if name in SHORT_NAMES:
+        return f"; to change a setting, use --set {name}={number[1]} (Python: {name}={number[1]})"
+    return f"; did you mean '{text[: match.start()]}{name}({number[1]})'?"
 
 
 def parse_one(text: str) -> Call:

@@ -36,10 +36,22 @@ BY_SAMPLES = (
     "fedadam",
     "fedyogi",
     "fedadagrad",
+    "fedexp",
+    "fedinit",
+    "feddisco",
+    "fedscam",
+    "fedawa",
     "mime",
     "mimelite",
     "fedsam",
     "fedasam",
+    "local_adamw",
+    "fedadamw",
+    "local_muon",
+    "fedmuon",
+    "fedgmt",
+    "fedsol",
+    "fednova",
 )
 """Methods whose reference weighs displacements by sample counts."""
 

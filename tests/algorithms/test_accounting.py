@@ -18,6 +18,11 @@ OVERVIEW: dict[str, tuple[int, int, int, int]] = {
     "fedadam": (1, 1, 1, 0),
     "fedyogi": (1, 1, 1, 0),
     "fedadagrad": (1, 1, 1, 0),
+    "fedexp": (1, 1, 1, 0),
+    "fedinit": (1, 1, 1, 0),
+    "feddisco": (1, 1, 1, 0),
+    "fedscam": (2, 1, 2, 0),
+    "fedawa": (1, 1, 1, 0),
     "scaffold": (2, 2, 1, 0),
     "scaffold(option=I)": (2, 2, 1, 1),
     "feddyn": (1, 1, 1, 0),
@@ -42,7 +47,24 @@ OVERVIEW: dict[str, tuple[int, int, int, int]] = {
     "fedmoswa": (2, 2, 1, 0),
     "fedmoswa(option=I)": (2, 2, 1, 1),
     "fedwmsam": (3, 2, 1, 0),
+    "local-adamw": (1, 1, 1, 0),
+    "fedadamw": (3, 2, 1, 0),
+    "local-muon": (1, 1, 1, 0),
+    "fedmuon": (3, 2, 1, 0),
+    "fedgmt": (2, 1, 1, 0),
+    "fedsol": (1, 1, 2, 0),
+    "fedgloss": (1, 1, 2, 0),
+    "fedgloss(rho=0)": (1, 1, 1, 0),
+    "fednsam": (2, 1, 1, 0),
+    "ghbm": (2, 1, 1, 0),
+    "localghbm": (1, 1, 1, 0),
+    "fedhbm": (1, 1, 1, 0),
+    "feddc": (2, 2, 1, 0),
+    "fednova": (1, 1, 1, 0),
     # beyond the overview
+    "fedmuon(gamma=0)": (2, 2, 1, 0),
+    "fedadamw(gamma=0)+sam": (2, 2, 2, 0),
+    "scaffold(option=I)+muon": (2, 2, 1, 1),
     "fedlesam(direction=global)": (2, 1, 1, 0),
     "fedlesam(variant=released)": (2, 1, 1, 0),
     "fedwmsam(personal=false)": (2, 1, 1, 0),
@@ -54,6 +76,7 @@ OVERVIEW: dict[str, tuple[int, int, int, int]] = {
     "scaffold+sam(perturb_from=total)": (2, 2, 2, 0),
     "fedsam(rho=0)": (1, 1, 1, 0),
     "fedasam(rho=0)": (1, 1, 1, 0),
+    "fedinit(server=average)": (1, 2, 1, 0),
     "fedsmoo(rho=0)": (2, 2, 1, 0),
 }
 MANY = 10**9
@@ -71,11 +94,13 @@ def test_communication(text: str) -> None:
     assert 0 <= built.floats_up(MANY) - up * MANY < 10
 
 
-def test_the_scalars_of_fedwmsam_are_counted() -> None:
-    """Its weight goes down, its signal up; counters that stay on the server or on a client travel nowhere."""
+def test_scalars_are_counted() -> None:
+    """FedWMSAM's weight goes down, its signal up; counters that stay on the server or a client travel nowhere."""
     built = algorithm("fedwmsam")
     assert (built.floats_down(MANY), built.floats_up(MANY)) == (3 * MANY + 1, 2 * MANY + 1)
-    for text in ("fedavg", "fedadam", "adabest", "fedlesam", "scaffold"):
+    assert algorithm("fednova").floats_up(MANY) == MANY + 1
+    assert algorithm("fednova(mu=0.1)").floats_up(MANY) == MANY + 2
+    for text in ("fedavg", "fedadam", "adabest", "fedlesam", "scaffold", "fedgloss", "fedhbm"):
         assert algorithm(text).floats_down(MANY) % MANY == algorithm(text).floats_up(MANY) % MANY == 0
 
 
@@ -86,12 +111,12 @@ def test_measured_cost(text: str) -> None:
     built, (_, _, per_step, clients_per_round) = algorithm(text), OVERVIEW[text]
     assert built.backward_passes == per_step
     walked = walk(text, setting, names=("weight",), quick=True, record=True)
+    pilots = [min(n, built.perturbation.pilot_batches) for n in STEPS]
     assert len(walked.gradients) == sum(
-        sum(per_step * STEPS[i] + clients_per_round for i in cohort) for cohort in setting.cohorts
+        sum(per_step * STEPS[i] + clients_per_round + pilots[i] for i in cohort) for cohort in setting.cohorts
     )  # a pass over all data is one call
     for cohort, outcome in zip(setting.cohorts, walked.outcomes, strict=True):
-        steps = sum(STEPS[i] for i in cohort)
-        assert outcome.cost.backward_passes == (per_step + clients_per_round) * steps
-        assert outcome.cost.samples == (per_step + clients_per_round) * steps
+        passes = sum((per_step + clients_per_round) * STEPS[i] + pilots[i] for i in cohort)
+        assert outcome.cost.backward_passes == outcome.cost.samples == passes
         assert outcome.cost.floats_down == len(cohort) * built.floats_down(6)
         assert outcome.cost.floats_up == len(cohort) * built.floats_up(6)

@@ -5,90 +5,22 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fedflat.algorithms import Algorithm
 from fedflat.algorithms.algorithm import flat_state
+from fedflat.algorithms.drift import Drift
+from fedflat.algorithms.slot import LocalContext
+from fedflat.algorithms.state import Fields, State, Weighting, scalar
 
 from ..quadratics import Walk, counts_of, text_of, walk
 from ..reference import METHODS, Trace, cyclic_rates, golden
 from .settings import BY_SAMPLES, DECAY, FULL, PARTIAL, SETTINGS, STEPS, by_samples, library, reference, same, uneven
-
-SWITCHES: dict[str, list[dict[str, Any]]] = {
-    "fedavg": [{}, {"server_lr": 1.5}],
-    "fedavgm": [{}, {"beta": 0.5, "server_lr": 0.7}],
-    "fedprox": [{}, {"mu": 0.5}],
-    "fedadam": [
-        {},
-        {"server_lr": 0.05, "beta1": 0.5, "beta2": 0.9, "tau": 0.01},
-        {"v_init": 0.3},
-        {"bias_correction": True, "v_init": 0.0},
-        {"second_moment_of": "momentum", "tau": 0.1},
-    ],
-    "fedyogi": [
-        {},
-        {"server_lr": 0.05, "beta1": 0.5, "beta2": 0.9, "tau": 0.01},
-        {"v_init": 0.3},
-        {"bias_correction": True, "tau": 0.1},
-        {"second_moment_of": "momentum", "tau": 0.1},
-    ],
-    "fedadagrad": [
-        {},
-        {"server_lr": 0.05, "beta1": 0.5, "tau": 0.01},
-        {"v_init": 0.3, "second_moment_of": "momentum", "beta1": 0.3},
-        {"bias_correction": True, "beta1": 0.5, "tau": 0.1},
-    ],
-    "fedacg": [{}, {"lam": 0.6, "beta": 0.3}],
-    "fedcm": [{}, {"alpha": 0.5}, {"alpha": 0.3, "server_lr": 0.7}],
-    "mime": [{}, {"beta": 0.9}, {"beta": 0.9, "form": "ema"}, {"beta": 0.5, "server_lr": 0.7}],
-    "mimelite": [{}, {"beta": 0.9}, {"beta": 0.9, "form": "ema"}, {"beta": 0.5, "server_lr": 0.7}],
-    "fedswa": [{}, {"final_lr": 0.4, "server_lr": 0.8}],
-    "scaffold": [
-        {},
-        {"option": "I"},
-        {"server_lr": 0.7},
-        {"cv_weight": 0.1},
-        {"option": "I", "cv_weight": 0.5, "server_lr": 1.2},
-    ],
-    "feddyn": [{}, {"alpha": 0.3}],
-    "adabest": [{}, {"mu": 0.3, "beta": 0.5}],
-    "fedmo": [{}, {"gamma": 0.7}, {"option": "I"}],
-    "fedmoswa": [
-        {},
-        {"option": "I"},
-        {"gamma": 0.6, "final_lr": 0.4, "server_lr": 0.8},
-        {"normaliser": "trapezoid"},
-        {"gamma_first_round": 1.0},
-        {"gamma": 0.1, "gamma_first_round": 1.0, "normaliser": "trapezoid"},
-    ],
-    "fedsam": [{}, {"rho": 0.5}],
-    "fedasam": [{}, {"rho": 0.2, "asam_eta": 0.0}, {"rho": 0.3, "asam_eta": 1.5}],
-    "mofedsam": [{}, {"rho": 0.5, "alpha": 0.4}],
-    "fedgamma": [{}, {"rho": 0.5}],
-    "fedspeed": [
-        {},
-        {"rho": 0.3, "share": 0.6, "alpha": 0.3},
-        {"dual_scope": "active"},
-        {"normalise": False, "dual_scope": "active"},
-        {"share": 0.3, "normalise": False},
-    ],
-    "fedsmoo": [{}, {"rho": 0.3, "alpha": 0.3}, {"s_source": "dual"}],
-    "fedlesam": [{}, {"rho": 0.5}, {"rho": 0.5, "direction": "global"}],
-    "fedlesam_s": [{}, {"rho": 0.5, "direction": "global"}, {"cv_weight": 0.1, "rho": 0.3}],
-    "fedlesam_d": [{}, {"rho": 0.5, "alpha": 0.3}, {"rho": 0.5, "direction": "global"}],
-    "fedwmsam": [
-        {},
-        {"rho": 0.5, "alpha0": 0.4, "lam": 0.3},
-        {"personal": False, "rho": 0.3},
-        {"sign": -1, "rho": 0.5},
-        {"lam": 0.0},
-        {"signal": "agreement", "lam": 0.5},
-        {"rho": 0.0, "alpha0": 0.7, "lam": 1.0},
-        {"server_lr": 0.7, "rho": 0.2},
-    ],
-}
+from .switches import SWITCHES
 
 Scale = Callable[[Any, dict[str, Any]], Any]
 
@@ -98,7 +30,7 @@ def _plain(value: Any, _: dict[str, Any]) -> Any:
 
 
 def _dual(value: Any, parameters: dict[str, Any]) -> Any:
-    """FedDyn's dual in gradient units: h = -alpha a, with the default of the method."""
+    """The dual of FedDyn and FedGloSS in gradient units: h = -alpha a, with the default of the method."""
     return -parameters["alpha"] * value
 
 
@@ -108,9 +40,20 @@ SERVER: dict[str, dict[str, tuple[str, Scale]]] = {
     **{name: {"drift.momentum": ("Dlt", _plain)} for name in ("fedcm", "mofedsam")},
     **{name: {"drift.c": ("c", _plain)} for name in ("scaffold", "fedgamma", "fedlesam_s")},
     "feddyn": {"drift.a": ("h", _dual)},
+    "fedscam": {"perturbation.u": ("u", _plain)},
+    "fedawa": {"weights.moved": ("moved", _plain)},
     "fedsmoo": {"drift.a": ("a", _plain), "perturbation.s": ("s", _plain)},
+    "fedgmt": {"drift.a": ("h", _plain), "drift.teacher": ("e", _plain)},
     "fedlesam_d": {"drift.a": ("a", _plain)},
     "adabest": {"drift.aggregate": ("xbar", _plain)},
+    **{
+        name: {f"local_optimiser.{field}": (field, _plain) for field in (moment, "last", "lr")}
+        for name, moment in (("fedadamw", "v"), ("fedmuon", "M"))
+    },
+    "fedgloss": {"drift.a": ("sigma", _dual), "drift.q": ("q", _plain), "drift.round": ("round", _plain)},
+    "feddc": {"drift.a": ("a", _plain), "drift.s": ("s", _plain)},
+    "fednsam": {"drift.m": ("m", _plain), "perturbation.step": ("m", _plain)},
+    "ghbm": {f"drift.{name}": (name, _plain) for name in ("old", *(f"x{age}" for age in range(1, 10)))},
     "fedwmsam": {"drift.momentum": ("Dlt", _plain), "drift.c": ("c", _plain), "drift.alpha": ("alpha", _plain)},
 }
 for _name in ("fedadam", "fedyogi", "fedadagrad"):
@@ -122,13 +65,19 @@ CLIENT: dict[str, dict[str, tuple[str, Scale]]] = {
     },
     "feddyn": {"drift.a": ("ghat", _dual), "drift.last": ("y", _plain)},
     "fedspeed": {"drift.a": ("ghat", _dual)},
+    "fedgmt": {"drift.a": ("h", _plain)},
     "fedsmoo": {"drift.a": ("a", _plain), "perturbation.mu": ("mu", _plain)},
     "fedlesam_d": {"drift.a": ("a", _plain)},
     "adabest": {"drift.h": ("h", _plain), "drift.last": ("last", _plain)},
+    "fedgloss": {"drift.a": ("state", _dual)},
+    "feddc": {"drift.a": ("a", _plain), "drift.s": ("s", _plain)},
+    "localghbm": {"drift.last": ("y", _plain)},
+    "fedhbm": {"drift.last": ("y", _plain)},
+    "fedinit": {"start.last": ("y", _plain)},
 }
 for _name in ("fedlesam", "fedlesam_s", "fedlesam_d"):
     CLIENT.setdefault(_name, {})["perturbation.last"] = ("w_old", _plain)
-DEFAULTS = {"feddyn": {"alpha": 0.01}, "fedspeed": {"alpha": 0.1}}
+DEFAULTS = {"feddyn": {"alpha": 0.01}, "fedspeed": {"alpha": 0.1}, "fedgloss": {"alpha": 0.1}}
 
 
 def cases() -> Iterator[Any]:
@@ -137,7 +86,7 @@ def cases() -> Iterator[Any]:
             yield pytest.param(method, parameters, id=text_of(method, **parameters))
 
 
-ELSEWHERE = {"drift.active", "drift.everyone", "perturbation.step", "perturbation.seen", "server.t"}
+ELSEWHERE = {"drift.active", "drift.everyone", "drift.seen", "perturbation.step", "perturbation.seen", "server.t"}
 """State that other tests look at."""
 
 
@@ -167,7 +116,7 @@ def test_every_method_and_switch_is_here() -> None:
     for method, run in METHODS.items():
         switches = {p.name: p for p in inspect.signature(run).parameters.values() if p.kind is p.KEYWORD_ONLY}
         tried = {(name, value) for parameters in SWITCHES[method] for name, value in parameters.items()}
-        assert {name for name, _ in tried} | {"weight_mask", "scope"} >= set(switches), method
+        assert {name for name, _ in tried} | {"weight_mask", "scope", "weight_decay"} >= set(switches), method
         for name, switch in switches.items():
             for word in typing.get_args(switch.annotation) if name != "scope" else ():
                 assert word in (switch.default, type(None)) or not isinstance(word, str) or (name, word) in tried, (
@@ -185,7 +134,8 @@ def test_library_equals_reference(method: str, parameters: dict[str, Any], setti
     if setting.startswith("uneven") and method in BY_SAMPLES:
         trace = by_samples(SETTINGS[setting]).run(METHODS[method], **parameters)
         agree(library(text, setting, "samples"), trace, method, parameters)
-    if not setting.startswith("uneven") or method not in ("mime", "mimelite"):  # their G is always weighted by samples
+    # MIME's G is always weighted by samples, and FedDisco's labels depend on the number of samples.
+    if not setting.startswith("uneven") or method not in ("mime", "mimelite", "feddisco"):
         agree(library(text, setting), reference(method, setting, **parameters), method, parameters)
 
 
@@ -338,6 +288,25 @@ def test_displacements_follow_the_weights_and_everything_else_is_uniform(text: s
             same(server, np.mean(list(kept.values()), 0))
         same(walked.x[t], x + returned.displacement.numpy() + (server if text == "feddyn" else 0.0))
         x = walked.x[t]
+
+
+@dataclass(frozen=True)
+class SendsSteps(Drift):
+    """FedAvg whose clients send their number of steps three times, averaged with different weights."""
+
+    def sends(self) -> Fields:
+        return tuple(scalar(weighting, weighting=weighting) for weighting in typing.get_args(Weighting))
+
+    def finish(self, ctx: LocalContext) -> tuple[State, State]:
+        return {}, dict.fromkeys(typing.get_args(Weighting), ctx.steps)
+
+
+def test_a_message_is_averaged_with_the_weights_that_it_declares() -> None:
+    n = np.array(STEPS)  # the uneven setting has one sample per step
+    uniform, samples = n.mean(), (n**2).sum() / n.sum()
+    for weighting, aggregation in (("uniform", uniform), ("samples", samples)):
+        outcome = walk(Algorithm(SendsSteps()), uneven(FULL), weighting=weighting, quick=True).outcomes[0]
+        same(list(outcome.means["drift"].values()), [uniform, samples, aggregation], atol=1e-12)
 
 
 def test_golden_setting_is_what_golden_says() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedflat.algorithms import algorithm
-from fedflat.algorithms.algorithm import Descent
+from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.algorithms.perturbation.released import scalar_shift
 from fedflat.models.layout import Layout

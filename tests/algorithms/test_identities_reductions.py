@@ -69,7 +69,7 @@ BASES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(
-    "perturbation", ["sam(rho={})", "asam(rho={})", "lesam(rho={})", "lesam(rho={},direction=global)"]
+    "perturbation", ["sam(rho={})", "asam(rho={})", "lesam(rho={})", "lesam(rho={},direction=global)", "sol(rho={})"]
 )
 @pytest.mark.parametrize(("method", "parameters"), BASES, ids=[text_of(m, **p) for m, p in BASES])
 def test_03_without_a_radius_there_is_no_perturbation(

@@ -115,9 +115,9 @@ class Spy:
         inner = Problem.loss_and_gradient
 
         def spied(
-            problem: Problem, vector: torch.Tensor, buffers: Any, batch: Batch
+            problem: Problem, vector: torch.Tensor, buffers: Any, batch: Batch, *teacher: Any
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            loss, gradient = inner(problem, vector, buffers, batch)
+            loss, gradient = inner(problem, vector, buffers, batch, *teacher)
             self.seen.append((batch, float(loss)))
             return loss, gradient
 

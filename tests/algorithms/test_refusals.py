@@ -12,11 +12,12 @@ import pytest
 
 from fedflat.algorithms import Algorithm, algorithm, canonical
 from fedflat.algorithms.composition import parts
-from fedflat.algorithms.drift import Drift, Mo, Scaffold
+from fedflat.algorithms.drift import Drift, Gloss, Mo, Scaffold
+from fedflat.algorithms.local_optimiser import FedAdamW, FedMuon
 from fedflat.algorithms.lr_schedule import Linear
 from fedflat.algorithms.named import NAMED, RELEASED
-from fedflat.algorithms.perturbation import Guided, Lesam
-from fedflat.algorithms.server import Sgd
+from fedflat.algorithms.perturbation import Guided, Lesam, RampedSam
+from fedflat.algorithms.server import Extrapolation, Sgd
 from fedflat.algorithms.slot import Slot
 from fedflat.errors import UserError
 from fedflat.text import show, write_value
@@ -37,14 +38,42 @@ INVALID = {
     **{f"fedacg+{part}": "FedACG" for part in ("momentum", "adam", "yogi", "adagrad", "sgd(server_lr=0.5)")},
     "fedacg(server_lr=0.5)": "FedACG",
     "fedavgm+acg": "FedACG",
+    "fedexp+acg": "FedACG",
+    "mime+relaxed": "MIME corrects",
+    "fedinit+mime(beta=0.9)": "MIME corrects",
+    "fedavg+aligned": "requires the perturbation scam",
+    "fedsam+aligned": "requires the perturbation scam",
+    "fedawa+relaxed": "FedAWA compares models",
+    "fedawa+disco": "client weights twice",
     "fedswa+acg": "FedACG",
     "fedavg+acg+momentum": "FedACG",
+    "fedavg+memoryless-acg+momentum": "FedACG",
+    # heavy-ball momentum on clients and momentum on the server
+    **{f"{base}+momentum": "GHBM" for base in ("ghbm", "localghbm", "fedhbm")},
+    "fedadam+ghbm": "GHBM",
+    # two perturbations along the last global update, and a mean that clients do not upload
+    "fedavg+gloss+lesam": "FedGloSS",
+    "fedavg+gloss(dual_scope=active)": "dual_scope=active",
+    "feddyn(dual_scope=active)+fedadamw": "dual_scope=active",
+    "feddyn(dual_scope=active)+awa": "dual_scope=active",
+    "fedgloss+relaxed(server=average)": "server model",
+    "fedexp+relaxed(server=average)": "displacements",
+    # variates of others assume plain displacements
+    "fednova+scaffold": "drift correction .*nova",
+    "ghbm+dyn": "drift correction .*ghbm",
     # the perturbations of FedWMSAM and FedSMOO belong to their drifts
     **{f"{base}+guided": "drift wmsam" for base in ("fedavg", "scaffold", "fedcm", "feddyn", "fedmoswa")},
     **{f"{base}+smoo": "drift dyn" for base in ("fedavg", "scaffold", "fedcm", "adabest", "fedavg+wmsam")},
     "fedwmsam(alpha0=1)": "alpha0=1",
     "fedavg+wmsam(alpha0=1)+guided": "alpha0=1",
     "fedspeed(share=0.5,perturb_from=total)": "perturb_from=data",
+    # displacements of other optimisers than SGD, divided by learning rates, are no gradients
+    **{f"{base}+muon": r"scaffold\(option=I\)\+muon" for base in ("scaffold", "fedgamma", "fedwmsam")},
+    **{f"{base}+adamw": r"fedmo\(option=I\)\+adamw" for base in ("fedmo", "fedmoswa")},
+    "fedcm+local-adam": r"fedprox\+local-adam",
+    "fedmuon+cm": r"fedprox\+fedmuon",
+    "fedavg+adamw+muon": "local optimiser .*adamw",
+    "local-muon+adamw": "local optimiser .*muon",
     # one value per slot
     **{f"fedwmsam+{part}": "perturbation .*guided" for part in ("sam", "asam", "lesam", "smoo", "guided")},
     **{f"fedsmoo+{part}": "perturbation .*smoo" for part in ("sam", "asam", "lesam", "guided")},
@@ -109,6 +138,22 @@ def test_a_conflict_is_declared_by_the_slot_itself() -> None:
         "fedmoswa+asam",
         "fedavg+cyclic(length=20)+swa",
         "feddyn+sgd(server_lr=0.5)",
+        "fedprox+muon",
+        "scaffold(option=I)+muon",
+        "fedmoswa(option=I)+adamw",
+        "feddyn+fedadamw",
+        "mime+local-adam",
+        "fedsam+fedmuon+adam",
+        "ghbm(server_lr=0.5)",
+        "fedavg+gloss+asam",
+        "fedgloss+momentum",
+        "fednova+momentum",
+        "fednova(mu=0.1)+sam",
+        "feddc+sam",
+        "fedexp+wima(window=2)",
+        "feddyn+exp",
+        "fedexp+relaxed",
+        "fedacg+relaxed",
     ],
 )
 def test_valid_combinations_that_no_paper_reports(text: str) -> None:
@@ -165,7 +210,7 @@ OUT_OF_RANGE = """
     fedacg(lam=1.2) fedacg(beta=-1) mime(beta=-0.1) scaffold(cv_weight=-1) fedswa(final_lr=1.5) fedswa(server_lr=0)
     fedavgm(beta=1.2) fedadam(tau=0) fedadam(beta2=1.1) fedadam(v_init=-1) fedspeed(share=1.2)
     fedavg+cyclic(length=0) fedavg+cyclic(low=-1) fedavg+cyclic(start=-0.5) fedsam(rho=nan) fedsam(rho=inf)
-    fedprox(mu=1e999)
+    fedprox(mu=1e999) fedadamw(gamma=1.5) local-adamw(eps=0) fedmuon(alpha=-1) local-muon(beta=1)
 """
 
 
@@ -191,7 +236,7 @@ def bounds() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("part", "slot", "name", "bound", "beyond", "closed"), list(bounds()))
 def test_every_bound_holds(part: str, slot: str, name: str, bound: float, beyond: float, closed: bool) -> None:
-    base = {"guided": "fedavg+wmsam", "smoo": "feddyn"}.get(part, "fedavg")
+    base = {"guided": "fedavg+wmsam", "smoo": "feddyn", "aligned": "fedavg+scam"}.get(part, "fedavg")
     message = rejection(f"{base}+{part}({name}={beyond})")
     assert part in message and f"{name}={beyond}" in message and "range" in message
     if closed:
@@ -225,6 +270,13 @@ AS_PUBLISHED: dict[str, Algorithm] = {
         server=Sgd(1.5),
     ),
     "fedswa": Algorithm(lr_schedule=Linear(0.1, early_decay=True), server=Sgd(1.5)),
+    # D37: the whole second moment, first moment corrected by the steps of the run; D41: factor of the kernel
+    "fedadamw": Algorithm(local_optimiser=FedAdamW(second_moment="weight", m_steps="run")),
+    "fedmuon": Algorithm(local_optimiser=FedMuon(shape_factor="kernel")),
+    # D32: the server's radius during the ramp; D33: the dual divided by the cohort's size
+    "fedgloss": Algorithm(Gloss(alpha=0.1, ramp_rho=0.15, dual_divisor="cohort"), RampedSam(0.15)),
+    # D35: eps times the cohort's size, decaying with the square of the learning rate
+    "fedexp": Algorithm(server=Extrapolation(eps_scale="cohort", eps_decay=0.998**2)),
 }
 
 

@@ -7,12 +7,22 @@ import platform
 import threading
 from dataclasses import dataclass, replace
 from multiprocessing import Pipe
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
+from fedflat.bench import contender_process
 from fedflat.bench.benchmark import _measure_in_turns, _measure_one_by_one, benchmark
-from fedflat.bench.contender_process import ContenderProcess, Failed, LocalContender, RoundTimes, _run_contender
+from fedflat.bench.contender_process import (
+    ContenderProcess,
+    Failed,
+    LocalContender,
+    NoMoreRounds,
+    RoundTimer,
+    RoundTimes,
+    _run_contender,
+)
 from fedflat.bench.contenders import Fedflat, Plain, SpeedBound
 from fedflat.bench.machine import Load, hardware, host_memory
 from fedflat.bench.request import Request
@@ -125,6 +135,48 @@ def test_what_cannot_be_measured(request_, words, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(UserError, match=words):
         request_.check()
+
+
+@pytest.mark.parametrize(("has_tf32", "precision"), [(True, "tf32"), (False, "float32")])
+def test_the_default_precision_is_that_of_a_run(has_tf32, precision, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("fedflat.bench.request.gpu_has_tf32", lambda: has_tf32)
+    setting = replace(SMALL, device="auto")
+    assert {contender.precision for contender in Request(setting).contenders()} == {precision}
+    together = Request(setting, against=("flower",)).contenders()
+    assert {contender.precision for contender in together} == {"float32"}, "the precision of other simulators"
+
+
+def test_the_memory_of_the_loss_is_not_reported(monkeypatch):
+    """A GPU with 100 bytes of training and 900 of the loss; the cache keeps memory until it is emptied."""
+    cached, peak, sent = 0, 0, []
+
+    def reserve(size):
+        nonlocal cached, peak
+        cached = max(cached, size)
+        peak = max(peak, cached)
+
+    def empty_cache():
+        nonlocal cached
+        cached = 0
+
+    def reset_peak():
+        nonlocal peak
+        peak = cached
+
+    event = SimpleNamespace(elapsed_time=lambda other: 1000.0)
+    monkeypatch.setattr(contender_process, "_on_gpu", lambda: True)
+    monkeypatch.setattr(contender_process, "_recorded_event", lambda: event)
+    fakes = {"synchronize": lambda: None, "empty_cache": empty_cache, "reset_peak_memory_stats": reset_peak}
+    for name, function in {**fakes, "max_memory_reserved": lambda: peak}.items():
+        monkeypatch.setattr(f"torch.cuda.{name}", function)
+    requests = iter([1, 2, 1, 0])
+    timer = RoundTimer(SimpleNamespace(recv=lambda: next(requests), send=sent.append))
+    with pytest.raises(NoMoreRounds):
+        for training in (100, 50, 50, 50):
+            reserve(training)
+            timer.round_done(lambda: reserve(900) or 2.0)
+    assert [times.device_bytes for times in sent] == [100, 100, 100] and sent[-1].loss == 2.0
 
 
 def test_contenders():

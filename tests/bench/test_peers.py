@@ -8,7 +8,9 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -102,13 +104,14 @@ def test_whole_epochs_and_normalised_data(tmp_path, monkeypatch):
     plain_loop.cache_clear()
     inputs, targets = client_tensors(peer, 1)
     assert inputs.shape == (10, 3, 4, 4) and targets.shape == (10,) and abs(inputs.mean()) < 1
-    assert local_epochs(peer, 10) == 1
+    assert local_epochs(peer) == 1
     for clients, per_round in ((100, 29), (6, 6), (1000, 1)):
         share = participation(Fluke(replace(SMALL, clients_per_round=per_round), clients=clients))
         assert int(clients * share) == per_round and share <= 1.0
-    for examples in (7, 20):
-        with pytest.raises(UserError, match="whole epochs"):
-            local_epochs(peer, examples)
+    for sizes in ([7] * 6, [20] * 6, [10] * 5 + [5]):
+        plain_loop().partition = SimpleNamespace(clients=[np.arange(size) for size in sizes])
+        with pytest.raises(UserError, match=f"whole epochs.* has {min(sizes)}"):
+            local_epochs(peer)
     with pytest.raises(UserError, match="--augmentation none"):
         client_tensors(Fluke(replace(SMALL, augmentation="crop-flip")), 1)
     plain_loop.cache_clear()

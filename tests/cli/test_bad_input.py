@@ -96,7 +96,7 @@ def test_wrong_usage_exits_with_2(fedflat, arguments, word):
         ("training:\n  rouns: 3\n", "'rouns'; did you mean rounds"),
         ("training:\n", "training"),
         ("training: 5\n", "training"),
-        ("format: 99\n", "this config has format 99, but this version of fedflat reads format 1; upgrade it"),
+        ("format: 99\n", "this config has format 99, but this version of fedflat reads format 1; upgrade fedflat"),
         ("format: old\n", "this config has format old, but this version of fedflat reads format 1; use format: 1"),
         ("algorithm: [\n", "c.yaml is not valid YAML"),
         ("just words\n", "c.yaml contains no settings"),
@@ -114,7 +114,8 @@ def test_a_run_of_another_version(fedflat, small):
     config = Path("old/config.yaml")
     config.write_text(config.read_text().replace("format: 1", "format: 99"))
     for command in ("resume", "show"):
-        told(fedflat(command, "old"), "fedflat reads format 1; upgrade it with pip install --upgrade fedflat")
+        told(fedflat(command, "old"), "format 1; upgrade fedflat with pip install --upgrade fedflat")
+        assert "damaged" not in fedflat(command, "old").stderr
 
 
 def test_a_run_without_its_status(fedflat, small):

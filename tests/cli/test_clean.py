@@ -17,10 +17,11 @@ KEPT = {"config.yaml", "status.json", "partition.json", "metrics.jsonl", "timing
 @pytest.fixture
 def runs(finished: Path, tmp_path: Path) -> Path:
     """A finished run with saved models, and an unfinished one."""
-    shutil.copytree(finished, tmp_path / "runs" / "over")
+    others = shutil.ignore_patterns("flatness", "exported")  # what other tests added to the run
+    shutil.copytree(finished, tmp_path / "runs" / "over", ignore=others)
     (tmp_path / "runs" / "over" / "models").mkdir()
     shutil.copy(finished / "model.safetensors", tmp_path / "runs" / "over" / "models" / "round-000001.safetensors")
-    shutil.copytree(finished, tmp_path / "runs" / "going")
+    shutil.copytree(finished, tmp_path / "runs" / "going", ignore=others)
     (tmp_path / "runs" / "going" / "status.json").write_text('{"status": "running"}\n')
     return tmp_path / "runs"
 

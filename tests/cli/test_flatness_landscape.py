@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,9 @@ def test_a_path_and_its_barrier_as_json(fedflat: Fedflat, finished: Path, tmp_pa
     assert found["distance"] > 0
     assert found["barriers"]["train_loss"]["height"] >= 0
     assert (tmp_path / "drawn" / "path.pdf").exists()
+    shown = fedflat("flatness", "path", finished, f"{finished}:server", *FAST, "--quiet").stdout
+    error = 100 * found["barriers"]["test_error"]["height"]
+    assert re.search(rf"^test error %.* {error:.2f} ", shown, re.MULTILINE), shown
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,19 @@ def test_a_setting_among_the_parameters_of_an_algorithm(fedflat, text):
         library.run(text)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "correction"),
+    [
+        (("--partition", "dirichlet 0.1"), "did you mean 'dirichlet(0.1)'?"),
+        (("fedavg+wima=5",), "did you mean 'fedavg+wima(5)'?"),
+        (("lr=0.1",), "use --set lr=0.1 (Python: lr=0.1)"),
+        (("fedavg", "lr=0.1"), "use --set lr=0.1"),
+    ],
+)
+def test_a_number_without_parentheses_or_flag(fedflat, arguments, correction):
+    assert correction in fedflat("run", *arguments).stderr
+
+
 def test_a_file_of_arrays_is_a_dataset(fedflat):
     rng = np.random.default_rng(0)
     np.savez("Wine.npz", x_train=rng.random((40, 3)), y_train=np.arange(40) % 2, x_test=rng.random((4, 3)),
@@ -104,4 +117,4 @@ def test_a_mistaken_path_is_corrected(fedflat):
     ):
         result = fedflat(*arguments)
         assert result.exit_code != 0 and correction in " ".join(result.stderr.split()), result.stderr
-    assert "(pixel / 255 - 0.305" in fedflat("data", "describe", "digits").stdout
+    assert "mean 0.305" in fedflat("data", "describe", "digits").stdout

@@ -83,6 +83,7 @@ def test_show_prints_settings_and_partition(fedflat, finished):
         "28 to 29, median 29",
     ):
         assert word in shown.stdout
+    assert "engine.compile" not in shown.stdout  # recorded as off, although the setting is auto
     document = json.loads(fedflat("show", finished, "--json").stdout)
     assert document["partition"]["clients"] == 50 and document["algorithm"] == "fedmoswa+wima"
 
@@ -121,6 +122,9 @@ def test_an_unfinished_run_is_shown_with_the_resume_command(fedflat, small):
     fedflat("run", *small, "--quiet", "--out", "r")
     Path("r/status.json").write_text('{"status": "running"}')
     assert "fedflat resume r" in fedflat("show", "r").stdout
+    Path("r/metrics.jsonl").write_text("")
+    shown = fedflat("show", "r").stdout
+    assert "running before its first evaluation, or interrupted" in shown and "best over test" not in shown
 
 
 def test_a_diverged_run_is_a_result_with_a_reason(fedflat, small):

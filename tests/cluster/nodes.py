@@ -100,7 +100,7 @@ def serve() -> None:
                 kill(cluster, added.pop())
         else:
             command, task = line.split()
-            await_task(added[-1], task)
+            await_task((added or [cluster.head_node])[-1], task)
             if command == "kill":
                 kill(cluster, added.pop())
         print("done", flush=True)

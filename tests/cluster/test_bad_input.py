@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,12 +22,13 @@ from fedflat.engines.ray.cluster import (
     ray_module,
 )
 from fedflat.engines.ray.worker import check_facts, problem_facts
+from fedflat.engines.ray.worker_pool import WorkerPool
 from fedflat.errors import UserError
+from fedflat.experiment.campaign.ray_sweep import UnfitNode, run_on_node
 from fedflat.experiment.setup.problem import build_problem
 
 from ..time_limits import scaled
 from .federations import engine_of, small
-from .nodes import Nodes, python, said
 
 
 def test_ray_is_not_installed() -> None:
@@ -103,53 +102,36 @@ def test_a_cluster_without_what_is_asked_for(ray: Any) -> None:
         engine_of(small(engine__precision="bf16"), 2)
 
 
-TWICE = """
-import sys
-import fedflat
-address, config, out = sys.argv[1:]
-seeds = {"base": {"engine.device": "cpu"}, "grid": {"seed": list(range(8))}, "ray_address": address}
-attempts = [
-    lambda: fedflat.run(base=config, engine="ray", workers=2, ray_address=address),
-    lambda: fedflat.sweep(seeds, out=out + line.strip()),
-]
-for line in sys.stdin:
-    for attempt in attempts:
-        try:
-            attempt()
-            print("no error", flush=True)
-        except fedflat.UserError as error:
-            print(error, flush=True)
-"""
+def test_a_node_with_another_version_refuses_a_run_of_a_sweep() -> None:
+    with pytest.raises(UnfitNode, match=r"fedflat 0\.\d+\.\d+, not 9\.9\.9.*every node"):
+        run_on_node("9.9.9", b"cannot be unpickled")
 
 
-def test_a_node_with_another_version_or_none(cluster: Nodes, tmp_path: Path) -> None:
-    """The processes of a second node import a copy of fedflat with another version, or one that fails to import."""
-    config = tmp_path / "config.yaml"
-    config.write_text(small(rounds=2).to_yaml())
-    with python("-c", TWICE, cluster.address, str(config), str(tmp_path / "sweep")) as driver:
-        for version, expected in EXPECTED.items():
-            with cluster.another(PYTHONPATH=str(other_fedflat(tmp_path / f"other {version}", version))):
-                assert re.search(expected, said(driver, f"{version}\n")), "error of the run"
-                assert re.search(expected, said(driver)), "error of the sweep"
+def test_workers_that_never_start_end_the_run() -> None:
+    def lost(_: object) -> None:
+        raise ActorLost("The actor died because its class cannot be imported")
+
+    errors = SimpleNamespace(
+        RayTaskError=NoToken,
+        **dict.fromkeys(
+            ("RayActorError", "ObjectLostError", "WorkerCrashedError", "NodeDiedError", "OutOfMemoryError"), ActorLost
+        ),
+    )
+    actor = SimpleNamespace(identify=SimpleNamespace(remote=object))
+    empty: Any = SimpleNamespace(
+        exceptions=errors,
+        get_runtime_context=lambda: SimpleNamespace(get_job_id=lambda: "job"),
+        remote=lambda **_: lambda _: SimpleNamespace(remote=lambda: actor),
+        wait=lambda refs, **_: (refs[:1], refs[1:]),
+        get=lost,
+        kill=lambda _: None,
+    )
+    with pytest.raises(UserError, match=r"do not start \(The actor died.*every node"):
+        WorkerPool(empty, 2, "cpu").wait_for_all()
 
 
-EXPECTED = {
-    "9.9.9": r"fedflat 9\.9\.9.* 0\.\d+\.\d+.*install",
-    None: r"every node",
-}
-
-
-def other_fedflat(folder: Path, version: str | None) -> Path:
-    """A folder with another fedflat to import."""
-    package = Path(fedflat.__file__).parent
-    start = folder / "fedflat" / "__init__.py"
-    if version is None:
-        start.parent.mkdir(parents=True)
-        start.write_text("raise ImportError('no fedflat here')\n")
-    else:
-        shutil.copytree(package, start.parent)
-        start.write_text(start.read_text().replace(f'"{fedflat.__version__}"', f'"{version}"'))
-    return folder
+class ActorLost(Exception):
+    """Stands in for Ray's error."""
 
 
 def test_a_node_with_other_data() -> None:

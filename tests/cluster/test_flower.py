@@ -37,22 +37,21 @@ FIXED = {
 }
 
 
-def test_flowers_simulation_on_a_cluster_of_two_nodes(cluster: Nodes, tmp_path: Path) -> None:
+def test_flowers_simulation_on_an_existing_cluster(cluster: Nodes, tmp_path: Path) -> None:
     write_project(tmp_path / "sites", "scaffold", 3)
     out = tmp_path / "run"
     federation = RealFederation(tmp_path / "flower", 0)
-    with cluster.another():
-        federation.environment |= {"RAY_ADDRESS": cluster.address, "FEDFLAT_STATE": str(tmp_path / "state")}
-        try:
-            federation.start_simulation()
-            settings = toml({**SETTINGS, "deploy.out": str(out), "deploy.score": False})
-            flags = ["--federation-config", "num-supernodes=3 client-resources-num-cpus=1", "--run-config", settings]
-            command = ["flwr", "run", str(tmp_path / "sites"), "sites", *flags]
-            subprocess.run(command, check=True, env=federation.environment, capture_output=True, timeout=scaled(120))
-            cluster.await_task("ClientAppActor")
-            federation.until(lambda: RunFolder(out).is_over, 240)
-        finally:
-            federation.close()
+    federation.environment |= {"RAY_ADDRESS": cluster.address, "FEDFLAT_STATE": str(tmp_path / "state")}
+    try:
+        federation.start_simulation()
+        settings = toml({**SETTINGS, "deploy.out": str(out), "deploy.score": False})
+        flags = ["--federation-config", "num-supernodes=3 client-resources-num-cpus=1", "--run-config", settings]
+        command = ["flwr", "run", str(tmp_path / "sites"), "sites", *flags]
+        subprocess.run(command, check=True, env=federation.environment, capture_output=True, timeout=scaled(120))
+        cluster.await_task("ClientAppActor")
+        federation.until(lambda: RunFolder(out).is_over, 240)
+    finally:
+        federation.close()
     expected = Run(experiment_of({**SETTINGS, **FIXED})).execute()
     assert load_record(out).history == expected.history
     assert RunFolder(out).status()["status"] == "finished"

@@ -38,14 +38,6 @@ def test_a_worker_killed_in_the_middle_of_a_round(ray: Any) -> None:
     assert len(engine.pool.process_ids) == 2 and before[0] not in engine.pool.process_ids
 
 
-def test_workers_killed_between_rounds_all_at_once(ray: Any) -> None:
-    config = small(algorithm="mime")
-    engine = engine_of(config, 2)
-    for process in engine.pool.process_ids:
-        os.kill(process, signal.SIGKILL)
-    assert same(walk(config, engine), walk(config))
-
-
 def test_work_that_kills_every_worker_is_given_up(ray: Any) -> None:
     engine = engine_of(small(), 2)
     pool = engine.pool

@@ -33,8 +33,8 @@ def kind_of_state(text: str) -> tuple[Any, ...]:
     """What Ray sends between processes for an algorithm: vectors or scalars, and how they are averaged."""
     parts = algorithm(text)
     fields = (parts.server_fields(), parts.client_fields(), parts.message_fields())
-    kinds = [frozenset((f.vector, f.sent, f.by_samples) for f in flat_fields(each).values()) for each in fields]
-    return parts.drift.full_gradient, *kinds
+    kinds = [frozenset((f.vector, f.sent, f.weighting) for f in flat_fields(each).values()) for each in fields]
+    return parts.drift.full_gradient, parts.perturbation.pilot_batches, parts.weights.are_chosen, *kinds
 
 
 ONE_OF_EACH_KIND = list({kind_of_state(text): text for text in TEXTS}.values())
@@ -53,19 +53,20 @@ def test_every_kind_of_state_on_two_workers_and_some_on_four(ray: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"federation__aggregation": "median"}, {"training__statistics": "own"}], ids=str
+    "settings",
+    [{}, {"federation__aggregation": "median"}, {"training__statistics": "own"}, {"algorithm": "fedavg+disco"}],
+    ids=str,
 )
 def test_cohorts_of_many_blocks_and_normalisation(ray: Any, settings: dict[str, Any]) -> None:
     """Seventy clients make nine blocks, enough for two workers to return sums, unless rows are needed."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 10))
-    config = small(
-        algorithm="fedmoswa", clients=80, clients_per_round=70, local_steps=1, batch_size=4, partition="iid", **settings
-    )
+    settings = {"algorithm": "fedmoswa"} | settings
+    config = small(clients=80, clients_per_round=70, local_steps=1, batch_size=4, partition="iid", **settings)
     engine = engine_of(config, 2, model)
     assert same(walk(config, engine, 2, model), walk(config, rounds=2, model=model))
     has_rows = engine.buffers is not None
-    assert has_rows == (settings.get("federation__aggregation") == "median")
+    assert has_rows == ("federation__aggregation" in settings or settings["algorithm"] == "fedavg+disco")
 
 
 @pytest.mark.parametrize("settings", [{}, {"training__statistics": "own"}], ids=str)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -109,3 +110,18 @@ def test_a_bad_update_does_not_shift_the_median() -> None:
 def test_two_updates_are_not_compared() -> None:
     large = BAD["scaled up"][0](honest(1))
     assert inspect_updates([honest(0), large], EXPECTED)[1] == {}
+
+
+def test_scalars_are_checked_by_their_meaning() -> None:
+    """A cosine has no common scale, but FedExP's squared norm must be that of the displacement."""
+    scalars = {"perturbation.c": ArraySpec((), REAL), "server.square": ArraySpec((), REAL)}
+    expected = replace(EXPECTED, arrays={**EXPECTED.arrays, **scalars})
+    updates = []
+    for client in range(CLIENTS):
+        update = honest(client)
+        square = np.square(update.arrays["displacement"]).sum(dtype=REAL)
+        cosine = np.array(0.9 if client == 2 else 1e-3, REAL)
+        updates.append(update._replace(arrays={**update.arrays, "perturbation.c": cosine, "server.square": square}))
+    assert inspect_updates(updates, expected) == (updates, {})
+    updates[1] = array("server.square", lambda square: square * 4)(updates[1])
+    assert "squared norm" in inspect_updates(updates, expected)[1][1]

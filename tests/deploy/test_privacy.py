@@ -202,6 +202,7 @@ def test_secure_aggregation_does_not_support_these_messages(tmp_path: Path) -> N
             {"deploy.clipping_norm": 1.0, "algorithm": "scaffold"},
             "clients also send dc",
         ),
+        ({"deploy.clipping_norm": 1.0, "algorithm": "fedawa"}, "the server chooses the weights of sites"),
         ({"deploy.clipping_norm": 1.0, "model": "resnet20(norm=batch)"}, "training.statistics=own"),
     ],
 )
@@ -219,7 +220,7 @@ def test_the_docs_list_the_supported_algorithms() -> None:
     problem, _ = build_problem(experiment_of(SETTINGS))
     for name, answers in written.items():
         chosen = algorithm(name)
-        private = privacy_gap(problem, training_of(experiment_of(SETTINGS), chosen, SITES))
+        private = privacy_gap(problem, training_of(experiment_of(SETTINGS), chosen, SITES, problem))
         robust = next(
             (slot.robust_aggregation_conflict() for _, slot in chosen.slots() if slot.robust_aggregation_conflict()), ""
         )

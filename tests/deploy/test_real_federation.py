@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +34,11 @@ SETTINGS: dict[str, Any] = {
     "seed": 0,
     "model": "mlp",
 }
-UNDISTURBED = {**SETTINGS, "algorithm": "fedwmsam", "deploy.score": False}
-"""Sends scalars and perturbs the weights; test_agreement.py runs all algorithms in one process."""
-KILLED = {**SETTINGS, "algorithm": "scaffold+ema", "deploy.score": True}
-"""The run whose server is killed; its clients have state."""
+KILLED = {**SETTINGS, "algorithm": "fedwmsam+ema", "deploy.score": True}
+"""The run whose server is killed. Its clients have state, send scalars and perturb the weights; test_agreement.py runs
+all algorithms in one process."""
 PATIENCE = 420
-"""Seconds for all runs: usually a minute, but Flower restarts a hanging process only after 3.5 minutes."""
+"""Seconds for the run: usually half a minute, but Flower restarts a hanging process only after 3.5 minutes."""
 
 
 @pytest.fixture(scope="module")
@@ -52,36 +50,25 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFederat
 
 
 @pytest.fixture(scope="module")
-def runs(federation: RealFederation) -> dict[str, Path]:
-    """Folders of two runs; they run at once, since a round is mostly waiting."""
-    project = federation.folder.parent / "sites"
-    outs = {name: federation.folder / name for name in ("undisturbed", "killed-server")}
-
-    def killed_and_resumed() -> None:
-        out = outs["killed-server"]
-        settings = {**KILLED, "deploy.out": str(out)}
-        printed = federation.start_run(project, settings)
-        federation.until(lambda: rounds_done(out) >= 1, PATIENCE)
-        federation.kill_server_of(out)
-        federation.stop_run(printed)  # otherwise nodes wait for lost messages until Flower notices
-        assert 1 <= rounds_done(out) < ROUNDS
-        federation.run(project, settings, timeout=PATIENCE)
-
-    with ThreadPoolExecutor(1) as pool:
-        killed = pool.submit(killed_and_resumed)
-        federation.run(project, {**UNDISTURBED, "deploy.out": str(outs["undisturbed"])}, timeout=PATIENCE)
-        killed.result()
-    return outs
+def resumed(federation: RealFederation) -> Path:
+    """The folder of a run whose server is killed after the first round, and which is resumed."""
+    project, out = federation.folder.parent / "sites", federation.folder / "killed-server"
+    settings = {**KILLED, "deploy.out": str(out)}
+    printed = federation.start_run(project, settings)
+    federation.until(lambda: rounds_done(out) >= 1, PATIENCE)
+    federation.kill_server_of(out)
+    federation.stop_run(printed)  # otherwise nodes wait for lost messages until Flower notices
+    assert 1 <= rounds_done(out) < ROUNDS
+    federation.run(project, settings, timeout=PATIENCE)
+    return out
 
 
 def participation(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "participation.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("name", "settings"), [("undisturbed", UNDISTURBED), ("killed-server", KILLED)])
-def test_runs_agree_with_the_loop(name: str, settings: dict[str, Any], runs: dict[str, Path]) -> None:
-    out = runs[name]
-    expected = Run(experiment_of(settings)).execute()
+def test_a_run_whose_server_was_killed_agrees_with_the_loop(resumed: Path) -> None:
+    out, expected = resumed, Run(experiment_of(KILLED)).execute()
     record = load_record(out)
     assert record.status == "finished"
     weights = Run(record.config).problem.layout.flatten(RunFolder(out).read_tensors("model.safetensors")[0])
@@ -93,14 +80,14 @@ def test_runs_agree_with_the_loop(name: str, settings: dict[str, Any], runs: dic
     assert all(len(line["accepted"]) == 2 and not line["refused"] and not line["missing"] for line in lines)
 
 
-def test_every_site_scores_the_model(runs: dict[str, Path]) -> None:
-    scores = json.loads((runs["killed-server"] / "sites.json").read_text())
+def test_every_site_scores_the_model(resumed: Path) -> None:
+    scores = json.loads((resumed / "sites.json").read_text())
     assert sorted(scores["sites"]) == ["0", "1", "2"]
     assert all(score["accuracy"] > 0.5 for score in scores["sites"].values())
 
 
-def test_client_states_stay_at_their_nodes(federation: RealFederation, runs: dict[str, Path]) -> None:
-    out = runs["killed-server"]
+def test_client_states_stay_at_their_nodes(federation: RealFederation, resumed: Path) -> None:
+    out = resumed
     experiment = json.loads((out / "experiment.json").read_text())["experiment"]
     for number in range(SITES):
         kept: list[Path] = sorted((federation.folder / f"node-{number}" / experiment).rglob("*.safetensors"))

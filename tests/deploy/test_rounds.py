@@ -147,7 +147,7 @@ def test_too_few_updates_pause_the_run(tmp_path: Path) -> None:
     grid.tamper = lambda reply: (
         None if grid.sent[-1].metadata.group_id == "1" and grid.sent[-1].metadata.dst_node_id == 100 else reply
     )
-    with pytest.raises(UserError, match=r"round 1.* 3 of at least 4 \(deploy.minimum\)"):
+    with pytest.raises(UserError, match=r"round 1.* 3, but at least 4 .*deploy.minimum"):
         serve(grid, settings)
     record = serve(federation_of(tmp_path, settings), settings)
     assert torch.equal(record.models["server"].weights, Run(experiment_of(settings)).execute().models["server"].weights)
@@ -179,7 +179,7 @@ def test_a_node_with_another_experiment_is_refused_at_hello(change: dict[str, An
     settings = settings_of(tmp_path, **{"deploy.minimum": 4})
     grid = federation_of(tmp_path, settings)
     grid.contexts[102].run_config |= change
-    with pytest.raises(UserError, match="3 of at least 4"):
+    with pytest.raises(UserError, match="3, but at least 4"):
         serve(grid, settings)
     reasons = [reply.content.config_records["refusal"]["why"] for reply in grid.came if "refusal" in reply.content]
     assert len(reasons) == 1

@@ -1,4 +1,4 @@
-"""Undo registrations made by the examples of a page."""
+"""Examples of a page run with few local steps, and their registrations are undone."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def undo_registrations(restore_registries: None) -> None:
+def undo_registrations(restore_registries: None, few_steps: None) -> None:
     """Restore the registered components after each test."""

@@ -12,9 +12,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from fedflat.algorithms.cards import CARDS
 from fedflat.algorithms.composition import parts
 from fedflat.algorithms.description import describe
-from fedflat.algorithms.named import CARDS
 from fedflat.data import DATASETS, PARTITION_MODIFIERS, PARTITIONERS
 from fedflat.models import MODELS
 from tests.docs.blocks import ROOT

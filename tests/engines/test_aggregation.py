@@ -9,11 +9,13 @@ import torch
 
 from fedflat.algorithms import algorithm
 from fedflat.algorithms.named import NAMED
+from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Aggregation, uniform_weights
 from fedflat.errors import UserError
 from fedflat.experiment.config import config
 from fedflat.experiment.run import Run
 from fedflat.experiment.setup.engine import training_of
+from fedflat.experiment.setup.problem import build_problem
 
 ROWS = torch.tensor([[1.0, 5.0], [2.0, -4.0], [3.0, 0.0], [1e6, 1.0]])
 REFUSED = {
@@ -27,8 +29,14 @@ REFUSED = {
     "fedlesam-s",
     "fedlesam-d",
     "fedwmsam",
+    "fedgmt",
+    "fedgloss",
+    "feddc",
+    "feddisco",
+    "fedscam",
+    "fedawa",
 }
-"""Algorithms whose server vector is a mean of client vectors, or whose clients train with a mean."""
+"""Algorithms whose server vector is a mean of client vectors, whose clients train with a mean, or that weight it."""
 
 
 def test_median_and_trimmed_mean_act_on_coordinates() -> None:
@@ -58,14 +66,19 @@ def test_a_median_of_more_numbers_than_torch_quantile_supports() -> None:
     assert Aggregation(centre="median").combine(rows, uniform_weights(3)).unique().tolist() == [1.0]
 
 
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    return build_problem(config({}))[0]
+
+
 @pytest.mark.parametrize("text", NAMED)
-def test_a_robust_centre_is_rejected_where_it_is_meaningless(text: str) -> None:
+def test_a_robust_centre_is_rejected_where_it_is_meaningless(text: str, problem: Problem) -> None:
     wanted = config({"algorithm": text, "federation": {"aggregation": "median"}})
     if text in REFUSED:
         with pytest.raises(UserError, match=r"federation\.aggregation=median"):
-            training_of(wanted, algorithm(text), 10)
+            training_of(wanted, algorithm(text), 10, problem)
     else:
-        assert training_of(wanted, algorithm(text), 10).aggregation.centre == "median"
+        assert training_of(wanted, algorithm(text), 10, problem).aggregation.centre == "median"
 
 
 @pytest.mark.parametrize("centre", ["median", "trimmed", "clipped"])

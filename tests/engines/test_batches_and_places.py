@@ -10,6 +10,7 @@ from torch import nn
 from torch.func import functional_call
 
 from fedflat import models
+from fedflat.algorithms.teacher import Teacher
 from fedflat.data import Dataset, Examples, augmentation, batches
 from fedflat.data.batches import Batch
 from fedflat.engines.problem.parameters import FunctionalCall
@@ -70,11 +71,30 @@ def test_gradients_do_not_depend_on_earlier_calls_or_pickling(model):
     first = gradient(problem, weights)
     elsewhere = gradient(problem, weights + 0.01)
     traveller = pickle.loads(pickle.dumps(problem))
-    assert traveller._leaves is None
+    assert traveller._cpu_weights_and_views is None
     assert torch.equal(gradient(problem, weights), first) and torch.equal(gradient(traveller, weights), first)
     assert not torch.equal(elsewhere, first)
     pure = problem.functional_pass(weights, statistics, integer_buffers, batch).gradient
     assert torch.allclose(pure, first, rtol=1e-4, atol=1e-6)
+
+
+def test_a_teacher_sees_the_batch_as_in_training_and_changes_no_statistics():
+    """BatchNorm normalises the teacher's features by the batch, so at its own weights the gradient is 0."""
+    problem = problem_of("resnet20(norm=batch)")
+    weights, statistics, integer_buffers = problem.initial_state()
+    batch = Batch(problem.normalised(problem.data.train.inputs[:8]), problem.data.train.targets[:8])
+    point = weights + 0.01 * torch.randn_like(weights)
+    results = []
+    for teacher in (None, Teacher(weights, 2.0, 0.7), Teacher(point, 2.0, with_loss=False)):
+        changed = statistics.clone()
+        loss, gradient = problem.loss_and_gradient(point, problem.buffer_layout.views(changed), batch, teacher)
+        pure = problem.functional_pass(point, statistics, integer_buffers, batch, teacher=teacher)
+        assert torch.allclose(pure.gradient, gradient, rtol=1e-3, atol=1e-5) and torch.isclose(pure.loss, loss)
+        assert torch.allclose(pure.statistics, changed) and not torch.equal(changed, statistics)
+        results.append((loss, gradient, changed))
+    (loss, plain, changed), (taught_loss, taught, taught_changed), (_, nothing, _) = results
+    assert torch.equal(taught_loss, loss) and torch.equal(taught_changed, changed)
+    assert (taught - plain).norm() > 1e-2 * plain.norm() and nothing.norm() < 1e-4 * plain.norm()
 
 
 class Tied(nn.Module):

@@ -22,7 +22,7 @@ from fedflat.engines.gpu.step import StepResult, compiled_step, steps_agree
 from fedflat.engines.problem.problem import Problem
 
 from ..quadratics import problem_of, walk
-from ..reference import bed
+from ..reference import bed, golden_softmax
 
 TEXTS = [
     *NAMED,
@@ -32,18 +32,27 @@ TEXTS = [
     "mime+sam",
     "fedspeed(share=0.5)",
     "feddyn+asam(perturb_from=total)",
+    "scaffold(option=I)+muon",
+    "fedprox+local-adam",
+    "fedgmt+sol(adaptive=false)",
+    "fedgloss(ramp=2)",
+    "ghbm(tau=1)",
+    "fednova(mu=0.1)",
+    "feddyn+relaxed(server=average)",
+    "scaffold(option=I)+relaxed",
+    "fedscam+relaxed",
 ]
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_lanes_agree_with_the_loop(text: str) -> None:
-    setting = bed(rounds=3, size=3)
-    loop = walk(text, setting, decay=0.9, engine=LoopEngine(problem_of(setting, quick=True), workers=1))
-    lanes = walk(text, setting, decay=0.9, engine=LaneEngine(problem_of(setting), lanes=2))
+def test_lanes_know_the_labels_of_their_clients() -> None:
+    """Clients with unequal numbers of samples have unequal labels, from which FedDisco chooses their weights."""
+    setting = bed(rounds=2, size=3).but(steps=[4, 3, 5, 1, 2])
+    loop, plain = (
+        walk(text, setting, engine=LoopEngine(problem_of(setting), workers=1)) for text in ("feddisco", "fedavg")
+    )
+    lanes = walk("feddisco", setting, engine=LaneEngine(problem_of(setting), lanes=2))
     assert np.abs(np.array(loop.x) - np.array(lanes.x)).max() < 1e-12
-    assert loop.outcomes[-1].cost == lanes.outcomes[-1].cost
-    for one, other in zip(loop.outcomes, lanes.outcomes, strict=True):
-        assert torch.isclose(one.loss, other.loss)
+    assert np.abs(np.array(loop.x) - np.array(plain.x)).max() > 1e-3
 
 
 class OnDeviceAlone(TorchDispatchMode):
@@ -55,7 +64,7 @@ class OnDeviceAlone(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_captured_work_stays_on_the_device(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lanes_agree_with_the_loop_and_stay_on_the_device(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     replayed = []
 
     def captured(lane: Lane, work: Callable[[], None]) -> Callable[[], None]:
@@ -70,8 +79,13 @@ def test_captured_work_stays_on_the_device(text: str, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Lane, "_captured", captured)
     setting = bed(rounds=2, size=3)
-    lanes = walk(text, setting, engine=LaneEngine(problem_of(setting), lanes=2))
+    loop = walk(text, setting, decay=0.9, engine=LoopEngine(problem_of(setting, quick=True), workers=1))
+    lanes = walk(text, setting, decay=0.9, engine=LaneEngine(problem_of(setting), lanes=2))
     assert len(replayed) > len(lanes.x), "begin, step and finish"
+    assert np.abs(np.array(loop.x) - np.array(lanes.x)).max() < 1e-12
+    assert loop.outcomes[-1].cost == lanes.outcomes[-1].cost
+    for one, other in zip(loop.outcomes, lanes.outcomes, strict=True):
+        assert torch.isclose(one.loss, other.loss)
 
 
 TRACED = [
@@ -87,13 +101,19 @@ TRACED = [
     "fedlesam",
     "fedlesam-s(variant=released)",
     "fedwmsam(variant=released)",
+    "fedadamw",
+    "fedmuon",
+    "fedgloss(ramp=2)",
+    "fednova(mu=0.1)",
+    "fedexp+relaxed",
+    "fedscam",
 ]
 
 
 @pytest.mark.parametrize("text", TRACED)
 def test_the_step_compiles_to_one_graph(text: str) -> None:
-    """Traced into one graph without a break, as for a GPU."""
-    setting = bed(rounds=2, size=3)
+    """Traced into one graph without a break, as for a GPU; Muon with a matrix."""
+    setting = golden_softmax() if "muon" in text else bed(rounds=2, size=3)
     loop = walk(text, setting, engine=LoopEngine(problem_of(setting, quick=True), workers=1))
     traced = walk(
         text, setting, engine=LaneEngine(problem_of(setting), step=partial(compiled_step, backend="eager", strict=True))

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from fedflat.algorithms import Algorithm
 from fedflat.algorithms.perturbation import Perturbation
-from fedflat.algorithms.slot import Gradient, LocalContext, State
+from fedflat.algorithms.slot import Gradient, LocalContext
+from fedflat.algorithms.state import State
 from fedflat.bench.setting import RandomImages
 from fedflat.data import Examples
 from fedflat.engines.cpu.engine import LoopEngine
@@ -196,6 +197,8 @@ def test_a_lane_reserves_memory_for_longer_clients(monkeypatch: pytest.MonkeyPat
         grown += [count] * (lane.batches is not before)
         assert (lane.batches["indices"][:count] == count).all()
     assert grown == [4, 12, 30, 61]
+    indices, vector, scalars = 8 * 10 * 2 * 61, 4 * lane.problem.layout.size, 2 * 4
+    assert lane.memory == indices + 3 * vector + scalars, "scaffold keeps three vectors per client"
 
 
 @pytest.mark.parametrize(("device", "expected"), [("cuda", BATCHES_AT_ONCE), ("cpu", 1)])

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedflat import models
+from fedflat.algorithms.teacher import Teacher
 from fedflat.bench.setting import BenchmarkSetting, RandomImages
 from fedflat.data import augmentation
 from fedflat.engines.problem import kernels
@@ -125,6 +126,11 @@ def assert_gradients_agree(problem: Problem, size: int = 16) -> torch.Tensor:
     loss, gradient = problem.loss_and_gradient(weights, {}, problem.batch(positions, {}))
     assert float(loss) == pytest.approx(float(expected_loss), rel=1e-5)
     assert torch.allclose(gradient, expected, rtol=1e-4, atol=1e-6)
+    # A teacher uses the kernels, too, so that it agrees with itself up to the rounding of the softmax.
+    itself = Teacher(weights, 1.0, with_loss=False)
+    assert (
+        problem.loss_and_gradient(weights, {}, problem.batch(positions, {}), itself)[1].norm() < 1e-6 * expected.norm()
+    )
     return gradient
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,45 +15,62 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedflat.bench.setting import RandomImages
+from fedflat.bench.plain import PlainLoop, training_loss
+from fedflat.bench.setting import BenchmarkSetting, RandomImages
 from fedflat.data import Dataset, Examples
 from fedflat.engines.gpu.engine import LaneEngine
+from fedflat.engines.gpu.lane import RESERVE
 from fedflat.engines.gpu.step import LocalStep, compiled_step, eager_step
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Training
+from fedflat.experiment.campaign.estimate import GpuForecast, forecast
 from fedflat.experiment.config import Config, config
 from fedflat.experiment.run import Run
+from fedflat.experiment.store.run_folder import RunFolder
 from fedflat.flatness import Objective
 
-from ..quadratics import problem_of, text_of, walk
-from ..reference import GOLDEN, golden
+from ..quadratics import descent_of, problem_of, text_of, walk
+from ..reference import GOLDEN, GOLDEN_SOFTMAX, golden, golden_softmax
 from .test_engines_agree import TEXTS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
 
 
-@pytest.mark.parametrize(
-    "step", [pytest.param(eager_step, id="eager"), pytest.param(partial(compiled_step, strict=True), id="compiled")]
-)
+STEPS = [pytest.param(eager_step, id="eager"), pytest.param(partial(compiled_step, strict=True), id="compiled")]
+
+
+@pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden(name: str, step: Callable[[Problem, Training], LocalStep]) -> None:
     """Golden iterates in float64, with captured and replayed steps."""
-    method, parameters, expected = GOLDEN[name]
+    row = GOLDEN[name]
     engine = LaneEngine(problem_of(golden(), device="cuda"), step=step)
-    found = walk(text_of(method, **parameters), golden(), engine=engine, device="cuda").x
-    assert np.abs(np.array(found) - np.array(expected)).max() < 1e-9
+    text, descent = text_of(row.method, **row.parameters), descent_of(row.parameters)
+    assert row.error(walk(text, golden(), descent=descent, engine=engine, device="cuda").x) < 1e-9
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("name", GOLDEN_SOFTMAX)
+def test_golden_of_softmax_regression(name: str, step: Callable[[Problem, Training], LocalStep]) -> None:
+    method, parameters, eta, first, third = GOLDEN_SOFTMAX[name]
+    setting = golden_softmax().but(eta=eta)
+    engine = LaneEngine(problem_of(setting, device="cuda"), step=step)
+    text, descent = text_of(method, **parameters), descent_of(parameters)
+    x = walk(text, setting, descent=descent, engine=engine, device="cuda").x
+    assert np.abs(np.array([x[0], x[2]]) - np.array([first, third])).max() < 1e-9
 
 
 def experiment(
     algorithm: str, engine: dict[str, str | int], steps: int = 5, partition: str = "iid", **more: str
 ) -> Config:
     """Two rounds of four clients; with larger learning rates, rounding errors dominate."""
+    has_unit_steps = any(part in algorithm for part in ("adam", "muon", "sol"))  # whatever the gradient's size
     return config(
         {
             "algorithm": algorithm,
             "data": {"clients": 10, "partition": partition, "augmentation": "crop-flip"},
             "federation": {"clients_per_round": 4},
-            "training": {"rounds": 2, "local_steps": steps, "batch_size": 20, "lr": 0.02},
+            "training": {"rounds": 2, "local_steps": steps, "batch_size": 20, "lr": 1e-3 if has_unit_steps else 0.02},
             "evaluation": {"every": 2},
             "engine": {"precision": "float32", **engine},
             **more,
@@ -98,7 +117,7 @@ def test_a_compiled_step_agrees_with_the_loop() -> None:
     )
 
 
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
 @pytest.mark.parametrize("text", ["fedavg", "fedsam", "fedwmsam", "scaffold", "fedmoswa"])
 def test_compiled_steps_learn_equally_well(text: str, precision: str) -> None:
     """Over many steps and batches; rounding alone changes FedSAM by a tenth, in bf16 by a fifth."""
@@ -146,3 +165,61 @@ def test_a_compiled_hessian_product_agrees_with_the_eager_one() -> None:
         fast.hessian_product(None, vector), plain.hessian_product(None, vector), rtol=1e-9, atol=1e-11
     )
     assert fast._compiled is not None and fast._compiled._usable
+
+
+LANES: dict[str, str | int] = {"name": "lanes", "device": "cuda", "compile": "off"}
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0), reason="this GPU has no TF32"
+)
+def test_auto_is_tf32_and_a_resumed_run_keeps_its_precision(tmp_path: Path) -> None:
+    data, weights = bright(RandomImages(size=1000).dataset()), {}
+    for precision in ("auto", "tf32", "float32"):
+        run = Run(experiment("fedavg", LANES | {"precision": precision}, model="cnn"), tmp_path / precision, data=data)
+        weights[precision] = run.execute().models["server"].weights
+        assert RunFolder(tmp_path / precision).config().engine.precision == run.config.engine.precision
+        assert torch.backends.cuda.matmul.allow_tf32 == (precision != "float32")
+    assert RunFolder(tmp_path / "auto").config().engine.precision == "tf32"
+    difference = (weights["auto"] - weights["float32"]).norm() / weights["float32"].norm()
+    assert 1e-7 < difference < 1e-2, "TF32 rounds, but only a little"
+    assert (weights["auto"] - weights["tf32"]).norm() < difference * weights["float32"].norm()
+    auto = experiment("fedavg", LANES | {"precision": "auto"}, model="cnn")
+    resumed = Run(auto, tmp_path / "float32", data=data, resume=True)
+    assert resumed.config.engine.precision == "float32" and not torch.backends.cuda.matmul.allow_tf32
+
+
+def test_the_plan_counts_the_lanes_that_fit() -> None:
+    """With less free memory, the engine gets about as many lanes as the plan of a run with enough memory predicts."""
+    data = RandomImages(size=2000).dataset()
+
+    def planned(clients: int) -> GpuForecast:
+        base = experiment("scaffold", LANES, steps=2, model="cnn")
+        update = {
+            "federation": base.federation.model_copy(update={"clients_per_round": clients}),
+            "training": base.training.model_copy(update={"rounds": 1, "batch_size": 200}),
+            "data": base.data.model_copy(update={"clients": 10}),
+        }
+        run = Run(base.model_copy(update=update), data=data)
+        run.execute()
+        plan = forecast(run, 1.0).gpu
+        assert plan is not None
+        return plan
+
+    plenty = planned(4)
+    assert plenty.lanes == 4 < plenty.fitting and plenty.precision == "float32"
+    assert plenty.lane > 2**22 and 4 * plenty.lane < plenty.reserved < plenty.total
+    gc.collect()
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info()[0]
+    ballast = torch.empty(free - RESERVE - 6 * plenty.lane - 2**28, dtype=torch.uint8, device="cuda")
+    little = planned(10)
+    del ballast
+    assert 2 <= little.lanes <= 9 and little.fitting == little.lanes
+
+
+def test_the_loss_of_a_benchmark_takes_tensors_on_the_cpu() -> None:
+    setting = BenchmarkSetting("lenet5", "random(size=200)", device="cuda")
+    loop = PlainLoop(setting.config(), setting.load_data())
+    on_cpu = {name: tensor.cpu() for name, tensor in loop.state.items()}
+    assert training_loss(loop.problem, on_cpu) == pytest.approx(loop.loss())

@@ -44,6 +44,18 @@ def test_ignored_pixels_are_neither_mined_nor_counted() -> None:
     )
 
 
+def test_a_teacher_is_compared_on_valid_pixels_of_the_main_head() -> None:
+    logits, teacher = torch.randn(2, 2, 3, 1, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    target = torch.zeros(2, 1, 8, dtype=torch.uint8)
+    target[0, 0, 3:] = IGNORED
+    own, theirs = ((each / 2).softmax(1) for each in (logits, teacher))
+    divergences = (theirs * (theirs / own).log()).sum(1)
+    expected = (divergences[0, 0, :3].sum() + divergences[1].sum()) / 11
+    for output, teacher_output in ((logits, teacher), ((logits, teacher), (teacher, logits))):
+        found = Segmentation().distillation(output, teacher_output, target, 2.0)
+        assert found.item() == pytest.approx(expected.item())
+
+
 def test_only_the_hardest_pixels_have_a_gradient() -> None:
     torch.manual_seed(0)
     logits, target = torch.randn(3, 4, 6, 6, dtype=torch.float64, requires_grad=True), torch.randint(4, (3, 6, 6))

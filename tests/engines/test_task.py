@@ -57,6 +57,15 @@ def test_the_loss_of_characters_is_their_mean():
     assert NextCharacter().loss(logits, targets).item() == pytest.approx(np.mean(by_hand))
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_a_teacher_is_compared_on_every_predicted_character(last: bool):
+    logits, teacher = torch.randn(2, 5, LENGTH, 7, dtype=torch.float64)
+    own, theirs = ((each[:, -1:] if last else each).div(3).softmax(2) for each in (logits, teacher))
+    expected = (theirs * (theirs / own).log()).sum(2).mean()
+    targets = torch.zeros(5, dtype=torch.int64) if last else torch.zeros(5, LENGTH, dtype=torch.int64)
+    assert NextCharacter().distillation(logits, teacher, targets, 3.0).item() == pytest.approx(expected.item())
+
+
 def test_sums_divided_by_examples_are_means_over_characters():
     """Metrics are means over texts, whatever the batches."""
     logits, targets = torch.zeros(3, 4, 5), torch.tensor([[0, 0, 0, 0], [0, 0, 1, 1], [2, 2, 2, 2]])

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from fedflat.bench.setting import RandomImages
+from fedflat.engines.gpu.engine import LaneEngine
+from fedflat.engines.gpu.lane import RESERVE
+from fedflat.engines.problem.problem import Problem
 from fedflat.experiment.campaign import estimate
 from fedflat.experiment.campaign.disk_space import run_disk
 from fedflat.experiment.campaign.estimate import (
     Forecast,
+    GpuForecast,
     ProbedSpeed,
     forecast,
     probe,
@@ -20,6 +27,7 @@ from fedflat.experiment.campaign.sweep import Sweep, plan_sweep, run_sweep
 from fedflat.experiment.campaign.sweep_file import read_sweep
 from fedflat.experiment.config import Config, config
 from fedflat.experiment.run import Run
+from fedflat.experiment.setup import engine as setup_engine
 from fedflat.experiment.store.checkpoint import SECONDS_BETWEEN, CheckpointInterval
 from fedflat.reporting.progress import ForecastCallback, describe_forecast
 
@@ -31,6 +39,7 @@ SMALL = {
     "evaluation": {"every": 40},
     "engine": {"workers": 1},
 }
+FAST = ProbedSpeed(step=0.0, example=0.0, at_once=1, clients=12, examples=1000, tested=100)
 
 
 def told(algorithm: str, folder: Path | None = None, long: float = 0.0) -> tuple[list[Forecast], Run]:
@@ -90,11 +99,53 @@ def test_client_statistics_are_counted() -> None:
 
 
 def test_describe_forecast() -> None:
-    text = describe_forecast(
-        Forecast(1000, 2000, 3000, 4_000_000, 1000, 5000, 7200.0, 0.05, 144_000, (2 * 10**9, 14 * 10**10))
-    )
+    gpu = GpuForecast(2 * 10**9, 14 * 10**10, "tf32", "1.4 to 1.7", lanes=10, lane=10**8, fitting=1234)
+    expected = Forecast(1000, 2000, 3000, 4_000_000, 1000, 5000, 7200.0, 0.05, 144_000, gpu)
+    text = describe_forecast(expected)
     for number in ("144,000", "0.05 s", "2 h", "2 GB", "140 GB", "4 MB", "1,000"):
         assert number in text
+    assert "10 lanes of 100 MB, 1,234 clients fit at once, precision tf32" in text
+    assert text.endswith("bf16 would be faster (1.4 to 1.7 times as fast on an H200): --set engine.precision=bf16")
+    for speedup, end in (("", "faster: --set engine.precision=bf16"), (None, "precision tf32")):
+        assert describe_forecast(replace(expected, gpu=replace(gpu, bf16_speedup=speedup))).endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "precision", "expected"),
+    [
+        (4, "tf32", (4 + 8, "1.4 to 1.7")),
+        (3, "tf32", (3, "1.4 to 1.7")),
+        (4, "float32", (12, "")),
+        (4, "bf16", (12, None)),
+    ],
+)
+def test_the_forecast_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, lanes: int, precision: str, expected: tuple[int, str | None]
+) -> None:
+    """Of four wanted lanes with 90 bytes, and 10 bytes per client in the cohort."""
+    answers = {"max_memory_reserved": 500, "empty_cache": None, "mem_get_info": (RESERVE + 899, 10**9)}
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: not including_emulation)
+    engine = LaneEngine(Run(config(SMALL)).problem)
+    engine.lanes, engine.buffers = [SimpleNamespace(memory=90)] * lanes, SimpleNamespace(rows=4)  # type: ignore
+    run = SimpleNamespace(engine=engine, config=config({"model": "cnn", "engine": {"precision": precision}}))
+    found = estimate._gpu_forecast(run, 10)  # type: ignore[arg-type]
+    assert (found.fitting, found.bf16_speedup) == expected
+    assert (found.lanes, found.lane, found.reserved, found.total) == (lanes, 90, 500, 10**9)
+
+
+def test_probes_are_compiled_if_the_run_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe has fewer rounds and steps, which alone would not be worth compiling."""
+    probed: list[str] = []
+    monkeypatch.setattr(setup_engine, "compiler", lambda: "c++")
+    monkeypatch.setattr(Problem, "suits_narrow_kernels", lambda *_: True)
+    monkeypatch.setattr(Problem, "use_narrow_kernels", lambda *_: None)
+    monkeypatch.setattr(estimate, "_execute_quietly", lambda run, rounds: probed.append(run.config.engine.compile))
+    monkeypatch.setattr(estimate, "probe", lambda made: probed.append(made.engine.compile) or FAST)
+    for rounds in (2, 1000):
+        estimate.measure_speed(config({**SMALL, "training": {"rounds": rounds, "local_steps": 2}}))
+    assert probed == ["off", "off", "on", "on"]
 
 
 def test_checkpoints_use_a_limited_fraction_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ def test_models_are_available_at_the_start_at_saved_rounds_and_at_the_end(folder
     views = look.problem.layout.views(look.model(4, "wima").weights)
     assert all(torch.equal(end[name], view) for name, view in views.items())
     assert not torch.equal(look.model(2).weights, look.model(4).weights)
-    assert torch.equal(look.model(0).weights, look.initial.weights)
+    assert torch.equal(look.model(0).weights, look.initial_model.weights)
 
 
 def test_post_hoc_measurements_equal_the_logged_ones(folder: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_run_with_initial_weights_is_reopened_with_them(folder: Path, tmp_path
     settings = {**SETTINGS, "rounds": 2}
     first = fedflat.run("scaffold", out=tmp_path / "b", init=folder / "model.safetensors", **settings)
     look = post_hoc(load_record(tmp_path / "b"))
-    assert torch.equal(look.initial.weights, fedflat.load(folder).post_hoc().model(4).weights)
+    assert torch.equal(look.initial_model.weights, fedflat.load(folder).post_hoc().model(4).weights)
     from fedflat.experiment.analysis.replay import Replay
 
     replay = Replay(look.config, look.problem, look.partition, look.moments()[0][0], workers=1)

@@ -136,6 +136,8 @@ def test_from_python(undisturbed: Path) -> None:
     assert len(spectrum.eigenvalues) == 3 and spectrum.examples == 100
     assert spectrum.eigenvalues == found.spectrum(3, examples=100, seed=1, trace_draws=0).eigenvalues
     assert found.sharpness("asam", rho=0.5, client=0).value > 0
+    landscape = found.landscape(points=3, examples=50)
+    assert landscape.values["train_loss"].shape == (3, 3) and landscape.plot().axes
     in_memory = fedflat.run("fedavg", **{**SETTINGS, "save_every": None, "rounds": 1})
     assert in_memory.flatness().objective().loss().isfinite()
     with pytest.raises(UserError, match="no folder"):

@@ -1,4 +1,4 @@
-"""Sweeps in real processes: killed and resumed, and two at the same time."""
+"""A sweep in real processes: killed, and resumed by two at the same time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.time_limits import scaled
 pytestmark = pytest.mark.slow
 
 
-def start(file: Path, out: Path, *more: str) -> subprocess.Popen[str]:
+def start(file: Path, out: Path) -> subprocess.Popen[str]:
     command = [
         sys.executable,
         "-m",
@@ -31,7 +31,6 @@ def start(file: Path, out: Path, *more: str) -> subprocess.Popen[str]:
         "--json",
         "--jobs",
         "1",
-        *more,
     ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -63,28 +62,16 @@ def files(out: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    (folder / "sweep.yaml").write_text(FILE)
-    fedflat.sweep(folder / "sweep.yaml", out=folder / "out", jobs=1)
-    return folder / "sweep.yaml", folder / "out"
-
-
-def test_a_killed_and_restarted_sweep_writes_the_same_files(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
-    file, out = undisturbed
-    kill_at(start(file, tmp_path), tmp_path, RUNS // 4)
-    before = over(tmp_path)
-    by = list(finish(start(file, tmp_path)).values())
-    assert RUNS // 4 <= before < RUNS and by.count("before") == before and by.count("here") == RUNS - before
-    ours, theirs = files(tmp_path), files(out)
+def test_two_processes_share_the_runs_that_a_killed_one_left(tmp_path: Path) -> None:
+    """The files are those of an undisturbed sweep."""
+    file, killed, alone = tmp_path / "sweep.yaml", tmp_path / "killed", tmp_path / "alone"
+    file.write_text(FILE)
+    kill_at(start(file, killed), killed, RUNS // 4)
+    before = over(killed)
+    two = [start(file, killed), start(file, killed)]
+    done = [{name for name, by in finish(process).items() if by == "here"} for process in two]
+    assert RUNS // 4 <= before < RUNS and not done[0] & done[1] and len(done[0] | done[1]) == RUNS - before
+    fedflat.sweep(file, out=alone, jobs=1)
+    ours, theirs = files(killed), files(alone)
     assert ours.keys() == theirs.keys()
     assert [name for name in ours if ours[name] != theirs[name]] == []
-
-
-def test_two_processes_share_the_runs(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
-    file, out = undisturbed
-    two = [start(file, tmp_path), start(file, tmp_path)]
-    done = [{name for name, by in finish(process).items() if by == "here"} for process in two]
-    assert not done[0] & done[1] and len(done[0] | done[1]) == RUNS
-    assert files(tmp_path) == files(out)

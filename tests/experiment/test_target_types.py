@@ -82,6 +82,18 @@ def test_the_metrics_of_labels_are_those_of_scikit_learn() -> None:
     assert [metrics["examples"] for metrics in by_label.values()] == occurring.sum(0).tolist()
 
 
+@pytest.mark.parametrize("base", [fedflat.Regression, fedflat.MultiLabel])
+def test_scalars_that_a_task_adds_to_the_sums_become_metrics(base: Any) -> None:
+    class Added(base):
+        def sums(self, output: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {**super().sums(output, target), "positive_sum": output.relu().mean(1).sum()}
+
+    output = torch.from_numpy(INPUTS[:60, :3])
+    metrics = totals(Added(), output, torch.from_numpy(LABELS[:60]))
+    assert metrics.pop("positive_sum") == pytest.approx(float(output.relu().mean()))
+    assert metrics == totals(base(), output, torch.from_numpy(LABELS[:60]))
+
+
 def test_targets_determine_task_and_outputs() -> None:
     regression, columns, labels = dataset(NUMBERS), dataset(INPUTS[:, :2]), dataset(LABELS)
     assert [data.target_type for data in (regression, columns, labels)] == ["numbers", "numbers", "labels"]
@@ -261,3 +273,9 @@ def test_a_regression_on_the_command_line(tmp_path: Path, monkeypatch: pytest.Mo
         assert result.exit_code == 0, (command, result.output)
     evaluation = json.loads(call("evaluate", run, "--json").stdout)
     assert "classes" in evaluation["missing"] and evaluation["on"]["clients"]["worst_tenth"] > 0
+
+
+@pytest.mark.parametrize("targets", [NUMBERS, LABELS], ids=["numbers", "labels"])
+def test_weights_from_labels_need_one_class_per_example(targets: Any) -> None:
+    with pytest.raises(UserError, match="the examples of mine do not have one class each; use another algorithm"):
+        fedflat.run("feddisco", dataset=dataset(targets), **SMALL)

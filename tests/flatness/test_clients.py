@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedflat.algorithms import algorithm
-from fedflat.algorithms.algorithm import Descent
+from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
@@ -50,6 +50,7 @@ def trained(text: str = "fedavg", engine=LoopEngine, **kept):
     server["drift"] |= kept.get("server", {})
     state = built.new_client(model.weights)
     state["drift"] |= kept.get("client", {})
+    state["start"] |= kept.get("start", {})
     members = [Client(i, np.arange(i, i + 1), state) for i in range(3)]
     made = engine(problem, workers=1) if engine is LoopEngine else engine(problem, lanes=2)
     return built, members, made.train(training, 0, model, server, members), server
@@ -78,6 +79,15 @@ def test_local_models_are_where_gradient_descent_ends() -> None:
     built, members, outcome, _ = trained()
     found = np.array([model.weights.numpy() for model in each_local_model(built, members, outcome)])
     assert np.allclose(found, X0 + moves(X0), rtol=1e-12)
+
+
+def test_local_models_are_those_of_clients_that_start_elsewhere() -> None:
+    last = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64)
+    found = [
+        model.weights.numpy() for model in each_local_model(*trained("fedinit(beta=0.5)", start={"last": last})[:3])
+    ]
+    start = X0 + 0.5 * (X0 - last.numpy())
+    assert np.allclose(found, start + moves(start), rtol=1e-12)
 
 
 def test_local_models_survive_a_zero_displacement() -> None:

@@ -283,7 +283,8 @@ def test_local_curvature_is_that_of_each_clients_own_loss(look: FixedSample) -> 
 
 def test_the_norm_of_features(look: FixedSample) -> None:
     found = look.features(ModelState(*look.problem.initial_state()))
-    assert found["1"] == pytest.approx(np.mean([0.5 * (X - b) @ A[1] @ (X - b) for b in B[1]]), rel=1e-6)
+    outputs = [np.concatenate([X - b, A[1] @ (X - b)]) for b in B[1]]
+    assert found["1"] == pytest.approx(np.mean([np.linalg.norm(output) for output in outputs]), rel=1e-6)
 
 
 def test_the_sample_depends_only_on_the_seed(look: FixedSample) -> None:

@@ -255,7 +255,7 @@ def test_one_algorithm_with_one_seed_gets_a_warning(
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
     line = ["compare", "fedavg", "--seeds", "1", "--quiet", "--dataset", str(workspace / "data.npz"), *flags]
     result = CliRunner().invoke(app, line)
-    assert result.exit_code == 0 and "no comparison" in result.stderr
+    assert result.exit_code == 0 and "not a comparison" in result.stderr
 
 
 def test_downloads_are_encrypted_and_verified() -> None:

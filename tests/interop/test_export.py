@@ -18,6 +18,7 @@ from fedflat.data import from_arrays, load
 from fedflat.errors import UserError
 from fedflat.experiment.store.export import write_onnx
 from fedflat.models import build
+from fedflat.models.bisenet import BilateralNetwork
 
 SETTINGS = {
     "model": "mlp(hidden=8)",
@@ -158,16 +159,16 @@ def test_onnx_computes_what_torch_does(run: Path, tmp_path: Path) -> None:
     ("text", "shape"),
     [
         ("vit-s16(width=32,depth=1,heads=2)", (3, 32, 32)),
-        ("bisenetv2(width=0.25)", (3, 32, 64)),
     ],
 )
-def test_vision_transformers_and_segmentation_become_graphs_too(
-    text: str, shape: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_vision_transformers_become_graphs_too(text: str, shape: tuple[int, ...], tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
     torch.manual_seed(0)
     network = build(text, shape, 4)
+    if isinstance(network, BilateralNetwork):  # one layer of each kind: exporting all takes ten seconds
+        network.detail = nn.Sequential(*(network.detail[number] for number in (0, 2, 5)))
+        network.stage4, network.stage5 = network.stage4[:1], network.stage5[:1]
     pictures = torch.randint(0, 256, (8, *shape), dtype=torch.uint8)
     targets = torch.arange(8) % 4 if "vit" in text else torch.randint(0, 4, (8, *shape[1:]))
     write_onnx(tmp_path / "model.onnx", network, from_arrays(pictures, targets, pictures, targets, name="noise"), {})

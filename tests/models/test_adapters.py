@@ -221,20 +221,24 @@ def test_invalid_texts_are_rejected(text: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "text", "said"),
+    ("model", "shape", "text", "said"),
     [
-        (build("mlp", (4,), 2), "lora", r"qkv.*1 and 3.*lora\(layers=1\)"),
-        (build("mlp", (4,), 2), "lora(layers=7)", "linear layer '7'.*1, 3"),
-        (nn.Sequential(nn.Conv2d(3, 2, 3)), "lora", "no linear layer"),
-        (build("resnet20", (3, 8, 8), 2), "lora(layers=all)", "classifier.*only linear layer"),
-        (build("mlp", (4,), 2), "layers", r"layers\(names=\.\.\.\) is empty"),
-        (build(VIT, (3, 8, 8), 2), "layers(names=block.1)", "'block.1'.*blocks"),
-        (build("mlp", (4,), 2), "norms", "this model has no normalisation with parameters"),
+        ("mlp", (4,), "lora", r"qkv.*1 and 3.*lora\(layers=1\)"),
+        ("mlp", (4,), "lora(layers=7)", "linear layer '7'.*1, 3"),
+        ("resnet20", (3, 8, 8), "lora(layers=all)", "classifier.*only linear layer"),
+        ("mlp", (4,), "layers", r"layers\(names=\.\.\.\) is empty"),
+        (VIT, (3, 8, 8), "layers(names=block.1)", "'block.1'.*blocks"),
+        ("mlp", (4,), "norms", "this model has no normalisation with parameters"),
     ],
 )
-def test_missing_parts_are_rejected(model: nn.Module, text: str, said: str) -> None:
+def test_missing_parts_are_rejected(model: str, shape: tuple[int, ...], text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        trained(model, text)
+        trained(build(model, shape, 2), text)
+
+
+def test_adapters_need_a_linear_layer() -> None:
+    with pytest.raises(UserError, match="no linear layer"):
+        trained(nn.Sequential(nn.Conv2d(3, 2, 3)), "lora")
 
 
 # --- the page ---

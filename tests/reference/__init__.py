@@ -6,17 +6,21 @@ It shares no code with fedflat: every method is its own loop over rounds and cli
 from . import averages, identities
 from .averages import cyclic_rates, ema, swa, wima, wima_closed_form
 from .golden import GOLDEN, Golden
+from .golden_softmax import GOLDEN_SOFTMAX
 from .methods import METHODS
 from .problem import Quadratics, Recording, Setting, bed, draw_cohorts, golden
+from .softmax import Softmax, golden_softmax
 from .trace import Trace, linear_rates, unit
 
 __all__ = [
     "GOLDEN",
+    "GOLDEN_SOFTMAX",
     "METHODS",
     "Golden",
     "Quadratics",
     "Recording",
     "Setting",
+    "Softmax",
     "Trace",
     "averages",
     "bed",
@@ -24,6 +28,7 @@ __all__ = [
     "draw_cohorts",
     "ema",
     "golden",
+    "golden_softmax",
     "identities",
     "linear_rates",
     "swa",

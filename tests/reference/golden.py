@@ -1,12 +1,21 @@
-"""The golden iterates x^1, x^2, x^3 of `problem.golden()`, printed to ten decimals by another reference."""
+"""The golden iterates x^1, x^2, x^3 and for some methods x^5 of `problem.golden()`, printed by another reference."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 class Golden(NamedTuple):
     method: str
     parameters: dict[str, float | str | bool]
     x: list[tuple[float, float]]
+
+    def error(self, x: Sequence[NDArray[np.float64]]) -> float:
+        """The largest difference of the models x^1..x^5 from the golden ones."""
+        rounds = [0, 1, 2, 4][: len(self.x)]
+        return float(np.abs(np.array(x)[rounds] - np.array(self.x)).max())
 
 
 # fmt: off
@@ -114,6 +123,73 @@ GOLDEN: dict[str, Golden] = {
     ]),
     "fedwmsam-no-perturbation": Golden("fedwmsam", {"rho": 0.0, "alpha0": 0.1, "lam": 0.01}, [
         (0.5099500000, 0.2005000000), (0.4300226675, 0.1715425750), (0.3201430819, 0.1307446146),
+    ]),
+    "fedadamw": Golden("fedadamw", {"weight_decay": 0.01}, [
+        (0.6977229475, 0.0499049930), (0.5060751200, 0.0832358832), (0.2970332520, 0.0579593697),
+    ]),
+    "fedadamw-released": Golden(
+        "fedadamw", {"second_moment": "weight", "m_steps": "run", "weight_decay": 0.01}, [
+        (0.6977229475, 0.0499049930), (0.6540539543, -0.0029489308), (0.5948569870, -0.0436588727),
+    ]),
+    "fedgmt": Golden("fedgmt", {"gamma": 0.5, "beta": 10.0, "alpha": 0.95}, [
+        (0.63875, -0.3875), (-0.503997734375, -0.211586132813), (-0.483780471621, -0.258525834137),
+    ]),
+    "fedsol-fixed": Golden("fedsol", {"rho": 0.05, "adaptive": False}, [
+        (0.594502481405, -0.190049628098), (-0.20370468947, 0.0233848980217), (-0.285631079775, -0.0597534674201),
+    ]),
+    "fedsol-adaptive": Golden("fedsol", {"rho": 0.05, "adaptive": True}, [
+        (0.594902428576, -0.190242857597), (-0.203886538554, 0.0232845592538), (-0.285970300349, -0.0604401478782),
+    ]),
+    "fedgloss": Golden("fedgloss", {"server_rho": 0.05, "rho": 0.05, "alpha": 0.1}, [
+        (0.644717479472, -0.447498578184), (-0.586534201406, -0.328978227181), (-0.905873011222, -0.456754508094),
+        (-0.71213032242, -0.557206872342),
+    ]),
+    "fedgloss-released": Golden("fedgloss", {"server_rho": 0.05, "rho": 0.05, "alpha": 0.1, "dual_divisor": "cohort"}, [
+        (0.644717479472, -0.447498578184), (-0.586534201406, -0.328978227181), (-0.920602755537, -0.453683662959),
+        (-0.951049722275, -0.588163600009),
+    ]),
+    "fedgloss-no-sam": Golden("fedgloss", {"server_rho": 0.05, "rho": 0.0, "alpha": 0.1}, [
+        (0.64175, -0.42125), (-0.551694282927, -0.299826145108), (-0.87336406561, -0.426453599004),
+        (-0.725080277161, -0.54751939177),
+    ]),
+    "feddc": Golden("feddc", {"alpha": 0.1}, [
+        (0.64175, -0.42125), (-0.4996615, -0.618264375), (-0.8539709431, -0.73396800575),
+        (-0.845663783841, -0.663680886698),
+    ]),
+    "fednsam": Golden("fednsam", {"lam": 0.85, "rho": 0.05}, [
+        (0.595, -0.2), (-0.173615262103, -0.335476117135), (-0.714744185764, -0.432034386569),
+        (-0.913501262076, -0.488015806906),
+    ]),
+    "fednsam-no-perturbation": Golden("fednsam", {"lam": 0.85, "rho": 0.0}, [
+        (0.595, -0.2), (-0.1788825, -0.33070625), (-0.70384370625, -0.423243311328),
+        (-0.862442571604, -0.47505476837),
+    ]),
+    "ghbm-two-rounds": Golden("ghbm", {"beta": 0.9, "tau": 2}, [
+        (0.595, -0.2), (-0.21845, 0.0145), (-0.59296475, -0.1706684375), (-1.15454096587, -0.329334665657),
+    ]),
+    "ghbm-one-round": Golden("ghbm", {"beta": 0.9, "tau": 1}, [
+        (0.595, -0.2), (-0.145775, -0.380375), (-0.8547815, -0.528055625), (-1.3508857154, -0.629158077828),
+    ]),
+    "localghbm": Golden("localghbm", {"beta": 0.9, "participation": 0.5}, [
+        (0.595, -0.2), (-0.21845, 0.0145), (-0.6111335, -0.0719496875), (-0.668159572587, -0.260301388325),
+    ]),
+    "fedhbm": Golden("fedhbm", {"beta": 1.0, "participation": 0.5}, [
+        (0.595, -0.2), (-0.21845, 0.0145), (-0.5346846875, -0.029304375), (-0.496321947207, -0.188197211077),
+    ]),
+    "fedhbm-initial": Golden("fedhbm", {"beta": 1.0, "participation": 0.5, "first_anchor": "initial"}, [
+        (0.6075, -0.2625), (-0.28048125, -0.2955), (-0.591933710938, -0.32212625), (-0.516597899417, -0.34778914158),
+    ]),
+    "fedexp": Golden("fedexp", {"eps": 1e-3}, [
+        (0.595, -0.2), (-0.21845, 0.0145), (-0.740227647826, -0.521482609825), (-1.30225396479, -0.37056443163),
+    ]),
+    "fedexp-cohort": Golden("fedexp", {"eps": 1e-3, "eps_scale": "cohort"}, [
+        (0.595, -0.2), (-0.21845, 0.0145), (-0.708302702384, -0.488688534325), (-1.0272313958, -0.39618380578),
+    ]),
+    "fedinit": Golden("fedinit", {"beta": 0.1}, [
+        (0.595, -0.2), (-0.223295, 0.0188875), (-0.2971256975, -0.072092365625), (-0.397815886551, -0.194829110541),
+    ]),
+    "fedinit-average": Golden("fedinit", {"beta": 0.1, "server": "average"}, [
+        (0.595, -0.2), (-0.213795, -0.0261125), (-0.3317229475, -0.097074865625), (-0.411552957173, -0.209792010313),
     ]),
 }
 # fmt: on

@@ -54,6 +54,17 @@ REDUCTIONS = [
     Identity(22, "mimelite", {"beta": 0.0}, "fedavg", {}),
     Identity(22, "mimelite", {"beta": 0.0, "form": "ema"}, "fedavg", {}),
     Identity(25, "adabest", {"mu": 0.0, "beta": 0.0}, "fedavg", {}),
+    Identity(142, "fedsol", {"rho": 0.0}, "fedavg", {}),
+    Identity(101, "fedgloss", {"server_rho": 0.0, "rho": 0.0, "alpha": 0.3}, "feddyn", {"alpha": 0.3}),
+    Identity(102, "fedgloss", {"server_rho": 0.0, "rho": 0.2}, "fedspeed", {"rho": 0.2, "alpha": 0.1}),
+    Identity(107, "fednsam", {"lam": 0.0, "rho": 0.0}, "fedavg", {}),
+    Identity(108, "fednsam", {"lam": 0.6, "rho": 0.0}, "fedacg", {"lam": 0.6, "beta": 0.0}),
+    Identity(110, "fednsam", {"lam": 0.0, "rho": 0.3}, "fedlesam", {"rho": 0.3, "direction": "global"}),
+    Identity(113, "ghbm", {"beta": 0.0, "tau": 2}, "fedavg", {}),
+    Identity(113, "localghbm", {"beta": 0.0, "participation": 0.5}, "fedavg", {}),
+    Identity(113, "fedhbm", {"beta": 0.0, "participation": 0.5}, "fedavg", {}),
+    Identity(137, "fedinit", {"beta": 0.0}, "fedavg", {}),
+    Identity(121, "fedexp", {"eps": 1e12}, "fedavg", {}),
 ]
 
 # For full participation only; they differ under partial participation.
@@ -63,12 +74,17 @@ REDUCTIONS_IF_FULL = [
     Identity(13, "fedlesam_d", {"rho": 0.2}, "fedlesam_d", {"rho": 0.2, "direction": "global"}),
     Identity(15, "fedspeed", {"rho": 0.0, "alpha": 0.1, "dual_scope": "active"}, "feddyn", {"alpha": 0.1}),
     Identity(18, "fedmo", {"gamma": 1.0}, "scaffold", {}),
+    Identity(138, "fedinit", {"beta": 0.3}, "fedinit", {"beta": 0.3, "server": "average"}),
     Identity(18, "fedmo", {"gamma": 1.0, "option": "I"}, "scaffold", {"option": "I"}),
+    Identity(116, "localghbm", {"beta": 0.5, "participation": 1.0}, "ghbm", {"beta": 0.5, "tau": 1}),
 ]
 
 # 54: shifting or rotating the problem does not shift or rotate the iterates of these.
-NOT_TRANSLATED = ("fedasam",)
-NOT_ROTATED = ("fedasam", "fedadam", "fedyogi", "fedadagrad")
+NOT_TRANSLATED = ("fedasam", "fedawa")
+NOT_ROTATED = (
+    "fedasam", "fedadam", "fedyogi", "fedadagrad", "local_adamw", "fedadamw", "local_muon", "fedmuon",
+    "fedsol",
+)  # fmt: skip
 
 # 55: scaling the loss by s and learning rates by 1/s keeps the iterates if these parameters are scaled by s ...
 SCALES_WITH_LOSS = {
@@ -78,9 +94,21 @@ SCALES_WITH_LOSS = {
     "fedlesam_d": {"alpha": 0.2},
     "adabest": {"mu": 0.2},
     "fedacg": {"beta": 0.2},
+    "fedgloss": {"alpha": 0.2},
+    "feddc": {"alpha": 0.2},
+    "fednova": {"mu": 0.2},
 }
+# ... and these by 1/s ...
+SCALES_AGAINST_LOSS = {"fedgmt": {"beta": 5.0}}
 # ... except that FedSMOO subtracts perturbations from gradients and FedWMSAM (rho > 0) a momentum from a model.
-UNITS_MIXED = ("fedsmoo", "fedwmsam")
+# FedSCAM adds a norm of gradients to 1. Adam divides gradients by their size, so only the rate scales its steps.
+UNITS_MIXED = ("fedsmoo", "fedwmsam", "fedscam", "local_adamw", "fedadamw", "local_muon", "fedmuon")
+
+
+def scaled(method: str, s: float) -> dict[str, float]:
+    """The parameters of a method for a loss that is multiplied by s."""
+    parameters = {name: s * value for name, value in SCALES_WITH_LOSS.get(method, {}).items()}
+    return parameters | {name: value / s for name, value in SCALES_AGAINST_LOSS.get(method, {}).items()}
 
 
 class Limit(NamedTuple):
@@ -111,4 +139,8 @@ REACHES_OPTIMUM = [
     Limit(39, "fedwmsam", 120, None, {"rho": 0.0, "alpha0": 0.5}),
     Limit(39, "fedwmsam", 400, 2, {"rho": 0.0, "alpha0": 0.1}),
     Limit(40, "mime", 60, None, {}),
+    Limit(105, "fedgloss", 250, None, {"alpha": 0.5, "server_rho": 0.0, "rho": 0.0}),
+    Limit(105, "fedgloss", 400, None, {"alpha": 0.5, "server_rho": 0.0, "rho": 0.0, "dual_divisor": "cohort"}),
+    Limit(130, "feddc", 250, None, {"alpha": 0.5}),
+    Limit(130, "feddc", 800, 2, {"alpha": 0.5}),
 ]

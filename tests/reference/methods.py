@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from . import plain, sharpness, variates
+from . import duals, momenta, normalised, optimisers, plain, servers, sharpness, teacher, variates, weights
 from .trace import Trace
 
 METHODS: dict[str, Callable[..., Trace]] = {
@@ -19,6 +19,11 @@ METHODS: dict[str, Callable[..., Trace]] = {
         plain.mime,
         plain.mimelite,
         plain.fedswa,
+        servers.fedexp,
+        servers.fedinit,
+        weights.feddisco,
+        weights.fedscam,
+        weights.fedawa,
         variates.scaffold,
         variates.feddyn,
         variates.adabest,
@@ -34,5 +39,18 @@ METHODS: dict[str, Callable[..., Trace]] = {
         sharpness.fedlesam_s,
         sharpness.fedlesam_d,
         sharpness.fedwmsam,
+        optimisers.local_adamw,
+        optimisers.fedadamw,
+        optimisers.local_muon,
+        optimisers.fedmuon,
+        teacher.fedgmt,
+        teacher.fedsol,
+        duals.fedgloss,
+        duals.feddc,
+        momenta.fednsam,
+        momenta.ghbm,
+        momenta.localghbm,
+        momenta.fedhbm,
+        normalised.fednova,
     )
 }

@@ -12,13 +12,31 @@ from .trace import Trace, Vector
 class Quadratics:
     """N clients with Hessians A[N,P,P], minima b[N,P] and sample counts n[N] (equal unless given)."""
 
-    def __init__(self, A: NDArray[np.float64], b: NDArray[np.float64], n: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        A: NDArray[np.float64],
+        b: NDArray[np.float64],
+        n: Sequence[int] | None = None,
+        labels: Sequence[Sequence[int]] | None = None,
+    ) -> None:
         self.A, self.b = np.asarray(A, float), np.asarray(b, float)
         self.n = np.ones(len(b)) if n is None else np.asarray(n, float)
+        self._labels = labels
+
+    def labels(self, n: Sequence[float]) -> NDArray[np.int64]:
+        """Label counts [N,3] of clients with n samples, whose classes are 0, 1, 1 and so on; or the given ones."""
+        if self._labels is not None:
+            return np.asarray(self._labels)
+        return np.array([np.bincount(np.arange(int(count)) ** 2 % 3, minlength=3) for count in n])
 
     @property
     def N(self) -> int:
         return len(self.b)
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the model's tensors."""
+        return [(self.b.shape[1],)]
 
     def gradient(self, i: int, x: Vector) -> Vector:
         return self.A[i] @ (x - self.b[i])
@@ -88,7 +106,7 @@ def golden() -> Setting:
     """The two-client problem of the golden iterates."""
     A = np.array([np.diag([1.0, 2.0]), np.diag([3.0, 0.5])])
     b = np.array([[1.0, -1.0], [-1.0, 2.0]])
-    return Setting(Quadratics(A, b), np.array([0.5, 0.25]), 0.1, 2, [[0], [1], [0, 1]])
+    return Setting(Quadratics(A, b), np.array([0.5, 0.25]), 0.1, 2, [[0], [1], [0, 1], [0, 1], [0, 1]])
 
 
 def draw_cohorts(rounds: int, clients: int, size: int | None = None, seed: int = 0) -> list[list[int]]:

@@ -48,6 +48,12 @@ def test_everything_lies_inside_the_figure(count: int) -> None:
     )  # a long legend stands beside the curves, not over them
 
 
+def test_rounds_are_integers() -> None:
+    rounds = [{"round": r, "test": {"server": {"accuracy": 0.5 + r / 50}}} for r in range(1, 21)]
+    ticks = curves([("fedavg", [rounds], "server")], "accuracy").axes[0].get_xticks()
+    assert len(ticks) > 3 and not (ticks % 1).any()
+
+
 def test_forty_lines_are_distinct_and_the_legend_is_sorted_by_last_value() -> None:
     figure = drawn([0.5 + 0.4 * (7 * i % 40) / 40 for i in range(40)])
     looks = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in figure.axes[0].lines}

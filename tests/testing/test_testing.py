@@ -13,7 +13,8 @@ from fedflat.algorithms import Algorithm
 from fedflat.algorithms.drift.scaffold import Scaffold
 from fedflat.algorithms.named import NAMED
 from fedflat.algorithms.perturbation.sam import Sam
-from fedflat.algorithms.slot import CohortMeans, Drift, Fields, Gradient, LocalContext, State, vector
+from fedflat.algorithms.slot import CohortMeans, Drift, Gradient, LocalContext
+from fedflat.algorithms.state import Fields, State, vector
 from fedflat.errors import UserError
 from fedflat.testing import Broken, algorithms, check_algorithm, check_model, check_partition
 

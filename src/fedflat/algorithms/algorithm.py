@@ -13,71 +13,24 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.drift import Drift
+from fedflat.algorithms.local_optimiser import LocalOptimiser
 from fedflat.algorithms.lr_schedule import LrSchedule, Schedule
 from fedflat.algorithms.perturbation import Perturbation
 from fedflat.algorithms.server import Sgd
-from fedflat.algorithms.slot import CohortMeans, Field, Fields, Gradient, LocalContext, Slot, State, new_state
+from fedflat.algorithms.slot import CohortMeans, Gradient, LocalContext, Pilot, Slot
+from fedflat.algorithms.start import Start
+from fedflat.algorithms.state import Field, Fields, State, new_state
+from fedflat.algorithms.teacher import BatchGradient, with_teacher
+from fedflat.algorithms.weights import Weights
 from fedflat.averaging import Average
 from fedflat.models.layout import Layout
 
-
-@dataclass(frozen=True)
-class Descent:
-    """Local SGD: y <- y - lr (clip(d) + weight_decay y), with optional heavy-ball momentum reset every round.
-
-    y is the client's model and d the direction of a step after the drift correction. With ``clip_mode=grad``, the
-    gradient is clipped before the drift correction, and d is not.
-
-    >>> import torch
-    >>> y, d, lr = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), torch.tensor(0.1)
-    >>> Descent(clip=1.0).move(y, d, lr, None)[0]  # d has norm 5 and is scaled to norm 1
-    tensor([0.9400, 1.9200])
-    """
-
-    weight_decay: float = 0.0
-    momentum: float = 0.0
-    clip: float | None = None
-    """Largest l2 norm; None disables clipping."""
-    clip_mode: Literal["total", "grad"] = "total"
-    """``total`` clips the corrected direction, ``grad`` the raw gradient before the drift correction."""
-
-    def clip_gradient(self, g: Tensor) -> Tensor:
-        """The gradient ``g`` of shape (P,) before the drift correction, clipped if ``clip_mode`` is ``grad``."""
-        return _clipped(g, self.clip) if self.clip is not None and self.clip_mode == "grad" else g
-
-    def move(self, y: Tensor, d: Tensor, lr: Tensor, velocity: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Take one step; with ``clip_mode=grad`` the caller has clipped the gradient already (``clip_gradient``).
-
-        Args:
-            y: the client's model, shape (P,).
-            d: direction after the drift correction, shape (P,).
-            lr: learning rate, shape ().
-            velocity: momentum buffer of shape (P,), or None without momentum.
-
-        Returns:
-            The next model and momentum buffer.
-        """
-        if self.clip is not None and self.clip_mode == "total":
-            d = _clipped(d, self.clip)
-        if self.weight_decay:
-            d = d + self.weight_decay * y
-        if velocity is not None:
-            velocity = self.momentum * velocity + d
-            d = velocity
-        return y - lr * d, velocity
-
-
-def _clipped(v: Tensor, max_norm: float) -> Tensor:
-    """The vector ``v``, scaled down to the l2 norm ``max_norm`` if its norm is larger."""
-    scale: Tensor = max_norm / (v.norm() + 1e-12)  # finite for v = 0
-    return v * scale.clamp(max=1)
-
-
-SLOTS = ("drift", "perturbation", "lr_schedule", "server")
+SLOTS = ("drift", "perturbation", "lr_schedule", "local_optimiser", "server", "start", "weights")
 """The slots that hold exactly one component; in addition, an algorithm may have any number of averages."""
 States = dict[str, State]
-"""State by slot: drift, perturbation, server."""
+"""State by slot, for every slot but lr_schedule."""
 
 
 class LocalState(NamedTuple):
@@ -85,8 +38,8 @@ class LocalState(NamedTuple):
 
     drift: LocalContext
     perturbation: LocalContext
-    velocity: Tensor | None
-    """Buffer of the local heavy-ball momentum, shape (P,), zero at the start of every round."""
+    optimiser: LocalContext
+    """Context of the local optimiser; its state, e.g. a momentum, is reset in every round."""
 
 
 class Message(NamedTuple):
@@ -99,11 +52,11 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A federated algorithm: one component in each of four slots, and any number of averages of server models.
+    """A federated algorithm: one component in each of seven slots, and any number of averages of server models.
 
-    The slots are the drift correction, the perturbation, the learning-rate schedule and the server optimiser. A
-    component may keep state on the server and on every client, and may add messages to what clients send. Vectors have
-    shape (P,), P being the number of trained parameters.
+    The slots are the drift correction, the perturbation, the learning-rate schedule, the local optimiser, the server
+    optimiser, the start of local training and the client weights. A component may keep state on the server and on every
+    client, and may add messages to what clients send. Vectors have shape (P,), for P trained parameters.
 
     >>> from fedflat.algorithms.drift import Scaffold
     >>> from fedflat.algorithms.perturbation import Sam
@@ -121,6 +74,12 @@ class Algorithm:
     """Server optimiser, which updates the server model after each round."""
     averages: tuple[Average, ...] = ()
     """Averages of server models over rounds, which are evaluated along with the server model."""
+    local_optimiser: LocalOptimiser = field(default_factory=LocalOptimiser)
+    """Optimiser that takes the local steps; by default, SGD with the run's momentum."""
+    start: Start = field(default_factory=Start)
+    """Start, which gives each client the model from which it begins local training."""
+    weights: Weights = field(default_factory=Weights)
+    """Client weights, with which the server averages displacements."""
 
     def conflict(self) -> str | None:
         """Return why the components in the slots cannot be combined, as a sentence, or None if they can."""
@@ -133,7 +92,9 @@ class Algorithm:
 
     def slots(self) -> Iterator[tuple[str, Slot]]:
         """Yield name and component of each slot that may keep state, i.e. all but the learning-rate schedule."""
-        yield from (("drift", self.drift), ("perturbation", self.perturbation), ("server", self.server))
+        yield from (("drift", self.drift), ("perturbation", self.perturbation))
+        yield from (("local_optimiser", self.local_optimiser), ("server", self.server))
+        yield from (("start", self.start), ("weights", self.weights))
 
     def server_fields(self) -> dict[str, Fields]:
         """Return the declarations of the server state, by slot."""
@@ -182,7 +143,8 @@ class Algorithm:
     def floats_up(self, size: int) -> int:
         """Return how many floats each client sends to the server per round, for a model of ``size`` parameters.
 
-        A client sends its displacement, the slots' messages, and its full-batch gradient if the drift needs its mean.
+        A client sends its displacement, the slots' messages and, if the drift correction needs the common gradient, its
+        own full-batch gradient.
         """
         messages = sum(field.scalars(size) for field in flat_fields(self.message_fields()).values())
         return size + messages + self._common_gradient_floats(size)
@@ -195,17 +157,26 @@ class Algorithm:
     def backward_passes(self) -> int:
         """Number of backward passes per local step.
 
-        A step needs one pass at the perturbed point and those that compute the perturbation. If the drift needs extra
-        passes to correct a gradient, it takes them for each gradient that it corrects. The full-batch gradient that
-        some drifts need once per round is not counted.
+        A step needs one pass at the perturbed point and those that compute the perturbation. Extra passes of the drift
+        correction count once for every gradient that it corrects. The full-batch gradient that some drift corrections
+        need once per round is not counted.
         """
         ascent_passes = self.perturbation.ascent_passes
         corrected_gradients = 1 + ascent_passes if self.perturbation.uses_drift else 1
         return 1 + ascent_passes + self.drift.extra_passes * corrected_gradients
 
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether local steps distil from a teacher, for which the task must have logits."""
+        return self.drift.needs_teacher or self.perturbation.needs_teacher
+
     def broadcast(self, x: Tensor, server: States) -> Tensor:
         """Return the model z from which clients start, shape (P,), given the server model ``x`` and its state."""
         return self.drift.start(x, server["drift"])
+
+    def local_start(self, z: Tensor, client: Mapping[str, State]) -> Tensor:
+        """Return the model from which a client starts, shape (P,), given the broadcast model ``z`` and its state."""
+        return self.start.personal(z, client["start"])
 
     def begin(
         self,
@@ -219,8 +190,9 @@ class Algorithm:
         descent: Descent,
         own_gradient: Tensor | None = None,
         common_gradient: Tensor | None = None,
+        pilot: Pilot | None = None,
     ) -> LocalState:
-        """Return the state of a client before its first local step, for which the slots' ``begin`` has been called.
+        """Call ``begin`` of every slot, and return the state of a client before its first local step.
 
         Args:
             z: broadcast model, shape (P,).
@@ -233,8 +205,10 @@ class Algorithm:
             descent: settings of local SGD.
             own_gradient: the client's full-batch gradient at z, shape (P,); None unless the drift requests it.
             common_gradient: the cohort's mean of these gradients, shape (P,); None unless the drift requests it.
+            pilot: gradients of a few of the client's batches; None unless the perturbation requests them.
         """
         zero = torch.zeros((), dtype=z.dtype, device=z.device)
+        broadcast, z = z, self.local_start(z, client)
         drift_ctx = LocalContext(
             y=z.clone(),
             z=z,
@@ -251,23 +225,30 @@ class Algorithm:
             layout=layout,
             own_gradient=own_gradient,
             common_gradient=common_gradient,
+            received=None if z is broadcast else broadcast,
         )
         drift_ctx = drift_ctx._replace(local=self.drift.begin(drift_ctx))
+        if self.drift.counts_effective_steps:
+            drift_ctx.local.update({"unit": zero, "unit velocity": zero} if descent.momentum else {"unit": zero})
         # The perturbation has its own state, and may read what the drift computed for this round.
         perturbation_ctx = drift_ctx._replace(
             server=server["perturbation"], client=client["perturbation"], local={}, drift=drift_ctx.local
         )
-        perturbation_ctx = perturbation_ctx._replace(local=self.perturbation.begin(perturbation_ctx))
-        velocity = torch.zeros_like(z) if descent.momentum else None
-        return LocalState(drift_ctx, perturbation_ctx, velocity)
+        local = self.perturbation.begin(perturbation_ctx._replace(pilot=pilot))
+        perturbation_ctx = perturbation_ctx._replace(local=local)
+        optimiser_ctx = drift_ctx._replace(server=server["local_optimiser"], client=client["local_optimiser"], local={})
+        optimiser_ctx = optimiser_ctx._replace(local=self.local_optimiser.begin(optimiser_ctx, descent))
+        return LocalState(drift_ctx, perturbation_ctx, optimiser_ctx)
 
-    def step(self, local: LocalState, gradient: Gradient, schedule: Schedule, descent: Descent) -> LocalState:
+    def step(
+        self, local: LocalState, batch_gradient: BatchGradient, schedule: Schedule, descent: Descent
+    ) -> LocalState:
         """Take one local step: perturb the model, compute the gradient there, correct it, and descend.
 
             e_k = offset(y_k)
             g = blend(grad(y_k + e_k))
             d_k = direction(clip(g))
-            y_{k+1} = y_k - eta_k (clip(d_k) + weight_decay y_k)
+            y_{k+1} = y_k - eta_k (clip(d_k) + weight_decay y_k), or another step of the local optimiser
 
         Here y_k is the client's model after k steps, e_k the perturbation, grad(.) the batch's gradient at a point, d_k
         the direction after the drift correction and eta_k the learning rate. ``blend`` may mix in the gradient at y_k.
@@ -275,24 +256,42 @@ class Algorithm:
 
         Args:
             local: the client's state before the step.
-            gradient: gradient of the current batch at any point, one backward pass per call.
+            batch_gradient: gradient of the current batch at any point, one backward pass per call.
             schedule: learning-rate settings of the run.
             descent: settings of local SGD.
         """
-        drift_ctx, perturbation_ctx, velocity = local  # ctx: the context that a slot sees
-        offset, changed_state = self.perturbation.offset(perturbation_ctx, self._ascent_gradient(drift_ctx, gradient))
+        drift_ctx, perturbation_ctx, optimiser_ctx = local  # ctx: the context that a slot sees
+        gradient = with_teacher(batch_gradient, self.drift.teacher(drift_ctx))
+        ascent_gradient = self._ascent_gradient(drift_ctx, gradient)
+        if self.perturbation.needs_teacher:
+            ascent_gradient = with_teacher(batch_gradient, self.perturbation.teacher(perturbation_ctx))
+        offset, changed_state = self.perturbation.offset(perturbation_ctx, ascent_gradient)
         perturbation_ctx = perturbation_ctx.changed(offset=offset, local={**perturbation_ctx.local, **changed_state})
         perturbed_point = perturbation_ctx.perturbed(perturbation_ctx.y)
         g = self.perturbation.blend(gradient(perturbed_point), perturbation_ctx)
         d = self.drift.direction(descent.clip_gradient(g), drift_ctx.changed(offset=offset), gradient)
         lr = self.lr_schedule(schedule, drift_ctx.round, drift_ctx.step, drift_ctx.steps)
-        y, velocity = descent.move(drift_ctx.y, d, lr, velocity)
+        y, moments = self.local_optimiser.move(descent.clip_direction(d), lr, optimiser_ctx, descent)
         step, lr_sum = drift_ctx.step + 1, drift_ctx.lr_sum + lr
+        if self.drift.counts_effective_steps:
+            drift_ctx = drift_ctx.changed(local=self._unit_step(drift_ctx, lr, descent))
         return LocalState(
             drift_ctx.changed(y=y, step=step, lr_sum=lr_sum),
             perturbation_ctx.changed(y=y, step=step, lr_sum=lr_sum, offset=None),
-            velocity,
+            optimiser_ctx.changed(y=y, step=step, lr_sum=lr_sum, local={**optimiser_ctx.local, **moments}),
         )
+
+    def _unit_step(self, drift_ctx: LocalContext, lr: Tensor, descent: Descent) -> State:
+        """The drift's local state after a step in which ``unit``, a model of one number, descends with gradient 1.
+
+        The model starts at 0 and takes the same steps as the client's, without clipping and weight decay.
+        """
+        unit = drift_ctx.local["unit"]
+        unit_ctx = drift_ctx.changed(y=unit, z=torch.zeros_like(unit))
+        d = self.drift.direction(torch.ones_like(unit), unit_ctx, torch.ones_like)
+        unit, velocity = descent.descend(unit, d, lr, drift_ctx.local.get("unit velocity"))
+        changed_state = {"unit": unit} if velocity is None else {"unit": unit, "unit velocity": velocity}
+        return {**drift_ctx.local, **changed_state}
 
     def _ascent_gradient(self, drift_ctx: LocalContext, gradient: Gradient) -> Gradient:
         """The gradient function from which the perturbation computes its offset; drift-corrected with ``uses_drift``.
@@ -312,40 +311,61 @@ class Algorithm:
     def finish(self, local: LocalState) -> tuple[States, Message]:
         """Return the client's new state and its message to the server, both by slot, after the last local step.
 
-        The entries of the server optimiser are empty, because it keeps no client state and needs no message.
+        The server optimiser keeps no client state; its message holds what it measures of the displacement.
         """
         drift_state, drift_sent = self.drift.finish(local.drift)
         perturbation_state, perturbation_sent = self.perturbation.finish(local.perturbation)
+        optimiser_state, optimiser_sent = self.local_optimiser.finish(local.optimiser)
+        start_state, start_sent = self.start.finish(local.drift)
         client = {
             "drift": local.drift.client | drift_state,
             "perturbation": local.perturbation.client | perturbation_state,
+            "local_optimiser": local.optimiser.client | optimiser_state,
             "server": {},
+            "start": start_state,
+            "weights": {},
         }
-        sent = {"drift": drift_sent, "perturbation": perturbation_sent, "server": {}}
-        return client, Message(self.drift.displacement(local.drift), local.drift.lr_sum, sent)
+        displacement = self.drift.displacement(local.drift)
+        sent = {
+            "drift": drift_sent,
+            "perturbation": perturbation_sent,
+            "local_optimiser": optimiser_sent,
+            "server": self.server.measure(displacement),
+            "start": start_sent,
+            "weights": {},
+        }
+        return client, Message(displacement, local.drift.lr_sum, sent)
 
     def aggregate(self, cohort: CohortMeans, means: States, server: States) -> tuple[Tensor, States]:
         """Compute the new server model from what the cohort sent.
 
         The drift computes a target model from the cohort's means. The server optimiser moves the server model x towards
-        this target. The perturbation's server state is updated last, because it may depend on the new server model.
+        this target. The perturbation's server state is updated after it, because it may depend on the new server model.
 
         Args:
             cohort: averaged displacements of the cohort, and the server model x at the start of the round.
-            means: averaged messages by slot.
+            means: averaged messages by slot; for the client weights, also their changed server state.
             server: server state by slot, before the round.
 
         Returns:
             The new server model of shape (P,) and the new server state by slot.
         """
+        cohort = cohort._replace(z=self.start.mean_start(cohort._replace(mean=means["start"])))
         target, new_drift = self.drift.aggregate(cohort._replace(mean=means["drift"]), server["drift"])
-        x, new_optimiser = self.server.step(cohort.x, target - cohort.x, server["server"])
+        server_means = cohort._replace(mean=means["server"])
+        x, new_optimiser = self.server.aggregate(server_means, target - cohort.x, server["server"])
+        new_drift = new_drift | self.drift.after_server_step(x, server["drift"] | new_drift)
         perturbation_means = cohort._replace(mean=means["perturbation"])
         new_perturbation = self.perturbation.aggregate(perturbation_means, server["perturbation"], x)
+        optimiser_means = cohort._replace(mean=means["local_optimiser"])
+        new_local_optimiser = self.local_optimiser.aggregate(optimiser_means, server["local_optimiser"])
         return x, {
             "drift": server["drift"] | new_drift,
             "perturbation": server["perturbation"] | new_perturbation,
+            "local_optimiser": server["local_optimiser"] | new_local_optimiser,
             "server": server["server"] | new_optimiser,
+            "start": server["start"],
+            "weights": {name: means["weights"].get(name, old) for name, old in server["weights"].items()},
         }
 
 
@@ -361,7 +381,7 @@ def flat_state(states: Mapping[str, State]) -> State:
 
 def nested_state(flat: State) -> States:
     """State by slot and field, ``states[slot][field]``, from state by full name, ``slot.field``; slots may be empty."""
-    states: States = {"drift": {}, "perturbation": {}, "server": {}}
+    states: States = {slot: {} for slot in SLOTS if slot != "lr_schedule"}
     for full_name, value in flat.items():
         slot, name = full_name.split(".", 1)
         states[slot][name] = value

@@ -11,10 +11,13 @@ from typing import Any, cast
 
 from fedflat.algorithms.algorithm import SLOTS, Algorithm
 from fedflat.algorithms.drift import DRIFTS, Drift
+from fedflat.algorithms.local_optimiser import LOCAL_OPTIMISERS, LocalOptimiser
 from fedflat.algorithms.lr_schedule import LR_SCHEDULES, LrSchedule
 from fedflat.algorithms.named import NAMED, RELEASED
 from fedflat.algorithms.perturbation import PERTURBATIONS, Perturbation
 from fedflat.algorithms.server import SERVERS, Sgd
+from fedflat.algorithms.start import STARTS, Start
+from fedflat.algorithms.weights import WEIGHTS, Weights
 from fedflat.averaging import AVERAGES, Average
 from fedflat.data import DATASETS, Dataset
 from fedflat.data.sources.user_function import function_source
@@ -42,7 +45,10 @@ PART_REGISTRIES: dict[str, Registry[Any]] = {
     "drift": DRIFTS,
     "perturbation": PERTURBATIONS,
     "lr_schedule": LR_SCHEDULES,
+    "local_optimiser": LOCAL_OPTIMISERS,
     "server": SERVERS,
+    "start": STARTS,
+    "weights": WEIGHTS,
     "averages": AVERAGES,
 }
 """Registries of the parts that ``+`` adds to an algorithm, by slot; no two of them share a name."""
@@ -50,7 +56,10 @@ _BASES: dict[str, type[Any]] = {
     "drift": Drift,
     "perturbation": Perturbation,
     "lr_schedule": LrSchedule,
+    "local_optimiser": LocalOptimiser,
     "server": Sgd,
+    "start": Start,
+    "weights": Weights,
     "averages": Average,
 }
 """Base class of the parts of each slot."""
@@ -78,12 +87,13 @@ def register(name: str, component: Algorithm | type[Any] | Callable[[], Dataset]
     Args:
         name: letters, digits and hyphens.
         component: an ``Algorithm``, used like a built-in one (``mine(rho=0.1)+wima``); a subclass of ``Drift``,
-            ``Perturbation``, ``LrSchedule``, ``Sgd`` or ``Average``, added to an algorithm (``scaffold+mine``); a
-            subclass of ``ModelSpec``, used like a built-in model (``model="mine(width=8)"``); or a function without
-            arguments that returns a dataset, used like a built-in one (``dataset="mine"``).
+            ``Perturbation``, ``LrSchedule``, ``LocalOptimiser``, ``Sgd``, ``Start``, ``Weights`` or ``Average``, added
+            to an algorithm (``scaffold+mine``); a subclass of ``ModelSpec``, used like a built-in model
+            (``model="mine(width=8)"``); or a function without arguments that returns a dataset, used like a built-in
+            one (``dataset="mine"``).
 
     Raises:
-        UserError: the name is malformed or taken, or the component is of no known kind.
+        UserError: the name is malformed or taken, or the component is not of a supported type.
     """
     registry = _registry_for(name, component)
     # An algorithm and a part must not share a name: both occur in one text, such as ``scaffold+sam``. Part registries
@@ -158,7 +168,10 @@ SLOT_NAMES = {
     "drift": "drift correction",
     "perturbation": "perturbation",
     "lr_schedule": "learning-rate schedule",
+    "local_optimiser": "local optimiser",
     "server": "server optimiser",
+    "start": "start",
+    "weights": "client weights",
     "averages": "average",
 }
 """The slots as they are called in messages and documentation."""
@@ -291,7 +304,8 @@ def _with_part(base: Algorithm, call: Call, text: str, filled_slots: set[str]) -
     if slot is None:
         if NAMED.spelling(call.name):
             raise UserError(
-                f"'{call.name}' is an algorithm and cannot be added to another one; the parts are {', '.join(parts())}"
+                f"'{call.name}' is an algorithm and cannot be added to another one; add one of its parts instead "
+                f"(fedflat algorithms {call.name} lists them)"
             )
         _reject_setting(call.name)
         raise one_of("part", call.name, parts(), "fedflat algorithms")

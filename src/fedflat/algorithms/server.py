@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
-from fedflat.algorithms.slot import Fields, Slot, State, scalar, vector
+from fedflat.algorithms.slot import CohortMeans, Slot
+from fedflat.algorithms.state import Fields, State, scalar, vector
 from fedflat.registry import Registry
 from fedflat.text import param
 
@@ -43,6 +45,20 @@ class Sgd(Slot):
             The new model of shape (P,), and the fields of the state that changed.
         """
         return x + self.server_lr * q, {}
+
+    def measure(self, displacement: Tensor) -> State:
+        """Return the scalars that ``sends`` declares, which a client computes from its displacement, shape (P,)."""
+        return {}
+
+    def aggregate(self, means: CohortMeans, q: Tensor, state: State) -> tuple[Tensor, State]:
+        """Move the server model means.x by one step; by default as ``step`` does, which needs no means.
+
+        Args:
+            means: averages over the cohort; ``means.mean`` holds those of the scalars that clients measured.
+            q: target - x, shape (P,), as in ``step``.
+            state: this slot's server state.
+        """
+        return self.step(means.x, q, state)
 
     def divergence_hint(self) -> str | None:
         """Return why a ``server_lr`` above 2 may make a run diverge, or None for smaller values."""
@@ -216,6 +232,71 @@ class Adagrad(Adaptive):
         return v + squared
 
 
+@dataclass(frozen=True)
+class Extrapolation(Sgd):
+    """The more the clients' displacements disagree, the larger is the server's step (FedExP; Jhunjhunwala et al. 2023).
+
+        eta_s = max(server_lr, mean_S ||D_i||^2 / (2 ||mean_S D_i||^2 + 2 eps))
+        x <- x + eta_s q
+
+    D_i = y_K - z is the displacement of client i in the round, and mean_S the mean over the cohort with the weights of
+    the aggregation. Each client sends the scalar ||D_i||^2. q = target - x is the vector from the server model x to the
+    target, which the drift correction defines; without one, q is mean_S D_i. The paper evaluates the mean of the last
+    two server models, which is the average ``wima(window=2)``.
+
+    >>> from torch import tensor
+    >>> from fedflat.testing import cohort_means
+    >>> fedexp = Extrapolation(eps=0.0)
+    >>> [fedexp.measure(d)["square"].item() for d in (tensor([3.0, 1.0]), tensor([-1.0, 1.0]))]  # their mean is 6
+    [10.0, 2.0]
+    >>> means = cohort_means(z=[1.0, 2.0], displacement=[1.0, 1.0], mean={"square": 6.0})
+    >>> fedexp.aggregate(means, means.displacement, {})  # eta_s = 6 / (2 * 2)
+    (tensor([2.5000, 3.5000]), {})
+    """
+
+    server_lr: float = param(1.0, "smallest learning rate of the server", above=0)
+    eps: float = param(1e-3, "constant that bounds the learning rate if displacements cancel", low=0)
+    eps_scale: Literal["one", "cohort"] = param(
+        "one", "factor of eps: 1, as in the paper, or the size of the cohort, as in the published code"
+    )
+    eps_decay: float = param(
+        1.0, "factor by which eps is multiplied before every round; 0.998^2 in the published code", above=0, high=1
+    )
+
+    def sends(self) -> Fields:
+        return (scalar("square", weighting="aggregation"),)
+
+    def conflict(self, slots: Mapping[str, Slot]) -> str | None:
+        """Why the server must add displacements: the learning rate is computed from their norms."""
+        if getattr(slots["start"], "server", None) == "average":
+            return "FedExP computes its learning rate from displacements; use relaxed(server=displacement)"
+        return None
+
+    def measure(self, displacement: Tensor) -> State:
+        return {"square": displacement @ displacement}
+
+    def aggregate(self, means: CohortMeans, q: Tensor, state: State) -> tuple[Tensor, State]:
+        """Compute the learning rate from the displacements, and move the server model along q."""
+        eps = self.eps * self.eps_decay ** (means.round + 1)
+        if self.eps_scale == "cohort":
+            eps *= means.cohort_size
+        square_of_mean = means.displacement @ means.displacement
+        # If all displacements are zero and eps is 0, the ratio is 0 / 0; fmax ignores NaN.
+        ratio = means.mean["square"] / (2 * (square_of_mean + eps))
+        return means.x + ratio.fmax(ratio.new_tensor(self.server_lr)) * q, {}
+
+    def divergence_hint(self) -> str | None:
+        """Why the learning rate may become large: displacements that cancel have a small mean."""
+        return f"FedExP's server learning rate reaches mean |D_i|^2 / (2 eps) with eps={self.eps:g}; raise eps"
+
+
 SERVERS: Registry[type[Sgd]] = Registry("server optimiser", see="fedflat algorithms", namespace="algorithm parts")
-for _name, _optimiser in {"sgd": Sgd, "momentum": Momentum, "adam": Adam, "yogi": Yogi, "adagrad": Adagrad}.items():
+for _name, _optimiser in {
+    "sgd": Sgd,
+    "momentum": Momentum,
+    "adam": Adam,
+    "yogi": Yogi,
+    "adagrad": Adagrad,
+    "exp": Extrapolation,
+}.items():
     SERVERS.register(_name, _optimiser)

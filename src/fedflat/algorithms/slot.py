@@ -9,81 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
+from fedflat.algorithms.state import Fields, State
+from fedflat.algorithms.teacher import Teacher
 from fedflat.models.layout import Layout
 
-State = dict[str, Tensor]
-"""Tensors by field name: vectors of shape (P,) and scalars of shape ()."""
 Gradient = Callable[[Tensor], Tensor]
 """Maps a point of shape (P,) to the gradient of the current batch's loss there; each call is one backward pass."""
 
 
-@dataclass(frozen=True)
-class Field:
-    """The declaration of one vector or scalar that a slot keeps or sends."""
-
-    name: str
-    """Name of the vector or scalar: its key in the state or message."""
-    vector: bool = True
-    """Whether the field is a vector of shape (P,) instead of a scalar."""
-    start: float | Literal["model"] = 0.0
-    """Initial value of every entry; with ``"model"``, the field starts as a copy of the initial model."""
-    sent: bool = True
-    """For server state: whether clients receive it."""
-    by_samples: bool = False
-    """For messages: whether their mean over clients is weighted by sample counts instead of uniformly."""
-    momentum: Literal["ascent", "descent"] | None = None
-    """For server state: marks a momentum, as a mean of gradients (ascent) or of displacements (descent); else None."""
-
-    def new(self, x: Tensor) -> Tensor:
-        """Return the initial value: a copy of the initial model ``x`` of shape (P,), or ``start`` in every entry."""
-        if self.start == "model":
-            return x.clone()
-        if self.vector:
-            return torch.full_like(x, self.start)
-        return torch.full((), self.start, dtype=x.dtype, device=x.device)
-
-    def scalars(self, size: int) -> int:
-        """Return the number of values that this field holds for a model of ``size`` parameters."""
-        return size if self.vector else 1
+TINY_LR = 1e-12
+"""Divisor in place of a learning rate of 0, with which no step moves the model."""
 
 
-def vector(
-    name: str,
-    *,
-    start: float | Literal["model"] = 0.0,
-    sent: bool = True,
-    by_samples: bool = False,
-    momentum: Literal["ascent", "descent"] | None = None,
-) -> Field:
-    """Declare a vector of shape (P,) that a slot keeps or sends.
+class Pilot(NamedTuple):
+    """Gradients of a few of a client's batches at the model from which it starts."""
 
-    Args:
-        name: key of the vector in the state.
-        start: initial value of every entry; with ``"model"``, the vector starts as a copy of the initial model.
-        sent: for server state, whether clients receive the vector.
-        by_samples: for messages, whether their mean over clients is weighted by sample counts instead of uniformly.
-        momentum: for server state, marks a momentum: ``ascent`` for a mean of gradients, which points uphill,
-            ``descent`` for a mean of displacements; None for other vectors.
-    """
-    return Field(name, True, start, sent, by_samples, momentum)
-
-
-def scalar(name: str, *, start: float = 0.0, sent: bool = True) -> Field:
-    """Declare a scalar that a slot keeps or sends; the arguments are those of ``vector``."""
-    return Field(name, False, start, sent)
-
-
-Fields = tuple[Field, ...]
-
-
-def new_state(fields: Fields, x: Tensor) -> State:
-    """The initial state of ``fields`` for a model ``x`` of shape (P,)."""
-    return {field.name: field.new(x) for field in fields}
+    gradient: Tensor
+    """Mean of the gradients, shape (P,)."""
+    norm: Tensor
+    """Mean of their l2 norms, shape ()."""
 
 
 class LocalContext(NamedTuple):
@@ -124,6 +72,10 @@ class LocalContext(NamedTuple):
     """Full-batch gradient of this client at z, shape (P,); None unless the drift correction requests it."""
     common_gradient: Tensor | None = None
     """Mean of the cohort's full-batch gradients at z, weighted by samples, shape (P,); None unless requested."""
+    received: Tensor | None = None
+    """Broadcast model, shape (P,), if the client starts from a model z of its own; else None, as z is the same."""
+    pilot: Pilot | None = None
+    """Gradients of a few batches; only in the perturbation's ``begin``, and None unless it requests them."""
 
     def changed(self, **values: Any) -> LocalContext:
         """Return a copy with other values in some fields; unlike ``_replace``, torch 2.6 can compile this."""
@@ -133,6 +85,14 @@ class LocalContext(NamedTuple):
     def perturbed(self, point: Tensor) -> Tensor:
         """Return ``point`` of shape (P,), shifted by the current perturbation."""
         return point if self.offset is None else point + self.offset
+
+    @property
+    def effective_steps(self) -> Tensor:
+        """Effective steps a so far, shape (), if the drift requests them (``Drift.counts_effective_steps``).
+
+        They are the distance that the local optimiser moves if every gradient is 1, divided by ``first_lr``.
+        """
+        return -self.local["unit"] / self.first_lr.clamp(min=TINY_LR)
 
     @property
     def displacement(self) -> Tensor:
@@ -165,8 +125,12 @@ class CohortMeans(NamedTuple):
     """Means of the messages that clients sent for this slot, by name."""
     share: float
     """Cohort size divided by the number of clients, |S| / N."""
+    cohort_size: int
+    """Number of clients in the cohort, |S|."""
     round: int
     """Number t of the round, counted from 0."""
+    normalised: Tensor | None = None
+    """Mean of D_i / a_i, weighted like ``displacement``, a_i being ``Drift.displacement_divisor``; None without one."""
     common_gradient: Tensor | None = None
     """Mean of the cohort's full-batch gradients at z; None unless the drift correction requests it."""
 
@@ -174,7 +138,8 @@ class CohortMeans(NamedTuple):
 def unit(v: Tensor) -> Tensor:
     """``v`` of shape (P,) scaled to l2 norm 1; a zero vector stays zero.
 
-    >>> unit(torch.tensor([3.0, 4.0]))
+    >>> from torch import tensor
+    >>> unit(tensor([3.0, 4.0]))
     tensor([0.6000, 0.8000])
     """
     length: Tensor = v.norm()
@@ -184,8 +149,8 @@ def unit(v: Tensor) -> Tensor:
 class Slot:
     """Base class of an algorithm's components, which fill its slots.
 
-    The components are drift corrections, perturbations, learning-rate schedules and server optimisers. By default a
-    component keeps no state and sends no messages.
+    The components are drift corrections, perturbations, learning-rate schedules, local optimisers and server
+    optimisers. By default a component keeps no state and sends no messages.
     """
 
     def on_server(self) -> Fields:
@@ -204,7 +169,20 @@ class Slot:
         """Return why this component cannot be combined with the algorithm's other components, or None if it can.
 
         Args:
-            slots: all components of the algorithm by slot: drift, perturbation, lr_schedule, server.
+            slots: all components of the algorithm by slot, e.g. ``drift``.
+        """
+        return None
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether ``teacher`` returns one; the task must then have logits."""
+        return False
+
+    def teacher(self, ctx: LocalContext) -> Teacher | None:
+        """Return the teacher of a local step, if this slot, a drift or a perturbation, has one.
+
+        The term of a drift's teacher is part of the client's loss, and of all gradients of a step. That of a
+        perturbation's teacher changes only the gradients from which the offset is computed.
         """
         return None
 
@@ -238,6 +216,9 @@ class Drift(Slot):
     (tensor([1.1000, 1.9000]), {})
     """
 
+    NEEDS_SGD: ClassVar = "displacements divided by learning rates are gradients only after SGD steps"
+    """Why a drift correction that divides displacements by H needs SGD as the local optimiser."""
+
     @property
     def full_gradient(self) -> FullGradient:
         """Which full-batch gradient at the broadcast model z a client needs before local training.
@@ -256,6 +237,16 @@ class Drift(Slot):
     def extra_passes(self) -> int:
         """Number of backward passes per local step in addition to the one that computes the gradient g."""
         return 0
+
+    @property
+    def counts_effective_steps(self) -> bool:
+        """Whether ``LocalContext.effective_steps`` is needed."""
+        return False
+
+    @property
+    def displacement_divisor(self) -> str | None:
+        """Name of the message by which displacements are divided in ``CohortMeans.normalised``; None if not needed."""
+        return None
 
     def start(self, x: Tensor, server: State) -> Tensor:
         """Return the model z to broadcast, shape (P,), given the server model ``x`` and this slot's server state."""
@@ -291,6 +282,18 @@ class Drift(Slot):
         """Return the target that the server optimiser moves towards, shape (P,), and the changed server state."""
         return means.z + means.displacement, {}
 
+    def sgd_conflict(self, optimiser: str) -> str | None:
+        """Return why local steps must be those of SGD, or None if another local optimiser may take them.
+
+        Args:
+            optimiser: name of the local optimiser, for the text that the message suggests.
+        """
+        return None
+
+    def after_server_step(self, x: Tensor, server: State) -> State:
+        """Return the changed server state, given the new server model ``x`` and the state after ``aggregate``."""
+        return {}
+
     def evaluated(self, server: State) -> State:
         """Return further models to evaluate along with the server model, by name, made from the server state."""
         return {}
@@ -308,6 +311,11 @@ class Perturbation(Slot):
     @property
     def ascent_passes(self) -> int:
         """Number of backward passes per local step that are needed to compute the perturbation, i.e. the offset e."""
+        return 0
+
+    @property
+    def pilot_batches(self) -> int:
+        """Number of batches whose gradients at z a client computes before local training; 0 if none are needed."""
         return 0
 
     @property

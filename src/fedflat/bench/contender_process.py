@@ -68,7 +68,7 @@ class RoundTimes(NamedTuple):
 
     seconds: list[float]
     device_bytes: int | None
-    """Peak of reserved GPU memory."""
+    """Peak of reserved GPU memory since the start, without that of the loss."""
     loss: float | None = None
     """Training loss after these rounds, which shows whether contenders do the same work."""
 
@@ -90,6 +90,7 @@ class RoundTimer:
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
+        self._device_bytes: int | None = None  # the peak of all requests so far
         self._wait_for_request()
 
     def _wait_for_request(self) -> None:
@@ -119,8 +120,12 @@ class RoundTimer:
                 torch.cuda.synchronize()
         self._end_times.append(time.perf_counter() - self._start_time)
         if len(self._end_times) == self._requested:
-            device_bytes = torch.cuda.max_memory_reserved() if _on_gpu() else None
-            self._pipe.send(RoundTimes(self._seconds(), device_bytes, loss() if loss else None))
+            if _on_gpu():
+                self._device_bytes = max(self._device_bytes or 0, torch.cuda.max_memory_reserved())
+            self._pipe.send(RoundTimes(self._seconds(), self._device_bytes, loss() if loss else None))
+            if _on_gpu():  # the memory of the loss must not count as memory of the next rounds
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
             self._wait_for_request()
 
     def _seconds(self) -> list[float]:

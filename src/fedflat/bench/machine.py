@@ -110,7 +110,7 @@ def with_descendants(root: int) -> list[int]:
 
 
 def _parent(process: Path) -> int:
-    """The process id of a process's parent; 0 if it has exited."""
+    """The id of a process's parent, or 0 if the process itself has exited."""
     fields = _stat(process)
     return int(fields[1]) if fields else 0
 

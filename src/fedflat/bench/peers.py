@@ -195,7 +195,7 @@ class PeerProcess(ContenderProcess):
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
-            self.resume()
+            self.resume()  # a paused process could not exit
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(PATIENCE)
             kill_descendants(self._process.pid)

@@ -107,8 +107,12 @@ class PlainLoop:
 
 @torch.no_grad()
 def training_loss(problem: Problem, state: StateDict) -> float:
-    """Mean cross-entropy of a model with the tensors ``state`` on the first ``LOSS_EXAMPLES`` training examples."""
+    """Mean cross-entropy of a model with the tensors ``state`` on the first ``LOSS_EXAMPLES`` training examples.
+
+    The tensors may be on another device than the problem.
+    """
     sample = problem.data.train.take(torch.arange(min(LOSS_EXAMPLES, len(problem.data.train)), device=problem.device))
     model = copy.deepcopy(problem.model).eval()
-    output = functional_call(model, state, (problem.normalised(sample.inputs).to(problem.dtype),))
+    tensors = {name: tensor.to(problem.device) for name, tensor in state.items()}
+    output = functional_call(model, tensors, (problem.normalised(sample.inputs).to(problem.dtype),))
     return float(F.cross_entropy(output, sample.targets))

@@ -15,10 +15,11 @@ from fedflat.bench.setting import BenchmarkSetting
 from fedflat.data.sources.source import user_cache
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.setup.problem import build_problem
+from fedflat.flatness.precision import gpu_has_tf32
 from fedflat.text import parse
 
 PLAIN, NONE = "plain", "none"
-PRECISIONS = ("float32", "tf32", "bf16")
+PRECISIONS = ("auto", "float32", "tf32", "bf16")
 ENGINES = ("auto", "loop", "lanes", "ray")
 
 
@@ -32,7 +33,7 @@ class Request:
 
     setting: BenchmarkSetting
     algorithms: Sequence[str] = ("fedavg",)
-    precisions: Sequence[str] = ("float32",)
+    precisions: Sequence[str] = ("auto",)
     engines: Sequence[str] = ("auto",)
     clients: Sequence[int] = (100,)
     against: Sequence[str] = (PLAIN,)
@@ -48,8 +49,9 @@ class Request:
         _require_known("precision", self.precisions, PRECISIONS)
         _require_known("engine", self.engines, ENGINES)
         _require_known("contender", self.against, (PLAIN, *PEERS, NONE))
-        gpu_precisions = [precision for precision in self.precisions if precision != "float32"]
-        if self._peers() and "float32" not in self.precisions:
+        precisions = self._precisions()
+        gpu_precisions = [precision for precision in precisions if precision != "float32"]
+        if self._peers() and "float32" not in precisions:
             raise UserError("other simulators are measured in float32; add it to --precision, or use --against plain")
         if gpu_precisions and not setting.on_gpu:
             raise UserError(f"--precision {gpu_precisions[0]} needs a GPU; use float32 on the CPU")
@@ -67,27 +69,33 @@ class Request:
 
         Only fedflat is measured with every number of clients; the others with the first.
         """
-        setting, clients = self.setting, self.clients[0]
+        setting, clients, precisions = self.setting, self.clients[0], self._precisions()
         default_engine = "lanes" if setting.on_gpu else "loop"
         contenders: list[LocalContender | Peer] = []
         for client_count, precision, engine, text in itertools.product(
-            self.clients, self.precisions, self.engines, self.algorithms
+            self.clients, precisions, self.engines, self.algorithms
         ):
             resolved_engine = default_engine if engine == "auto" else engine
             contenders.append(Fedflat(setting, canonical(algorithm(text)), precision, resolved_engine, client_count))
         if PLAIN in self.against:
-            contenders += [Plain(setting, precision=precision, clients=clients) for precision in self.precisions]
+            contenders += [Plain(setting, precision=precision, clients=clients) for precision in precisions]
         contenders += [
             peer(setting, clients=clients, environment=(self.peer_dir / peer.key).absolute()) for peer in self._peers()
         ]
         # One bound with compilation if some engine compiles, and one without if some engine does not. On a CPU, bounds
         # are not compiled: compilation slows down one large batch there, and a bound should be the least possible time.
         compilations = sorted({setting.compiled(engine) for engine in self.engines})
-        for precision in self.precisions:
+        for precision in precisions:
             for compiled in compilations:
                 engine = "compiled" if compiled else "eager"
                 contenders.append(SpeedBound(setting, "", precision, engine, clients, compiled))
         return contenders
+
+    def _precisions(self) -> list[str]:
+        """The precisions to measure; ``auto`` is that of a run, or float32 next to other simulators, which use it."""
+        uses_tf32 = self.setting.on_gpu and not self._peers() and gpu_has_tf32()
+        default = "tf32" if uses_tf32 else "float32"
+        return list(dict.fromkeys(default if precision == "auto" else precision for precision in self.precisions))
 
     def _peers(self) -> list[type[Peer]]:
         """The requested simulators."""

@@ -125,12 +125,13 @@ def ratio(numerator: ContenderResult, denominator: ContenderResult) -> float:
 
 
 def different_work(results: Sequence[ContenderResult]) -> list[str]:
-    """A note on every contender whose training loss shows that it does other work than fedflat's FedAvg.
+    """Warn of every contender whose training loss suggests that it does not do the same work as fedflat's FedAvg.
 
-    Contenders draw different cohorts and batches, so that small differences are normal.
+    That is the case if both losses differ by more than ``MAX_LOSS_DIFFERENCE`` of the decrease that fedflat achieved.
+    Contenders draw different cohorts and batches, so small differences are normal.
     """
     comparable = [result for result in results if result.contender.algorithm == "fedavg" and result.loss is not None]
-    if not comparable or not isinstance(comparable[0].contender, Fedflat):
+    if not comparable or not isinstance(comparable[0].contender, Fedflat):  # fedflat comes first, if it was measured
         return []
     ours, clients = comparable[0].loss or 0.0, comparable[0].contender.clients
     setting = replace(comparable[0].contender.setting, device="cpu")

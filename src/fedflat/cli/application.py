@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+import re
 import shlex
 import sys
 import warnings
@@ -120,10 +121,10 @@ class Application(CommandGroup):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Invoke a command and report its errors as messages, two of them with a remedy.
+        """Invoke a command and report its errors as messages, three of them with a remedy.
 
         If a plugin of a run is missing, the message contains the command with ``--plugin``. For another framework's
-        option, such as ``--epochs``, it suggests ours.
+        option, such as ``--epochs``, it suggests ours. For the argument ``lr=0.1``, it suggests ``--set lr=0.1``.
         """
         with errors_as_messages():
             try:
@@ -139,6 +140,12 @@ class Application(CommandGroup):
                 if not any(flag in option.opts for option in error.ctx.command.params):  # not a flag of this command
                     raise
                 raise UsageError(f"No such option '{error.option_name}'; did you mean '{flag}'?", error.ctx) from None
+            except UsageError as error:
+                assignment = re.search(r"unexpected extra argument.*?\((\S+=\S+)", error.message)
+                options = error.ctx.command.params if error.ctx else ()
+                if assignment and any("--set" in option.opts for option in options):
+                    error.message = f"to change a setting, use --set {assignment[1].rstrip(')')}"
+                raise
 
 
 def _add_plugin_option(command: Any) -> None:

@@ -201,7 +201,10 @@ def encode_labels(
 
 
 def as_native(values: Any) -> torch.Tensor | npt.NDArray[Any]:
-    """Return a tensor unchanged, and anything else as an array in native byte order, the only one torch supports."""
+    """Return a tensor unchanged, and anything else as an array in native byte order, the only one torch supports.
+
+    Raises a ``UserError`` if examples differ in shape, or if ``values`` is a single value.
+    """
     try:
         array = values if isinstance(values, torch.Tensor) else np.asarray(values)
     except ValueError as error:

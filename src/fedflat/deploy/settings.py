@@ -54,6 +54,7 @@ def experiment_of(run_config: Mapping[str, Any]) -> Config:
             "and every round is saved"
         )
     engine |= {"workers": 1, "checkpoint_every": 1}
+    engine.setdefault("precision", "float32")  # all sites compute in the same precision, whatever their GPUs support
     experiment = config(nested)
     if experiment.flatness.every is not None:
         raise UserError(

@@ -113,8 +113,10 @@ class TrainingSettings(SettingsGroup):
     batch_size: int = Field(10, ge=1, description="local batch size")
     lr: float = Field(0.1, gt=0, description="local learning rate")
     lr_decay: float = Field(1.0, gt=0, le=1, description="factor applied to the learning rate after every round")
-    weight_decay: float = Field(0.0, ge=0, description="L2 weight decay, taken at the unperturbed point")
-    momentum: float = Field(0.0, ge=0, lt=1, description="local heavy-ball momentum, reset every round")
+    weight_decay: float = Field(
+        0.0, ge=0, description="L2 weight decay at the unperturbed point; decoupled by adamw, muon"
+    )
+    momentum: float = Field(0.0, ge=0, lt=1, description="heavy-ball momentum of local SGD, reset every round")
     clip: float | None = Field(None, gt=0, description="largest norm of a local step direction")
     clip_mode: Literal["total", "grad"] = Field(
         "total", description="clip the drift-corrected direction, or the gradient before correction"
@@ -202,8 +204,10 @@ class EngineSettings(SettingsGroup):
         description="worker processes; default: one per core, at most 8 or clients_per_round; with Ray: cores or GPUs",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="device; auto: a GPU if available")
-    precision: Literal["float32", "tf32", "bf16", "float64"] = Field(
-        "float32", description="arithmetic precision; with tf32 and bf16, weights stay in float32"
+    precision: Literal["auto", "float32", "tf32", "bf16", "float64"] = Field(
+        "auto",
+        description="arithmetic precision; auto: tf32 on a GPU that has it, else float32; "
+        "with tf32 and bf16, weights stay in float32",
     )
     checkpoint_every: int | None = Field(
         None,
@@ -350,7 +354,7 @@ def config(values: dict[str, Any], is_stored: bool = False) -> Config:
     version = values.get("format", FORMAT)
     if version != FORMAT:
         is_newer = isinstance(version, int) and version > FORMAT
-        remedy = "upgrade it with pip install --upgrade fedflat" if is_newer else f"use format: {FORMAT}"
+        remedy = "upgrade fedflat with pip install --upgrade fedflat" if is_newer else f"use format: {FORMAT}"
         raise UserError(
             f"this config has format {version}, but this version of fedflat reads format {FORMAT}; {remedy}"
         )

@@ -61,18 +61,18 @@ class Round:
         """A copy of the server's model after this round, in evaluation mode."""
         return self.module()
 
-    def module(self, name: str = "server") -> nn.Module:
+    def module(self, average: str = "server") -> nn.Module:
         """Return a copy of one of the run's models, e.g. ``wima``, in evaluation mode."""
         problem = self.run.problem
         # If clients keep their own BatchNorm statistics, those of the server model are estimated on training data.
-        state = with_statistics(problem, self._state(name), self.run.partition.trained_on)
+        state = with_statistics(problem, self._state(average), self.run.partition.trained_on)
         module = copy.deepcopy(problem.model)
         module.load_state_dict(problem.state_dict(*state), strict=False)  # without extra state that is not a tensor
         return module.eval()
 
-    def state_dict(self, name: str = "server") -> dict[str, Tensor]:
+    def state_dict(self, average: str = "server") -> dict[str, Tensor]:
         """Return a copy of the state dict of one of the run's models."""
-        return {key: tensor.clone() for key, tensor in self.run.problem.state_dict(*self._state(name)).items()}
+        return {key: tensor.clone() for key, tensor in self.run.problem.state_dict(*self._state(average)).items()}
 
     def server_state(self) -> dict[str, Tensor]:
         """Return the algorithm's state on the server; keys consist of slot and name, e.g. ``drift.m``."""

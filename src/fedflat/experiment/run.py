@@ -24,7 +24,7 @@ from fedflat.experiment.analysis.run_model import estimated_statistics
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.engine import begin_averages, decide_compile, engine_for, sampler_of, training_of
-from fedflat.experiment.setup.problem import build_problem
+from fedflat.experiment.setup.problem import build_problem, decide_precision
 from fedflat.experiment.stopping import (
     DIVERGENCE_CHECK_EVERY,
     Verdict,
@@ -85,10 +85,10 @@ class Run:
     ) -> None:
         self.callbacks, self._resume, self._has_local_data = callbacks, resume, engine is None
         self._user_objects = {"data": data, "model": model, "task": task}
+        recorded = RunFolder(folder).config() if folder and resume else None
+        config = config if engine else decide_precision(config, recorded)  # remote sites decide by themselves
         with explain_out_of_memory(config):
             self.problem, self.partition = build_problem(config, data, model, task)
-        recorded = RunFolder(folder).config() if folder and resume else None
-        # Remote sites, which have an engine of their own, decide by themselves.
         self.config = config = config if engine else decide_compile(config, self.problem, self.partition, recorded)
         if config.stop.target is not None and not resume:  # a resumed run was checked when it began
             check_target(config.stop.target, self.metric)
@@ -96,7 +96,7 @@ class Run:
         self.history: list[dict[str, Any]] = []
         self.record: Record | None = None  # set when the run ends or pauses
         self._train_loss = torch.tensor(math.nan)
-        self.training = training_of(config, self.algorithm, len(self.partition.clients))
+        self.training = training_of(config, self.algorithm, len(self.partition.clients), self.problem)
         self._sampler = sampler_of(config, len(self.partition.clients))
         initial = ModelState(*self.problem.initial_state())
         self.server = ServerState(config.init_rounds, initial, self.algorithm.new_server(initial.weights), Cost())

@@ -15,13 +15,13 @@ class Estimate:
     """A mean with its 95 % confidence interval ``[low, high]``."""
 
     value: float
-    """The mean of the values."""
+    """The mean of the draws."""
     low: float
     """Lower end of the confidence interval."""
     high: float
     """Upper end of the confidence interval."""
     draws: int
-    """Number of values that were averaged."""
+    """Number of draws that were averaged."""
 
     @property
     def half_width(self) -> float:
@@ -29,7 +29,7 @@ class Estimate:
         return (self.high - self.low) / 2
 
     def document(self) -> dict[str, float]:
-        """Return all values as a dictionary."""
+        """Return all fields as a dictionary."""
         return asdict(self)
 
 

@@ -17,8 +17,13 @@ Switch = tuple[Any, str]
 """A torch backend and the name of its attribute."""
 
 
+def gpu_has_tf32() -> bool:
+    """Whether the current GPU can compute in TF32: NVIDIA's GPUs from compute capability 8.0 (2020) on."""
+    return torch.version.hip is None and torch.cuda.get_device_capability() >= (8, 0)
+
+
 def allow_tf32(allowed: bool) -> None:
-    """Allow or forbid a GPU to round float32 matrix products and convolutions to TF32, until it is changed again."""
+    """Allow or forbid a GPU to round float32 matrix products and convolutions to TF32, until the next call."""
     # torch has two generations of switches: ``allow_tf32`` is a bool, ``fp32_precision`` a string.
     for backend, attribute in _switches():
         value = allowed if attribute == "allow_tf32" else "tf32" if allowed else "ieee"

@@ -37,7 +37,7 @@ class ModelExample(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelSpec(ABC):
-    """Base class of models: a frozen dataclass whose fields are the model's options, as in ``vgg11(hidden=256)``.
+    """Base class of model specifications: frozen dataclasses whose fields are options, as in ``vgg11(hidden=256)``.
 
     Attributes:
         name: name under which the model is registered, e.g. ``cnn``.

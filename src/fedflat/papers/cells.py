@@ -90,7 +90,8 @@ class Cell:
         """
         if isinstance(self.statistic, Gain):
             return ()
-        settings = {name: substitute(value, self.words) for name, value in self.protocol.settings.items()}
+        stated = {name: substitute(value, self.words) for name, value in self.protocol.settings.items()}
+        settings = {"engine.precision": "float32"} | stated  # the same on every device, so that results are comparable
         algorithms = str(settings["algorithm"]).split(ALTERNATIVES)
         return tuple(_config(json.dumps(nest(settings | {"algorithm": algorithm}))) for algorithm in algorithms)
 

@@ -8,7 +8,8 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from fedflat.algorithms import algorithm
+from fedflat.algorithms import Algorithm, algorithm
+from fedflat.algorithms.algorithm import SLOTS
 from fedflat.experiment.config import Config
 
 SETTINGS = {
@@ -60,6 +61,9 @@ def protocol_of(config: Config) -> ProtocolValues:
 
     built = algorithm(config.algorithm)
     slots = {name: getattr(built, name) for name in ("drift", "perturbation", "lr_schedule", "server")}
+    # Slots that were added later enter only where they are used, so that the hashes of older results stay the same.
+    later = {name: getattr(built, name) for name in SLOTS if name not in slots}
+    slots |= {name: part for name, part in later.items() if part != getattr(Algorithm(), name)}
     slots |= {f"average{number}": average for number, average in enumerate(built.averages)}
     parameters = {
         name: {field.name: getattr(slot, field.name) for field in fields(slot)} for name, slot in slots.items()

@@ -324,7 +324,7 @@ def _rounded(value: float | None, digits: int = 5) -> float | None:
 
 
 def _commit() -> str | None:
-    """Return the commit of fedflat's checkout, if it runs from one."""
+    """Return the commit of the git repository that contains fedflat's code, or None if there is none."""
     command = ["git", "-C", str(Path(fedflat.__file__).parent), "rev-parse", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -37,11 +37,12 @@ def small(config: Config, folder: Path | None = None) -> tuple[Config, tuple[str
     Returns:
         The small config, and a description of each stand-in, such as ``digits for cifar10``.
     """
-    data, model, length = _stand_ins(config, folder)
+    data, model, schedule = _shrink(config, folder)
     is_central = canonical_partition(data.partition) == "centralised"
     full_participation = config.federation.clients_per_round == config.data.clients
     clients = 1 if is_central else data.clients
     clients_per_round = min(config.federation.clients_per_round, CLIENTS_PER_ROUND)
+    # The number of clients is None if the dataset fixes it.
     if clients is not None and (is_central or full_participation):
         clients_per_round = clients
     scaled = config.model_copy(
@@ -49,8 +50,8 @@ def small(config: Config, folder: Path | None = None) -> tuple[Config, tuple[str
             "model": model,
             "data": data.model_copy(update={"dir": folder, "clients": clients}),
             "federation": config.federation.model_copy(update={"clients_per_round": clients_per_round}),
-            "training": config.training.model_copy(update={"local_epochs": 1, **length}),
-            "evaluation": _small_evaluation(config, length["rounds"]),
+            "training": config.training.model_copy(update={"local_epochs": 1, **schedule}),
+            "evaluation": _small_evaluation(config, schedule["rounds"]),
             "engine": config.engine.model_copy(update={"workers": 1}),
         }
     )
@@ -70,13 +71,13 @@ def _small_evaluation(config: Config, rounds: int) -> EvaluationSettings:
     return config.evaluation.model_copy(update=update)
 
 
-def _stand_ins(config: Config, folder: Path | None) -> tuple[DataSettings, str, dict[str, int]]:
-    """Choose the dataset, the model and the length of a small run.
+def _shrink(config: Config, folder: Path | None) -> tuple[DataSettings, str, dict[str, int]]:
+    """Choose the dataset, the model and the training schedule of a small run.
 
     Returns:
         data: settings with the paper's dataset if it is available, otherwise with an embedded one.
         model: a model that is small enough for the dataset.
-        length: rounds, local steps and batch size.
+        schedule: rounds, local steps and batch size.
     """
     data, model = config.data, parse(config.model)[0].name
     if is_available(data.dataset, folder):

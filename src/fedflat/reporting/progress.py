@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from fedflat.experiment.callback import RunProgress, RunView
-    from fedflat.experiment.campaign.estimate import Forecast
+    from fedflat.experiment.campaign.estimate import Forecast, GpuForecast
     from fedflat.experiment.config import Config
     from fedflat.experiment.store.run_folder import Record
 
@@ -259,11 +259,21 @@ def describe_forecast(forecast: Forecast) -> str:
     memory = ", ".join(f"{shown_bytes(size)} {name}" for name, size in sizes.items())
     if forecast.states:
         memory += f", up to {shown_bytes(forecast.states)} client state for {forecast.clients:,} clients"
-    if forecast.gpu:
-        reserved, total = forecast.gpu
-        memory += f"; {shown_bytes(reserved)} of {shown_bytes(total)} of the GPU"
     disk = f"; up to {shown_bytes(forecast.disk)} on disk" if forecast.disk else ""
-    return f"plan: {time_needed}; memory: {memory}{disk}"
+    gpu = f"; GPU: {_describe_gpu(forecast.gpu)}" if forecast.gpu else ""
+    return f"plan: {time_needed}; memory: {memory}{disk}{gpu}"
+
+
+def _describe_gpu(gpu: GpuForecast) -> str:
+    """Return how a run uses the GPU: memory, lanes and precision."""
+    text = f"{shown_bytes(gpu.reserved)} of {shown_bytes(gpu.total)}"
+    if gpu.lanes:
+        text += f", {counted(gpu.lanes, 'lane')} of {shown_bytes(gpu.lane)}, {gpu.fitting:,} clients fit at once"
+    text += f", precision {gpu.precision}"
+    if gpu.bf16_speedup is not None:
+        by = f" ({gpu.bf16_speedup} times as fast on an H200)" if gpu.bf16_speedup else ""
+        text += f"; bf16 would be faster{by}: --set engine.precision=bf16"
+    return text
 
 
 def run_name(run: RunProgress) -> str:

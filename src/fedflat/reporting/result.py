@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 class Result:
     """A run: its history, models and measurements.
 
-    A run has the model ``server``, which was trained, and averages of it such as ``wima(window=50)``. One of these
-    models, the primary model, represents the run; models are compared by the primary metric (``metric``).
+    A run has the trained model, ``server``, and averages of it over rounds, such as ``wima(window=50)``. The results of
+    one of them, the primary model, are reported as those of the run. Models are compared by the primary metric
+    (``metric``).
     """
 
     def __init__(self, record: Record) -> None:
@@ -96,14 +97,14 @@ class Result:
         """Name of the primary metric, e.g. ``accuracy``."""
         return self.record.metric
 
-    def summary(self, model: str = "server", metric: str | None = None) -> Summary:
+    def summary(self, average: str = "server", metric: str | None = None) -> Summary:
         """Summarise a metric of a model on the test set: last value, mean of the last 10 % of evaluations, and best.
 
         Args:
-            model: name of an evaluated model.
+            average: ``server``, or an evaluated average, e.g. ``wima``.
             metric: name of a metric; default: the primary one.
         """
-        name = full_name("evaluated model", model, self.record.evaluated)
+        name = full_name("evaluated model", average, self.record.evaluated)
         metric, metrics = metric or self.metric, self.history[-1]["test"][name]
         if metric not in metrics:
             raise one_of("metric", metric, metrics)
@@ -119,14 +120,14 @@ class Result:
 
         return pd.json_normalize(self.history)
 
-    def state_dict(self, model: str = "server", *, rounds: int | None = None) -> dict[str, Tensor]:
+    def state_dict(self, average: str = "server", *, rounds: int | None = None) -> dict[str, Tensor]:
         """Return the parameters and buffers of a model by name, as a torch state dict.
 
         Args:
-            model: name of the model.
+            average: ``server``, or an average of the run, e.g. ``wima``.
             rounds: select a model saved after this round; default: the final model.
         """
-        model = require_model(self.record, model)
+        model = require_model(self.record, average)
         if self.record.folder is not None or rounds is not None:
             return saved_tensors(self.record, model, rounds)
         problem, _ = reopen(self.record)  # a run without a folder has its models in memory
@@ -135,7 +136,7 @@ class Result:
 
     def model(
         self,
-        name: str = "server",
+        average: str = "server",
         *,
         rounds: int | None = None,
         merge: bool = False,
@@ -147,14 +148,14 @@ class Result:
         If clients kept their own BatchNorm statistics (SiLoBN), those of the module are estimated on the training data.
 
         Args:
-            name: name of the model, e.g. ``server`` or ``wima``.
+            average: ``server``, or an average of the run, e.g. ``wima``.
             rounds: select a model saved after this round.
             merge: whether to merge low-rank adapters (LoRA) into the weights.
             dataset, network: needed if the run used a custom one and was made in another process.
         """
         if self.record.folder is not None:
             self.record.folder.load_plugins()
-        name = require_model(self.record, name)
+        name = require_model(self.record, average)
         tensors = self._tensors(name, rounds, dataset, network)
         network = network or self.record.user_objects.get("model")
         if network is None and is_user_supplied(self.config.model):
@@ -174,7 +175,7 @@ class Result:
     def export(
         self,
         path: str | Path,
-        model: str = "server",
+        average: str = "server",
         *,
         format: str | None = None,
         rounds: int | None = None,
@@ -185,7 +186,7 @@ class Result:
 
         Args:
             path: output file.
-            model: name of the model.
+            average: ``server``, or an average of the run, e.g. ``wima``.
             format: ``torch``, ``safetensors`` or ``onnx``; default: from the file extension.
             rounds: select a model saved after this round.
             dataset, network: needed if the run used a custom one and was made in another process.
@@ -194,7 +195,7 @@ class Result:
 
         path = as_path("path", path, "model.pt")
         kind = format_of(path, format)
-        model = require_model(self.record, model)
+        model = require_model(self.record, average)
         metadata = {
             "model": self.config.model,
             "name": model,
@@ -234,25 +235,25 @@ class Result:
             raise UserError(f"this run used a user-supplied dataset ({name}); pass it again: dataset=...")
         return load_data(self.config, dataset)
 
-    def evaluate(self, model: str = "server", on: str | Iterable[str] | None = None, **options: Any) -> Evaluation:
+    def evaluate(self, average: str = "server", on: str | Iterable[str] | None = None, **options: Any) -> Evaluation:
         """Evaluate a model on the test set, per class, client and domain, under corruptions, and after fine-tuning.
 
         Args:
-            model: name of the model.
+            average: ``server``, or an average of the run, e.g. ``wima``.
             on: parts to evaluate, e.g. ``classes`` or ``clients``; default: all that apply.
             options: ``fine_tuning``, ``corruptions``, and the run's custom ``dataset``, ``network`` and ``task``.
         """
-        return evaluate(self.record, model, on, **options)
+        return evaluate(self.record, average, on, **options)
 
-    def flatness(self, model: str | None = None, rounds: int | None = None, **options: Any) -> RunModel:
+    def flatness(self, average: str | None = None, rounds: int | None = None, **options: Any) -> RunModel:
         """Open a model for flatness measurements, e.g. ``result.flatness("wima").spectrum()``.
 
         Args:
-            model: name of the model; default: the primary model.
+            average: ``server``, or an average of the run; default: the primary model.
             rounds: select a model saved after this round.
             options: ``device``, ``precision``, and the run's custom ``dataset``, ``network`` and ``task``.
         """
-        return open_model(self.record, name=model, rounds=rounds, **options)
+        return open_model(self.record, name=average, rounds=rounds, **options)
 
     def post_hoc(self, **options: Any) -> PostHoc:
         """Return an object whose methods, such as ``clients()`` and ``gaps()``, measure the run's saved models.

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from fedflat.algorithms import Algorithm
-from fedflat.algorithms.algorithm import Descent
+from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.lr_schedule import Schedule
-from fedflat.algorithms.slot import State
+from fedflat.algorithms.state import State
+from fedflat.algorithms.teacher import Teacher
 from fedflat.data import Augmentation, Dataset, Examples
 from fedflat.data.batches import Batch
 from fedflat.engines.cpu.engine import LoopEngine
@@ -25,8 +26,8 @@ class QuadraticModel(nn.Module):
     """A model whose only parameter is the point x of shape (P,), and whose inputs are quadratics.
 
     A quadratic is f(x) = 0.5 (x - b)^T A (x - b), with the matrix A of shape (P, P) and the centre b of shape (P,). An
-    input of shape (n, P^2 + P) has one row per quadratic: A, flattened, then b. The output of shape (n,) holds the
-    values of the n quadratics at x.
+    input of shape (n, P^2 + P) has one row per quadratic: A, flattened, then b. The output of shape (n, 2, P) holds
+    x - b and A (x - b) for each of the n quadratics; half their product is the value at x.
     """
 
     def __init__(self, x: Tensor) -> None:
@@ -34,34 +35,47 @@ class QuadraticModel(nn.Module):
         self.x = nn.Parameter(x.clone())
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Evaluate f(x) = 0.5 (x - b)^T A (x - b) for the A and b in each row of ``inputs``."""
+        """Compute x - b and A (x - b) for the A and b in each row of ``inputs``."""
         size = len(self.x)
         matrices, centres = inputs[:, : size**2].reshape(-1, size, size), inputs[:, size**2 :]
         offsets = self.x - centres
-        return 0.5 * torch.einsum("np,npq,nq->n", offsets, matrices, offsets)
+        return torch.stack([offsets, torch.einsum("npq,nq->np", matrices, offsets)], 1)
 
 
 @dataclass(frozen=True)
 class ValueTask:
-    """A task whose loss is the model's output."""
+    """A task whose loss is the value of a :class:`QuadraticModel`."""
 
     metric: str = "value"
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """The mean output."""
-        return output.mean()
+        """The mean value."""
+        return _values(output).mean()
 
     def sums(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """The summed output."""
-        return {"loss": output.sum(), "value": output.sum()}
+        """The summed value."""
+        return {"loss": _values(output).sum(), "value": _values(output).sum()}
+
+    def distillation(self, output: Tensor, teacher_output: Tensor, target: Tensor, temperature: float) -> Tensor:
+        """The mean of 0.5 (x - e)^T A (x - e) / temperature^2, the form of a KL divergence near the teacher e."""
+        return _values(output - teacher_output).mean() / temperature**2
+
+
+def _values(output: Tensor) -> Tensor:
+    """Half the product of the two vectors in each row of an output (n, 2, P), shape (n,)."""
+    return 0.5 * (output[:, 0] * output[:, 1]).sum(1)
 
 
 @dataclass(eq=False)
 class QuadraticProblem(Problem):
     """A problem with a :class:`QuadraticModel`, whose gradient A (x - b) is faster to compute without autograd."""
 
-    def loss_and_gradient(self, vector: Tensor, buffers: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
+    def loss_and_gradient(
+        self, vector: Tensor, buffers: dict[str, Tensor], batch: Batch, teacher: Teacher | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Mean value of a batch of quadratics (scalar) and its gradient (P,) at the point ``vector`` (P,)."""
+        if teacher is not None:
+            return super().loss_and_gradient(vector, buffers, batch, teacher)
         size = len(vector)
         matrices, centres = batch.inputs[:, : size**2].reshape(-1, size, size), batch.inputs[:, size**2 :]
         offsets = vector - centres

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedflat.algorithms.slot import CohortMeans, LocalContext, State
+from fedflat.algorithms.slot import CohortMeans, LocalContext
+from fedflat.algorithms.state import State
 from fedflat.averaging import RunInfo
 from fedflat.models.layout import Layout
 
@@ -77,7 +78,9 @@ def cohort_means(
     mean: Mapping[str, Numbers] | None = None,
     lr_sum: float = 0.1,
     share: float = 1.0,
+    cohort_size: int = 1,
     round: int = 0,
+    normalised: Numbers | None = None,
     common_gradient: Numbers | None = None,
 ) -> CohortMeans:
     """The cohort means that a slot's ``aggregate`` receives, built from plain numbers.
@@ -88,7 +91,9 @@ def cohort_means(
         mean: means of the slot's messages, by name.
         lr_sum: sum of a client's learning rates over its local steps, the same for all clients.
         share: cohort size divided by the number of clients.
+        cohort_size: number of clients in the cohort.
         round: round, counted from 0.
+        normalised: mean of the displacements, each divided by the drift's divisor, if it has one.
         common_gradient: the cohort's mean full-batch gradient at z, if the drift requests it.
 
     >>> cohort_means(z=[1.0, 2.0], displacement=[-0.1, 0.1], lr_sum=0.1).direction
@@ -103,7 +108,9 @@ def cohort_means(
         direction=-mean_displacement / lr_sum,
         mean=_state(mean),
         share=share,
+        cohort_size=cohort_size,
         round=round,
+        normalised=None if normalised is None else _tensor(normalised),
         common_gradient=None if common_gradient is None else _tensor(common_gradient),
     )
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedflat.algorithms.server import Sgd
-from fedflat.algorithms.slot import CohortMeans, Drift, Fields, Gradient, LocalContext, Slot, State, vector
+from fedflat.algorithms.slot import CohortMeans, Drift, Gradient, LocalContext, Slot
+from fedflat.algorithms.state import Fields, State, vector
 from fedflat.text import param
 
 

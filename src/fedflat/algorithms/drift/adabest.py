@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedflat.algorithms.slot import CohortMeans, Drift, Fields, Gradient, LocalContext, State, scalar, vector
+from fedflat.algorithms.slot import CohortMeans, Drift, Gradient, LocalContext
+from fedflat.algorithms.state import Fields, State, scalar, vector
 from fedflat.text import param
 
 

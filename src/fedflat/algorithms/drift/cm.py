@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedflat.algorithms.slot import CohortMeans, Drift, Fields, Gradient, LocalContext, State, vector
+from fedflat.algorithms.slot import CohortMeans, Drift, Gradient, LocalContext
+from fedflat.algorithms.state import Fields, State, vector
 from fedflat.text import param
 
 
@@ -43,3 +44,6 @@ class Cm(Drift):
 
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
         return means.z + means.displacement, {"momentum": means.direction}
+
+    def sgd_conflict(self, optimiser: str) -> str | None:
+        return f"{self.NEEDS_SGD}; use a drift correction without momentum, e.g. fedprox+{optimiser}"

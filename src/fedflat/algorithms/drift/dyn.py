@@ -7,7 +7,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedflat.algorithms.slot import CohortMeans, Drift, Fields, Gradient, LocalContext, State, vector
+from fedflat.algorithms.slot import CohortMeans, Drift, Gradient, LocalContext
+from fedflat.algorithms.state import Fields, State, vector
 from fedflat.text import param
 
 

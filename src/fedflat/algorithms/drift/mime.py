@@ -7,7 +7,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedflat.algorithms.slot import CohortMeans, Drift, Fields, FullGradient, Gradient, LocalContext, State, vector
+from fedflat.algorithms.slot import CohortMeans, Drift, FullGradient, Gradient, LocalContext
+from fedflat.algorithms.state import Fields, State, vector
 from fedflat.text import param
 
 
@@ -127,7 +128,7 @@ class MimeLite(FrozenMomentum):
         return "own" if self.beta else "none"
 
     def sends(self) -> Fields:
-        return (vector("gradient", by_samples=True),) if self.beta else ()
+        return (vector("gradient", weighting="samples"),) if self.beta else ()
 
     def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
         return self._with_momentum(g, ctx)

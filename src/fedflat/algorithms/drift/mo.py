@@ -7,7 +7,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedflat.algorithms.slot import CohortMeans, Drift, Fields, FullGradient, Gradient, LocalContext, State, vector
+from fedflat.algorithms.slot import CohortMeans, Drift, FullGradient, Gradient, LocalContext
+from fedflat.algorithms.state import Fields, State, vector
 from fedflat.text import param
 
 
@@ -90,6 +91,9 @@ class Mo(Drift):
         if means.round == 0 and self.gamma_first_round is not None:
             gamma = self.gamma_first_round
         return means.z + means.displacement, {"m": server["m"] + gamma * means.mean["dm"]}
+
+    def sgd_conflict(self, optimiser: str) -> str | None:
+        return f"{self.NEEDS_SGD}; use option I: fedmo(option=I)+{optimiser}" if self.option == "II" else None
 
     def _normaliser(self, ctx: LocalContext) -> Tensor:
         """H, by which a displacement is divided to get the units of a gradient.

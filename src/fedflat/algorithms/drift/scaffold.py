@@ -7,7 +7,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedflat.algorithms.slot import CohortMeans, Drift, Fields, FullGradient, Gradient, LocalContext, State, vector
+from fedflat.algorithms.slot import CohortMeans, Drift, FullGradient, Gradient, LocalContext
+from fedflat.algorithms.state import Fields, State, vector
 from fedflat.text import param
 
 
@@ -73,6 +74,9 @@ class Scaffold(Drift):
 
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
         return means.z + means.displacement, {"c": server["c"] + means.share * means.mean["dc"]}
+
+    def sgd_conflict(self, optimiser: str) -> str | None:
+        return f"{self.NEEDS_SGD}; use option I: scaffold(option=I)+{optimiser}" if self.option == "II" else None
 
     def robust_aggregation_conflict(self) -> str | None:
         return "the server's control variate must equal the mean of the clients' control variates"

@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedflat.algorithms.slot import CohortMeans, Drift, Fields, Gradient, LocalContext, State, scalar, vector
+from fedflat.algorithms.slot import CohortMeans, Drift, Gradient, LocalContext
+from fedflat.algorithms.state import Fields, State, scalar, vector
 from fedflat.text import param
 
 SIGNAL_RANGE = (0.1, 0.9)
@@ -103,6 +104,9 @@ class Wmsam(Drift):
         if not self.personal:
             return None
         return "the server's control variate must equal the mean of the clients' control variates"
+
+    def sgd_conflict(self, optimiser: str) -> str | None:
+        return f"{self.NEEDS_SGD}; use a drift correction without momentum, e.g. scaffold(option=I)+{optimiser}"
 
     def _signal(self, displacement: Tensor, momentum: Tensor) -> Tensor:
         """sim_i, the signal that adapts alpha, from the cosine of D_i (``displacement``) and Delta (``momentum``).

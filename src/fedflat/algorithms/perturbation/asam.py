@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedflat.algorithms.slot import PERTURB_FROM, Gradient, LocalContext, Perturbation, State, unit
+from fedflat.algorithms.slot import PERTURB_FROM, Gradient, LocalContext, Perturbation, unit
+from fedflat.algorithms.state import State
 from fedflat.text import param
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fedflat.algorithms.drift import Wmsam
 from fedflat.algorithms.perturbation.released import scalar_shift
-from fedflat.algorithms.slot import Gradient, LocalContext, Perturbation, Slot, State, unit
+from fedflat.algorithms.slot import Gradient, LocalContext, Perturbation, Slot, unit
+from fedflat.algorithms.state import State
 from fedflat.text import param
 
 

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
+from fedflat.algorithms.drift import Gloss
 from fedflat.algorithms.perturbation.released import scalar_shift
-from fedflat.algorithms.slot import (
-    CohortMeans,
-    Fields,
-    Gradient,
-    LocalContext,
-    Perturbation,
-    State,
-    scalar,
-    unit,
-    vector,
-)
+from fedflat.algorithms.slot import CohortMeans, Gradient, LocalContext, Perturbation, Slot, unit
+from fedflat.algorithms.state import Fields, State, scalar, vector
 from fedflat.text import param
 
 
@@ -85,6 +78,12 @@ class Lesam(Perturbation):
         if self.direction == "global":
             return {}, {}
         return {"last": ctx.z, "seen": ctx.lr_sum.new_ones(())}, {}
+
+    def conflict(self, slots: Mapping[str, Slot]) -> str | None:
+        """Why LESAM cannot be added to FedGloSS; None for other drifts in ``slots``."""
+        if not isinstance(slots["drift"], Gloss):
+            return None
+        return "FedGloSS and LESAM both perturb along the last global update; use sam or asam instead of lesam"
 
     def aggregate(self, means: CohortMeans, server: State, x: Tensor) -> State:
         return {"step": x - means.x} if self.direction == "global" else {}

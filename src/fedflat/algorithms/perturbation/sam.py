@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedflat.algorithms.slot import PERTURB_FROM, Gradient, LocalContext, Perturbation, Slot, State, unit
+from fedflat.algorithms.slot import PERTURB_FROM, Gradient, LocalContext, Perturbation, Slot, unit
+from fedflat.algorithms.state import State
 from fedflat.text import param
 
 

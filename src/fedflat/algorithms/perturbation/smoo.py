@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fedflat.algorithms.drift import Dyn
-from fedflat.algorithms.slot import CohortMeans, Fields, Gradient, LocalContext, Perturbation, Slot, State, unit, vector
+from fedflat.algorithms.slot import CohortMeans, Gradient, LocalContext, Perturbation, Slot, unit
+from fedflat.algorithms.state import Fields, State, vector
 from fedflat.text import param
 
 

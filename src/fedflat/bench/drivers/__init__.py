@@ -40,18 +40,21 @@ def plain_loop() -> PlainLoop:
     )
 
 
-def local_epochs(peer: Peer, examples: int) -> int:
+def local_epochs(peer: Peer) -> int:
     """The local epochs that take ``local_steps`` steps, for a simulator that trains only whole epochs.
 
     Raises:
-        UserError: these steps are not a whole number of epochs.
+        UserError: these steps are not the same whole number of epochs for every client.
     """
     setting = peer.setting
-    epochs, rest = divmod(setting.local_steps * setting.batch_size, examples)
-    if rest or examples % setting.batch_size:
+    sizes = sorted({len(indices) for indices in plain_loop().partition.clients})
+    epochs, rest = divmod(setting.local_steps * setting.batch_size, sizes[0])
+    if len(sizes) > 1 or rest or sizes[0] % setting.batch_size:
+        examples = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else sizes[0]
         raise UserError(
             f"{peer.name} trains whole epochs, but {setting.local_steps} steps of {setting.batch_size} examples are "
-            f"not a whole number of epochs of a client's {examples} examples; change --local-steps or --batch-size"
+            f"not a whole number of epochs of every client, which has {examples} examples; "
+            "change --local-steps, --batch-size or --partition"
         )
     return epochs
 

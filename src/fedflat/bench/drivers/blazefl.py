@@ -61,7 +61,7 @@ def run(peer: Peer) -> None:
     shared: dict[str, Any] = {"model_selector": Networks(), "model_name": setting.model, "dataset": Clients()}
     shared |= {"device": device, "num_clients": peer.clients, "batch_size": setting.batch_size, "seed": 0}
     handler = FedAvgBaseServerHandler(global_round=ROUNDS, sample_ratio=participation(peer), **shared)
-    shared |= {"epochs": local_epochs(peer, len(plain_loop().partition.clients[0])), "lr": setting.lr}
+    shared |= {"epochs": local_epochs(peer), "lr": setting.lr}
     shared |= {"num_parallels": min(available_cores(), setting.clients_per_round)}
     trainer: Any
     if getattr(sys, "_is_gil_enabled", lambda: True)():

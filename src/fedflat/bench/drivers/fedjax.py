@@ -16,6 +16,7 @@ from torch import nn
 from fedflat.bench.drivers import client_tensors, connected_timer, plain_loop
 from fedflat.bench.peers import Peer
 from fedflat.bench.plain import training_loss
+from fedflat.engines.problem.problem import Problem
 from fedflat.errors import UserError
 
 
@@ -47,15 +48,18 @@ def run(peer: Peer) -> None:
     datasets = {}
     for client in range(peer.clients):
         inputs, targets = client_tensors(peer, client)
-        datasets[client] = fedjax.ClientDataset({"x": inputs.numpy(), "y": targets.numpy()})
-    state = algorithm.init({name: jnp.asarray(tensor.numpy()) for name, tensor in loop.state.items()})
+        datasets[client] = fedjax.ClientDataset({"x": inputs.numpy(force=True), "y": targets.numpy(force=True)})
+    state = algorithm.init({name: jnp.asarray(tensor.numpy(force=True)) for name, tensor in loop.state.items()})
     for number in itertools.count():
         keys = jax.random.split(jax.random.PRNGKey(number), setting.clients_per_round)
         cohort = [(client, datasets[client], key) for client, key in zip(loop.cohort(number), keys, strict=True)]
         state, _ = algorithm.apply(state, cohort)
-        parameters = jax.block_until_ready(state.params)
-        weights = {name: torch.from_numpy(np.array(value)) for name, value in parameters.items()}
-        timer.round_done(partial(training_loss, loop.problem, weights))
+        timer.round_done(partial(loss_of, loop.problem, jax.block_until_ready(state.params)))
+
+
+def loss_of(problem: Problem, parameters: Any) -> float:
+    """The training loss of a model with these parameters, computed by PyTorch."""
+    return training_loss(problem, {name: torch.from_numpy(np.array(value)) for name, value in parameters.items()})
 
 
 def convolve(layer: nn.Conv2d, values: Any, weight: Any, bias: Any) -> Any:

@@ -45,7 +45,7 @@ def run(peer: Peer) -> None:
     parameters = {
         "client": {
             "batch_size": setting.batch_size,
-            "local_epochs": local_epochs(peer, len(loop.partition.clients[0])),
+            "local_epochs": local_epochs(peer),
             "loss": torch.nn.CrossEntropyLoss,
             "optimizer": {"name": "SGD", "lr": setting.lr},
             "scheduler": {"gamma": 1, "step_size": 1},

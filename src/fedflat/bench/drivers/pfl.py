@@ -21,7 +21,7 @@ from fedflat.processes import available_cores
 
 
 def run(peer: Peer) -> None:
-    """Start one process per core, each of which runs this module."""
+    """Start one process per core, but no more than clients per round; each runs this module."""
     os.environ["PFL_PYTORCH_DEVICE"] = "cuda" if peer.setting.on_gpu else "cpu"
     torchrun = [str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nnodes=1"]
     processes = min(available_cores(), peer.setting.clients_per_round)

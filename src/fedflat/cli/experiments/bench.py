@@ -57,7 +57,10 @@ def bench(
         autocompletion=complete_algorithm,
     ),
     precision: str = _measure_option(
-        "float32", "--precision", metavar="NAME,...", help="comma-separated: float32, tf32, bf16"
+        "auto",
+        "--precision",
+        metavar="NAME,...",
+        help="comma-separated: float32, tf32, bf16; auto: as in a run, but float32 next to other simulators",
     ),
     engine: str = _measure_option(
         "auto", "--engine", metavar="NAME,...", help="comma-separated: auto, loop, lanes, ray"
@@ -218,26 +221,29 @@ def _shown_versions(versions: dict[str, str]) -> str:
 
 
 def _benchmark_table(rows: list[dict[str, Any]]) -> ScreenTable:
-    """Return a table with one row per contender: an engine of fedflat, the bound, or another simulator.
+    """Return a table with one row per contender.
+
+    A contender is an engine of fedflat, the plain loop, another simulator, or the lower bound on the time of a round.
 
     The number of clients has a column only if it varies, and GPU memory only if any was used.
     """
     has_clients = len({row["clients"] for row in rows}) > 1
     has_gpu = any(row["peak_device_bytes"] for row in rows)
-    numeric = ["s/round", "samples/s", "share of\nbound", "times\nplain loop", "loss", "set-up", "memory"]
+    numeric = ["s/round", "samples/s", "share of\nbound", "speed-up over\nplain loop", "loss", "set-up", "memory"]
     if has_clients:
         numeric.insert(0, "clients")
     if has_gpu:
         numeric.insert(-1, "GPU memory")
     lines = []
     for row in rows:
-        share, times = row["share_of_bound"], row["times_plain"]  # bound or plain loop divided by this row's time
+        # Both are times divided by that of this row: the time of the bound, and the time of the plain loop.
+        share, times = row["share_of_bound"], row["times_plain"]
         cells = {
             "clients": shown_count(row["clients"]),
             "s/round": f"{row['seconds_per_round']:.4g}",
             "samples/s": shown_count(row["samples_per_second"]),
             "share of\nbound": None if share is None else f"{100 * share:.0f} %",
-            "times\nplain loop": None if times is None else f"{times:.2f}",
+            "speed-up over\nplain loop": None if times is None else f"{times:.2f}",
             "loss": None if row["loss"] is None else f"{row['loss']:.4f}",
             "set-up": shown_seconds(row["set_up_seconds"]),
             "GPU memory": shown_bytes(row["peak_device_bytes"]),

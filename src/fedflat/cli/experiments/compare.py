@@ -25,7 +25,7 @@ from fedflat.cli.shared.flags import (
     with_settings,
 )
 from fedflat.cli.shared.one_run import check_figure, write_figure
-from fedflat.cli.shared.screen import fetch_if_missing, key_values, print_json, screen
+from fedflat.cli.shared.screen import fetch_if_missing, key_values, print_json, print_precision, screen
 from fedflat.errors import SomeFailed, UserError, one_of
 from fedflat.reporting.progress import progress
 
@@ -39,7 +39,7 @@ MAX_SEEDS = 10_000
 def compare(
     settings: dict[str, Any],  # values of the flags that with_settings adds, such as --rounds
     algorithms: list[str] = typer.Argument(
-        help="two or more algorithms, e.g. fedavg fedsam fedmoswa+wima",
+        help="algorithms to compare, e.g. fedavg fedsam fedmoswa+wima",
         metavar="ALGORITHM",
         autocompletion=complete_algorithm,
     ),
@@ -76,16 +76,17 @@ def compare(
     from fedflat.reporting.figures.curves import AXES
     from fedflat.reporting.result import Comparison
 
-    # Check everything first: downloads and runs take long.
+    # Check everything first: downloads and runs take a long time.
     base, seed_list = make_config(config, settings, assignments), read_seeds(seeds)
     if over not in AXES:
         raise one_of("axis", over, AXES)
     if figure is not None:
         check_figure(figure)
-    device_of(base)
+    device_of(base)  # raises an error if the device is unavailable
     silent, out = quiet or as_json, out or default_folder(base)
     if len(algorithms) == 1 and len(seed_list) == 1:
-        warnings.warn("one algorithm with one seed is no comparison; add algorithms, or use fedflat run", stacklevel=2)
+        warnings.warn("one run is not a comparison; add algorithms or seeds, or use fedflat run", stacklevel=2)
+    print_precision(base, silent)
     fetch_if_missing(base, silent)
     metric = task_of(base).metric if target else ""
     for value in target:

@@ -68,7 +68,7 @@ def certificates(
     days: int = typer.Option(365, "--days", min=1, max=MAX_DAYS, metavar="N", help="validity in days"),
     as_json: bool = JSON,
 ) -> None:
-    """Create a certificate authority, a server certificate and site keys, and print the start commands.
+    """Create a certificate authority, a server certificate and site keys; print the commands that start everything.
 
     Example: fedflat deploy certificates certificates --host server.example.org
     """

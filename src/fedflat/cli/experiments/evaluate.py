@@ -43,7 +43,7 @@ Row = tuple[object, ...]
 
 def evaluate(
     folder: Path = RUN,
-    model: str = AVERAGE,
+    average: str = AVERAGE,
     on: str | None = optional(
         "--on",
         "comma-separated: test, classes, longtail, clients, unseen, domains, corruptions, fine-tuned[-unseen]",
@@ -75,7 +75,7 @@ def evaluate(
     fetch_if_missing(record.config, as_json)
     with status_line(as_json) as show_status:
         evaluation = evaluate(
-            record, model, parts, fine_tuning=fine_tuning, progress=lambda part: show_status(f"evaluating on {part}")
+            record, average, parts, fine_tuning=fine_tuning, progress=lambda part: show_status(f"evaluating on {part}")
         )
     if not evaluation.parts:
         reasons = [f"{part} is not available: {reason}" for part, reason in evaluation.missing.items()]
@@ -83,7 +83,7 @@ def evaluate(
     if as_json:
         print_json({"folder": folder, "algorithm": algorithm, "seed": seed, **evaluation.document()})
     else:
-        _print_evaluation(evaluation, f"{algorithm}   {record.config.data.dataset}, seed {seed}, model {model}")
+        _print_evaluation(evaluation, f"{algorithm}   {record.config.data.dataset}, seed {seed}, model {average}")
 
 
 def _print_evaluation(evaluation: Evaluation, heading: str) -> None:

@@ -13,7 +13,7 @@ def export(
     format: str | None = optional(
         "--format", "torch, safetensors or onnx", "by the extension of --out, else torch", metavar="NAME"
     ),
-    model: str = AVERAGE,
+    average: str = AVERAGE,
     rounds: int | None = optional("--round", "model saved after this round", "the final model", metavar="N", min=0),
     out: Path | None = optional("--out", "output file", "in exported/ inside the run", metavar="FILE"),
     as_json: bool = JSON,
@@ -29,7 +29,7 @@ def export(
 
     export_format = format_of(out or Path("model.pt"), format)
     result = Result.load(folder)
-    model = require_model(result.record, model)
+    model = require_model(result.record, average)
     if out is None:
         source = Path(model_file(model) if rounds is None else snapshot_file(model, rounds))
         extension = next(extension for extension, known_format in ENDINGS.items() if known_format == export_format)

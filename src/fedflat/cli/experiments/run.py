@@ -24,7 +24,7 @@ from fedflat.cli.shared.flags import (
     with_settings,
 )
 from fedflat.cli.shared.one_run import CURVE, draw_curve, print_run, run_document
-from fedflat.cli.shared.screen import fetch_if_missing, print_json
+from fedflat.cli.shared.screen import fetch_if_missing, print_json, print_precision
 from fedflat.reporting.progress import ForecastCallback, progress
 from fedflat.setting_names import EXECUTION_SETTINGS
 
@@ -115,6 +115,7 @@ def _train(config: Config, folder: Path, as_json: bool, quiet: bool, track: str 
 
     silent, tracking = quiet or as_json, tracking_callbacks(track)
     device_of(config)  # if the device is missing, fail before a download
+    print_precision(config, silent)
     fetch_if_missing(config, silent)
     try:
         with progress(silent) as display:

@@ -40,7 +40,7 @@ def clients(
     curvature: bool = typer.Option(
         True, "--curvature/--no-curvature", help="compute lambda_max of each client's model on its own data"
     ),
-    model: str = AVERAGE,
+    average: str = AVERAGE,
     examples: int = EXAMPLES,
     sampled_clients: int = CLIENTS,
     seed: int = SEED,
@@ -65,7 +65,7 @@ def clients(
             opened.require_client_vectors()
         retrained, why_not_all = opened.clients(client or None, curvature)  # None: the cohort of each round
         cohorts = sorted([*retrained, *opened.logged()], key=lambda cohort: (cohort["round"], cohort["source"]))
-        evaluations, metric = opened.accuracies(model), opened.problem.task.metric
+        evaluations, metric = opened.accuracies(average), opened.problem.task.metric
     heading, forgetting = heading_of(opened), class_forgetting(evaluations)
     document = {
         "run": str(run),
@@ -84,7 +84,7 @@ def clients(
     if with_drift and (variates or len(with_drift[-1]["clients"]) <= MAX_LISTED):
         print_section(f"Clients of round {with_drift[-1]['round']}", _client_table(with_drift[-1]))
     if forgetting:
-        title = f"Classes over {len(evaluations)} evaluations of {model}, test {with_unit(metric)}"
+        title = f"Classes over {len(evaluations)} evaluations of {average}, test {with_unit(metric)}"
         last_accuracies = evaluations[-1]["accuracy"]["classes"]
         print_section(title, _class_table(last_accuracies, forgetting, metric))
     if why_not_all:
@@ -132,7 +132,7 @@ def _client_table(cohort: dict[str, Any]) -> ScreenTable:
     """Return a table with one row per client of a round: its update, its agreement with others, its local model."""
     clients = [str(client) for client in cohort["clients"]]
     columns = {
-        "length of update": cohort["length"],
+        "norm of update": cohort["length"],
         "distance from mean": cohort["distance"],
         "cosine": cohort["cosine"],
     }

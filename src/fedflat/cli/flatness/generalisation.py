@@ -63,7 +63,7 @@ def gap(
 
 def bounds(
     run: Path = RUN,
-    model: str = AVERAGE,
+    average: str = AVERAGE,
     examples: int = EXAMPLES,
     clients: int = CLIENTS,
     seed: int = SEED,
@@ -79,7 +79,7 @@ def bounds(
 
     with status_line(quiet or as_json) as progress:
         opened = open_run(run, quiet or as_json, progress, examples=examples, clients=clients, seed=seed)
-        estimates = [*opened.constants(model), *(opened.logged_constants() if model == "server" else [])]
+        estimates = [*opened.constants(average), *(opened.logged_constants() if average == "server" else [])]
         estimates.sort(key=lambda estimate: estimate["round"])
         theory = opened.theory(estimates)
     heading, document = heading_of(opened), {"run": str(run), "rounds": estimates, **theory.document()}

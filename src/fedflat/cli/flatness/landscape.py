@@ -26,7 +26,7 @@ from fedflat.cli.flatness.common import (
 )
 from fedflat.cli.shared.completion import complete_run
 from fedflat.cli.shared.flags import DATA_DIR, JSON, QUIET, SEED, optional
-from fedflat.cli.shared.screen import counted, print_json, screen, shown_seconds
+from fedflat.cli.shared.screen import counted, print_json, screen, shown_count, shown_seconds
 from fedflat.errors import UserError, one_of
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def path(
     """
     from fedflat.experiment.analysis.landscapes import path as path_of
     from fedflat.flatness.landscapes.path import barrier
-    from fedflat.reporting.figures.landscape_scale import values_to_plot
+    from fedflat.reporting.figures.landscape_scale import values_to_plot, with_unit
     from fedflat.reporting.figures.landscapes import Panel, path_picture
 
     options = {"points": points, "beyond": beyond, "examples": examples, "seed": seed, "statistics": statistics}
@@ -223,8 +223,8 @@ def path(
     columns = ("value", *(mark.name for mark in grid.marks), "barrier", "at")
     rows = []
     for name, rise in barriers.items():
-        ends = [f"{mark.values[name]:.4g}" for mark in grid.marks]
-        rows.append((name.replace("_", " "), *ends, f"{rise.height:.4g}", f"{rise.at:.3g}"))
+        ends = [_shown_value(mark.values[name], name) for mark in grid.marks]
+        rows.append((with_unit(name), *ends, _shown_value(rise.height, name), f"{rise.at:.3g}"))
     heading = f"From {title}, distance {grid.metadata['distance']:.4g}"
     print_table(heading, columns, rows, subtitle=_describe_data(grid))
     print_files(files)
@@ -311,7 +311,7 @@ def _write_files(
 
 def _describe_data(grid: Landscape) -> str:
     """Return the dataset of a landscape and the numbers of examples it was evaluated on."""
-    counts = ", ".join(f"{count} {name} examples" for name, count in grid.metadata["examples"].items())
+    counts = ", ".join(f"{shown_count(count)} {name} examples" for name, count in grid.metadata["examples"].items())
     return f"{grid.metadata['data']}, {counts}"
 
 

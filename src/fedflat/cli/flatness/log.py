@@ -24,7 +24,7 @@ def log(
     runs: list[Path] = typer.Argument(
         metavar="RUN...", help="folders of runs started with --flatness every=N", autocompletion=complete_run
     ),
-    model: str | None = optional(
+    average: str | None = optional(
         "--average", "model to show: server, or an average", "the primary model", metavar="NAME"
     ),
     out: Path | None = OUT,
@@ -41,7 +41,7 @@ def log(
     logs, seconds = {}, {}
     for run in runs:
         record = load_record(run)
-        model_name = primary_model(record) if model is None else require_model(record, model)
+        model_name = primary_model(record) if average is None else require_model(record, average)
         name = f"{record.config.algorithm}, seed {record.config.seed}"
         if name in logs:
             name = f"{name} ({run})"

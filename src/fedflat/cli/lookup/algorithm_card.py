@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 from fedflat.algorithms import Algorithm, canonical
 from fedflat.algorithms.algorithm import SLOTS
+from fedflat.algorithms.cards import CARDS
 from fedflat.algorithms.composition import part_name
 from fedflat.algorithms.description import DIFFERENCES, describe
-from fedflat.algorithms.named import CARDS, NAMED, RELEASED
+from fedflat.algorithms.named import NAMED, RELEASED
 from fedflat.text import changed, choices, parameters, parse, show, write_value
 
 Content = list[dict[str, Any]] | dict[str, Any]
@@ -83,11 +84,14 @@ def in_units_of_p(count: Callable[[int], int]) -> str:
 
 
 def _slots(algorithm: Algorithm) -> Content:
-    """Return one row per slot with its part and equations; the part is None if it is that of plain FedAvg."""
+    """Return one row per slot (a replaceable step of an algorithm): the part that fills it, and its equations.
+
+    The part is None where the algorithm does the same as plain FedAvg.
+    """
     part_of_slot = slot_texts(algorithm)
     rows = []
     for slot, spec in specs_of(algorithm):
-        # An algorithm can have several averages, each with a row of its own.
+        # Unlike other slots, averages can have several parts, so each is taken from its own specification.
         part = spec_text(spec) if slot == "average" else part_of_slot.get(slot)
         rows.append({"slot": slot, "part": part, "equations": equations(spec)})
     return rows

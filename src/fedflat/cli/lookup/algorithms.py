@@ -32,7 +32,7 @@ def algorithms(
 
 
 def _list(as_json: bool) -> None:
-    """Print all named algorithms with their slots and cost, and all parts."""
+    """Print all named algorithms with their parts and cost, and all parts."""
     from fedflat.algorithms.algorithm import SLOTS
     from fedflat.algorithms.composition import load_installed
     from fedflat.algorithms.named import NAMED
@@ -42,11 +42,13 @@ def _list(as_json: bool) -> None:
     if as_json:
         print_json({"algorithms": summaries, "parts": parts})
         return
-    columns = ("name", *SLOTS, "down", "up", "passes", "paper")
+    columns = ("name", "parts", "down", "up", "passes", "paper")
     rows = []
     for summary in summaries:
+        parts_of_algorithm = " + ".join(summary[slot] for slot in SLOTS if summary[slot]) or None
         passes = f"{summary['passes']}{'*' if summary['full_gradient'] else ' '}"
-        rows.append([passes if column == "passes" else summary[column] for column in columns])
+        cells = summary | {"parts": parts_of_algorithm, "passes": passes}
+        rows.append([cells[column] for column in columns])
     console = screen()
     console.print(table(columns, rows, numeric=("down", "up", "passes")))
     console.print(
@@ -63,7 +65,8 @@ def _list(as_json: bool) -> None:
 def _summarise(name: str) -> dict[str, Any]:
     """Return the slots, cost and paper of a named algorithm; slots that do not differ from plain FedAvg are None."""
     from fedflat.algorithms.algorithm import SLOTS
-    from fedflat.algorithms.named import CARDS, NAMED
+    from fedflat.algorithms.cards import CARDS
+    from fedflat.algorithms.named import NAMED
     from fedflat.cli.lookup.algorithm_card import cost_of, slot_texts
 
     texts = slot_texts(NAMED[name])

@@ -157,12 +157,12 @@ def _normalisation(mean: list[float], std: list[float]) -> str | None:
     """Describe how images are normalised; None for other data.
 
     >>> _normalisation([0.5], [0.25])
-    '(pixel / 255 - 0.5) / 0.25'
+    '(pixel / 255 - mean) / std; mean 0.5, std 0.25'
     """
     if not mean:
         return None
     means, deviations = (", ".join(f"{value:.4g}" for value in values) for values in (mean, std))
-    return f"(pixel / 255 - {means}) / {deviations}"
+    return f"(pixel / 255 - mean) / std; mean {means}, std {deviations}"
 
 
 def _print_dataset(description: dict[str, Any]) -> None:

@@ -62,10 +62,13 @@ def flat_settings(config: Config) -> dict[str, Any]:
 
 
 def different_from_defaults(config: Config) -> list[tuple[str, str, str]]:
-    """Return name, value and default of every setting that differs from its default."""
+    """Return name, value and default of every setting that differs from its default.
+
+    A run records what ``engine.compile=auto`` decided. The usual decision, off, does not count as a difference.
+    """
     differences = []
     for name, value in flat_settings(config).items():
         default = field_of(name).default
-        if value != default:
+        if value != default and (name, value) != ("engine.compile", "off"):
             differences.append((name, write_value(value), write_value(default)))
     return differences

@@ -18,11 +18,13 @@ from fedflat.experiment.config import setting_names
 NAMES = {
     "algorithm": """
         fedavg fedavgm fedprox fedadam fedyogi fedadagrad scaffold feddyn adabest mime mime-sgdm mimelite
-        mimelite-sgdm fedcm fedacg fedsam fedasam mofedsam fedgamma fedspeed fedsmoo fedlesam fedlesam-s fedlesam-d
-        fedswa fedmo fedmoswa fedwmsam""",
+        mimelite-sgdm fedcm fedacg fedsam fedasam mofedsam fedgamma fedspeed fedsmoo fedlesam fedlesam-s
+        fedlesam-d fedswa fedmo fedmoswa fedwmsam fedexp fedinit fedgloss fednsam ghbm localghbm fedhbm feddc
+        fednova feddisco fedscam fedawa local-adamw fedadamw local-muon fedmuon fedgmt fedsol""",
     "part": """
-        prox scaffold dyn adabest mime mimelite cm acg mo wmsam sam asam lesam smoo guided linear cyclic poly sgd
-        momentum adam yogi adagrad swa wima ema""",
+        prox scaffold dyn adabest mime mimelite cm acg mo wmsam gmt gloss ghbm localghbm hbm dc nova
+        memoryless-acg sam asam lesam smoo guided sol ramped-sam scam linear cyclic poly adamw local-adam muon
+        fedadamw fedmuon sgd momentum adam yogi adagrad exp relaxed disco aligned awa swa wima ema""",
     "dataset": """
         digits mnist fashion_mnist cifar10 cifar100 cifar10_c cifar100_c femnist shakespeare tiny_imagenet landmarks
         office_home pacs domains camvid cityscapes idda digit_masks images arrays hub""",

@@ -80,8 +80,9 @@ def print_run(record: Record, settings: bool = False) -> None:
     console.print()
     console.print(Text.assemble((record.config.algorithm, "bold"), about, (f"test {with_unit(metric)}", "dim")))
     console.print()
-    _print_models(document["models"], metric)
-    console.print()
+    if document["models"]:
+        _print_models(document["models"], metric)
+        console.print()
     print_r2_warning(Comparison([record]))
     console.print(
         key_values(
@@ -139,10 +140,15 @@ def _print_models(models: dict[str, dict[str, Any] | None], metric: str) -> None
 
 
 def _describe_status(record: Record, rounds: int | None) -> Text:
-    """Return the coloured status, its reason or the finished rounds, and how to continue an unfinished run."""
+    """Return the coloured status, its reason or the evaluated rounds, and how to continue an unfinished run."""
     from rich.text import Text
 
-    details = f": {record.reason}" if record.reason else f" after {rounds} of {record.config.training.rounds} rounds"
+    if record.reason:
+        details = f": {record.reason}"
+    elif rounds is None:
+        details = " before its first evaluation"
+    else:
+        details = f" after {rounds} of {record.config.training.rounds} rounds"
     if record.status in ("running", "paused") and record.folder is not None:
         # The status of a killed run stays "running".
         interrupted = ", or interrupted" if record.status == "running" else ""

@@ -104,6 +104,16 @@ def shown_hash(digest: str | None) -> str | None:
     return None if digest is None else f"{digest[:16]}..."
 
 
+def print_precision(config: Config, silent: bool) -> None:
+    """Print the precision that ``engine.precision=auto`` stands for unless it is float32; nothing if ``silent``."""
+    from fedflat.experiment.setup.problem import decide_precision
+
+    if config.engine.precision == "auto" and not silent:
+        precision = decide_precision(config).engine.precision
+        if precision != "float32":
+            print(f"precision: {precision} (engine.precision=auto; use float32 for full precision)", file=sys.stderr)
+
+
 def fetch_if_missing(config: Config, silent: bool) -> None:
     """Download the dataset of an experiment if it is missing; show progress unless ``silent``."""
     from fedflat.data import DATASETS, data_dir, fetch

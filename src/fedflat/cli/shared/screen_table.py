@@ -16,7 +16,7 @@ GAP = 2
 """Spaces between two columns."""
 LONG_WORD = 18
 """Longest word that stays whole; longer ones, such as paths, may also break after one of ``/,+(``."""
-_WORD = re.compile(r"\s*\S+")
+_WORD = re.compile(r"\s*\S+(?: %(?!\S))?")  # a per cent sign stays with its number or word
 _BREAK_IN_LONG_WORD = re.compile(r"(?<=[/,+])(?=\w)|(?<=\w\()(?=\w)")
 
 
@@ -150,8 +150,8 @@ def column_widths(columns: Sequence[TableColumn], width: int) -> list[int]:
 def pieces(line: str) -> list[str]:
     """Split a line at the places where it may be wrapped: before spaces, and inside long words after punctuation.
 
-    >>> pieces("1.2 MB"), pieces("resnet18(norm=batch,groups=2,stem=cifar)")
-    (['1.2', ' MB'], ['resnet18(', 'norm=batch,', 'groups=2,', 'stem=cifar)'])
+    >>> pieces("last 10 % of"), pieces("resnet18(norm=batch,groups=2,stem=cifar)")
+    (['last', ' 10 %', ' of'], ['resnet18(', 'norm=batch,', 'groups=2,', 'stem=cifar)'])
     """
     words: list[str] = _WORD.findall(line)
     parts: list[str] = []

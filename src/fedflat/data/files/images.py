@@ -180,22 +180,24 @@ def decoded_dataset(name: str, data_dir: Path, entry: Path, prefix: str, images:
 
     Args:
         name: canonical text of the dataset.
-        data_dir: directory whose cache holds copies of selected rows.
+        data_dir: data directory; its cache keeps the rows of each split, if they have to be copied.
         entry: folder of the cache entry.
-        prefix: readable prefix of the names of such copies.
+        prefix: start of the names of the cached rows.
         images: the decoded files, with their classes or masks and natural clients.
     """
-    inputs, sums = open_cached(entry, "inputs"), open_cached(entry, "sums").numpy()
+    inputs = open_cached(entry, "inputs")
+    sums = open_cached(entry, "sums").numpy()  # per image and channel: sum of the pixels and of their squares
     is_test = np.array(images.is_test, dtype=bool)
     splits = []
-    for rows in (np.flatnonzero(~is_test), np.flatnonzero(is_test)):
+    train_rows, test_rows = np.flatnonzero(~is_test), np.flatnonzero(is_test)
+    for rows in (train_rows, test_rows):
         selected = select_rows(inputs, rows, data_dir, f"{prefix}-rows")
         masks = None
         if images.masks:
             masks = select_rows(open_cached(entry, "masks"), rows, data_dir, f"{prefix}-mask-rows")
         splits.append(images.examples(rows, selected, masks))
-    train_pixels = int(np.prod(inputs.shape[2:])) * int((~is_test).sum())
-    mean, std = statistics_of_sums(sums[~is_test].sum(0), train_pixels)
+    train_pixels = int(np.prod(inputs.shape[2:])) * len(train_rows)
+    mean, std = statistics_of_sums(sums[train_rows].sum(0), train_pixels)
     kind: Literal["segmentation", "image"] = "segmentation" if images.masks else "image"
     return Dataset(name, splits[0], splits[1], tuple(images.classes), mean, std, kind, tuple(images.group_names))
 

@@ -26,12 +26,12 @@ PIXELS = 3 * 32 * 32
 
 @dataclass(frozen=True)
 class Cifar(FileSource[dict[str, Any]]):
-    """The colour images of 32x32 pixels are read from the published pickle files.
+    """Reads colour images of 32x32 pixels from the published pickle files.
 
     Attributes:
         train_files: files ("batches") with the training images.
         test_file: file with the test images.
-        labels: keys of the labels in a batch; the last one holds the targets, and the first coarse labels, if any.
+        labels: keys of the labels in a batch: the targets last, preceded by the coarse labels if there are any.
         classes: class names; empty if they are in a file.
         class_names: the file with the class names, and their key in it; None if ``classes`` is set.
         sizes: required number of images per file.

@@ -266,7 +266,7 @@ class _RoundAttempt:
         by_number = {client.number: client for client in self.cohort}
         cohort = [by_number[update.client] for update in updates]
         outcome = reduce_rows(
-            self.training, self.round, self.model, self.z, buffers, cohort, reports, self._gradient_cost
+            self.training, self.round, self.model, self.z, buffers, cohort, reports, self._gradient_cost, self.server
         )
         outcome.clients.clear()  # the server stores no client's state
         return outcome

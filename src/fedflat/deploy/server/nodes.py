@@ -188,9 +188,9 @@ class Nodes:
         return answers, reasons
 
 
-def too_few_clients(count: int, minimum: int, problem: str) -> UserError:
-    """Return the error that ends a run with too few clients."""
+def too_few_clients(count: int, minimum: int, what_happened: str) -> UserError:
+    """Return the error that ends a run with too few clients; ``what_happened`` begins its message."""
     return UserError(
-        f"{problem}: {count} of at least {minimum} (deploy.minimum); start more SuperNodes or check their logs, "
-        "then run it again: it continues from its last checkpoint"
+        f"{what_happened}: {count}, but at least {minimum} are required (deploy.minimum); start more SuperNodes or "
+        "check their logs, then start the run again, which continues from its last checkpoint"
     )

@@ -66,7 +66,7 @@ class Site:
             self.indices = np.arange(len(self.problem.data.train))
         else:
             self.indices = partition.clients[client]
-        self.training: Training = training_of(config, build_algorithm(config.algorithm), clients)
+        self.training: Training = training_of(config, build_algorithm(config.algorithm), clients, self.problem)
 
     def identity(self) -> Identity:
         """Return what the site must have in common with the server."""

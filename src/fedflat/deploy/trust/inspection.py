@@ -2,8 +2,8 @@
 
 The checks need no trust in the client. Names, shapes and types must match the algorithm; all numbers must be finite;
 the number of examples must be what the client joined with; steps and the sum of learning rates must match the plan;
-norms must be plausible within the cohort. An attack within these bounds goes unnoticed; a robust centre
-(``federation.aggregation=median``) limits its effect.
+norms must be plausible within the cohort. An attack within these bounds goes unnoticed; robust
+aggregation (``federation.aggregation=median``) limits its effect.
 """
 
 from __future__ import annotations
@@ -93,6 +93,9 @@ def find_flaw(update: Update, expected: ExpectedUpdates) -> str:
             return f"{name} is {array.dtype}, not {spec.dtype}"
         if not np.isfinite(array).all():
             return f"{name} contains {'NaN' if np.isnan(array).any() else 'infinite numbers'}"
+    square = update.arrays.get("server.square")  # FedExP computes its learning rate from it
+    if square is not None and not math.isclose(square, _norm(update.arrays["displacement"]) ** 2, rel_tol=ROUNDING):
+        return f"server.square is {float(square):.3g}, which is not the squared norm of displacement"
     if expected.clipping_norm is not None:
         norm = _norm(update.arrays["displacement"])
         if norm > expected.clipping_norm * (1 + ROUNDING):
@@ -124,13 +127,17 @@ def _find_wrong_number(update: Update, expected: ExpectedUpdates) -> str:
 def find_outliers(updates: Sequence[Update], bound: float) -> dict[int, str]:
     """Find updates of which an array has a norm over ``bound`` times the cohort's median norm of that array.
 
+    Scalars are compared only if they belong to the drift correction. The others have no common scale, e.g. cosines.
+
     Returns:
         For each client with such an update, what is implausible about it.
     """
     if len(updates) < ENOUGH_TO_COMPARE:
         return {}
     refused: dict[int, str] = {}
-    for name in updates[0].arrays:
+    for name, array in updates[0].arrays.items():
+        if not array.shape and not name.startswith("drift."):
+            continue
         norms = {update.client: _norm(update.arrays[name]) for update in updates}
         typical = median(norms.values())
         for client, norm in norms.items():

@@ -99,6 +99,8 @@ def privacy_gap(problem: Problem, training: Training) -> str:
         return "clients also send the gradient of their data, which would need its own noise"
     if additional:
         return f"clients also send {' and '.join(additional)}, which would need its own noise"
+    if algorithm.weights.are_chosen:
+        return "the server chooses the weights of sites, which does not bound a site's share of the mean"
     if algorithm.drift.on_client():
         return "clients keep state without the noise, which would diverge from the server's"
     if has_buffers and not training.own_statistics:

@@ -33,7 +33,7 @@ from fedflat.engines.round.client import (
 from fedflat.engines.round.cohort import CohortEngine
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
 from fedflat.errors import UserError
-from fedflat.operating_system import keep_memory
+from fedflat.operating_system import keep_freed_memory
 from fedflat.processes import (
     PATIENCE,
     ChildDied,
@@ -347,17 +347,18 @@ def explain_full_shared_memory() -> Iterator[None]:
 
 
 def _serve(pipe: Connection) -> None:
-    """Run a worker until the parent closes the pipe: store the values it shares, and call functions with them.
+    """Run a worker until the parent closes the pipe.
 
-    Answers each call with (failed, result), where the result of a failed call is its exception.
+    A ``share`` message stores a value under a name; every other message calls a function with the stored values and a
+    task. Answers each call with (failed, result), where the result of a failed call is its exception.
     """
-    keep_memory()
+    keep_freed_memory()
     shared: dict[str, Any] = {}
     while True:
         try:
             try:
                 message = receive_from_parent(pipe)
-            except UserError as error:  # raised in the parent in place of the next result
+            except UserError as error:  # e.g. the worker cannot import a class; the parent raises it as the next result
                 pipe.send((True, error))
                 continue
             if message[0] == "share":
@@ -369,5 +370,5 @@ def _serve(pipe: Connection) -> None:
                 pipe.send((False, function(shared, *task)))
             except Exception as error:  # raised again by the parent
                 pipe.send((True, sendable_error(error)))
-        except (EOFError, KeyboardInterrupt, ConnectionError, FileNotFoundError):  # the parent is gone
+        except (EOFError, KeyboardInterrupt, ConnectionError, FileNotFoundError):  # the parent is gone, or its memory
             return

@@ -75,6 +75,11 @@ class LaneEngine(CohortEngine):
             self.lanes = [Lane(problem, training, self.buffers, local_step) for _ in range(min(rows, self.max_lanes))]
         return self.buffers
 
+    @property
+    def lanes_wanted(self) -> int:
+        """The number of lanes that the cohort would use with enough memory; ``lanes`` has fewer if not all fit."""
+        return min(self.buffers.rows, self.max_lanes) if self.buffers else 0
+
     def compute_full_gradients(
         self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client]
     ) -> GradientCost:

@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from fedflat.algorithms.algorithm import LocalState, Message, States, nested_state
+from fedflat.algorithms.slot import Pilot
+from fedflat.algorithms.state import State
+from fedflat.engines.gpu.static_state import copy_changed, with_static_tensors
 from fedflat.engines.gpu.step import LocalStep, changing_tensors
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost, full_gradient
+from fedflat.engines.round.client_facts import label_scalars, pilot_gradients
 from fedflat.engines.round.contract import Client, Training
 from fedflat.engines.round.plan import generator
 
@@ -125,6 +128,7 @@ class Lane:
         z = cohort.z
         self.stream = torch.cuda.Stream() if z.is_cuda else None  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle() if z.is_cuda else None  # memory that the graphs share
+        self._pool_bytes = 0
         # Functions that replay graphs: a local step by batch size, and the beginning and end of local training.
         self._graphs: dict[int, Callable[[], None]] = {}
         self._begin: Callable[[], None] | None = None
@@ -133,6 +137,8 @@ class Lane:
         # Static tensors of the loaded client; k is the number of its next step.
         self.client = {name: torch.zeros_like(rows[0]) for name, rows in cohort.client_states.items()}
         self.round, self.steps, self.loss = (z.new_zeros(()) for _ in range(3))
+        needs_pilot = training.algorithm.perturbation.pilot_batches > 0
+        self.pilot = Pilot(torch.zeros_like(z), z.new_zeros(())) if needs_pilot else None
         self.own_gradient = torch.zeros_like(z) if training.algorithm.drift.full_gradient == "own" else None
         self.k = torch.zeros(1, dtype=torch.int64, device=z.device)
         self.statistics = torch.zeros_like(cohort.statistics[0])
@@ -143,10 +149,19 @@ class Lane:
         self.passes = 0  # backward passes per step
         # Of the loaded client: its row, the size of each batch, and the cost of its full-batch gradient, if needed.
         self._row, self._sizes, self._gradient_cost = 0, [0], GradientCost()
+        self._label_scalars: State = {}  # of the loaded client, if the client weights need them
 
     def on_stream(self) -> AbstractContextManager[Any]:
         """A context in which all work is queued on this lane's stream."""
         return torch.cuda.stream(self.stream) if self.stream is not None else nullcontext()
+
+    @property
+    def memory(self) -> int:
+        """Bytes of GPU memory that the lane keeps: its static tensors, and the memory of its captured graphs."""
+        tensors = [self.statistics, *self.client.values(), *self.integer_buffers.values(), *self.batches.values()]
+        tensors += [] if self.own_gradient is None else [self.own_gradient]
+        tensors += [] if self.local is None else changing_tensors(self.local)
+        return self._pool_bytes + sum(tensor.nbytes for tensor in tensors)
 
     def load(
         self, round: int, row: int, client: Client, batches: ClientBatches, integer_buffers: dict[str, Tensor]
@@ -173,6 +188,9 @@ class Lane:
                 self.problem, training, cohort, round, client.number, client.indices, row
             )
             self.own_gradient.copy_(gradient)
+        if self.pilot is not None:
+            self._load_pilot(round, row, client)
+        self._label_scalars = label_scalars(self.problem, training, client.indices)
         self._load_buffers(row, integer_buffers)
         self.round.fill_(round)
         self.steps.fill_(len(batches.sizes))
@@ -211,6 +229,7 @@ class Lane:
         (self._finish or self._finish_client)()
         assert self.finished is not None
         state, message = self.finished
+        message.sent["weights"] = self._label_scalars
         self.cohort.write(self._row, state, message)
         self.cohort.statistics[self._row].copy_(self.statistics)
         return ClientReport(
@@ -221,6 +240,17 @@ class Lane:
             samples=self._gradient_cost.samples + self.passes * sum(self._sizes),
             integer_buffers={name: value.clone() for name, value in self.integer_buffers.items()},
         )
+
+    def _load_pilot(self, round: int, row: int, client: Client) -> None:
+        """Compute the pilot gradients of the client in ``row``, and copy them to the tensors that ``begin`` reads."""
+        start = self.training.algorithm.local_start(self.cohort.z, self.cohort.client_state(row))
+        pilot, sizes = pilot_gradients(
+            self.problem, self.training, start, self.cohort.statistics[row], round, client.number, client.indices
+        )
+        assert pilot is not None and self.pilot is not None
+        self.pilot.gradient.copy_(pilot.gradient)
+        self.pilot.norm.copy_(pilot.norm)
+        self._gradient_cost = GradientCost.total([self._gradient_cost, GradientCost(len(sizes), sum(sizes))])
 
     def _load_batches(self, batches: ClientBatches) -> None:
         """Copy a client's batches to the tensors that the captured step reads.
@@ -264,10 +294,11 @@ class Lane:
             training.descent,
             own_gradient=self.own_gradient,
             common_gradient=common,
+            pilot=self.pilot,
         )
         if self.local is None:
-            self.local = _with_static_tensors(fresh)
-        _copy_changed(fresh, self.local)
+            self.local = with_static_tensors(fresh)
+        copy_changed(fresh, self.local)
         self.k.zero_()
         self.loss.zero_()
 
@@ -316,10 +347,11 @@ class Lane:
         free = torch.cuda.mem_get_info()[0]
         if needed > free:
             raise DoesNotFit(needed, free)
-        graph = torch.cuda.CUDAGraph()
+        graph, reserved = torch.cuda.CUDAGraph(), torch.cuda.memory_reserved()
         with torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"):
             work()
         torch.cuda.synchronize()
+        self._pool_bytes += torch.cuda.memory_reserved() - reserved
         replay: Callable[[], None] = graph.replay
         return replay
 
@@ -331,44 +363,3 @@ def without_overlap(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Te
     """
     overwritten = {old.untyped_storage().data_ptr() for _, old in pairs}
     return [(new.clone() if new.untyped_storage().data_ptr() in overwritten else new, old) for new, old in pairs]
-
-
-def _with_static_tensors(local: LocalState) -> LocalState:
-    """Copy a client's state so that captured graphs can update it in place.
-
-    Tensors that change between steps or between clients are cloned; all others are shared with the original. Several
-    fields may hold the same tensor, e.g. the contexts of drift and perturbation both hold the client's model y. These
-    fields share one clone, so that an update of one reaches the others.
-    """
-    clones: dict[Any, Tensor] = {}
-    changing_fields = ("y", "local", "drift", "step", "lr_sum", "first_lr", "next_lr")
-
-    def clone_if_changing(path: Any, leaf: Any) -> Any:
-        """Return a leaf of the client's state, or its clone if it is a tensor that changes.
-
-        A tensor that is reachable by several paths is cloned once. ``path`` is (slot, field of ``LocalContext``, name),
-        or ("velocity",), which always changes.
-        """
-        is_in_context = len(path) > 1
-        if not isinstance(leaf, Tensor) or (is_in_context and path[1].name not in changing_fields):
-            return leaf
-        # The field ``drift`` of a context holds the same tensors as the drift's ``local``. The key omits the field, so
-        # that both get the same clone.
-        is_drift_state = is_in_context and path[1].name in ("local", "drift")
-        key = tuple(path[2:]) if is_drift_state else tuple(path[1:])
-        return clones.setdefault((key, id(leaf)), leaf.clone())
-
-    copy: LocalState = pytree.tree_map_with_path(clone_if_changing, local)
-    return copy
-
-
-def _copy_changed(source: LocalState, target: LocalState) -> None:
-    """Copy the tensors of ``source`` into the static tensors of ``target``, which has the same structure.
-
-    Tensors that both share need no copy, and a target that occurs twice is written once.
-    """
-    copied = set()
-    for new, old in zip(pytree.tree_leaves(source), pytree.tree_leaves(target), strict=True):
-        if isinstance(new, Tensor) and new is not old and id(old) not in copied:
-            old.copy_(new)
-            copied.add(id(old))

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from fedflat.algorithms.algorithm import LocalState
+from fedflat.algorithms.teacher import Teacher
 from fedflat.engines.gpu.layers import with_gpu_layers
-from fedflat.engines.problem.problem import PassResult, Problem
+from fedflat.engines.problem.objective import PassResult
+from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.client import StepGradient
 from fedflat.engines.round.contract import Training
 
@@ -106,9 +108,9 @@ def compiled_step(problem: Problem, training: Training, backend: str = "inductor
         batch = problem.batch(positions, draws)
         passes: list[PassResult] = []
 
-        def gradient(point: Tensor) -> Tensor:
+        def gradient(point: Tensor, teacher: Teacher | None = None) -> Tensor:
             """The gradient of the batch at ``point``; records the result of the pass."""
-            passes.append(problem.functional_pass(point, statistics, integer_buffers, batch, model))
+            passes.append(problem.functional_pass(point, statistics, integer_buffers, batch, model, teacher))
             return passes[-1].gradient
 
         new_local = training.algorithm.step(local, gradient, training.schedule, training.descent)
@@ -232,8 +234,8 @@ def steps_agree(
 def changing_tensors(local: LocalState) -> list[Tensor]:
     """The tensors of a client's state that a step changes, in a fixed order that starts with the client's model.
 
-    Drift and perturbation share the model and the counters, so these are taken from the drift only.
+    The slots share the model and the counters, so these are taken from the drift only.
     """
-    velocity = [] if local.velocity is None else [local.velocity]
     drift = local.drift
-    return [drift.y, drift.step, drift.lr_sum, *drift.local.values(), *local.perturbation.local.values(), *velocity]
+    slots = [value for ctx in local for value in ctx.local.values()]
+    return [drift.y, drift.step, drift.lr_sum, *slots]

@@ -9,6 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedflat.engines.problem.task import added_means
+
+SUMS = frozenset({"loss", "correct", "positive", "negative"})
+"""Names of the sums from which the metrics are computed."""
 BINS, LARGEST_LOGIT = 4096, 16.0
 """Logits are rounded to this many steps between -16 and 16 to compute average precision from sums."""
 
@@ -58,13 +62,15 @@ class MultiLabel:
     def finish(self, totals: Mapping[str, Tensor], count: int) -> dict[str, float]:
         """Return mean loss, average precision (averaged over the labels that occur) and share of correct labels.
 
-        ``totals`` are the results of ``sums``, added over batches with ``count`` examples in all.
+        Scalars that a subclass adds to ``sums`` become metrics, too: their means over examples. ``totals`` are the
+        results of ``sums``, added over batches with ``count`` examples in all.
         """
         precision, occurs = _average_precision(totals), totals["positive"].sum(1) > 0
         return {
             "loss": float(totals["loss"].mean()) / count,
             "mAP": float(precision[occurs].mean()) if bool(occurs.any()) else 0.0,
             "label_accuracy": float(totals["correct"].double().mean()) / count,
+            **added_means(totals, SUMS, count),
         }
 
     def by_class(self, totals: Mapping[str, Tensor]) -> dict[int, dict[str, float]]:

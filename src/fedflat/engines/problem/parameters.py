@@ -71,7 +71,7 @@ class FrozenParameters:
         return digest.hexdigest() if tensors else ""
 
 
-def crashes_channels_last(model: nn.Module) -> bool:
+def fails_in_channels_last(model: nn.Module) -> bool:
     """Whether training may crash if images are stored channels last.
 
     On a CPU, torch's GroupNorm crashes in the backward pass if it is trained and no layer before it is. That can happen
@@ -108,7 +108,7 @@ def first_names(model: nn.Module) -> dict[str, str]:
     return {name: first_name[id(tensor)] for name, tensor in tensors if name in saved}
 
 
-def changing_counters(model: nn.Module) -> list[str]:
+def batch_counters(model: nn.Module) -> list[str]:
     """Names of the integer buffers that training changes; the batch counters of fedflat's BatchNorm never change."""
     without_counter = {prefix for prefix, module in model.named_modules() if isinstance(module, BatchNorm)}
     integer_buffers = [name for name, buffer in model.named_buffers() if not buffer.is_floating_point()]

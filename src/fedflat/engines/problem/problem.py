@@ -11,21 +11,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedflat.algorithms.teacher import Teacher
 from fedflat.data import Augmentation, Dataset, Examples, normalise
 from fedflat.data.batches import Batch, BatchLoader, move_examples
 from fedflat.engines.problem.narrow_networks import NarrowCall, is_narrow
+from fedflat.engines.problem.objective import PassResult, batch_loss, taught_loss
 from fedflat.engines.problem.parameters import (
     FrozenParameters,
     FunctionalCall,
-    changing_counters,
-    crashes_channels_last,
+    batch_counters,
+    fails_in_channels_last,
     first_names,
 )
 from fedflat.engines.problem.task import Task
@@ -69,34 +71,34 @@ class Problem:
     narrow_size: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        """Move model and data to the device, and derive the layouts of flat vectors from the model."""
+        """Move model and data to the device, derive the layouts of flat vectors, and prepare what all steps reuse."""
         self.model.to(self.device, self.dtype)
         self.data = replace(self.data, train=move_examples(self.data.train, self.device, self.dtype))
         self.evaluation_sets = {
             name: move_examples(examples, self.device, self.dtype) for name, examples in self.evaluation_sets.items()
         }
         self.layout = Layout.of_parameters(self.model)
-        has_images = any(parameter.ndim == 4 for parameter in self.model.parameters())  # i.e. has convolutions
-        self.channels_last = has_images and not crashes_channels_last(self.model)
+        has_convolutions = any(parameter.ndim == 4 for parameter in self.model.parameters())
+        self.channels_last = has_convolutions and not fails_in_channels_last(self.model)
         self.frozen = FrozenParameters(self.model, self.arithmetic, self.channels_last)
         self.buffer_layout = Layout.of_buffers(self.model, self.frozen.buffers)
-        # Kept on the device, because a captured step must not copy from the host.
+        # Kept on the device, because a step captured as a CUDA graph must not copy from the host.
         self._mean = torch.tensor(self.data.mean, dtype=self.dtype, device=self.device)
         self._std = torch.tensor(self.data.std, dtype=self.dtype, device=self.device)
         self.whole_layout = Layout(
             self.layout.names + self.buffer_layout.names, self.layout.shapes + self.buffer_layout.shapes
         )
-        self._first_names = first_names(self.model)
+        self._first_names = first_names(self.model)  # of tied parameters, which have several names
         self._tied = any(name != first for name, first in self._first_names.items())
         self._functional_call = FunctionalCall(self.model)
-        self._counters = changing_counters(self.model)
-        self._leaves: tuple[Tensor, dict[str, Tensor]] | None = None  # flat weights and views of them, on a CPU
+        self._counters = batch_counters(self.model)
+        self._cpu_weights_and_views: tuple[Tensor, dict[str, Tensor]] | None = None
         self._narrow_call: NarrowCall | None = None
         self._create_loader(self.channels_last)
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything except scratch memory and the copy of the model, which each worker process makes for itself."""
-        return {**vars(self), "_leaves": None, "_narrow_call": None}
+        return {**vars(self), "_cpu_weights_and_views": None, "_narrow_call": None}
 
     def suits_narrow_kernels(self, size: int) -> bool:
         """Whether the kernels for narrow networks can compute the gradients of batches of ``size`` examples.
@@ -213,29 +215,36 @@ class Problem:
             return output
         return tuple(head.to(self.dtype) for head in output) if isinstance(output, tuple) else output.to(self.dtype)
 
-    def _loss(self, output: Any, batch: Batch) -> Tensor:
-        """Mean loss of a batch; with mixup, the weighted mean of the losses for both targets."""
-        loss = self.task.loss(output, batch.targets)
-        if batch.mixed_targets is None:
-            return loss
-        return batch.share * loss + (1 - batch.share) * self.task.loss(output, batch.mixed_targets)
-
-    def loss_and_gradient(self, vector: Tensor, buffers: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
+    def loss_and_gradient(
+        self, vector: Tensor, buffers: dict[str, Tensor], batch: Batch, teacher: Teacher | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Mean loss of a batch (scalar) and its gradient [parameters] at the weights ``vector`` [parameters].
 
-        ``buffers`` (by name) are changed in place: BatchNorm statistics are updated as in ordinary training.
+        ``buffers`` (by name) are changed in place: BatchNorm statistics are updated as in ordinary training. With a
+        ``teacher``, the gradient is that of the loss with its term; the returned loss is that of the task.
         """
         leaves = self._leaves_for(vector)
-        tensors = {**self.frozen.low_precision, **leaves, **buffers}
+        output = self._batch_output({**leaves, **buffers}, batch)
+        loss = objective = batch_loss(self.task, output, batch)
+        if teacher is not None:
+            with torch.no_grad():
+                weights = self.layout.views(teacher.model.to(self.arithmetic or self.dtype))
+                copies = {name: buffer.clone() for name, buffer in buffers.items()}
+                teacher_output = self._batch_output({**weights, **copies}, batch)
+            objective = taught_loss(self.task, loss, output, teacher_output, batch, teacher)
+        gradients = torch.autograd.grad(objective, list(leaves.values()), materialize_grads=True)
+        return loss.detach(), self.layout.flatten(dict(zip(leaves, gradients, strict=True))).to(vector.dtype)
+
+    def _batch_output(self, tensors: dict[str, Tensor], batch: Batch) -> Any:
+        """The model's output on a batch, with trained weights and buffers from ``tensors``, by name."""
+        tensors = {**self.frozen.low_precision, **tensors}
         output = None
         if self.narrow_size == len(batch.targets):
             self._narrow_call = self._narrow_call or NarrowCall(self.model)
             output = self._narrow_call(tensors, batch.inputs)
         if output is None:
             output = self._functional_call.call(tensors, self._to_memory_format(batch.inputs))
-        loss = self._loss(self._to_loss_precision(output), batch)
-        gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-        return loss.detach(), self.layout.flatten(dict(zip(leaves, gradients, strict=True))).to(vector.dtype)
+        return self._to_loss_precision(output)
 
     def _leaves_for(self, vector: Tensor) -> dict[str, Tensor]:
         """The weights in ``vector`` [parameters] as tensors by name, for which autograd computes gradients.
@@ -244,10 +253,10 @@ class Problem:
         """
         if vector.is_cuda:  # several clients train at once and must not share tensors
             return self._leaf_views(vector if self.arithmetic is None else vector.to(self.arithmetic))
-        if self._leaves is None:
+        if self._cpu_weights_and_views is None:
             flat = torch.empty_like(vector, dtype=self.arithmetic or vector.dtype)
-            self._leaves = flat, self._leaf_views(flat)
-        flat, leaves = self._leaves
+            self._cpu_weights_and_views = flat, self._leaf_views(flat)
+        flat, leaves = self._cpu_weights_and_views
         flat.copy_(vector)
         return leaves
 
@@ -262,6 +271,7 @@ class Problem:
         integer_buffers: dict[str, Tensor],
         batch: Batch,
         model: nn.Module | None = None,
+        teacher: Teacher | None = None,
     ) -> PassResult:
         """``loss_and_gradient`` as a pure function, which can be compiled: nothing is changed in place.
 
@@ -271,18 +281,24 @@ class Problem:
             integer_buffers: integer buffers by name.
             batch: the batch.
             model: a module to call instead of the problem's model, with tensors of the same names.
+            teacher: changes the loss that is differentiated, as in ``loss_and_gradient``.
         """
 
-        def loss_and_buffers(point: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, dict[str, Tensor]]]:
-            """The loss to differentiate and, as auxiliary output, the loss again and the updated buffers.
-
-            The forward pass changes only copies of the statistics and of the counters that training changes.
-            """
+        def output_and_buffers(point: Tensor) -> tuple[Any, Tensor, dict[str, Tensor]]:
+            """The output at ``point`` and the updated statistics and counters, which are copies of the given ones."""
             new_statistics = statistics.clone()
             new_counters = {name: integer_buffers[name].clone() for name in self._counters}
             buffers = {**self.buffer_layout.views(new_statistics), **integer_buffers, **new_counters}
-            loss = self._loss(self.output(point, buffers, batch.inputs, model), batch)
-            return loss, (loss, new_statistics, new_counters)
+            return self.output(point, buffers, batch.inputs, model), new_statistics, new_counters
+
+        def loss_and_buffers(point: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, dict[str, Tensor]]]:
+            """The loss to differentiate and, as auxiliary output, the task's loss and the updated buffers."""
+            output, new_statistics, new_counters = output_and_buffers(point)
+            loss = objective = batch_loss(self.task, output, batch)
+            if teacher is not None:
+                teacher_output, *_ = output_and_buffers(teacher.model)
+                objective = taught_loss(self.task, loss, output, teacher_output, batch, teacher)
+            return objective, (loss, new_statistics, new_counters)
 
         gradient, (loss, new_statistics, new_counters) = torch.func.grad(loss_and_buffers, has_aux=True)(vector)
         return PassResult(gradient, loss, new_statistics, new_counters)
@@ -381,16 +397,3 @@ class Problem:
             yield from (positions[first::batches] for first in range(batches))
         else:
             yield from torch.split(positions, at_once * self.evaluation_batch)
-
-
-class PassResult(NamedTuple):
-    """Result of one forward and backward pass.
-
-    ``gradient`` is [parameters] and ``loss`` a scalar. ``statistics`` [buffers] are the updated BatchNorm statistics.
-    ``integer_buffers`` (by name) are the updated batch counters, without those that training does not change.
-    """
-
-    gradient: Tensor
-    loss: Tensor
-    statistics: Tensor
-    integer_buffers: dict[str, Tensor]

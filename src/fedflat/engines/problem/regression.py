@@ -9,6 +9,11 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedflat.engines.problem.task import added_means
+
+SUMS = frozenset({"loss", "squared", "absolute", "target", "target_squared"})
+"""Names of the sums from which the metrics are computed."""
+
 
 @dataclass(frozen=True)
 class Regression:
@@ -41,8 +46,8 @@ class Regression:
     def finish(self, totals: Mapping[str, Tensor], count: int) -> dict[str, float]:
         """Return mean loss, RMSE and MAE over all examples and columns, and R² averaged over columns.
 
-        R² is NaN if a column is constant. ``totals`` are the results of ``sums``, added over batches with ``count``
-        examples in all.
+        R² is NaN if a column is constant. Scalars that a subclass adds to ``sums`` become metrics, too: their means
+        over examples. ``totals`` are the results of ``sums``, added over batches with ``count`` examples in all.
         """
         variation = totals["target_squared"] - totals["target"].square() / count  # sum of (target - mean)^2
         unexplained = totals["squared"] / variation.clamp(min=0)
@@ -51,6 +56,7 @@ class Regression:
             "rmse": math.sqrt(float(totals["squared"].mean()) / count),
             "mae": float(totals["absolute"].mean()) / count,
             "r2": float((1 - unexplained).mean()) if bool((variation > 0).all()) else math.nan,
+            **added_means(totals, SUMS, count),
         }
 
     def by_class(self, totals: Mapping[str, Tensor]) -> dict[int, dict[str, float]]:

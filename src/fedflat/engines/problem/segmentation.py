@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedflat.data import IGNORED
+from fedflat.engines.problem.objective import divergence
 
 Output = Tensor | tuple[Tensor, ...]
 """Logits [n, classes, H, W]. In training, a model with auxiliary heads returns a tuple: main head first."""
@@ -34,7 +35,7 @@ class Segmentation:
     metric: str = "miou"
 
     def loss(self, output: Output, target: Tensor) -> Tensor:
-        """Return the mean cross-entropy over the hardest pixels of a batch, summed over heads.
+        """Return the loss of the main head plus ``auxiliary`` times the loss of each other head.
 
         Args:
             output: logits [n, classes, H, W], or a tuple with those of each head.
@@ -81,6 +82,13 @@ class Segmentation:
         occurs = truth.new_zeros(len(truth), classes + 1).scatter_(1, label, 1)  # [images, classes], 0 or 1
         images = occurs.sum(0)
         return {"confusion": confusion[:classes], "loss": loss, "images": images[:classes]}
+
+    def distillation(self, output: Output, teacher_output: Output, target: Tensor, temperature: float) -> Tensor:
+        """Return the KL divergence from the teacher's predictions, averaged over valid pixels; main heads only."""
+        logits, teacher_logits = (each[0] if isinstance(each, tuple) else each for each in (output, teacher_output))
+        is_valid = target != IGNORED
+        divergences = torch.where(is_valid, divergence(logits, teacher_logits, temperature), 0)
+        return divergences.sum() / is_valid.sum().clamp(min=1)
 
     def finish(self, totals: Mapping[str, Tensor], count: int) -> dict[str, float]:
         """Return mean cross-entropy per pixel, mIoU over the classes that occur, and pixel accuracy.

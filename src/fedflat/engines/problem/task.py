@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedflat.data import Dataset, Examples
+from fedflat.engines.problem.objective import DistillationTask, divergence
 from fedflat.errors import UserError
 
 if TYPE_CHECKING:
@@ -85,6 +86,10 @@ class Classification:
         correct = (output.argmax(1) == target).sum()
         return {"loss": F.cross_entropy(output, target, reduction="sum"), "accuracy": correct}
 
+    def distillation(self, output: Tensor, teacher_output: Tensor, target: Tensor, temperature: float) -> Tensor:
+        """Return the mean KL divergence of a batch from the teacher's predictions."""
+        return divergence(output, teacher_output, temperature).mean()
+
 
 @dataclass(frozen=True)
 class CustomLoss(Classification):
@@ -142,6 +147,11 @@ class NextCharacter:
         correct = (logits.argmax(1) == characters).sum()
         return {"loss": F.cross_entropy(logits, characters, reduction="sum") / length, "accuracy": correct / length}
 
+    def distillation(self, output: Tensor, teacher_output: Tensor, target: Tensor, temperature: float) -> Tensor:
+        """Return the mean KL divergence from the teacher's predictions over all characters of a batch."""
+        logits, teacher_logits = (_per_character(each, target)[0] for each in (output, teacher_output))
+        return divergence(logits, teacher_logits, temperature).mean()
+
 
 def _per_character(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Reshape the outputs and targets of a batch of texts: logits [n, characters] and targets [n] of n predictions."""
@@ -194,6 +204,19 @@ def task_for(data: Dataset, name: str = "auto") -> Task:
     if data.kind == "segmentation":
         return Segmentation()
     return NextCharacter() if data.kind == "text" else Classification()
+
+
+def require_distillation(task: Task, algorithm: str) -> None:
+    """Raise ``UserError`` if a task cannot compare a model with a teacher, as ``algorithm`` requires."""
+    is_custom = isinstance(task, CustomLoss)  # its outputs may be anything
+    if isinstance(task, DistillationTask) and not is_custom:
+        return
+    name = "a user-supplied loss" if is_custom else f"the task {type(task).__name__}"
+    raise UserError(
+        f"{algorithm} compares class probabilities with those of a teacher, but the outputs of {name} need not be "
+        "logits of classes; use a built-in task for classes, add a method distillation(output, teacher_output, target, "
+        "temperature) to your own task, or choose another algorithm"
+    )
 
 
 class Totals:
@@ -274,6 +297,15 @@ def evaluation_result(
     for batch, batch_sums in zip(plan, sums, strict=True):
         totals[models[batch.model]][batch.examples].add(batch_sums, len(batch.positions))
     return {model: {name: total.metrics() for name, total in sets.items()} for model, sets in totals.items()}
+
+
+def added_means(totals: Mapping[str, Tensor], known: Collection[str], count: int) -> Metrics:
+    """The means over ``count`` examples of the scalars that a subclass's ``sums`` adds to the ``known`` ones.
+
+    >>> added_means({"squared": torch.ones(2), "late": torch.tensor(3.0)}, {"squared"}, count=4)
+    {'late': 0.75}
+    """
+    return {name: float(total) / count for name, total in totals.items() if name not in known and total.ndim == 0}
 
 
 def is_error(metric: str) -> bool:

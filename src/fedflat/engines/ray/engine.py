@@ -127,7 +127,7 @@ class RayEngine:
             results = self._train_clients(context, model, z, common_gradient, gradient_cost)
             workers_returned_rows = bool(results.items[0].result.rows)
             if workers_returned_rows:
-                return outcome_from_rows(results, self._buffers_for(results))
+                return outcome_from_rows(results, self._buffers_for(results), server)
             return outcome_from_sums(results)
 
     def _build_broadcast(
@@ -165,7 +165,7 @@ class RayEngine:
         )
 
     def _common_gradient(self, context: RoundContext, z: Tensor) -> tuple[Tensor | None, GradientCost]:
-        """The mean gradient of the cohort's data at z, the model that clients start from.
+        """The gradient of the mean loss over the cohort's data at z, the model that clients start from.
 
         Returns:
             The gradient [parameters], weighted by the clients' samples, or None if the drift correction does not need
@@ -179,7 +179,8 @@ class RayEngine:
         gradients = torch.empty(len(context.cohort), len(z), dtype=z.dtype)  # one row per client
         costs = []
         for item in items:
-            gradients.numpy()[item.rows], cost = item.result
+            rows, cost = item.result
+            gradients[item.rows] = torch.from_numpy(rows)
             costs.append(cost)
         weights = weights_by_samples([len(client.indices) for client in context.cohort])
         return weighted_sum(gradients, weights), GradientCost.total(costs)
@@ -322,7 +323,7 @@ class RayEngine:
             for client in clients:
                 is_transferred = uses_transfers and client.number in transferred
                 dispatched.append(
-                    self.states.dispatch(client, worker, broadcast, context.initial_state, with_state, is_transferred)
+                    self.states.assignment(client, worker, broadcast, context.initial_state, with_state, is_transferred)
                 )
             if call == "full_gradients":
                 return context.broadcast_ref, dispatched
@@ -353,7 +354,7 @@ class RayEngine:
     ) -> tuple[Any, ...]:
         """Arguments of ``Worker.train`` for ``_retrain``; states are always sent, whatever ``with_state`` is."""
         dispatched = [
-            self.states.dispatch(client, worker, context.broadcast, initial_state=None, with_state=True)
+            self.states.assignment(client, worker, context.broadcast, initial_state=None, force_state=True)
             for client in clients
         ]
         weights, return_state = None, True
@@ -362,7 +363,8 @@ class RayEngine:
     def _workers_return_sums(self, training: Training, count: int) -> bool:
         """Whether workers return sums over clients instead of every client's row, for a cohort of ``count`` clients."""
         has_enough_blocks = self.sums_shares or count >= BLOCK * BLOCKS_PER_WORKER * self.workers
-        return has_enough_blocks and not self.shows_rows and not training.aggregation.needs_rows
+        needs_rows = training.aggregation.needs_rows or training.algorithm.weights.are_chosen
+        return has_enough_blocks and not self.shows_rows and not needs_rows
 
     def _buffers_for(self, results: CohortResults) -> CohortBuffers:
         """Buffers for the rows of a cohort: those of earlier rounds if they are large enough."""

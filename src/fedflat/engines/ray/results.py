@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedflat.algorithms.slot import State
+from fedflat.algorithms.algorithm import States
+from fedflat.algorithms.state import State
 from fedflat.engines.ray.messages import Broadcast
 from fedflat.engines.ray.worker_pool import WorkItem
 from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost
@@ -68,10 +69,11 @@ class CohortResults(NamedTuple):
         return in_cohort_order((item.rows, item.result.reports) for item in self.items)
 
 
-def outcome_from_rows(results: CohortResults, buffers: CohortBuffers) -> Outcome:
+def outcome_from_rows(results: CohortResults, buffers: CohortBuffers, server: States) -> Outcome:
     """The outcome of a round in which workers returned every client's row, i.e. all that the client sends.
 
-    Copies the rows to ``buffers``, which have space for the whole cohort, and averages them.
+    Copies the rows to ``buffers``, which have space for the whole cohort, and averages them; ``server`` is the server's
+    state before the round, by slot.
     """
     for item in results.items:
         # Through numpy, which copies from the object store only once.
@@ -91,6 +93,7 @@ def outcome_from_rows(results: CohortResults, buffers: CohortBuffers) -> Outcome
         results.context.cohort,
         results.reports,
         results.gradient_cost,
+        server,
         results.states,
     )
 

@@ -112,34 +112,33 @@ class StateDirectory:
         ]
         return transferred, refs
 
-    def dispatch(
+    def assignment(
         self,
         client: Client,
         worker: WorkerHandle,
         broadcast: Broadcast,
         initial_state: object,
-        with_state: bool,
-        is_transferred: bool = False,
+        force_state: bool,
+        sent_by_other_worker: bool = False,
     ) -> DispatchedClient:
-        """The message that assigns a client to a worker.
+        """Build the message that assigns a client to a worker, and count the bytes of state in it.
 
-        It contains the client's state unless the worker has it, finds it in the broadcast or receives it from another
-        worker.
+        The state is left out if it is the initial state, which is part of the broadcast, if the worker already has it,
+        or if another worker sends it.
 
         Args:
             client: the client.
             worker: the worker that trains it.
             broadcast: what every client of the round reads.
-            initial_state: the state object of first-time participants, whose value is in the broadcast; None if there
-                is none.
-            with_state: whether to send the state in any case, because the worker turned out not to have it.
-            is_transferred: whether another worker sends the state.
+            initial_state: the state object that all clients share until they first train; None if there is none.
+            force_state: whether to send the state in any case, because the worker reported that it does not have it.
+            sent_by_other_worker: whether another worker sends the state.
         """
         statistics = None if client.statistics is None else client.statistics.detach().cpu().numpy()
-        if not with_state:
+        if not force_state:
             if client.state is initial_state:
                 return DispatchedClient(client.number, client.indices, INITIAL_STATE_VERSION, None, statistics)
-            is_at_worker = is_transferred or self._has_state(worker, client)
+            is_at_worker = sent_by_other_worker or self._has_state(worker, client)
             if isinstance(client.state, RemoteState) and is_at_worker:
                 return DispatchedClient(client.number, client.indices, client.state.state_version, None, statistics)
         state = state_to_arrays(client.state)

@@ -42,7 +42,7 @@ from fedflat.engines.round.client import (
 from fedflat.engines.round.cohort import CohortWeights, weighted_rows
 from fedflat.engines.round.contract import Client, Training, block_sum
 from fedflat.errors import UserError
-from fedflat.operating_system import keep_memory
+from fedflat.operating_system import keep_freed_memory
 
 CACHE_BYTES = 2**30
 """Bytes of client states that a worker keeps; those of the last round are kept even if they take more."""
@@ -108,7 +108,7 @@ class Worker:
     def __init__(self) -> None:
         """Start without a problem; ``build_problem`` follows. One thread, because every core has its own worker."""
         torch.set_num_threads(1)
-        keep_memory()
+        keep_freed_memory()
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # such arrays are only read
         self._setup: WorkerSetup | None = None
         self._build_error: Exception | None = None

@@ -20,9 +20,12 @@ import torch
 from torch import Tensor
 
 from fedflat.algorithms.algorithm import Algorithm, LocalState, Message, States, flat_fields, flat_state, nested_state
-from fedflat.algorithms.slot import Field, State
+from fedflat.algorithms.slot import Pilot
+from fedflat.algorithms.state import Field, State
+from fedflat.algorithms.teacher import Teacher
 from fedflat.data.batches import Batch
 from fedflat.engines.problem.problem import Problem
+from fedflat.engines.round.client_facts import label_scalars, pilot_gradients
 from fedflat.engines.round.contract import Client, Training
 from fedflat.engines.round.plan import generator, seed_torch
 from fedflat.errors import UserError
@@ -208,11 +211,11 @@ class StepGradient:
         self.passes = 0
         self.loss: Tensor
 
-    def __call__(self, point: Tensor) -> Tensor:
-        """The gradient at ``point``; only the first call changes ``buffers``."""
+    def __call__(self, point: Tensor, teacher: Teacher | None = None) -> Tensor:
+        """The gradient at ``point``, of the loss with the term of ``teacher``; only the first changes ``buffers``."""
         buffers = self.buffers if self.passes == 0 else {name: b.clone() for name, b in self.buffers.items()}
         try:
-            loss, gradient = self.problem.loss_and_gradient(point, buffers, self.batch)
+            loss, gradient = self.problem.loss_and_gradient(point, buffers, self.batch, teacher)
         except ValueError as error:
             if BATCH_TOO_SMALL not in str(error):
                 raise
@@ -266,14 +269,16 @@ def train_client(
     integer_buffers = {name: value.clone() for name, value in integer_buffers.items()}
     # BatchNorm statistics are views of the client's row, so a step that updates them writes them into the row.
     buffers = {**problem.buffer_layout.views(cohort.statistics[row]), **integer_buffers}
+    start = algorithm.local_start(z, cohort.client_state(row))
+    pilot, sizes = pilot_gradients(problem, training, start, cohort.statistics[row], round, client, indices)
     seed_torch(training.seed, "dropout", round, client)  # results must not depend on which worker trains the client
     problem.set_training_mode()
 
     own_gradient, gradient_cost = None, GradientCost()
     if algorithm.drift.full_gradient == "own":
         own_gradient, gradient_cost = full_gradient(problem, training, cohort, round, client, indices, row)
-    local = _begin(problem, training, cohort, round, row, len(batches), own_gradient)
-    backward_passes, samples = gradient_cost
+    local = _begin(problem, training, cohort, round, row, len(batches), own_gradient, pilot)
+    backward_passes, samples = GradientCost.total([gradient_cost, GradientCost(len(sizes), sum(sizes))])
     loss = torch.zeros((), dtype=z.dtype, device=z.device)
     for k, positions in enumerate(batches):
         examples = torch.from_numpy(indices[positions]).to(z.device)
@@ -284,6 +289,7 @@ def train_client(
         samples += gradient.passes * len(positions)
         loss = loss + gradient.loss
     state, message = algorithm.finish(local)
+    message.sent["weights"] = label_scalars(problem, training, indices)
     cohort.write(row, state, message)
     return ClientReport(
         lr_sum=message.lr_sum,
@@ -303,11 +309,13 @@ def _begin(
     row: int,
     steps: int,
     own_gradient: Tensor | None,
+    pilot: Pilot | None,
 ) -> LocalState:
     """The state of a client before its first local step, from the algorithm's ``begin``.
 
     ``steps`` is the number of local steps. ``own_gradient`` is the gradient of the client's whole dataset, or None if
-    the drift correction does not need it. The other arguments are those of ``train_client``.
+    the drift correction does not need it, and ``pilot`` likewise for the perturbation. The other arguments are those of
+    ``train_client``.
     """
     z, algorithm = cohort.z, training.algorithm
     return algorithm.begin(
@@ -321,6 +329,7 @@ def _begin(
         training.descent,
         own_gradient=own_gradient,
         common_gradient=cohort.common_gradient if algorithm.drift.full_gradient == "common" else None,
+        pilot=pilot,
     )
 
 
@@ -351,7 +360,7 @@ def full_gradient(
     indices: np.ndarray,
     row: int,
 ) -> tuple[Tensor, GradientCost]:
-    """The gradient of a client's whole dataset at z, the broadcast model, without augmentation.
+    """The gradient of a client's whole dataset at the model from which it starts, without augmentation.
 
     If the drift limits the number of batches, the gradient uses a random part of the dataset.
 
@@ -372,12 +381,13 @@ def full_gradient(
         order = generator(training.seed, "whole gradient", round, client).permutation(len(indices))
         indices = indices[order[: max_batches * batch_size]]
     size = len(indices)
-    mean_gradient = torch.zeros_like(cohort.z)
+    point = training.algorithm.local_start(cohort.z, cohort.client_state(row))
+    mean_gradient = torch.zeros_like(point)
     problem.set_training_mode()
     for start in range(0, size, problem.evaluation_batch):
         examples = problem.train_examples(indices[start : start + problem.evaluation_batch])
         buffers = {name: b.clone() for name, b in problem.buffer_layout.views(cohort.statistics[row]).items()}
         batch = Batch(problem.normalised(examples.inputs), examples.targets)
-        _, gradient = problem.loss_and_gradient(cohort.z, buffers, batch)
+        _, gradient = problem.loss_and_gradient(point, buffers, batch)
         mean_gradient.add_(gradient, alpha=len(examples) / size)
     return mean_gradient, GradientCost(ceil(size / batch_size), size)

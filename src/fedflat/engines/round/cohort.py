@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedflat.algorithms.algorithm import States, flat_fields, nested_state
-from fedflat.algorithms.slot import CohortMeans, State
+from fedflat.algorithms.slot import CohortMeans
+from fedflat.algorithms.state import State
+from fedflat.algorithms.weights import ClientRows
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost
 from fedflat.engines.round.contract import (
@@ -33,13 +35,13 @@ class CohortWeights(NamedTuple):
 
     Attributes:
         uniform: equal weights.
-        by_samples: proportional to sample counts.
-        aggregation: the weights that the aggregation gives displacements.
+        samples: proportional to sample counts.
+        aggregation: the weights of displacements, from the aggregation or chosen by the algorithm.
     """
 
     uniform: list[float]
-    by_samples: list[float]
-    aggregation: list[float]
+    samples: list[float]
+    aggregation: list[float] | Tensor
 
     @classmethod
     def of(cls, aggregation: Aggregation, samples: list[int]) -> CohortWeights:
@@ -48,7 +50,7 @@ class CohortWeights(NamedTuple):
 
     def subset(self, positions: Sequence[int]) -> CohortWeights:
         """Weights of the clients at some positions of the cohort."""
-        return CohortWeights(*([weights[position] for position in positions] for weights in self))
+        return CohortWeights(*(cast("list[float]", [weights[position] for position in positions]) for weights in self))
 
 
 WeightedRows = dict[str, tuple[Tensor, Sequence[float] | Tensor]]
@@ -70,8 +72,9 @@ def weighted_rows(
         count: number of clients in the whole cohort.
 
     Returns:
-        Rows and weights by name: ``displacement``, ``uniform`` and ``direction`` of ``CohortMeans``, ``buffers`` unless
-        clients keep their own statistics, and each message of a slot as ``sent/slot.field``.
+        Rows and weights by name: ``displacement``, ``uniform`` and ``direction`` of ``CohortMeans``, ``normalised`` if
+        the drift divides displacements, ``buffers`` unless clients keep their own statistics, and each message of a
+        slot as ``sent/slot.field``.
     """
     trained = len(reports)
     displacements = buffers.displacement[:trained]
@@ -83,10 +86,13 @@ def weighted_rows(
     }
     if not training.own_statistics:
         weighted["buffers"] = buffers.statistics[:trained], weights.aggregation
+    divisor = training.algorithm.drift.displacement_divisor
+    if divisor is not None:
+        divisors = buffers.sent[f"drift.{divisor}"][:trained].clamp(min=1)  # a site must not inflate its displacement
+        weighted["normalised"] = displacements / divisors[:, None], weights.aggregation
     fields = flat_fields(training.algorithm.message_fields())
     for name, rows in buffers.sent.items():
-        message_weights = weights.by_samples if fields[name].by_samples else weights.uniform
-        weighted[f"sent/{name}"] = rows[:trained], message_weights
+        weighted[f"sent/{name}"] = rows[:trained], getattr(weights, fields[name].weighting)
     return weighted
 
 
@@ -99,6 +105,7 @@ def reduce_rows(
     cohort: list[Client],
     reports: list[ClientReport],
     gradient_cost: GradientCost,
+    server: States,
     states: Sequence[Mapping[str, State]] | None = None,
 ) -> Outcome:
     """Build the outcome of a round from the rows of a trained cohort: their average, and the clients' new states.
@@ -112,10 +119,15 @@ def reduce_rows(
         cohort: the clients, in the order of their rows.
         reports: their reports, in the same order.
         gradient_cost: cost of the common gradient, which the reports do not include.
+        server: the server's state before the round, by slot.
         states: their new states; None if these are in ``buffers``.
     """
     count = len(cohort)
     weights = CohortWeights.of(training.aggregation, [len(client.indices) for client in cohort])
+    chosen_state: State = {}
+    if training.algorithm.weights.are_chosen:
+        chosen, chosen_state = _chosen_weights(training, z, buffers, weights, cohort, server["weights"])
+        weights = weights._replace(aggregation=chosen)
     weighted = weighted_rows(training, buffers, weights, reports, count)
     if training.aggregation.needs_rows:
         averages = _robust_centres(training.aggregation, weighted, model)
@@ -130,7 +142,34 @@ def reduce_rows(
         clients.append(client._replace(state=states[row], statistics=statistics))
     common = buffers.common_gradient.clone() if training.algorithm.drift.full_gradient == "common" else None
     cohort_rows = CohortRows(buffers.displacement[:count], buffers.statistics[:count])
-    return build_outcome(training, round, model, z, averages, clients, reports, common, cohort_rows, gradient_cost)
+    outcome = build_outcome(training, round, model, z, averages, clients, reports, common, cohort_rows, gradient_cost)
+    outcome.means["weights"] |= chosen_state
+    return outcome
+
+
+def _chosen_weights(
+    training: Training, z: Tensor, buffers: CohortBuffers, weights: CohortWeights, cohort: list[Client], state: State
+) -> tuple[Tensor, State]:
+    """The weights [cohort] that the algorithm chooses, and what changes in the server state of its client weights.
+
+    Args:
+        training: how clients trained.
+        z: the model that the server broadcast [parameters].
+        buffers: the rows that the clients wrote.
+        weights: the weights of the run.
+        cohort: the clients, in the order of their rows.
+        state: server state of the client weights.
+    """
+    count = len(cohort)
+    rows = ClientRows(
+        clients=torch.tensor([client.number for client in cohort], device=z.device),
+        weights=torch.as_tensor(weights.aggregation, dtype=z.dtype, device=z.device),
+        share=count / training.clients,
+        z=z,
+        displacements=buffers.displacement[:count],
+        sent={name: values[:count] for name, values in buffers.sent.items()},
+    )
+    return training.algorithm.weights.choose(rows, state)
 
 
 def _robust_centres(aggregation: Aggregation, weighted: WeightedRows, model: ModelState) -> dict[str, Tensor]:
@@ -189,7 +228,9 @@ def build_outcome(
         direction=averages["direction"],
         mean={},
         share=count / training.clients,
+        cohort_size=count,
         round=round,
+        normalised=averages.get("normalised"),
         common_gradient=common_gradient,
     )
     statistics_sent = 0 if training.own_statistics else len(model.buffers)  # in both directions
@@ -250,7 +291,7 @@ class CohortEngine(ABC):
             weights = weights_by_samples([len(client.indices) for client in cohort])
             buffers.common_gradient.copy_(weighted_sum(buffers.gradient[: len(cohort)], weights))
         reports = self.train_rows(training, round, buffers, cohort, model.integer_buffers)
-        return reduce_rows(training, round, model, z, buffers, cohort, reports, gradient_cost)
+        return reduce_rows(training, round, model, z, buffers, cohort, reports, gradient_cost, server)
 
     @abstractmethod
     def allocate(self, training: Training, rows: int, like: Tensor) -> CohortBuffers:

@@ -29,9 +29,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedflat.algorithms.algorithm import Algorithm, Descent, States
+from fedflat.algorithms.algorithm import Algorithm, States
+from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.lr_schedule import Schedule
-from fedflat.algorithms.slot import CohortMeans, State
+from fedflat.algorithms.slot import CohortMeans
+from fedflat.algorithms.state import State
 from fedflat.data import Examples
 from fedflat.engines.round.plan import Plan
 from fedflat.errors import UserError
@@ -156,8 +158,8 @@ class Training:
     """How clients train, the same in every round.
 
     Args:
-        algorithm: the slots: drift, perturbation, learning-rate schedule, server optimiser, averages.
-        descent: the local optimiser's momentum, weight decay and clipping.
+        algorithm: the slots, e.g. drift correction and server optimiser, and averages.
+        descent: momentum, weight decay and clipping of local steps.
         schedule: base learning rate, decay and number of rounds.
         plan: batch size, and local epochs or steps.
         seed: seed of all sampling and augmentation.
@@ -231,7 +233,7 @@ class Outcome:
 
     Attributes:
         returned: means of displacements and directions [parameters], for ``Algorithm.aggregate``.
-        means: means of what the slots send, by slot.
+        means: means of what the slots send, by slot; for client weights, also what changes in their server state.
         clients: the cohort with its new states.
         buffers: the new BatchNorm statistics of the server's model [buffers].
         integer_buffers: the new integer buffers of the server's model, by name.
@@ -295,8 +297,8 @@ class RemoteState(Mapping[str, State]):
         """Refer to a state that is still on its worker; ``fetch`` gets it and calls ``deliver``."""
         self.state_version = state_version
         self._fetch = fetch
-        self._read: Read | None = None
-        self._store: Callable[[States], Read] | None = None
+        self._read: Read | None = None  # set by ``deliver``
+        self._store: Callable[[States], Read] | None = None  # set by ``store_with``, until the state is delivered
 
     def deliver(self, states: States) -> None:
         """Accept the state, by slot, from its worker.

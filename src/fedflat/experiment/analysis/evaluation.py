@@ -105,7 +105,7 @@ class Evaluation:
 
 def evaluate(
     record: Record,
-    model: str = "server",
+    average: str = "server",
     on: str | Iterable[str] | None = None,
     *,
     fine_tuning: FineTuning | None = None,
@@ -119,7 +119,7 @@ def evaluate(
 
     Args:
         record: the run.
-        model: name of the model, e.g. ``server`` or ``wima``.
+        average: ``server``, or an average of the run, e.g. ``wima``.
         on: parts to evaluate (see ``PARTS``); default: all that apply.
         fine_tuning: settings of local fine-tuning; default: those of ``FineTuning()``.
         corruptions: corrupted test sets by corruption and severity; default: the dataset's own.
@@ -134,7 +134,7 @@ def evaluate(
     for name in names:
         if name not in PARTS:
             raise one_of("evaluation part", name, PARTS)
-    model = require_model(record, model)
+    model = require_model(record, average)
     problem, partition = reopen(record, dataset=dataset, network=network, task=task)
     state = state_of(record, model, problem)
     evaluator = _Evaluator(

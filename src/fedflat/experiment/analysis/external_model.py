@@ -12,7 +12,8 @@ from torch import nn
 
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError, one_of
-from fedflat.experiment.analysis.run_model import RunModel, config_for_measurement
+from fedflat.experiment.analysis.reopen import config_for_measurement
+from fedflat.experiment.analysis.run_model import RunModel
 from fedflat.experiment.config import Config
 from fedflat.experiment.make_config import describe_type, make_config
 from fedflat.experiment.setup.problem import build_problem, name_user_objects

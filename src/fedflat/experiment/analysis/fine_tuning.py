@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedflat.algorithms import algorithm
-from fedflat.algorithms.algorithm import Descent
+from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.problem.problem import Problem

@@ -54,11 +54,12 @@ class PostHoc:
     progress: Progress = lambda text: None
 
     def __post_init__(self) -> None:
-        self.config = _on_this_machine(self.record.config)
+        """Build the run's problem, partition and initial model again on this machine, and draw the fixed sample."""
+        self.config = _with_local_device(self.record.config)
         self.problem, self.partition = reopen(
             self.record, config=self.config, method="post_hoc", with_initial_weights=True, **self.user_objects
         )
-        self.initial = ModelState(*self.problem.initial_state())
+        self.initial_model = ModelState(*self.problem.initial_state())
         self.sample = FixedSample(self.problem, self.partition, self.settings)
         self.algorithm = algorithm(self.config.algorithm)
 
@@ -69,21 +70,21 @@ class PostHoc:
             raise UserError(f"{self._name} has no evaluation yet; continue it with fedflat resume {self._name}")
         return self.record.rounds
 
-    def model_rounds(self, name: str = "server") -> list[int]:
+    def model_rounds(self, average: str = "server") -> list[int]:
         """Return the rounds after which a model is available: the start, the rounds with saved models, and the end."""
-        rounds = set(saved_rounds(self.record.folder.path, name)) if self.record.folder else set()
-        if name == "server":
+        rounds = set(saved_rounds(self.record.folder.path, average)) if self.record.folder else set()
+        if average == "server":
             rounds.add(self.config.init_rounds)  # 0, unless the run branches off another run's later round
-        if self._has_final(name):
+        if self._has_final(average):
             rounds.add(self.last_round)
         return sorted(rounds)
 
-    def model(self, rounds: int, name: str = "server") -> ModelState:
-        """Return the model called ``name`` as it was after ``rounds`` rounds."""
-        if rounds == self.config.init_rounds and name == "server":
-            return self.initial
-        is_final = rounds == self.last_round and self._has_final(name)
-        return state_of(self.record, name, self.problem, None if is_final else rounds)
+    def model(self, rounds: int, average: str = "server") -> ModelState:
+        """Return the model ``average`` as it was after ``rounds`` rounds."""
+        if rounds == self.config.init_rounds and average == "server":
+            return self.initial_model
+        is_final = rounds == self.last_round and self._has_final(average)
+        return state_of(self.record, average, self.problem, None if is_final else rounds)
 
     def _has_final(self, name: str) -> bool:
         """Whether a model is available as of the end of the run."""
@@ -100,24 +101,24 @@ class PostHoc:
         return str(self.record.folder.path) if self.record.folder else "this run"
 
     def gaps(self) -> dict[str, list[Measurements]]:
-        """Measure the generalisation gap at every available round; returns one row per round, by model name."""
-        gaps = {}
+        """Measure generalisation gaps; return, for each model name, one row per round with a stored model."""
+        rows_of_model = {}
         for name in self.record.evaluated or ["server"]:
             rows = self._over_rounds(name, f"gap of {name}", self.sample.gap)
             if rows:
-                gaps[name] = rows
-        return gaps
+                rows_of_model[name] = rows
+        return rows_of_model
 
-    def accuracies(self, name: str = "server") -> list[Measurements]:
+    def accuracies(self, average: str = "server") -> list[Measurements]:
         """Measure a model's accuracies per class and client, and its feature norms, at every available round."""
         sample = self.sample
         return self._over_rounds(
-            require_model(self.record, name),
+            require_model(self.record, average),
             "accuracies",
             lambda model: {"accuracy": sample.classes(model), "features": sample.features(model)},
         )
 
-    def constants(self, name: str = "server") -> list[Measurements]:
+    def constants(self, average: str = "server") -> list[Measurements]:
         """Measure the constants in the bounds of Liu et al. 2025 (FedSWA), for a model at every available round.
 
         L is the largest gradient norm of a single example, and beta the smoothness (largest Hessian eigenvalue). sigma
@@ -129,7 +130,7 @@ class PostHoc:
             constants, gradients = self.sample.constants(model)
             return {"constants": constants.known(), "gradients": gradients}
 
-        return self._over_rounds(require_model(self.record, name), "gradients", measure)
+        return self._over_rounds(require_model(self.record, average), "gradients", measure)
 
     def _over_rounds(self, name: str, label: str, measure: Callable[[ModelState], Measurements]) -> list[Measurements]:
         """Measure a model at every available round; ``label`` describes the measurement in progress messages."""
@@ -158,14 +159,16 @@ class PostHoc:
         cannot be replayed; it is empty if all can.
         """
         start = self.config.init_rounds  # 0, unless the run branches off another run's later round
-        moments = {start: moment_at_start(self.algorithm, self.initial, self.config)}
+        moments = {start: moment_at_start(self.algorithm, self.initial_model, self.config)}
         missing = missing_state(self.algorithm, self.config)
         saved = [rounds for rounds in self.model_rounds() if rounds != start]
         if not missing:
             for rounds in saved:
                 moments[rounds] = moment_at_model(rounds, self.model(rounds), self.algorithm, self.config)
         if self.record.folder is not None and self._has_checkpoint:
-            last = moment_at_checkpoint(self.record.folder, self.algorithm, self.problem, self.config, self.initial)
+            last = moment_at_checkpoint(
+                self.record.folder, self.algorithm, self.problem, self.config, self.initial_model
+            )
             moments[last.rounds] = last
         reason = ""
         left_out = [str(rounds) for rounds in saved if rounds not in moments]
@@ -246,12 +249,12 @@ class PostHoc:
             )
 
 
-def _on_this_machine(config: Config) -> Config:
-    """A run's config with the best device of this machine; CPU runs stay on the CPU, and bf16 needs a GPU."""
+def _with_local_device(config: Config) -> Config:
+    """A run's config with the best device of this machine; CPU runs stay on the CPU; tf32 and bf16 need a GPU."""
     if config.engine.device == "cpu":
         return config
     engine = config.engine.model_copy(update={"device": "auto"})
-    if engine.precision == "bf16" and not torch.cuda.is_available():
+    if engine.precision in ("tf32", "bf16") and not torch.cuda.is_available():
         engine = engine.model_copy(update={"precision": "float32"})
     return config.model_copy(update={"engine": engine})
 

@@ -27,6 +27,8 @@ from fedflat.experiment.store.run_folder import Record, model_file, saved_rounds
 LISTED_ROUNDS = 8
 """Largest number of saved rounds that an error message lists."""
 WEIGHTS_SUFFIXES = (*TORCH_SUFFIXES, ".safetensors")
+PRECISIONS = ("float32", "tf32", "float64")
+"""Precisions of measurements."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,18 @@ def is_weights_file(text: str) -> bool:
     (True, False)
     """
     return Path(text).suffix in WEIGHTS_SUFFIXES and not Path(text).is_dir()
+
+
+def config_for_measurement(config: Config, device: str | None, precision: str | None) -> Config:
+    """A run's config on another device (default: the best one here) and in another precision."""
+    if precision is None:
+        precision = "float64" if config.engine.precision == "float64" else "float32"
+    if precision not in PRECISIONS:
+        raise one_of("precision", precision, PRECISIONS)
+    if device is not None and device not in ("auto", "cpu", "cuda"):
+        raise one_of("device", device, ("auto", "cpu", "cuda"))
+    engine = config.engine.model_copy(update={"device": device or "auto", "precision": precision})
+    return config.model_copy(update={"engine": engine})
 
 
 def reopen(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedflat.algorithms import Algorithm, algorithm
 from fedflat.algorithms.algorithm import States, flat_fields, nested_state
-from fedflat.algorithms.slot import State
+from fedflat.algorithms.state import State
 from fedflat.data import Partition
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Client, CohortRows, Engine, ModelState, Outcome
@@ -70,7 +70,7 @@ class Replay:
         changes = {"name": name} if workers is None else {"name": "loop", "workers": workers}
         local_config = config.model_copy(update={"engine": config.engine.model_copy(update=changes)})
         self.engine: Engine = engine_for(decide_compile(local_config, problem, partition), problem)
-        self._training = training_of(config, self.algorithm, len(partition.clients))
+        self._training = training_of(config, self.algorithm, len(partition.clients), problem)
         self._sampler = sampler_of(config, len(partition.clients))
         # Memory of the clients that ``advance`` has trained; it overrides the moment's ``client_memory``.
         self._changed: dict[int, ClientMemory] = {}
@@ -132,8 +132,8 @@ def each_local_model(algorithm: Algorithm, clients: list[Client], outcome: Outco
     """Yield each client's model after local training, one at a time to save memory."""
     rows = rows_of(outcome)
     for client, displacement, buffers in zip(clients, rows.displacements, rows.buffers, strict=True):
-        # z is the model that the cohort received.
-        weights = outcome.returned.z + algorithm.drift.local_displacement(displacement, client.state["drift"])
+        start = algorithm.local_start(outcome.returned.z, client.state)
+        weights = start + algorithm.drift.local_displacement(displacement, client.state["drift"])
         yield ModelState(weights, buffers.clone(), outcome.integer_buffers)
 
 

@@ -23,6 +23,7 @@ from fedflat.experiment.analysis.reopen import (
     Reference,
     at_round,
     client_of,
+    config_for_measurement,
     parse_reference,
     primary_model,
     reopen,
@@ -38,10 +39,9 @@ from fedflat.experiment.analysis.replay import (
     moment_at_model,
 )
 from fedflat.experiment.analysis.scoring import take_on_device
-from fedflat.experiment.config import Config
 from fedflat.experiment.store.checkpoint import checkpoint_rounds
 from fedflat.experiment.store.run_folder import Record, client_statistics, load_record
-from fedflat.flatness import Objective, Sharpness, Spectrum, sharpness_of, spectrum_of
+from fedflat.flatness import Landscape, Objective, Sharpness, Spectrum, sharpness_of, spectrum_of
 from fedflat.flatness.batches import TensorBatches
 
 MAX_INPUT_VALUES_PER_BATCH = {"cpu": 300_000, "cuda": 1_500_000}
@@ -50,7 +50,6 @@ training step.
 """
 MAX_BATCH = 1000
 """Largest number of examples per batch."""
-PRECISIONS = ("float32", "tf32", "float64")
 
 
 def with_statistics(problem: Problem, model: ModelState, positions: np.ndarray) -> ModelState:
@@ -285,6 +284,13 @@ class RunModel:
         (objective,) = self.objectives(on, client=client, examples=examples, seed=seed, batch=batch)
         return sharpness_of(objective, kind, seed=seed, **options)
 
+    def landscape(self, **options: Any) -> Landscape:
+        """Evaluate training and test loss around the model; ``options`` are those of ``landscapes``."""
+        from fedflat.experiment.analysis.landscapes import landscapes  # which imports this module
+
+        (landscape,) = landscapes([self], **options).values()
+        return landscape
+
     def sibling(self, name: str | None = None, rounds: int | None = None) -> RunModel:
         """Return the run's model ``name`` (default: this model's name) after round ``rounds`` (default: final)."""
         name = require_model(self.record, name or self.name)
@@ -326,18 +332,6 @@ def open_model(
     return RunModel(record, name, rounds, problem, partition, state, config.engine.precision == "tf32")
 
 
-def config_for_measurement(config: Config, device: str | None, precision: str | None) -> Config:
-    """A run's config on another device (default: the best one here) and in another precision."""
-    if precision is None:
-        precision = "float64" if config.engine.precision == "float64" else "float32"
-    if precision not in PRECISIONS:
-        raise one_of("precision", precision, PRECISIONS)
-    if device is not None and device not in ("auto", "cpu", "cuda"):
-        raise one_of("device", device, ("auto", "cpu", "cuda"))
-    engine = config.engine.model_copy(update={"device": device or "auto", "precision": precision})
-    return config.model_copy(update={"engine": engine})
-
-
 def open_model_or_client(text: str, **options: Any) -> RunModel:
     """Open the model that a reference names, possibly a client's; ``options`` as in ``open_model``."""
     source = parse_reference(text)
@@ -371,7 +365,7 @@ def replay_after(server: RunModel, rounds: int | None = None) -> Replay:
     """
     record = server.record
     engine = record.config.engine.model_copy(update={"device": server.problem.device.type})
-    if engine.precision == "bf16" and engine.device == "cpu":  # bf16 needs a GPU
+    if engine.precision in ("tf32", "bf16") and engine.device == "cpu":  # both need a GPU
         engine = engine.model_copy(update={"precision": "float32"})
     config = record.config.model_copy(update={"engine": engine})
     problem, partition = server.problem, server.partition

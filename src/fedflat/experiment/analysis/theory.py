@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from fedflat.algorithms import algorithm
+from fedflat.algorithms.cards import CARDS
 from fedflat.algorithms.lr_schedule import Schedule
-from fedflat.algorithms.named import CARDS
 from fedflat.data import Dataset, Partition
 from fedflat.experiment.analysis.cohort import Measurements
 from fedflat.experiment.config import Config

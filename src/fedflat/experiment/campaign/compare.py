@@ -15,7 +15,7 @@ from fedflat.errors import SomeFailed, UserError
 from fedflat.experiment.callback import Callback, RemoteCallback, require_remote
 from fedflat.experiment.campaign.processes import RunJob, run_in_parallel, run_in_sequence, unsendable_names
 from fedflat.experiment.config import Config, describe_difference
-from fedflat.experiment.setup.problem import device_of, load_data
+from fedflat.experiment.setup.problem import decide_precision, device_of, load_data
 from fedflat.experiment.store.files import DamagedFile
 from fedflat.experiment.store.provenance import fingerprints, require_same_inputs
 from fedflat.experiment.store.run_collection import save_order
@@ -160,7 +160,8 @@ def existing_run(
     if not path or not RunFolder(path).exists:
         return None
     folder = RunFolder(path)
-    differing = describe_difference(folder.config(), config)
+    recorded = folder.config()
+    differing = describe_difference(recorded, decide_precision(config, recorded))
     if differing:
         raise UserError(f"{path} holds a run with other settings ({differing}); choose another --out or remove it")
     require_same_inputs(folder, object_fingerprints or {})
@@ -190,7 +191,7 @@ def parallel_runs(
             return 1
         return min(available_cores(), runs)
     if obstacle:
-        raise UserError(f"cannot do {jobs} runs at the same time: {obstacle}; use 1 job")
+        raise UserError(f"cannot execute {jobs} runs in parallel: {obstacle}; use 1 job")
     return min(jobs, runs)
 
 

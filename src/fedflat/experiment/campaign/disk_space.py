@@ -11,7 +11,7 @@ import torch
 from fedflat import data as datasets
 from fedflat.algorithms import Algorithm, algorithm
 from fedflat.algorithms.algorithm import flat_fields
-from fedflat.algorithms.slot import Fields
+from fedflat.algorithms.state import Fields
 from fedflat.averaging import RunInfo
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import build_network, build_partition, load_data

@@ -9,13 +9,17 @@ import math
 import time
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import torch
 
 from fedflat import data as datasets
 from fedflat.algorithms import algorithm
+from fedflat.engines.gpu.engine import LaneEngine
+from fedflat.engines.gpu.lane import RESERVE
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RunView
 from fedflat.experiment.campaign.disk_space import client_scalars, participants, run_disk, state_scalars
@@ -31,10 +35,34 @@ PROBED_EXAMPLES = 64
 """Test examples that a probe evaluates."""
 SHORT_ROUND = 3.0
 """Longest round, in seconds, that is timed as a whole; for short rounds, estimates from single steps are too high."""
+TIMED_ROUNDS = 3
+"""Rounds of a probe of whole rounds; the first one is not timed."""
 MAX_PROBING = 60.0
 """Seconds after which no further probe starts."""
 PROBE_SETTINGS = {"algorithm": "fedavg", "init": None, "init_head": "given", "init_rounds": 0}
 """Settings of all probes: plain SGD from random weights."""
+
+
+BF16_SPEEDUPS = {"cnn": "1.4 to 1.7", "resnet18": "1.6 to 1.7"}
+"""Speed of bf16 relative to TF32 on an H200, by model, as measured in docs/benchmarks.md."""
+
+
+@dataclass(frozen=True)
+class GpuForecast:
+    """How a run uses its GPU; memory in bytes."""
+
+    reserved: int
+    """The most memory that was reserved so far."""
+    total: int
+    precision: str
+    bf16_speedup: str | None
+    """How many times as fast the run would be in bf16; empty if not measured, None if bf16 cannot speed up the run."""
+    lanes: int = 0
+    """Number of clients that train at once; 0 without the lanes engine."""
+    lane: int = 0
+    """Memory of a lane."""
+    fitting: int = 0
+    """Largest number of clients that could train at once."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +86,8 @@ class Forecast:
     seconds_per_round: float
     rounds: int
     """Remaining rounds."""
-    gpu: tuple[int, int] | None = None
-    """GPU memory in bytes: the most that was reserved so far, and the total; None on a CPU."""
+    gpu: GpuForecast | None = None
+    """None on a CPU."""
 
 
 def forecast(run: RunView, seconds_per_round: float) -> Forecast:
@@ -79,22 +107,50 @@ def forecast(run: RunView, seconds_per_round: float) -> Forecast:
     participating_clients = participants(config, all_clients)
     rounds_left = config.training.rounds - run.rounds
     splits = [problem.data.train, *problem.evaluation_sets.values()]
-    gpu = None
-    if problem.device.type == "cuda":
-        _, total_memory = torch.cuda.mem_get_info()
-        gpu = torch.cuda.max_memory_reserved(), total_memory
+    bytes_per_client = (size + buffers + scalars_per_state + scalars_per_message) * bytes_per_scalar
     return Forecast(
         data=sum(tensor.nbytes for split in splits for tensor in split.tensors().values()),
         model=(size + buffers) * bytes_per_scalar,
-        cohort=cohort_size * (size + buffers + scalars_per_state + scalars_per_message) * bytes_per_scalar,
+        cohort=cohort_size * bytes_per_client,
         states=participating_clients * scalars_per_state * bytes_per_scalar,
         clients=participating_clients,
         disk=run_disk(config, size, buffers, all_clients).total if run.folder else 0,
         seconds=rounds_left * seconds_per_round,
         seconds_per_round=seconds_per_round,
         rounds=rounds_left,
-        gpu=gpu,
+        gpu=_gpu_forecast(run, bytes_per_client) if problem.device.type == "cuda" else None,
     )
+
+
+def _gpu_forecast(run: RunView, bytes_per_client: int) -> GpuForecast:
+    """How a run that has trained at least one round uses its GPU.
+
+    Args:
+        run: the run.
+        bytes_per_client: memory of a client's model, state and message in the cohort, in addition to its lane.
+    """
+    engine, precision = run.engine, run.config.engine.precision
+    reserved = torch.cuda.max_memory_reserved()
+    torch.cuda.empty_cache()  # cached blocks would count as used
+    free, total = torch.cuda.mem_get_info()
+    can_use_bf16 = precision in ("float32", "tf32") and torch.cuda.is_bf16_supported(including_emulation=False)
+    speedup = None
+    if can_use_bf16:
+        speedup = BF16_SPEEDUPS.get(run.config.model, "") if precision == "tf32" else ""
+    if not isinstance(engine, LaneEngine):
+        return GpuForecast(reserved, total, precision, speedup)
+    lanes, lane = len(engine.lanes), max(lane.memory for lane in engine.lanes)
+    more = clients_that_fit(free, lane + bytes_per_client) if lanes == engine.lanes_wanted else 0
+    return GpuForecast(reserved, total, precision, speedup, lanes, lane, lanes + more)
+
+
+def clients_that_fit(free: int, bytes_per_client: int) -> int:
+    """The number of further clients that can train at once.
+
+    >>> clients_that_fit(free=RESERVE + 100, bytes_per_client=30), clients_that_fit(free=100, bytes_per_client=30)
+    (3, 0)
+    """
+    return max(0, free - RESERVE) // bytes_per_client
 
 
 @dataclass(frozen=True)
@@ -198,24 +254,28 @@ def _probed_seconds(remaining: Sequence[tuple[Config, int]], at_once: int) -> fl
 
 
 def _probe_config(config: Config, at_once: int) -> Config:
-    """A config that times a run by three rounds of plain SGD; runs that differ only in seed or lr share it.
+    """A config that times a run by its first rounds, with plain SGD; runs that differ only in seed or lr share it.
 
     If several runs will run ``at_once``, each trains in one process, and so does its probe.
     """
-    training = config.training.model_copy(update={"rounds": 3, "lr": 0.01, "lr_decay": 1.0})
+    training = config.training.model_copy(update={"lr": 0.01, "lr_decay": 1.0})
     evaluation = config.evaluation.model_copy(update={"final": 0, "save_every": None})
-    engine = config.engine.model_copy(update={"compile": "off", "workers": 1 if at_once > 1 else config.engine.workers})
+    engine = config.engine.model_copy(update={"workers": 1 if at_once > 1 else config.engine.workers})
     return config.model_copy(
         update={**PROBE_SETTINGS, "seed": 0, "training": training, "evaluation": evaluation, "engine": engine}
     )
 
 
 def measure_speed(config: Config) -> ProbedSpeed:
-    """Time single steps and, if rounds are short, whole rounds, because fixed costs then matter."""
-    speed = probe(config)
+    """Time single steps and, if rounds are short, whole rounds, because fixed costs then matter.
+
+    Both probes are compiled if the run would be.
+    """
+    run, times = _build_quietly(config)
+    speed = probe(config.model_copy(update={"engine": run.config.engine}))
     if speed.seconds(config, 1) > SHORT_ROUND:
         return speed
-    _, times = _run_quietly(config)
+    _execute_quietly(run, TIMED_ROUNDS)
     round_ends = times.rounds
     if len(round_ends) < 2:  # the run diverged in its first round
         return speed
@@ -237,10 +297,11 @@ def probe(config: Config) -> ProbedSpeed:
             "training": config.training.model_copy(update={"rounds": 2, "local_epochs": 1, "local_steps": 1}),
             "federation": config.federation.model_copy(update={"clients_per_round": at_once, "sampling": "fixed"}),
             "evaluation": config.evaluation.model_copy(update={"every": 2, "final": 0, "examples": PROBED_EXAMPLES}),
-            "engine": config.engine.model_copy(update={"workers": 1, "compile": "off"}),
+            "engine": config.engine.model_copy(update={"workers": 1}),
         }
     )
-    run, times = _run_quietly(probe_config)
+    run, times = _build_quietly(probe_config)
+    _execute_quietly(run, rounds=2)
     tested = len(run.problem.data.test)
     evaluation_seconds = times.evaluations[-1] - times.rounds[-1]
     return ProbedSpeed(
@@ -253,14 +314,20 @@ def probe(config: Config) -> ProbedSpeed:
     )
 
 
-def _run_quietly(config: Config) -> tuple[Run, _Timestamps]:
-    """Run a config without showing its warnings; returns the run and the times of its rounds."""
+def _build_quietly(config: Config) -> tuple[Run, _Timestamps]:
+    """Build a run without showing its warnings; returns the run and the times of the rounds that it will do."""
     times = _Timestamps()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        run = Run(config, callbacks=(times,))
-        run.execute()
-    return run, times
+        return Run(config, callbacks=(times,)), times
+
+
+def _execute_quietly(run: Run, rounds: int) -> None:
+    """Do the first rounds of a run without showing its warnings."""
+    with warnings.catch_warnings(), closing(run.steps()) as steps:
+        warnings.simplefilter("ignore")
+        for _ in islice(steps, rounds):
+            pass
 
 
 class _Timestamps(Callback):

@@ -30,7 +30,7 @@ from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.run_folder import Record, RunFolder
 from fedflat.models import MODELS
-from fedflat.operating_system import keep_memory
+from fedflat.operating_system import keep_freed_memory
 from fedflat.processes import (
     ChildDied,
     ChildProcess,
@@ -267,7 +267,7 @@ def _serve_on_one_core(pipe: Connection, names: PickledNames, serve: Callable[..
     """Main function of every child: set it up as a single-core process, then call ``serve``."""
     register_names(names)
     use_cores(1)
-    keep_memory()  # freed memory is reused by the next training step
+    keep_freed_memory()  # freed memory is reused by the next training step
     serve(pipe, *args)
 
 

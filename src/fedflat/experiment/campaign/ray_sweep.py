@@ -27,7 +27,7 @@ from fedflat.experiment.callback import Callback, RemoteCallback, require_remote
 from fedflat.experiment.campaign.processes import DistantRun, Results, RunTask
 from fedflat.experiment.config import Config
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
-from fedflat.operating_system import keep_memory
+from fedflat.operating_system import keep_freed_memory
 from fedflat.processes import use_cores
 from fedflat.registry import load_plugins, loaded_plugins
 
@@ -223,7 +223,7 @@ def run_on_node(version: str, packed: bytes) -> None:
     location.enter()
     torch.set_num_threads(1)
     use_cores(cores)
-    keep_memory()
+    keep_freed_memory()
     task.execute(())
 
 

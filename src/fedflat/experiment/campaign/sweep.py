@@ -86,7 +86,7 @@ def plan_sweep(file: SweepFile, out: Path) -> Sweep:
     runs = []
     for name, combination, run_config in zip(_folder_names(varied, base), varied, configs, strict=True):
         settings = fill_placeholders({**base, **combination})
-        # A combination also has values of placeholders, which are not settings and stay as they are.
+        # Placeholders such as rho are part of a combination but are not settings, so they keep their values.
         filled_combination = {key: settings.get(key, value) for key, value in combination.items()}
         runs.append(SweepRun(run_config, out / name, name, filled_combination))
     return Sweep(file, out, tuple(runs))

@@ -118,7 +118,7 @@ def plan_search(file: SweepFile, out: Path) -> Search:
     """Build the search that a sweep file describes, without writing anything.
 
     Raises:
-        UserError: the file contradicts itself or cannot be searched.
+        UserError: the file contradicts itself or does not describe a valid search.
     """
     if file.tune is None:
         raise UserError(
@@ -135,6 +135,7 @@ def plan_search(file: SweepFile, out: Path) -> Search:
     tune = file.tune
     space = {full_name(name): values for name, values in tune.space.items()}
     base = dict(flat(file.base))
+    # Check that settings exist, and that every placeholder {name} in a value refers to one of them.
     listed = [value for values in space.values() if isinstance(values, list) for value in values]
     names = {**dict.fromkeys(base, "base"), **dict.fromkeys(tune.space, "tune.space")}
     check_names(names, all_placeholders([*base.values(), *listed]))
@@ -142,7 +143,7 @@ def plan_search(file: SweepFile, out: Path) -> Search:
     if len(set(tune.seeds)) < len(tune.seeds) or min(tune.seeds) < 0:
         raise UserError(f"tune.seeds is {tune.seeds}; expected distinct seeds of 0 or more, for example [0, 1, 2]")
     search = Search(base, space, tune, file, out)
-    for values in extreme_values(space):
+    for values in extreme_values(space):  # if both ends of every range are valid, so are the values in between
         config = search.config(values, tune.seeds[0])
         if config.data.validation == 0:
             raise UserError(

@@ -8,10 +8,11 @@ from functools import partial
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from fedflat.algorithms import Algorithm
-from fedflat.algorithms.algorithm import Descent
+from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.averaging import AverageState, Ring, RunInfo, average_name
 from fedflat.data import Partition
@@ -22,11 +23,13 @@ from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.gpu.step import compiled_step, eager_step
 from fedflat.engines.problem.kernels import compiler
 from fedflat.engines.problem.problem import Problem
+from fedflat.engines.problem.task import require_distillation
 from fedflat.engines.round.contract import Aggregation, Engine, Training
 from fedflat.engines.round.plan import Plan, Sampler
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import build_problem
+from fedflat.flatness.precision import gpu_has_tf32
 from fedflat.models import classifier_parameters
 from fedflat.processes import available_cores
 from fedflat.registry import load_plugins, loaded_plugins
@@ -64,10 +67,7 @@ def engine_for(config: Config, problem: Problem, user_objects: UserObjects | Non
     if settings.name == "ray" and user_objects is not None:
         return ray_engine(config, problem, user_objects)
     on_gpu = problem.device.type == "cuda"
-    if settings.precision == "bf16" and not on_gpu:
-        raise UserError("engine.precision=bf16 needs a GPU, but this run is on the CPU; use float32")
-    if settings.precision == "tf32" and not on_gpu:
-        warnings.warn("engine.precision=tf32 has no effect on the CPU; this run uses float32", stacklevel=2)
+    _check_precision(settings.precision, on_gpu)
     should_compile = settings.compile == "on"
     is_streamed = isinstance(problem.data.train.inputs, StreamedTensor)
     if is_streamed and settings.name == "lanes":
@@ -80,6 +80,18 @@ def engine_for(config: Config, problem: Problem, user_objects: UserObjects | Non
         useful_workers = max(EVALUATION_WORKERS, config.federation.clients_per_round)
         return LoopEngine(problem, settings.workers or min(available_cores(), useful_workers))
     return LaneEngine(problem, settings.lanes, compiled_step if should_compile else eager_step)
+
+
+def _check_precision(precision: str, on_gpu: bool) -> None:
+    """Reject bf16 and warn about TF32 on a device that does not have them."""
+    if precision == "bf16" and not on_gpu:
+        raise UserError("engine.precision=bf16 needs a GPU, but this run is on the CPU; use float32")
+    if precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        gpu = torch.cuda.get_device_name()
+        raise UserError(f"engine.precision=bf16 needs a GPU that computes in bf16, which {gpu} does not; use float32")
+    if precision == "tf32" and not (on_gpu and gpu_has_tf32()):
+        device = torch.cuda.get_device_name() if on_gpu else "the CPU"
+        warnings.warn(f"engine.precision=tf32 has no effect on {device}; this run uses float32", stacklevel=3)
 
 
 def decide_compile(config: Config, problem: Problem, partition: Partition, recorded: Config | None = None) -> Config:
@@ -151,12 +163,16 @@ def _set_up_worker(config: Config, user_objects: UserObjects, plugins: tuple[str
     return WorkerSetup(problem, engine)
 
 
-def training_of(config: Config, algorithm: Algorithm, clients: int) -> Training:
+def training_of(config: Config, algorithm: Algorithm, clients: int, problem: Problem) -> Training:
     """The settings of local training and aggregation for a federation of ``clients`` clients.
 
-    Raises a ``UserError`` if the algorithm requires that updates are averaged, but the config aggregates otherwise.
+    Raises a ``UserError`` if the algorithm requires that updates are averaged, but the config aggregates otherwise,
+    if its local optimiser does not suit the config or the problem's model, or if it has a teacher, and the problem's
+    task cannot compare models with one.
     """
     training, federation = config.training, config.federation
+    if algorithm.needs_teacher:
+        require_distillation(problem.task, config.algorithm)
     conflicts = [slot.robust_aggregation_conflict() for _, slot in algorithm.slots()]
     conflict = next(filter(None, conflicts), None)
     if federation.aggregation != "mean" and conflict:
@@ -164,9 +180,13 @@ def training_of(config: Config, algorithm: Algorithm, clients: int) -> Training:
             f"federation.aggregation={federation.aggregation} does not work with {config.algorithm}: {conflict}, "
             "which holds only for the mean; use mean, or an algorithm without client state, such as fedavg or fedmoswa"
         )
+    descent = Descent(training.weight_decay, training.momentum, training.clip, training.clip_mode)
+    conflict = algorithm.local_optimiser.run_conflict(descent, problem.layout)
+    if conflict:
+        raise UserError(f"{config.algorithm} cannot be used in this run: {conflict}")
     return Training(
         algorithm,
-        Descent(training.weight_decay, training.momentum, training.clip, training.clip_mode),
+        descent,
         Schedule(training.lr, training.lr_decay, training.rounds),
         Plan(training.batch_size, training.local_epochs, training.local_steps, federation.partial),
         config.seed,

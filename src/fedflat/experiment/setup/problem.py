@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from fedflat import data as datasets
 from fedflat import models
+from fedflat.algorithms import algorithm
 from fedflat.data import Dataset, Examples, Partition
 from fedflat.display import counted
 from fedflat.engines.problem.multilabel import MultiLabel
@@ -24,7 +25,7 @@ from fedflat.engines.round.plan import generator, seed_torch
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.weights import load_weights
-from fedflat.flatness.precision import allow_tf32
+from fedflat.flatness.precision import allow_tf32, gpu_has_tf32
 from fedflat.models.lstm import CharacterNetwork
 
 MAX_PIXELS = 2**23
@@ -93,6 +94,7 @@ def build_problem(
     data = load_data(config, data)
     task = task or task_for(data, config.training.task)
     _check_targets(task, data)
+    _check_labels(config, data)
     partition = build_partition(config, data)
     clients, per_round = len(partition.clients), config.federation.clients_per_round
     is_centralised = clients == 1 and datasets.fixes_clients(config.data.partition)
@@ -146,6 +148,16 @@ def _check_targets(task: Task, data: Dataset) -> None:
                 f"the task {type(task).__name__} predicts {targets}, but the targets of {data.name} are "
                 f"{data.target_type}; use a task derived from fedflat.{suitable.__name__}"
             )
+
+
+def _check_labels(config: Config, data: Dataset) -> None:
+    """Raise a ``UserError`` if the algorithm needs the labels of examples, but these do not have one class each."""
+    has_labels = data.target_type == "classes" and data.train.targets.ndim == 1
+    if not has_labels and algorithm(config.algorithm).weights.needs_labels:
+        raise UserError(
+            f"{config.algorithm} weights clients by their labels, but the examples of {data.name} do not have one "
+            "class each; use another algorithm, such as fedavg"
+        )
 
 
 def build_partition(config: Config, data: Dataset) -> Partition:
@@ -273,6 +285,32 @@ def _expected_output(task: Task, examples: Examples) -> _ExpectedOutput | None:
     return _ExpectedOutput(dimensions=(2,)) if isinstance(task, Classification) else None
 
 
+def decide_precision(config: Config, recorded: Config | None = None) -> Config:
+    """Replace ``engine.precision=auto`` by tf32 if clients train on a GPU that has it, otherwise by float32.
+
+    The decision depends only on the config and on the GPU. A run records it and keeps it when it is resumed. A Ray
+    cluster with GPUs counts as having TF32; one of its GPUs that lacks TF32 computes in float32.
+
+    Args:
+        config: the experiment.
+        recorded: the config that a resumed run recorded.
+    """
+    engine = config.engine
+    if engine.precision != "auto":
+        return config
+    if recorded is not None and recorded.engine.precision in ("tf32", "float32"):
+        precision = recorded.engine.precision
+    elif engine.name == "ray":
+        from fedflat.engines.ray.cluster import choose_device, connect
+
+        device = choose_device(connect(engine.ray_address, engine.workers), engine.device)
+        precision = "tf32" if device == "cuda" else "float32"
+    else:
+        uses_gpu = engine.device != "cpu" and torch.cuda.is_available()
+        precision = "tf32" if uses_gpu and gpu_has_tf32() else "float32"
+    return config.model_copy(update={"engine": engine.model_copy(update={"precision": precision})})
+
+
 def device_of(config: Config) -> torch.device:
     """The device to train on; on a GPU, this also sets torch's global options for TF32 and cuDNN's autotuner."""
     if config.engine.name == "ray":
@@ -282,7 +320,7 @@ def device_of(config: Config) -> torch.device:
         raise UserError("engine.device=cuda, but torch finds no GPU here; use engine.device=cpu")
     if device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    allow_tf32(config.engine.precision == "tf32")
+    allow_tf32(decide_precision(config).engine.precision == "tf32")
     torch.backends.cudnn.benchmark = True
     return torch.device("cuda")
 

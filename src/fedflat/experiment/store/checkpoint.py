@@ -138,11 +138,13 @@ def write_checkpoint(
     }
     if frozen:
         header["frozen"] = frozen
-    last = folder.path / CHECKPOINT
+    current = folder.path / CHECKPOINT
     has_rows = any(count for count, _ in header["rows"].values())
-    if last.exists() and not has_rows:
-        with explain_os_error(last):
-            rename(last, folder.path / PREVIOUS)
+    # Keep the current checkpoint, to which readers fall back if the new one is damaged. With rows it would be useless,
+    # because later rounds overwrite the rows to which it refers.
+    if current.exists() and not has_rows:
+        with explain_os_error(current):
+            rename(current, folder.path / PREVIOUS)
     folder.write_tensors(CHECKPOINT, tensors, header)
     for store in stores.values():
         store.commit(server.rounds)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedflat.algorithms import Algorithm
 from fedflat.algorithms.algorithm import States, flat_fields, flat_state, nested_state
-from fedflat.algorithms.slot import State
+from fedflat.algorithms.state import State
 from fedflat.engines.round.contract import Client, ModelState, RemoteState
 from fedflat.experiment.store.files import DamagedFile, create_folder, explain_os_error
 from fedflat.operating_system import BINARY, read_at, sync_folder, write_at

@@ -160,7 +160,7 @@ class RunFolder:
         try:
             return config(read_yaml(self.path / "config.yaml"), is_stored=True)
         except UserError as error:
-            raise DamagedFile(f"{self.path / 'config.yaml'} is damaged: {error}") from None
+            raise DamagedFile(f"cannot read {self.path / 'config.yaml'}: {error}") from None
 
     def load_plugins(self) -> None:
         """Load the plugins that the run began with, so that the names in its config are registered."""

@@ -217,7 +217,7 @@ class Ends:
         return self.high + self.low
 
     def select(self, values: np.ndarray) -> np.ndarray:
-        """Return the indices of the requested values in ``values`` (in ascending order), largest value first."""
+        """Return the indices of the requested values, largest value first; ``values`` is sorted in ascending order."""
         descending = np.arange(len(values))[::-1]
         if self.count >= len(values):  # both ends together cover all values
             return descending

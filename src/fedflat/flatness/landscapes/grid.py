@@ -177,7 +177,7 @@ class Landscape:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Landscape:
-        """Read a landscape from the JSON-compatible dictionary that ``document`` returned.
+        """Read a landscape from the JSON-compatible dictionary that ``Landscape.document()`` returned.
 
         Raises a ``UserError`` for anything else.
         """

@@ -73,9 +73,10 @@ def path_landscape(
 
 
 def path_of(objective: Objective, models: dict[str, Tensor | nn.Module], **options: Any) -> Landscape:
-    """Evaluate the loss of an objective on the line between two modules or flat vectors [P], given by name.
+    """Evaluate the loss of an objective on the straight line between two models.
 
-    ``options`` are the keyword arguments of ``path_landscape``.
+    ``models`` maps a label to each end point, a module or a flat vector of weights [P]. ``options`` are the
+    keyword arguments of ``path_landscape``.
     """
     return path_landscape(models_of(objective, models), loss_of(objective), **options)
 

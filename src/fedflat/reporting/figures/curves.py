@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fedflat.display import is_share
 from fedflat.errors import one_of
@@ -67,6 +68,8 @@ def curves(
         if any(np.nanmin(bound) < limits[0] or np.nanmax(bound) > limits[1] for bound in bounds):
             note = " (early values are outside the axis)"
     axes.set_xlabel(AXES[over] + note)
+    if over == "round":
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
     axes.set_ylabel(f"test {metric}" + (" (%)" if scale == 100 else ""))
     open_frame(axes)
     if has_many_lines:  # sort the legend by the last value of each line

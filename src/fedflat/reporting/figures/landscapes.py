@@ -220,7 +220,7 @@ def lines(panels: Sequence[Panel], value: str | None = None, title: str = "") ->
     """
     _check_dimensions(panels, 1)
     scale = _common_scale(panels, value)
-    value = scale.value
+    value = scale.value  # the default if none was given
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.subplots()
     styles = line_styles(panel.title for panel in panels)

@@ -13,7 +13,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from fedflat.reporting.figures.style import sort_clients, subplot_list
+from fedflat.reporting.figures.style import sort_and_subsample_clients, subplot_list
 from fedflat.reporting.tables.summary import shown_range
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def partition_pictures(histograms: Mapping[str, IntArray | Sequence[Sequence[int
     figure = Figure(figsize=(9.0, height if stacked else 1.6 * height), layout=layout)
     for axes, (title, histogram) in zip(subplot_list(figure, rows, columns=1), histograms.items(), strict=True):
         counts = np.asarray(histogram)
-        shown = sort_clients(counts, MAX_CLIENTS)
+        shown = sort_and_subsample_clients(counts, MAX_CLIENTS)
         if stacked:
             _draw_columns(axes, shown, classes)
         else:

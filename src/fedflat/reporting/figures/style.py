@@ -105,25 +105,25 @@ def late_limits(
     return min(ends), max(ends)
 
 
-def evenly_spaced(count: int, most: int) -> np.ndarray:
-    """Return at most ``most`` evenly spaced indices out of ``range(count)``, including both ends.
+def evenly_spaced(count: int, maximum: int) -> np.ndarray:
+    """Return at most ``maximum`` evenly spaced indices out of ``range(count)``, including both ends.
 
     >>> evenly_spaced(9, 3), evenly_spaced(2, 3)
     (array([0, 4, 8]), array([0, 1]))
     """
-    return np.linspace(0, count - 1, min(count, most)).round().astype(int)
+    return np.linspace(0, count - 1, min(count, maximum)).round().astype(int)
 
 
-def sort_clients(counts: np.ndarray, most: int) -> np.ndarray:
+def sort_and_subsample_clients(counts: np.ndarray, maximum: int) -> np.ndarray:
     """Return the class counts of clients sorted by most frequent class, then by its share, and subsampled evenly.
 
     Args:
         counts: examples per client and class, [clients, classes].
-        most: maximum number of clients to return.
+        maximum: maximum number of clients to return.
     """
     share = counts.max(1) / np.maximum(counts.sum(1), 1)
     ordered = counts[np.lexsort((-share, counts.argmax(1)))]
-    shown: np.ndarray = ordered[evenly_spaced(len(ordered), most)]
+    shown: np.ndarray = ordered[evenly_spaced(len(ordered), maximum)]
     return shown
 
 

@@ -14,7 +14,7 @@ from fedflat.display import column_format, is_share
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.stopping import ENDED_STATUSES, check_target
 from fedflat.experiment.store.run_folder import Record
-from fedflat.reporting.figures.style import evenly_spaced, sort_clients
+from fedflat.reporting.figures.style import evenly_spaced, sort_and_subsample_clients
 from fedflat.reporting.page.gather import Gathered, Group, LabelledRow, group_runs, relative_paths, run_path
 from fedflat.reporting.page.notes import notes_of
 from fedflat.reporting.page.views import views_of
@@ -336,7 +336,7 @@ def partition_values(partitions: Mapping[int, Values]) -> Values:
     seed, partition = next(iter(partitions.items()))
     values = {name: partition[name] for name in PARTITION_FACTS}
     values["seed"] = seed
-    values["class_counts"] = sort_clients(np.asarray(partition["histogram"]), MAX_CLIENTS).tolist()
+    values["class_counts"] = sort_and_subsample_clients(np.asarray(partition["histogram"]), MAX_CLIENTS).tolist()
     values["hashes"] = {number: partition["hash"] for number, partition in partitions.items()}
     return values
 

@@ -1,0 +1,82 @@
+"""FedAdamW."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedflat.algorithms.descent import Descent
+from fedflat.algorithms.local_optimiser import global_update
+from fedflat.algorithms.local_optimiser.adam import AdamW
+from fedflat.algorithms.slot import CohortMeans, LocalContext
+from fedflat.algorithms.state import Fields, State, vector
+from fedflat.text import param
+
+
+@dataclass(frozen=True)
+class FedAdamW(AdamW):
+    """AdamW steps with a second moment that the server averages, plus the last update (FedAdamW; Liu et al. 2026).
+
+        m <- beta1 m + (1 - beta1) d_k
+        v <- beta2 v + (1 - beta2) d_k^2
+        m_hat = m / (1 - beta1^(k+1))
+        v_hat = v / (1 - beta2^(t K + k + 1))
+        y_{k+1} = (1 - eta_k weight_decay) y_k - eta_k m_hat / (sqrt(v_hat) + eps) + (gamma / K) (eta_t / eta_{t-1}) D
+        v <- mean_S v_i, then its mean over each parameter tensor
+        D <- mean_S D_i
+
+    d_k is the direction of local step k, eta_k its learning rate, and K the number of local steps in a round; eta_t is
+    the learning rate of the first step of round t. At the start of a round, m is zero and v is the server's second
+    moment, computed from the clients' second moments v_i of the last round. D is the mean displacement of the last
+    round. In the published code, the server does not average v over tensors (``second_moment=weight``), and m is
+    corrected by the number of steps since the start of the run (``m_steps=run``).
+
+    >>> from torch import tensor
+    >>> from fedflat.testing import cohort_means, local_context
+    >>> fedadamw, server = FedAdamW(gamma=0.5), {"v": [0.0, 0.0], "last": [0.4, 0.8], "lr": 0.1}
+    >>> ctx = local_context(y=[1.0, 2.0], z=[1.0, 2.0], server=server, steps=2)
+    >>> ctx = ctx._replace(local=fedadamw.begin(ctx, Descent()))
+    >>> fedadamw.move(tensor([4.0, -0.01]), tensor(0.1), ctx, Descent())[0]  # y - 0.1 sign(d) + 0.5 / 2 * [0.4, 0.8]
+    tensor([1.0000, 2.3000])
+    >>> fedadamw.finish(ctx._replace(local={"v": tensor([1.0, 3.0])}))[1]["v"]
+    tensor([2., 2.])
+    """
+
+    gamma: float = param(0.5, global_update.GAMMA, low=0, high=1)
+    second_moment: Literal["tensor", "weight"] = param(
+        "tensor", "second moment that the server keeps: one number per parameter tensor, or one per weight"
+    )
+    m_steps: Literal["round", "run"] = param(
+        "round", "steps by which m is corrected for its initial value: those of the round or of the run"
+    )
+
+    def on_server(self) -> Fields:
+        return (vector("v"), *global_update.on_server(self.gamma))
+
+    def sends(self) -> Fields:
+        return (vector("v"), *global_update.sends(self.gamma))
+
+    def begin(self, ctx: LocalContext, descent: Descent) -> State:
+        state = {"m": torch.zeros_like(ctx.z), "v": ctx.server["v"]}
+        return state | global_update.begin(self.gamma, ctx)
+
+    def averaged_steps(self, ctx: LocalContext) -> tuple[Tensor, Tensor]:
+        of_round, of_run = ctx.step + 1, ctx.round * ctx.steps + ctx.step + 1
+        return (of_round if self.m_steps == "round" else of_run), of_run
+
+    def move(self, d: Tensor, lr: Tensor, ctx: LocalContext, descent: Descent) -> tuple[Tensor, State]:
+        y, moments = super().move(d, lr, ctx, descent)
+        return global_update.pushed(y, ctx), moments
+
+    def finish(self, ctx: LocalContext) -> tuple[State, State]:
+        """Send the second moment: its mean over each parameter tensor, or itself."""
+        v = ctx.local["v"]
+        if self.second_moment == "tensor":
+            v = ctx.layout.per_tensor(torch.stack([piece.mean() for piece in torch.split(v, ctx.layout.sizes)]))
+        return {}, {"v": v} | global_update.finish(self.gamma, ctx)
+
+    def aggregate(self, means: CohortMeans, server: State) -> State:
+        return {"v": means.mean["v"]} | global_update.aggregate(self.gamma, means)

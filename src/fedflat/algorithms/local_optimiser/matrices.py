@@ -1,0 +1,77 @@
+"""The matrices in a flat vector, and their orthogonalisation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedflat.models.layout import Layout
+
+GUARD = 1e-7
+"""Added to the norm by which a matrix is divided, so that a zero matrix stays zero."""
+
+
+def is_matrix(shape: Sequence[int]) -> bool:
+    """Whether a tensor is taken as a matrix, with its first dimension as that of the rows."""
+    return len(shape) >= 2
+
+
+def matrix_names(layout: Layout) -> set[str]:
+    """Names of the parameter tensors that are taken as matrices."""
+    return {name for name, shape in zip(layout.names, layout.shapes, strict=True) if is_matrix(shape)}
+
+
+def by_rank(vector: Tensor, layout: Layout) -> tuple[list[Tensor], Tensor]:
+    """Split a vector of shape (P,) into matrices (rows, columns), and the concatenated entries of all other tensors.
+
+    The columns of a convolution's matrix are in the order in which the vector stores them.
+
+    >>> by_rank(torch.arange(5.0), Layout(("weight", "bias"), ((2, 2), (1,))))
+    ([tensor([[0., 1.],
+            [2., 3.]])], tensor([4.]))
+    """
+    pieces = list(zip(torch.split(vector, layout.sizes), layout.shapes, strict=True))
+    others = [piece for piece, shape in pieces if not is_matrix(shape)]
+    matrices = [piece.reshape(shape[0], -1) for piece, shape in pieces if is_matrix(shape)]
+    return matrices, torch.cat(others) if others else vector[:0]
+
+
+def joined(matrices: Sequence[Tensor], others: Tensor, layout: Layout) -> Tensor:
+    """The vector of shape (P,) that ``by_rank`` splits into ``matrices`` and ``others``."""
+    matrix = iter(matrices)
+    sizes = [size for size, shape in zip(layout.sizes, layout.shapes, strict=True) if not is_matrix(shape)]
+    other = iter(torch.split(others, sizes) if sizes else ())
+    return torch.cat([next(matrix if is_matrix(shape) else other).reshape(-1) for shape in layout.shapes])
+
+
+def rows_per_column(layout: Layout, shape_factor: Literal["matrix", "kernel"]) -> list[float]:
+    """Rows divided by columns of each matrix; with ``kernel``, of the last two dimensions of its tensor."""
+    shapes = [shape for shape in layout.shapes if is_matrix(shape)]
+    if shape_factor == "kernel":
+        return [shape[-2] / shape[-1] for shape in shapes]
+    return [shape[0] / math.prod(shape[1:]) for shape in shapes]
+
+
+def orthogonalised(matrix: Tensor, method: Literal["ns5", "exact"]) -> Tensor:
+    """A matrix with the same singular vectors, and singular values of about 1 (ns5) or of 1 (exact).
+
+    ``exact`` continues the iteration until rounding errors dominate. Unlike a singular value decomposition, it can be
+    captured on a GPU and maps singular values of 0 to 0.
+
+    >>> orthogonalised(torch.tensor([[2.0, 0.0], [0.0, 0.5]]), "ns5")
+    tensor([[0.7374, 0.0000],
+            [0.0000, 0.7429]])
+    """
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    X: Tensor = matrix / (matrix.norm() + GUARD)
+    X = X.T if is_tall else X
+    for _ in range(5 if method == "ns5" else 10):
+        A = X @ X.T
+        X = 3.4445 * X + (-4.7750 * A + 2.0315 * A @ A) @ X
+    for _ in range(0 if method == "ns5" else 7):  # converges quadratically from singular values near 1
+        X = 1.5 * X - 0.5 * (X @ X.T) @ X
+    return X.T if is_tall else X

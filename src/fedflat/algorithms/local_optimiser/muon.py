@@ -1,0 +1,88 @@
+"""Muon on clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedflat.algorithms.descent import Descent
+from fedflat.algorithms.local_optimiser.adam import adam_step, mass, moving_average
+from fedflat.algorithms.local_optimiser.base import LocalOptimiser
+from fedflat.algorithms.local_optimiser.matrices import by_rank, joined, matrix_names, orthogonalised, rows_per_column
+from fedflat.algorithms.slot import LocalContext
+from fedflat.algorithms.state import State
+from fedflat.models.layout import Layout
+from fedflat.text import param
+
+BETA1, BETA2, EPS = 0.9, 0.95, 1e-10
+"""Adam's parameters for tensors with fewer than two dimensions."""
+
+
+@dataclass(frozen=True)
+class Muon(LocalOptimiser):
+    """Clients orthogonalise the momentum of each matrix, with new momenta in every round (Muon; Jordan et al. 2024).
+
+        M <- beta M + (1 - beta) d_k
+        u = beta M + (1 - beta) d_k
+        O = sqrt(max(1, rows / columns)) NS5(u)
+        y_{k+1} = (1 - a weight_decay) y_k - a O,  a = alpha eta_k
+
+    d_k is the direction of local step k after the drift correction and clipping, eta_k the learning rate, and y_k the
+    client's model. The equations are those of one parameter tensor with at least two dimensions, taken as a matrix: the
+    first dimension is that of its rows. NS5 makes all singular values of u about 1, by five Newton-Schulz steps. All
+    other tensors, such as biases, take AdamW steps with the learning rate eta_k (beta1 0.9, beta2 0.95, eps 1e-10).
+    Momenta and moments are zero at the start of every round.
+
+    >>> from torch import tensor
+    >>> from fedflat.models.layout import Layout
+    >>> from fedflat.testing import local_context
+    >>> muon = Muon(alpha=1, orthogonalise="exact")
+    >>> ctx = local_context(y=[0.0] * 5, z=[0.0] * 5)._replace(layout=Layout(("weight", "bias"), ((2, 2), (1,))))
+    >>> ctx = ctx._replace(local=muon.begin(ctx, Descent()))
+    >>> muon.move(tensor([3.0, 0.0, 0.0, -0.2, 5.0]), tensor(0.1), ctx, Descent())[0]
+    tensor([-0.1000,  0.0000,  0.0000,  0.1000, -0.1000])
+    """
+
+    beta: float = param(0.95, "decay of the momentum M", low=0, high=0.9999)
+    alpha: float = param(0.5, "learning rate of matrices, relative to that of other tensors", low=0)
+    orthogonalise: Literal["ns5", "exact"] = param(
+        "ns5", "how to orthogonalise u: by five Newton-Schulz steps, or up to rounding errors (exact)"
+    )
+    shape_factor: Literal["matrix", "kernel"] = param(
+        "matrix", "rows and columns in the factor of O: those of the matrix, or the tensor's last two dimensions"
+    )
+
+    def begin(self, ctx: LocalContext, descent: Descent) -> State:
+        _, others = by_rank(ctx.z, ctx.layout)
+        return {
+            "M": torch.zeros_like(ctx.z),
+            "m": torch.zeros_like(others),
+            "v": torch.zeros_like(others),
+            "is_matrix": ctx.layout.indicator(matrix_names(ctx.layout).__contains__, ctx.z),
+        }
+
+    def move(self, d: Tensor, lr: Tensor, ctx: LocalContext, descent: Descent) -> tuple[Tensor, State]:
+        M = moving_average(ctx.local["M"], d, self.beta)
+        matrices, _ = by_rank(self.beta * M + (1 - self.beta) * d, ctx.layout)
+        ratios = rows_per_column(ctx.layout, self.shape_factor)
+        steps = [
+            max(1.0, ratio) ** 0.5 * orthogonalised(u, self.orthogonalise)
+            for u, ratio in zip(matrices, ratios, strict=True)
+        ]
+        _, others = by_rank(d, ctx.layout)
+        m = moving_average(ctx.local["m"], others, BETA1)
+        v = moving_average(ctx.local["v"], others**2, BETA2)
+        adam = adam_step(m, v, mass(BETA1, ctx.step + 1), mass(BETA2, ctx.step + 1), EPS)
+        step = joined(steps, adam, ctx.layout)
+        if descent.weight_decay:
+            step = step + descent.weight_decay * ctx.y
+        step = torch.where(ctx.local["is_matrix"], self.alpha * step, step)
+        return ctx.y - lr * step, {"M": M, "m": m, "v": v}
+
+    def run_conflict(self, descent: Descent, layout: Layout) -> str | None:
+        if not matrix_names(layout):
+            return "no trained parameter is a matrix; use adamw, or train parameters with at least two dimensions"
+        return super().run_conflict(descent, layout)

@@ -1,0 +1,78 @@
+"""FedSCAM: a SAM radius from each client's heterogeneity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from fedflat.algorithms.slot import CohortMeans, Gradient, LocalContext, Perturbation, unit
+from fedflat.algorithms.state import Fields, State, scalar, vector
+from fedflat.text import param
+
+
+@dataclass(frozen=True)
+class Scam(Perturbation):
+    """The radius of SAM is smaller for heterogeneous clients (FedSCAM; Rahil et al. 2026).
+
+        c_i = cos(-g_i, u)
+        h_i = mean_b ||g_b|| max(0, 1 - kappa c_i)
+        e = rho / (1 + alpha h_i) g(y_k) / ||g(y_k)||
+        u <- unit(Delta)
+
+    Before local training, client i computes the gradients g_b of ``batches`` batches at the received model; g_i is
+    their mean. u is the direction of Delta, the last change of the server model; it is 0 in the first round. c_i is the
+    client's alignment with it and h_i its heterogeneity, which clients send. y_k is the client's model before local
+    step k, and g(y) the gradient of the batch's loss at y. The client weights ``aligned`` use h_i and c_i.
+
+    >>> from torch import tensor
+    >>> from fedflat.algorithms.slot import Pilot
+    >>> from fedflat.testing import local_context
+    >>> ctx = local_context(y=[1.5, 2.0], z=[0.0, 0.0], server={"u": [1.0, 0.0]})
+    >>> scam = Scam(rho=0.1)
+    >>> local = scam.begin(ctx._replace(pilot=Pilot(tensor([3.0, 0.0]), tensor(3.0))))  # uphill along u: c = -1
+    >>> local["h"], local["c"], local["radius"]
+    (tensor(6.), tensor(-1.), tensor(0.0143))
+    >>> scam.offset(ctx._replace(local={"radius": tensor(0.1)}), gradient=lambda point: 2 * point)[0]
+    tensor([0.0600, 0.0800])
+    """
+
+    rho: float = param(0.05, "largest length of the ascent step", low=0, positional=True)
+    alpha: float = param(1.0, "how much the radius shrinks for heterogeneous clients", low=0)
+    kappa: float = param(1.0, "how much alignment lowers heterogeneity", low=0)
+    batches: int = param(3, "number of batches whose gradients a client computes before local training", low=1)
+    pilot: Literal["step", "gradient"] = param(
+        "step", "whether c_i compares u with a descent step -g_i, or with the gradient g_i (re-implementation)"
+    )
+
+    @property
+    def ascent_passes(self) -> int:
+        return 1 if self.rho else 0
+
+    @property
+    def pilot_batches(self) -> int:
+        return self.batches
+
+    def on_server(self) -> Fields:
+        return (vector("u"),)
+
+    def sends(self) -> Fields:
+        return (scalar("h"), scalar("c"))
+
+    def begin(self, ctx: LocalContext) -> State:
+        """Compute alignment c, heterogeneity h and the radius of the round."""
+        assert ctx.pilot is not None
+        direction = unit(ctx.pilot.gradient) if self.pilot == "gradient" else -unit(ctx.pilot.gradient)
+        c = direction @ ctx.server["u"]
+        h = ctx.pilot.norm * (1 - self.kappa * c).clamp(min=0)
+        return {"radius": self.rho / (1 + self.alpha * h), "h": h, "c": c}
+
+    def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
+        return (ctx.local["radius"] * unit(gradient(ctx.y)), {}) if self.rho else (None, {})
+
+    def finish(self, ctx: LocalContext) -> tuple[State, State]:
+        return {}, {"h": ctx.local["h"], "c": ctx.local["c"]}
+
+    def aggregate(self, means: CohortMeans, server: State, x: Tensor) -> State:
+        return {"u": unit(x - means.x)}

@@ -1,0 +1,88 @@
+"""FedAWA: weights learnt on the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedflat.algorithms.slot import Slot
+from fedflat.algorithms.start import Start
+from fedflat.algorithms.state import Fields, State, scalar
+from fedflat.algorithms.weights.base import ChosenWeights, ClientRows
+from fedflat.text import param
+
+
+@dataclass(frozen=True)
+class Awa(ChosenWeights):
+    """The server learns the clients' weights from their displacements (FedAWA; Shi et al. 2025).
+
+        q = softmax(l)
+        L = sum_S q_i (||D_i - sum_S q_j D_j|| + 1 - cos(z, z + D_i))
+        l <- l - weights_lr Adam(dL/dl)
+
+    l holds one logit per client of the cohort, and q are the weights of their displacements D_i; z is the broadcast
+    model and sum_S the sum over the cohort. In every round, Adam (betas 0.5 and 0.999) is reset and takes
+    ``server_steps`` steps. The server keeps how far each client's logit has moved from its initial value p_i |S| / N,
+    where p_i is the weight of the client in the run, by samples or uniform, and |S| of the N clients are in the cohort.
+    With ``weights_from=before``, as in the published code, the weights are those before the last step, so that with one
+    step a round's step takes effect in the next round.
+
+    >>> from torch import tensor
+    >>> z, displacements = tensor([1.0, 0.0]), tensor([[0.0, 2.0], [0.0, 0.0]])
+    >>> rows = ClientRows(tensor([0, 1]), tensor([0.5, 0.5]), 1.0, z, displacements, {})
+    >>> Awa(weights_lr=0.1).choose(rows, {"moved": tensor(0.0)})  # the first client turns away from z
+    (tensor([0.5000, 0.5000]), {'moved': tensor([-0.1000,  0.1000])})
+    """
+
+    server_steps: int = param(1, "number of Adam steps per round", low=1)
+    weights_lr: float = param(1e-3, "learning rate of Adam", above=0)
+    weights_from: Literal["before", "after"] = param(
+        "before", "whether the weights are those before or after the last Adam step"
+    )
+
+    def on_server(self) -> Fields:
+        """Declare one number per client; before the first round, it is the scalar 0."""
+        return (scalar("moved", sent=False),)
+
+    def choose(self, rows: ClientRows, state: State) -> tuple[Tensor, State]:
+        """Take Adam's steps on the logits of the cohort."""
+        initial = rows.weights * rows.share
+        moved = state["moved"].expand(round(len(initial) / rows.share)).clone()
+        logits = initial + moved[rows.clients]
+        cosine = torch.nn.functional.cosine_similarity(rows.z, rows.z + rows.displacements, dim=-1)
+        m = v = torch.zeros_like(logits)
+        before = logits
+        for step in range(1, self.server_steps + 1):
+            before = logits
+            g = self._gradient(logits, rows.displacements, 1 - cosine)
+            m, v = 0.5 * m + 0.5 * g, 0.999 * v + 0.001 * g**2
+            logits = logits - self.weights_lr * (m / (1 - 0.5**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-8)
+        moved[rows.clients] = logits - initial
+        return (before if self.weights_from == "before" else logits).softmax(0), {"moved": moved}
+
+    def _gradient(self, logits: Tensor, displacements: Tensor, turn: Tensor) -> Tensor:
+        """The gradient of L in the logits, shape (n,).
+
+        Args:
+            logits: one per client, shape (n,).
+            displacements: D_i, shape (n, P).
+            turn: 1 - cos(z, z + D_i), shape (n,).
+        """
+        q = logits.softmax(0)
+        spread = displacements - q @ displacements
+        distance = spread.norm(dim=1)
+        # The mean sum_j q_j D_j depends on the weights, too; a client at the mean contributes no direction.
+        pull = (q / distance.clamp(min=torch.finfo(q.dtype).tiny)) @ spread
+        in_weights = distance + turn - displacements @ pull  # dL / dq
+        in_logits: Tensor = q * (in_weights - q @ in_weights)
+        return in_logits
+
+    def conflict(self, slots: Mapping[str, Slot]) -> str | None:
+        """Why the weights cannot be combined with what makes the uploaded vector differ from y_K - z."""
+        if getattr(slots["drift"], "dual_scope", "all") == "active":
+            return "FedAWA needs displacements, which dual_scope=active does not upload; use dual_scope=all"
+        return None if slots["start"] == Start() else "FedAWA compares models z + D_i, so all clients must start from z"

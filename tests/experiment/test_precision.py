@@ -1,0 +1,118 @@
+"""``engine.precision=auto``: what it chooses, where it is recorded, and what a device without TF32 or bf16 says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fedflat.cli.shared.screen import print_precision
+from fedflat.errors import UserError
+from fedflat.experiment.campaign.compare import existing_run
+from fedflat.experiment.config import Config, config
+from fedflat.experiment.run import Run
+from fedflat.experiment.setup.engine import _check_precision
+from fedflat.experiment.setup.problem import decide_precision
+from fedflat.papers.library import papers
+
+
+def with_precision(precision: str, **engine: object) -> Config:
+    return config(
+        {
+            "model": "mlp(hidden=4)",
+            "data": {"clients": 4, "partition": "iid"},
+            "federation": {"clients_per_round": 2},
+            "training": {"rounds": 1, "local_steps": 1},
+            "engine": {"precision": precision, "workers": 1, **engine},
+        }
+    )
+
+
+def put_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
+    """Let torch report a GPU of this compute capability."""
+    for name, answer in {"is_available": True, "get_device_capability": capability, "get_device_name": "V100"}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: capability >= (8, 0))
+
+
+@pytest.mark.parametrize(
+    ("capability", "engine", "expected"),
+    [
+        ((8, 0), {}, "tf32"),
+        ((9, 0), {"device": "cuda", "name": "loop"}, "tf32"),
+        ((7, 5), {}, "float32"),
+        ((9, 0), {"device": "cpu"}, "float32"),
+        (None, {}, "float32"),
+    ],
+)
+def test_the_choice_depends_on_device_and_capability(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] | None, engine: dict[str, str], expected: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    if capability:
+        put_gpu(monkeypatch, capability)
+    assert config({}).engine.precision == "auto"
+    assert decide_precision(with_precision("auto", **engine)).engine.precision == expected
+    for requested in ("float32", "bf16", "float64"):
+        assert decide_precision(with_precision(requested, **engine)).engine.precision == requested
+    for recorded in ("float32", "tf32"):
+        kept = decide_precision(with_precision("auto", **engine), with_precision(recorded))
+        assert kept.engine.precision == recorded
+    assert decide_precision(with_precision("auto", **engine), with_precision("bf16")).engine.precision == expected
+
+
+def test_gpus_of_another_vendor_have_no_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    put_gpu(monkeypatch, (9, 4))
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+    assert decide_precision(with_precision("auto")).engine.precision == "float32"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "device", "expected"), [(2, "auto", "tf32"), (2, "cpu", "float32"), (0, "auto", "float32")]
+)
+def test_a_ray_cluster_uses_tf32_on_its_gpus(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, device: str, expected: str
+) -> None:
+    ray = SimpleNamespace(cluster_resources=lambda: {"CPU": 4, "GPU": gpus})
+    monkeypatch.setattr("fedflat.engines.ray.cluster.connect", lambda address, workers: ray)
+    assert decide_precision(with_precision("auto", name="ray", device=device)).engine.precision == expected
+
+
+def test_a_run_records_the_choice_and_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    auto, folder = with_precision("auto", device="cpu"), tmp_path / "run"
+    Run(auto, folder).execute()
+    assert "precision: float32" in (folder / "config.yaml").read_text()
+    assert existing_run(auto, folder) is not None
+    with pytest.raises(UserError, match=r"engine\.precision=float32 instead of bf16"):
+        existing_run(with_precision("bf16", device="cpu"), folder)
+    (folder / "config.yaml").write_text((folder / "config.yaml").read_text().replace("float32", "tf32"))
+    with pytest.warns(UserWarning, match="tf32 has no effect on the CPU"):
+        assert Run(auto, folder, resume=True).config.engine.precision == "tf32", "kept on another device"
+
+
+def test_the_choice_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    put_gpu(monkeypatch, (8, 0))
+    print_precision(with_precision("auto"), silent=False)
+    assert capsys.readouterr().err == "precision: tf32 (engine.precision=auto; use float32 for full precision)\n"
+    print_precision(with_precision("auto"), silent=True)
+    for precision, device in (("tf32", "auto"), ("auto", "cpu")):
+        print_precision(with_precision(precision, device=device), silent=False)
+    assert capsys.readouterr().err == "", "neither a requested precision nor float32"
+
+
+def test_devices_without_tf32_or_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    put_gpu(monkeypatch, (7, 0))
+    with pytest.raises(UserError, match="bf16 needs a GPU that computes in bf16, which V100 does not; use float32"):
+        _check_precision("bf16", on_gpu=True)
+    with pytest.warns(UserWarning, match="tf32 has no effect on V100; this run uses float32"):
+        _check_precision("tf32", on_gpu=True)
+    put_gpu(monkeypatch, (8, 0))
+    for precision in ("tf32", "bf16", "float32"):
+        _check_precision(precision, on_gpu=True)
+
+
+def test_experiments_of_papers_use_float32_everywhere() -> None:
+    table = papers()["fedswa"].tables["table2"]
+    assert {made.engine.precision for cell in table.cells.values() for made in cell.configs} == {"float32"}
