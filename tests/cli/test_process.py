@@ -158,6 +158,14 @@ def test_an_interrupted_command_states_how_to_continue(tmp_path):
         assert "Traceback" not in told
 
 
+def test_an_interrupt_within_generated_code_keeps_the_exit_code(tmp_path):
+    """Modules that define dataclasses run generated code while they are imported."""
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text("exec('raise KeyboardInterrupt')")
+    done = subprocess.run([*FEDFLAT, "list", "--plugin", plugin], check=False, env=ENVIRONMENT, timeout=scaled(60))
+    assert done.returncode == 130
+
+
 def test_ctrl_c_while_workers_start_prints_one_line(tmp_path):
     """The signal also reaches the workers, which are importing torch."""
     with endless_run(tmp_path, 2, "--quiet") as process:

@@ -46,6 +46,7 @@ def main() -> None:
         try:
             app(prog_name="fedflat")
         finally:
+            exec("")  # clears CPython's record of an interrupt within exec(), which would end `python -m` by SIGINT
             sys.stdout.flush()
     except BrokenPipeError:
         # Python flushes stdout again at exit. Redirected to /dev/null, this cannot fail.
