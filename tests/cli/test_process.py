@@ -162,7 +162,9 @@ def test_an_interrupt_within_generated_code_keeps_the_exit_code(tmp_path):
     """Modules that define dataclasses run generated code while they are imported."""
     plugin = tmp_path / "plugin.py"
     plugin.write_text("exec('raise KeyboardInterrupt')")
-    done = subprocess.run([*FEDFLAT, "list", "--plugin", plugin], check=False, env=ENVIRONMENT, timeout=scaled(60))
+    done = subprocess.run(
+        [*FEDFLAT, "algorithms", "--plugin", plugin], check=False, env=ENVIRONMENT, timeout=scaled(60)
+    )
     assert done.returncode == 130
 
 
