@@ -14,10 +14,10 @@ from fedflat.algorithms.named import RELEASED
 from fedflat.algorithms.start import Start
 from fedflat.algorithms.weights import Weights
 from fedflat.cli.lookup.algorithm_card import cost_of, parameter_rows, slot_texts, specs_of
-from fedflat.text import show
+from fedflat.text import parameters, show
 from making.citations import full_citations
 from making.curve import LEARNING_RATES, curve, measured
-from making.markdown import block, code, joined, table
+from making.markdown import block, code, joined, symbols_as_code, table
 
 SYMBOLS = {
     "x": "server model",
@@ -50,6 +50,8 @@ FULL_GRADIENT = {
     "own": ", plus one pass over the client's data per round",
     "common": ", plus one pass over the client's data before each round",
 }
+BY_DEFAULT = "By default, "
+"""Start of the title of a slot's default."""
 SYMBOLS_LINK = "[Symbols](../algorithms.md#symbols) are defined on the overview page."
 
 
@@ -156,24 +158,37 @@ def _capital(text: str) -> str:
 
 
 def _slot(algorithm: Algorithm, slot: str) -> list[str]:
-    """The description, equations and remarks of the part that fills a slot; only default parts have no name."""
+    """The description of the part that fills a slot, under its name; only default parts have no name."""
     value = getattr(algorithm, slot)
     name = part_name(value)
-    first, *rest = _equations(value)
-    if name is None:
-        return [f"**{_capital(SLOT_NAMES[slot])}.** {first}", *rest]
-    verb = "are" if slot == "weights" else "is"
-    return [f"The **{SLOT_NAMES[slot]}** {verb} `{name}`: {first[:1].lower()}{first[1:]}", *rest]
+    title, *rest = _equations(value)
+    title = _capital(title.removeprefix(BY_DEFAULT))
+    return [f"**{_capital(SLOT_NAMES[slot])}{' (default)' if name is None else f': `{name}`'}.** {title}", *rest]
 
 
 def _equations(spec: Any) -> list[str]:
+    """The title, equations, symbols and remarks of a part, given as its class or an instance."""
     description = describe(spec)
     head = f"{description.title} ({description.source})" if description.source else description.title
     head = (head or "Undocumented").replace("``", "`")
     lines = [f"{head}.", ""]
     if description.equations:
         lines += block((line.replace(" <- ", " ← ") for line in description.equations), "equations")
-    return [*lines, description.remarks.replace(" <- ", " ← "), ""] if description.remarks else lines
+    for paragraph in description.remarks.split("\n\n"):
+        if paragraph.startswith("- "):
+            paragraph = "\n".join([paragraph, *_parameters_in_equations(spec, paragraph)])
+        lines += [symbols_as_code(paragraph).replace(" <- ", " ← "), ""] if paragraph else []
+    return lines
+
+
+def _parameters_in_equations(spec: Any, symbols: str) -> list[str]:
+    """One list item for each parameter that occurs in the equations of a part and not yet in its list of symbols."""
+    equations = " ".join(describe(spec).equations)
+    return [
+        f"- {field.name}: {field.metadata['help']} (parameter)"
+        for field in parameters(spec if isinstance(spec, type) else type(spec))
+        if re.search(rf"(?<![\w]){field.name}(?!\w)", equations) and f"- {field.name}: " not in symbols
+    ]
 
 
 def _parameters(specs: list[tuple[str, Any]]) -> list[str]:

@@ -40,6 +40,15 @@ def block(lines: Iterable[str], language: str = "") -> list[str]:
     return [f"```{language}", *lines, "```", ""]
 
 
+def symbols_as_code(text: str) -> str:
+    """A list with the symbol at the start of each item ``- symbol: meaning`` as inline code; other text unchanged.
+
+    >>> symbols_as_code("- d_k: direction")
+    '- `d_k`: direction'
+    """
+    return re.sub(r"^- ([^:`]+): ", r"- `\1`: ", text, flags=re.MULTILINE)
+
+
 def about(thing: Any) -> str:
     """A docstring as Markdown, with arguments as a table and examples and equations as code blocks.
 
@@ -93,7 +102,7 @@ def _paragraph(text: str, thing: Any) -> str:
         return f"```equations\n{inspect.cleandoc(text)}\n```"
     heading, text = _section(text), text.replace("``", "`")
     if heading is None:
-        return text
+        return symbols_as_code(text)
     entries = _entries(text)
     if heading == ARGUMENTS:
         return "\n".join(_argument_table(entries, thing)).rstrip()

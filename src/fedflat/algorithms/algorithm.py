@@ -282,9 +282,10 @@ class Algorithm:
         )
 
     def _unit_step(self, drift_ctx: LocalContext, lr: Tensor, descent: Descent) -> State:
-        """The drift's local state after a step in which ``unit``, a model of one number, descends with gradient 1.
+        """Return the drift's local state after one more step of ``unit``, which counts the effective steps of FedNova.
 
-        The model starts at 0 and takes the same steps as the client's, without clipping and weight decay.
+        ``unit`` is a model with a single weight, which starts at 0 and whose gradient is always 1. It takes the same
+        steps as the client's model, but without clipping and weight decay.
         """
         unit = drift_ctx.local["unit"]
         unit_ctx = drift_ctx.changed(y=unit, z=torch.zeros_like(unit))
@@ -294,7 +295,9 @@ class Algorithm:
         return {**drift_ctx.local, **changed_state}
 
     def _ascent_gradient(self, drift_ctx: LocalContext, gradient: Gradient) -> Gradient:
-        """The gradient function from which the perturbation computes its offset; drift-corrected with ``uses_drift``.
+        """Return the gradient function from which the perturbation computes its offset.
+
+        It includes the drift correction if the perturbation asks for it (``uses_drift``).
 
         Args:
             drift_ctx: the drift's context before the step.
@@ -311,7 +314,7 @@ class Algorithm:
     def finish(self, local: LocalState) -> tuple[States, Message]:
         """Return the client's new state and its message to the server, both by slot, after the last local step.
 
-        The server optimiser keeps no client state; its message holds what it measures of the displacement.
+        The server optimiser keeps no client state; its message is computed from the displacement.
         """
         drift_state, drift_sent = self.drift.finish(local.drift)
         perturbation_state, perturbation_sent = self.perturbation.finish(local.perturbation)
@@ -370,17 +373,17 @@ class Algorithm:
 
 
 def flat_fields(fields: dict[str, Fields]) -> dict[str, Field]:
-    """Fields by full name, ``slot.field``."""
+    """Return the fields by full name, ``slot.field``."""
     return {f"{slot}.{field.name}": field for slot, slot_fields in fields.items() for field in slot_fields}
 
 
 def flat_state(states: Mapping[str, State]) -> State:
-    """State by full name, ``slot.field``."""
+    """Return the state by full name, ``slot.field``."""
     return {f"{slot}.{name}": value for slot, state in states.items() for name, value in state.items()}
 
 
 def nested_state(flat: State) -> States:
-    """State by slot and field, ``states[slot][field]``, from state by full name, ``slot.field``; slots may be empty."""
+    """Return the state by slot and field; the inverse of ``flat_state``. Every slot is present, possibly empty."""
     states: States = {slot: {} for slot in SLOTS if slot != "lr_schedule"}
     for full_name, value in flat.items():
         slot, name = full_name.split(".", 1)

@@ -30,11 +30,11 @@ class Descent:
     """``total`` clips the corrected direction, ``grad`` the raw gradient before the drift correction."""
 
     def clip_gradient(self, g: Tensor) -> Tensor:
-        """The gradient ``g`` of shape (P,) before the drift correction, clipped if ``clip_mode`` is ``grad``."""
+        """Return the uncorrected gradient ``g`` of shape (P,), clipped if ``clip_mode`` is ``grad``."""
         return _clipped(g, self.clip) if self.clip is not None and self.clip_mode == "grad" else g
 
     def clip_direction(self, d: Tensor) -> Tensor:
-        """The direction ``d`` of shape (P,) after the drift correction, clipped if ``clip_mode`` is ``total``."""
+        """Return the drift-corrected direction ``d`` of shape (P,), clipped if ``clip_mode`` is ``total``."""
         return _clipped(d, self.clip) if self.clip is not None and self.clip_mode == "total" else d
 
     def move(self, y: Tensor, d: Tensor, lr: Tensor, velocity: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -62,6 +62,6 @@ class Descent:
 
 
 def _clipped(v: Tensor, max_norm: float) -> Tensor:
-    """The vector ``v``, scaled down to the l2 norm ``max_norm`` if its norm is larger."""
+    """Return the vector ``v``, scaled down to the l2 norm ``max_norm`` if its norm is larger."""
     scale: Tensor = max_norm / (v.norm() + 1e-12)  # finite for v = 0
     return v * scale.clamp(max=1)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import yaml
 
-_SOURCE = re.compile(r"\s*\(([^()]*(?:\b(?:19|20)\d\d\b|\beqs?\. |\bC\d)[^()]*)\)$")
-"""Parentheses at the end of a title that contain a year, an equation number, or a method's component, such as C2."""
+_SOURCE = re.compile(r"\s*\(([^()]*(?:\b(?:19|20)\d\d\b|\beqs?\. )[^()]*)\)$")
+"""Parentheses at the end of a title that contain a year or an equation number."""
 
 
 class Description(NamedTuple):
@@ -23,6 +23,7 @@ class Description(NamedTuple):
     equations: tuple[str, ...]
     """The lines of the indented block."""
     remarks: str
+    """All other text: paragraphs, separated by empty lines, and lists of symbols with one item per line."""
 
     def __str__(self) -> str:
         head = f"{self.title} ({self.source})" if self.source else self.title
@@ -33,7 +34,7 @@ def describe(part: object) -> Description:
     """Split the docstring of an algorithm's part, given as its class or an instance; missing pieces are empty.
 
     The first paragraph is the title, with the source in parentheses at its end. Indented paragraphs are equations,
-    doctests are dropped, and everything else is remarks.
+    doctests are dropped, and everything else is remarks. Line breaks remain only between paragraphs and list items.
 
     >>> from fedflat.algorithms.drift import Prox
     >>> prox = describe(Prox)
@@ -41,6 +42,8 @@ def describe(part: object) -> Description:
     ("A proximal term pulls the client's model towards the received one", 'FedProx; Li et al. 2020, eq. 2')
     >>> prox.equations
     ('d_k = g + mu (y_k - z)',)
+    >>> prox.remarks.splitlines()[0]
+    '- d_k: direction of local step k'
     """
     text = inspect.getdoc(part if isinstance(part, type) else type(part)) or ""
     paragraphs = [block for block in re.split(r"\n\s*\n", text) if not block.lstrip().startswith(">>>")]
@@ -52,12 +55,12 @@ def describe(part: object) -> Description:
         if paragraph.startswith("    "):
             equations += [line.strip() for line in paragraph.splitlines()]
         else:
-            remarks += paragraph.split()
+            remarks.append("\n".join(" ".join(item.split()) for item in re.split(r"\n(?=- )", paragraph)))
     return Description(
         title[: source.start()] if source else title,
         source[1] if source else "",
         tuple(equations),
-        " ".join(remarks).replace("``", "`"),
+        "\n\n".join(remarks).replace("``", "`"),
     )
 
 

@@ -31,15 +31,17 @@ class LrSchedule(Slot):
 
         eta_k = eta decay^t
 
-    eta is the base learning rate, decay the factor applied after every round, t the round, counted from 0, and eta_k
-    the learning rate of local step k.
+    - eta_k: learning rate of local step k
+    - eta: base learning rate, ``training.lr``
+    - decay: factor by which the learning rate is multiplied after every round, ``training.lr_decay``
+    - t: round, counted from 0
 
     >>> LrSchedule()(Schedule(lr=0.5, decay=0.9), round=torch.tensor(2), step=torch.tensor(0), steps=torch.tensor(4))
     tensor(0.4050)
     """
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
-        """The learning rate of one local step.
+        """Return the learning rate of one local step.
 
         Args:
             schedule: base learning rate, decay per round and number of rounds.
@@ -51,7 +53,7 @@ class LrSchedule(Slot):
 
     @property
     def cycle(self) -> int:
-        """Rounds after which the schedule repeats."""
+        """Number of rounds after which the schedule repeats."""
         return 1
 
 
@@ -61,8 +63,11 @@ class Linear(LrSchedule):
 
         eta_k = eta_t (1 - k/K) + (k/K) final_lr eta_t
 
-    k is the index of the local step, from 0 to K - 1, and eta_t = eta decay^t is the learning rate at the start of
-    round t. ``final_lr`` is the fraction of eta_t that the decay approaches at the end of the round.
+    - eta_k: learning rate of local step k, counted from 0
+    - K: number of local steps
+    - eta_t: learning rate at the start of round t; eta_t = eta decay^t, where eta is the base learning rate, decay the
+      factor per round, and t is counted from 0
+    - final_lr: fraction of eta_t that the learning rate approaches at the end of the round
 
     >>> schedule, round, steps = Schedule(lr=0.5), torch.tensor(0), torch.tensor(2)
     >>> [float(Linear(final_lr=0.2)(schedule, round, torch.tensor(k), steps)) for k in (0, 1)]
@@ -70,12 +75,12 @@ class Linear(LrSchedule):
     """
 
     final_lr: float = param(
-        0.1, "fraction of eta_t that is approached at the end of a round (rho in the paper)", low=0, high=1
+        0.1, "fraction of eta_t that the learning rate approaches within a round (rho in the paper)", low=0, high=1
     )
     early_decay: bool = param(False, "whether the decay per round already applies in round 0, as in the published code")
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
-        """The learning rate of step k of K, which decreases linearly from eta_t towards ``final_lr`` eta_t.
+        """Return the learning rate of step k of K, which decreases linearly from eta_t towards ``final_lr`` eta_t.
 
         With ``early_decay``, eta_t is eta decay^(t+1), as in the published code.
         """
@@ -87,12 +92,17 @@ class Linear(LrSchedule):
 class Cyclic(LrSchedule):
     """The learning rate falls in cycles of several rounds, as SWA needs (Caldarola et al. 2022, eq. 7).
 
-        eta_t = (1 - q) eta + q low
-        q = (t mod c + 1) / c
+        eta_t = (1 - p) eta + p low
+        p = (t mod c + 1) / c
 
-    eta is the base learning rate and eta_t the learning rate of all local steps of round t, before it is multiplied by
-    decay^t. A cycle has c = ``length`` rounds. Cycles begin after the fraction ``start`` of all rounds; before that,
-    eta_t = eta.
+    - eta_t: learning rate of all local steps of round t, before it is multiplied by decay^t
+    - t: round, counted from 0
+    - eta: base learning rate
+    - low: lowest learning rate of a cycle
+    - p: position of the round in its cycle; 1 in the last round
+    - c: number of rounds per cycle (``length``)
+
+    Cycles begin after the fraction ``start`` of all rounds; before that, eta_t = eta.
 
     >>> cyclic = Cyclic(low=0.1, length=2, start=0.5)
     >>> schedule, zero = Schedule(lr=0.5, rounds=4), torch.tensor(0)
@@ -105,12 +115,12 @@ class Cyclic(LrSchedule):
     start: float = param(0.75, "fraction of the rounds after which cycles begin", low=0, high=1)
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
-        """The learning rate of all steps of round t: that of its position in the cycle, multiplied by decay^t.
+        """Return the learning rate of all steps of round t: that of its position in the cycle, multiplied by decay^t.
 
         Before cycles begin, eta replaces the learning rate of the cycle; likewise with ``length=1``, which would give
         every round the lowest learning rate.
         """
-        position = (round % self.length + 1) / self.length  # q, 1 at the end of a cycle
+        position = (round % self.length + 1) / self.length  # p, 1 at the end of a cycle
         cyclic_lr = (1 - position) * schedule.lr + position * self.low
         has_begun = (round >= rounds_before(self.start, schedule.rounds)) & (self.length > 1)
         return torch.where(has_begun, cyclic_lr, torch.full_like(cyclic_lr, schedule.lr)) * schedule.decay**round
@@ -126,10 +136,15 @@ class Poly(LrSchedule):
 
         eta_k = eta decay^t (1 - (t + k/K) / T)^power
 
-    eta is the base learning rate, decay the factor applied after every round, t the round (of T) and k the local step
-    (of K), both counted from 0. With ``span=round`` it restarts every round: eta_k = eta decay^t (1 - k/K)^power.
-    Caldarola et al. 2022 also restart it every round, but set its length to 10,000 epochs, so that the learning rate is
-    practically constant.
+    - eta_k: learning rate of local step k
+    - eta: base learning rate
+    - decay: factor by which the learning rate is multiplied after every round
+    - t, T: round, counted from 0, and number of rounds
+    - k, K: local step, counted from 0, and number of local steps
+
+    With ``span=round``, the decay restarts in every round: eta_k = eta decay^t (1 - k/K)^power. Caldarola et al. 2022
+    also restart it in every round, but set its length to 10,000 epochs, so that the learning rate is practically
+    constant.
 
     >>> schedule, zero = Schedule(lr=0.5, rounds=2), torch.tensor(0)
     >>> torch.stack([Poly(power=2.0)(schedule, torch.tensor(t), zero, zero + 1) for t in (0, 1)])
@@ -140,7 +155,7 @@ class Poly(LrSchedule):
     span: Literal["run", "round"] = param("run", "period of the decay: the whole run (run), or each round anew (round)")
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
-        """The learning rate eta decay^t (1 - progress)^power of a step.
+        """Return the learning rate eta decay^t (1 - progress)^power of a step.
 
         progress is the finished fraction of the run or, with ``span=round``, of the round's local steps.
         """

@@ -17,13 +17,16 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Sgd(Slot):
-    """The server takes an SGD step along the mean update, with learning rate ``server_lr``.
+    """The server takes an SGD step towards the target, with learning rate ``server_lr``.
 
         x <- x + server_lr q
 
-    q = target - x is the vector from the server model x to the target. The drift correction defines the target; by
-    default it is the mean of the clients' models after local training. If ``server_lr`` is above 1, the server steps
-    beyond the target (over-relaxation). FedSWA calls this learning rate alpha.
+    - x: server model
+    - q: target - x, the vector from the server model to the target
+    - target: model that the drift correction computes; by default, the mean of the clients' models after local training
+
+    If ``server_lr`` is above 1, the server steps beyond the target (over-relaxation). FedSWA calls this learning rate
+    alpha.
 
     >>> from torch import tensor
     >>> Sgd(server_lr=1.5).step(tensor([1.0, 2.0]), tensor([0.2, -0.2]), {})
@@ -74,8 +77,10 @@ class Momentum(Sgd):
         m <- beta m + q
         x <- x + server_lr m
 
-    q = target - x is the vector from the server model x to the target, which the drift correction defines, and m is the
-    server's momentum.
+    - x: server model
+    - m: momentum of the server
+    - q: target - x, the vector from the server model to the target
+    - target: model that the drift correction computes; by default, the mean of the clients' models after local training
 
     >>> from torch import tensor
     >>> Momentum(beta=0.5).step(tensor([1.0, 2.0]), tensor([0.2, -0.2]), {"m": tensor([0.4, 0.4])})
@@ -93,7 +98,7 @@ class Momentum(Sgd):
         return x + self.server_lr * m, {"m": m}
 
     def divergence_hint(self) -> str | None:
-        """Why momentum may make a run diverge: in the limit, it amplifies a constant displacement by 1 / (1 - beta)."""
+        """Return a warning about divergence: in the limit, momentum amplifies a constant q by 1 / (1 - beta)."""
         gain = f"{1 / (1 - self.beta):.0f}-fold" if self.beta < 1 else "without bound"
         return f"server momentum beta={self.beta} amplifies displacements {gain}; lower beta or server_lr"
 
@@ -105,8 +110,10 @@ class Adaptive(Sgd, ABC):
         m <- beta1 m + (1 - beta1) q
         x <- x + server_lr m / (sqrt(v) + tau)
 
-    q = target - x is the vector from the server model x to the target of the drift correction. m is the first moment of
-    q and v the second moment, which each subclass updates in its own way.
+    - x: server model
+    - q: target - x, the vector from the server model to the target
+    - target: model that the drift correction computes; by default, the mean of the clients' models after local training
+    - m, v: first and second moment of q; each subclass updates v in its own way
     """
 
     server_lr: float = param(0.1, "learning rate of the server", above=0)
@@ -133,10 +140,10 @@ class Adaptive(Sgd, ABC):
 
     @abstractmethod
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
-        """The new v from the old one and q^2 (or m^2), all of shape (P,)."""
+        """Return the new v, given the old one and ``squared``, which is q^2 or m^2; all have shape (P,)."""
 
     def corrected(self, v: Tensor, t: Tensor) -> Tensor:
-        """v corrected for its initial value after ``t`` rounds; by default unchanged, for a v that is a plain sum."""
+        """Return v after ``t`` rounds, corrected for its initial value; by default unchanged, for a v that is a sum."""
         return v
 
     def step(self, x: Tensor, q: Tensor, state: State) -> tuple[Tensor, State]:
@@ -173,8 +180,12 @@ class Adam(ExponentialAdaptive):
         v <- beta2 v + (1 - beta2) q^2
         x <- x + server_lr m / (sqrt(v) + tau)
 
-    q = target - x is the vector from the server model x to the target, which the drift correction defines.
-    The moments m and v are moving averages of q and q^2; all operations are elementwise.
+    - x: server model
+    - q: target - x, the vector from the server model to the target
+    - target: model that the drift correction computes; by default, the mean of the clients' models after local training
+    - m, v: moving averages of q and q^2
+
+    All operations are elementwise.
 
     >>> from torch import tensor
     >>> state = {"m": tensor([0.0, 0.0]), "v": tensor([0.0, 0.0]), "t": tensor(0.0)}
@@ -196,9 +207,13 @@ class Yogi(ExponentialAdaptive):
         v <- v - (1 - beta2) q^2 sign(v - q^2)
         x <- x + server_lr m / (sqrt(v) + tau)
 
-    q = target - x is the vector from the server model x to the target, which the drift correction defines.
-    The first moment m is a moving average of q. The second moment v moves towards q^2, by a step whose size depends
-    on q^2 only. All operations are elementwise.
+    - x: server model
+    - q: target - x, the vector from the server model to the target
+    - target: model that the drift correction computes; by default, the mean of the clients' models after local training
+    - m: moving average of q
+    - v: second moment, which moves towards q^2 by a step whose size depends on q^2 only
+
+    All operations are elementwise.
 
     >>> from torch import tensor
     >>> Yogi(beta2=0.75).second_moment(v=tensor([1.0, 5.0]), squared=tensor([4.0, 4.0]))
@@ -217,9 +232,13 @@ class Adagrad(Adaptive):
         v <- v + q^2
         x <- x + server_lr m / (sqrt(v) + tau)
 
-    q = target - x is the vector from the server model x to the target, which the drift correction defines.
-    The first moment m is a moving average of q, and the second moment v is the sum of q^2 over all rounds; all
-    operations are elementwise.
+    - x: server model
+    - q: target - x, the vector from the server model to the target
+    - target: model that the drift correction computes; by default, the mean of the clients' models after local training
+    - m: moving average of q
+    - v: sum of q^2 over all rounds
+
+    All operations are elementwise.
 
     >>> from torch import tensor
     >>> Adagrad().second_moment(v=tensor([1.0, 5.0]), squared=tensor([4.0, 4.0]))
@@ -234,15 +253,20 @@ class Adagrad(Adaptive):
 
 @dataclass(frozen=True)
 class Extrapolation(Sgd):
-    """The more the clients' displacements disagree, the larger is the server's step (FedExP; Jhunjhunwala et al. 2023).
+    """The more the displacements disagree, the larger the server's step (FedExP; Jhunjhunwala et al. 2023).
 
         eta_s = max(server_lr, mean_S ||D_i||^2 / (2 ||mean_S D_i||^2 + 2 eps))
         x <- x + eta_s q
 
-    D_i = y_K - z is the displacement of client i in the round, and mean_S the mean over the cohort with the weights of
-    the aggregation. Each client sends the scalar ||D_i||^2. q = target - x is the vector from the server model x to the
-    target, which the drift correction defines; without one, q is mean_S D_i. The paper evaluates the mean of the last
-    two server models, which is the average ``wima(window=2)``.
+    - x: server model
+    - eta_s: learning rate of the server
+    - q: target - x, the vector from the server model to the target
+    - target: model that the drift correction computes; by default, the mean of the clients' models after local training
+    - D_i: displacement y_K - z of client i in the round, where K is its number of local steps
+    - mean_S: mean over the round's cohort S, with the weights that displacements have in the run
+
+    Each client sends the scalar ||D_i||^2. Without a drift correction, q is mean_S D_i. The paper evaluates the mean of
+    the last two server models, which is the average ``wima(window=2)``.
 
     >>> from torch import tensor
     >>> from fedflat.testing import cohort_means
@@ -257,7 +281,7 @@ class Extrapolation(Sgd):
     server_lr: float = param(1.0, "smallest learning rate of the server", above=0)
     eps: float = param(1e-3, "constant that bounds the learning rate if displacements cancel", low=0)
     eps_scale: Literal["one", "cohort"] = param(
-        "one", "factor of eps: 1, as in the paper, or the size of the cohort, as in the published code"
+        "one", "factor of eps: 1, as in the paper (one), or the size of the cohort, as in the published code (cohort)"
     )
     eps_decay: float = param(
         1.0, "factor by which eps is multiplied before every round; 0.998^2 in the published code", above=0, high=1
@@ -267,7 +291,10 @@ class Extrapolation(Sgd):
         return (scalar("square", weighting="aggregation"),)
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Why the server must add displacements: the learning rate is computed from their norms."""
+        """Return an error message if the start in ``slots`` makes the server average models, and None otherwise.
+
+        FedExP computes its learning rate from the norms of displacements, so the server must add their mean.
+        """
         if getattr(slots["start"], "server", None) == "average":
             return "FedExP computes its learning rate from displacements; use relaxed(server=displacement)"
         return None
@@ -276,7 +303,7 @@ class Extrapolation(Sgd):
         return {"square": displacement @ displacement}
 
     def aggregate(self, means: CohortMeans, q: Tensor, state: State) -> tuple[Tensor, State]:
-        """Compute the learning rate from the displacements, and move the server model along q."""
+        """Compute the learning rate eta_s from the displacements, and move the server model along q."""
         eps = self.eps * self.eps_decay ** (means.round + 1)
         if self.eps_scale == "cohort":
             eps *= means.cohort_size
@@ -286,7 +313,7 @@ class Extrapolation(Sgd):
         return means.x + ratio.fmax(ratio.new_tensor(self.server_lr)) * q, {}
 
     def divergence_hint(self) -> str | None:
-        """Why the learning rate may become large: displacements that cancel have a small mean."""
+        """Return a warning about divergence: the learning rate becomes large if the displacements cancel."""
         return f"FedExP's server learning rate reaches mean |D_i|^2 / (2 eps) with eps={self.eps:g}; raise eps"
 
 

@@ -136,7 +136,7 @@ class CohortMeans(NamedTuple):
 
 
 def unit(v: Tensor) -> Tensor:
-    """``v`` of shape (P,) scaled to l2 norm 1; a zero vector stays zero.
+    """Return ``v`` of shape (P,) scaled to l2 norm 1; a zero vector stays zero.
 
     >>> from torch import tensor
     >>> unit(tensor([3.0, 4.0]))
@@ -175,14 +175,14 @@ class Slot:
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether ``teacher`` returns one; the task must then have logits."""
+        """Whether ``teacher`` returns a teacher; the task must then have logits."""
         return False
 
     def teacher(self, ctx: LocalContext) -> Teacher | None:
-        """Return the teacher of a local step, if this slot, a drift or a perturbation, has one.
+        """Return the teacher from which a local step distils, or None; only drifts and perturbations can have one.
 
-        The term of a drift's teacher is part of the client's loss, and of all gradients of a step. That of a
-        perturbation's teacher changes only the gradients from which the offset is computed.
+        A drift's teacher adds a term to the client's loss and therefore to all gradients of a step. A perturbation's
+        teacher changes only the gradients from which the offset is computed.
         """
         return None
 
@@ -205,9 +205,12 @@ class Drift(Slot):
         d_k = g
         target = z + mean_S D_i
 
-    d_k is the direction of local step k and g the gradient of its batch. The server moves towards the target, the mean
-    of the clients' final models: z is the broadcast model, D_i = y_K - z the displacement of client i after its K local
-    steps, and mean_S the mean over the cohort S.
+    - d_k: direction of local step k
+    - g: gradient of the loss on the step's batch
+    - target: model towards which the server moves, here the mean of the clients' models after local training
+    - z: broadcast model, from which clients start
+    - D_i: displacement y_K - z of client i in the round, where K is its number of local steps
+    - mean_S: mean over the round's cohort S
 
     >>> from torch import tensor
     >>> from fedflat.testing import cohort_means

@@ -44,11 +44,16 @@ class Relaxed(Start):
         z_i = z + beta (z - last_i)
         last_i <- y_K
 
-    z is the broadcast model and z_i the model from which client i starts. last_i is the client's model y_K at the end
-    of its previous participation; before the first one it is the initial server model. Local training uses z_i wherever
-    the algorithm has z, so the displacement is D_i = y_K - z_i. By default the server adds the mean of D_i to z. With
-    ``server=average`` it moves to the mean of the clients' models y_K, for which clients also send z_i - z. Both are
-    the same if all clients participate in every round and no drift correction keeps state.
+    - z: broadcast model
+    - z_i: model from which client i starts
+    - last_i: the client's model at the end of its previous participation; before its first participation, the initial
+      server model
+    - y_K: the client's model after its K local steps
+
+    All other parts of the algorithm use z_i in place of z, so the displacement is D_i = y_K - z_i. By default, the
+    server adds the mean of D_i to z. With ``server=average``, it instead moves to the mean of the clients' models y_K;
+    clients then also send z_i - z. Both rules are equivalent if all clients participate in every round and the drift
+    correction keeps no state.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -83,7 +88,7 @@ class Relaxed(Start):
         return means.z + means.mean["offset"] if self.server == "average" else means.z
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Why a drift correction that uses the cohort's mean gradient at z cannot be combined with personal starts."""
+        """Return an error message if the drift in ``slots`` needs the cohort's mean gradient at z, else None."""
         drift = slots["drift"]
         if isinstance(drift, Drift) and drift.full_gradient == "common":
             return "MIME corrects gradients at the model that all clients start from; FedInit gives each client its own"

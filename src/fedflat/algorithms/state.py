@@ -75,5 +75,5 @@ Fields = tuple[Field, ...]
 
 
 def new_state(fields: Fields, x: Tensor) -> State:
-    """The initial state of ``fields`` for a model ``x`` of shape (P,)."""
+    """Return the initial state of ``fields`` for a model ``x`` of shape (P,)."""
     return {field.name: field.new(x) for field in fields}

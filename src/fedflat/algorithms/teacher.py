@@ -34,7 +34,7 @@ class BatchGradient(Protocol):
 
 
 def with_teacher(gradient: BatchGradient, teacher: Teacher | None) -> Callable[[Tensor], Tensor]:
-    """The gradient of the loss that ``teacher`` changes, as a function of the point only.
+    """Return ``gradient`` as a function of the point only, with the term of ``teacher`` if there is one.
 
     >>> import torch
     >>> def gradient(point, teacher=None):

@@ -12,12 +12,12 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Ema(Average):
-    """The average is an exponential moving average of the server models.
+    """An exponential moving average of the server models.
 
         w <- decay w + (1 - decay) x
 
-    w is the average and x the server model after a round. The first value of w is the server model after the first
-    round.
+    - w: average; its first value is the server model after the first round
+    - x: server model after a round
 
     >>> from torch import tensor
     >>> from fedflat.testing import run_info

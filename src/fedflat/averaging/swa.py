@@ -14,13 +14,17 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Swa(Average):
-    """The average is the mean of models captured once per cycle (SWA; Caldarola et al. 2022, Algorithm 1).
+    """The mean of server models captured once per cycle (SWA; Caldarola et al. 2022, Algorithm 1).
 
         w <- (n w + x) / (n + 1)
 
-    w is the average, x a captured server model, and n the number of models captured before x. Averaging begins after
-    the fraction ``start`` of all rounds. Until the first capture, w is the server model at the beginning of averaging.
-    Captures are c rounds apart: c is ``every`` or, if that is not set, the cycle length of the learning-rate schedule.
+    - w: average
+    - x: captured server model
+    - n: number of models captured before x
+
+    Averaging begins after the fraction ``start`` of all rounds. Until the first capture, w is the server model at the
+    beginning of averaging. Captures are c rounds apart: c is ``every`` or, if that is not set, the cycle length of the
+    learning-rate schedule.
 
     >>> from torch import tensor
     >>> from fedflat.testing import run_info

@@ -14,12 +14,15 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Wima(Average):
-    """The average is the mean of the last W server models (WiMA; Caldarola et al. 2023, eq. 4).
+    """The mean of the last W server models (WiMA; Caldarola et al. 2023, eq. 4).
 
         w = (1 / W) sum_{j<W} x^{t+1-j}
 
-    w is the average after round t (counted from 0), W the window, and x^t the server model after t rounds. During the
-    first W rounds, w is the mean of all server models so far, except the initial model x^0.
+    - w: average after round t, counted from 0
+    - W: number of models in the window (``window``)
+    - x^t: server model after t rounds
+
+    During the first W rounds, w is the mean of all server models so far, except the initial model x^0.
 
     >>> from torch import tensor
     >>> from fedflat.testing import run_info

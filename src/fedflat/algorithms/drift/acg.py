@@ -22,9 +22,14 @@ class Acg(Drift):
         m <- lam m + mean_S D_i
         x <- x + m
 
-    m is the server's momentum. Clients start from z, the server model x moved ahead by lam m. d_k is the direction of
-    local step k, g the gradient of its batch and y_k the client's model. D_i = y_K - z is the displacement of client i
-    after its K local steps, and mean_S the mean over the cohort.
+    - x: server model
+    - m: momentum of the server
+    - z: broadcast model, from which clients start: the server model moved ahead by lam m
+    - d_k: direction of local step k
+    - g: gradient of the loss on the step's batch
+    - y_k: the client's model after k local steps
+    - D_i: displacement y_K - z of client i in the round, where K is its number of local steps
+    - mean_S: mean over the round's cohort S
 
     >>> from torch import tensor
     >>> from fedflat.testing import cohort_means
@@ -58,7 +63,7 @@ class Acg(Drift):
         return means.z + means.displacement, {"m": self.lam * server["m"] + means.displacement}
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Why FedACG and the server optimiser in ``slots`` cannot be combined; None for SGD with ``server_lr`` 1."""
+        """Return an error message unless the server optimiser in ``slots`` is SGD with ``server_lr`` 1."""
         if slots["server"] == Sgd():
             return None
         return "FedACG has its own server momentum and allows only the server optimiser sgd(server_lr=1)"

@@ -20,10 +20,16 @@ class AdaBest(Drift):
         a = mean_S y_K
         target = a + beta (a - a_previous)
 
-    d_k is the direction of local step k, g the gradient of its batch, and h_i the estimate of client i's bias. a is the
-    mean over the cohort S of the clients' final models y_K, and a_previous the value of a in the previous round. z is
-    the broadcast model. Rounds are counted from t = 1; last_i is the round in which client i last participated,
-    initially 0. The server moves towards the target.
+    - d_k: direction of local step k
+    - g: gradient of the loss on the step's batch
+    - h_i: estimate of the bias of client i, initially 0
+    - t: round, counted from 0
+    - last_i: last round before t in which client i participated; -1 if there was none
+    - z: broadcast model, from which clients start
+    - y_K: the client's model after its K local steps
+    - a: mean of y_K over the cohort S
+    - a_previous: value of a in the previous round; in round 0, the initial model
+    - target: model towards which the server moves
 
     >>> from fedflat.testing import cohort_means, local_context
     >>> ctx = local_context(y=[1.0, 3.0], z=[1.0, 1.0], client={"h": [0.4, 0.4], "last": 0.0}, round=1)
@@ -49,9 +55,9 @@ class AdaBest(Drift):
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
         """Update the client's bias estimate, h_i <- h_i / (t - last_i) - mu D_i, and last_i <- t; sends no message.
 
-        D_i = y_K - z is the displacement and last_i the last round in which the client participated; t counts from 1.
+        D_i = y_K - z is the displacement, and last_i the round in which the client last participated.
         """
-        t = ctx.round + 1
+        t = ctx.round + 1  # state holds rounds counted from 1, because its initial value 0 means "never"
         h = ctx.client["h"] / (t - ctx.client["last"]) - self.mu * ctx.displacement
         return {"h": h, "last": t.to(h.dtype)}, {}
 

@@ -18,9 +18,13 @@ class Cm(Drift):
         d_k = alpha g + (1 - alpha) Delta
         Delta <- mean_S (z - y_K) / H
 
-    d_k is the direction of local step k and g the gradient of its batch. Delta is the server's momentum: the mean
-    direction of all local steps of the previous round. z is the broadcast model, y_K a client's model after its K local
-    steps, H the sum of their learning rates, and mean_S the mean over the cohort.
+    - d_k: direction of local step k
+    - g: gradient of the loss on the step's batch
+    - Delta: momentum of the server, i.e. the mean direction of all local steps of the previous round
+    - z: broadcast model, from which clients start
+    - y_K: the client's model after its K local steps
+    - H: sum of the learning rates of the client's K local steps
+    - mean_S: mean over the round's cohort S
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -36,7 +40,7 @@ class Cm(Drift):
         return (vector("momentum", momentum="ascent"),)
 
     def begin(self, ctx: LocalContext) -> State:
-        """The momentum's share of every direction in this round, (1 - alpha) Delta."""
+        """Return the part of every direction that stays constant during the round, (1 - alpha) Delta."""
         return {"momentum": (1 - self.alpha) * ctx.server["momentum"]}
 
     def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:

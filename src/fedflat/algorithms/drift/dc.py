@@ -21,11 +21,19 @@ class Dc(Dyn):
         s <- s + (|S| / N) mean_S (s_i+ - s_i)
         target = mean_S y_K + mean_all a_i
 
-    d_k is the direction of local step k and g the gradient of its batch. a_i is the drift variable of client i: the sum
-    of its displacements D_i = y_K - z over all rounds so far. s_i is its control variate, s_i+ the new value after the
-    round, and s the server's control variate. z is the broadcast model, y_k the client's model after k of its K local
-    steps, and H the sum of their learning rates. mean_S is the mean over the round's cohort of |S| clients, mean_all
-    that over all N clients. The server moves towards the target.
+    - d_k: direction of local step k
+    - g: gradient of the loss on the step's batch
+    - a_i: drift variable of client i, i.e. the sum of its displacements over all rounds so far
+    - D_i: displacement y_K - z of client i in the round, where K is its number of local steps
+    - s_i: control variate of client i; s_i+ is its value after the round
+    - s: control variate of the server
+    - z: broadcast model, from which clients start
+    - y_k: the client's model after k local steps
+    - H: sum of the learning rates of the client's K local steps
+    - mean_S: mean over the round's cohort S
+    - mean_all: mean over all clients
+    - |S|, N: number of clients in the cohort S, and of all clients
+    - target: model towards which the server moves
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -48,14 +56,14 @@ class Dc(Dyn):
         return (*super().sends(), vector("ds"))
 
     def begin(self, ctx: LocalContext) -> State:
-        """The part of every direction that stays constant during the round, alpha a_i - s_i + s."""
+        """Return the part of every direction that stays constant during the round, alpha a_i - s_i + s."""
         return {"correction": self.alpha * ctx.client["a"] - ctx.client["s"] + ctx.server["s"]}
 
     def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
         return g + self.alpha * (ctx.y - ctx.z) + ctx.local["correction"]
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """FedDyn's new state and messages, and the new control variate s_i+ and its change."""
+        """Return FedDyn's new state and messages, plus the control variate s_i+ (state) and its change (message)."""
         state, sent = super().finish(ctx)
         new_s = ctx.client["s"] - ctx.server["s"] + ctx.mean_direction
         return state | {"s": new_s}, sent | {"ds": new_s - ctx.client["s"]}

@@ -20,11 +20,19 @@ class Dyn(Drift):
         a_i <- a_i + D_i
         target = mean_S y_K + mean_all a_i
 
-    d_k is the direction of local step k and g the gradient of its batch. a_i is the dual variable of client i: the sum
-    of its displacements D_i = y_K - z over all rounds so far (the paper's dual is -alpha a_i). z is the broadcast model
-    and y_k the client's model after k of its K local steps. The server moves towards the target; mean_S is the mean
-    over the round's cohort, mean_all that over all N clients. The FedSpeed paper uses the duals of the cohort only,
-    target = mean_S (y_K + a_i), which ``dual_scope=active`` selects.
+    - d_k: direction of local step k
+    - g: gradient of the loss on the step's batch
+    - a_i: dual variable of client i, i.e. the sum of its displacements over all rounds so far; the paper's dual
+      variable is -alpha a_i
+    - D_i: displacement y_K - z of client i in the round, where K is its number of local steps
+    - z: broadcast model, from which clients start
+    - y_k: the client's model after k local steps
+    - mean_S: mean over the round's cohort S
+    - mean_all: mean over all clients
+    - target: model towards which the server moves
+
+    The FedSpeed paper averages only the duals of the cohort: target = mean_S (y_K + a_i). ``dual_scope=active`` selects
+    this form.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -42,7 +50,7 @@ class Dyn(Drift):
         "all", "clients whose duals are averaged: all clients (all) or the cohort (active)"
     )
     all_mean: bool = param(
-        False, "whether to evaluate the mean of all clients' latest models, too; clients then keep one more vector"
+        False, "whether to also evaluate the mean of all clients' latest models; clients then keep one more vector"
     )
 
     def on_server(self) -> Fields:
@@ -100,20 +108,23 @@ class Dyn(Drift):
         return target + a, state | {"a": a}
 
     def robust_aggregation_conflict(self) -> str | None:
-        """Why robust aggregation must not replace the mean; None if the server keeps no mean over all clients."""
+        """Return why robust aggregation must not replace the mean, or None if it may.
+
+        It may if the server keeps no mean over all clients.
+        """
         if self.dual_scope == "active" and not self.all_mean:
             return None
         return "the server's dual must equal the mean of the clients' duals"
 
     def divergence_hint(self) -> str | None:
-        """Why FedDyn may make a run diverge and what to change."""
+        """Return why FedDyn may make a run diverge and what to change."""
         return (
             "FedDyn's dual accumulates displacements without decay and may explode with heterogeneous clients; "
             "clip gradients (training.clip=10) or change alpha"
         )
 
     def evaluated(self, server: State) -> State:
-        """Further models to evaluate, by name: means of the cohort's and of all clients' models, without the dual."""
+        """Return further models to evaluate, by name: the cohort's and all clients' mean model, without the dual."""
         models = {}
         if self.dual_scope == "all":  # otherwise ``active`` is the target itself
             models["active mean"] = server["active"]

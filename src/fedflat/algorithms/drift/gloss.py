@@ -13,7 +13,7 @@ from fedflat.algorithms.slot import LARGE_RHO, CohortMeans, Slot, unit
 from fedflat.algorithms.state import Fields, State, scalar, vector
 from fedflat.text import param
 
-RAMP = "number of first rounds over which the radius rises linearly from start_rho; 0 keeps it constant"
+RAMP = "number of rounds, from the first, over which the radius rises linearly from start_rho; 0 keeps it constant"
 START_RHO = "radius in round 0, if ramp is above 0"
 
 
@@ -31,17 +31,26 @@ def ramped(rho: float, start_rho: float, ramp: int, round: Tensor) -> Tensor:
 class Gloss(Dyn):
     """Clients start uphill of the server model, along its last update (FedGloSS; Caldarola et al. 2025).
 
-        z = x - server_rho unit(q)
+        z = x - server_rho unit(u)
         d_k = g + alpha (y_k - z + a_i)
         a_i <- a_i + D_i
-        q <- mean_S D_i
-        target = x + q + mean_all a_i
+        u <- mean_S D_i
+        target = x + u + mean_all a_i
 
-    x is the server model, q the mean displacement of the previous round's cohort (initially 0), and unit(q) = q /
-    ||q||. Clients start from z. d_k is the direction of local step k and g the gradient of its batch, which FedGloSS
-    takes with SAM. a_i is the dual variable of client i: the sum of its displacements D_i = y_K - z over all rounds so
-    far. y_k is the client's model after k of its K local steps, mean_S the mean over the round's cohort and mean_all
-    that over all clients. The server moves from x towards the target. The paper's beta is 1 / alpha.
+    - x: server model
+    - z: broadcast model, from which clients start
+    - u: mean displacement of the previous round, initially 0; in the target, that of the current round
+    - unit(v): v / ||v||
+    - d_k: direction of local step k
+    - g: gradient of the loss on the step's batch, which FedGloSS computes with SAM
+    - a_i: dual variable of client i, i.e. the sum of its displacements over all rounds so far
+    - D_i: displacement y_K - z of client i in the round, where K is its number of local steps
+    - y_k: the client's model after k local steps
+    - mean_S: mean over the round's cohort S
+    - mean_all: mean over all clients
+    - target: model towards which the server moves
+
+    The paper's beta is 1 / alpha.
 
     >>> from torch import tensor
     >>> from fedflat.testing import cohort_means
@@ -58,13 +67,13 @@ class Gloss(Dyn):
     start_rho: float = param(0.001, START_RHO, low=0)
     ramp_rho: float | None = param(
         None,
-        "constant radius of the server during the ramp, as in the published code (D32); none rises linearly",
+        "constant radius of the server during the ramp, as in the published code (D32); if none, the radius rises",
         low=0,
     )
     dual_divisor: Literal["clients", "cohort"] = param(
         "clients",
-        "divisor of the server's dual: the number of clients (clients), or also the cohort's size, as in the published "
-        "code (cohort; D33)",
+        "divisor of the server's dual: the number of clients (clients), or, as in the published code (D33), the "
+        "number of clients times the cohort's size (cohort)",
     )
 
     def on_server(self) -> Fields:
@@ -80,7 +89,7 @@ class Gloss(Dyn):
         return x - rho * unit(server["q"])
 
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
-        """FedDyn's target, moved from z to x: the step starts from the server model, not from the broadcast one."""
+        """Return FedDyn's target, shifted by x - z because the server steps from x instead of z, and the new state."""
         dual_means = means
         if self.dual_divisor == "cohort":
             dual_means = means._replace(uniform=means.uniform / means.cohort_size)
@@ -89,7 +98,10 @@ class Gloss(Dyn):
         return target + (means.x - means.z), state
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Why FedGloSS cannot use ``dual_scope=active``, or a start that replaces the broadcast model on the server."""
+        """Return an error message for ``dual_scope=active`` or ``relaxed(server=average)``, and None otherwise.
+
+        Both change what the server averages, but FedGloSS needs the mean displacement from the broadcast model.
+        """
         if getattr(slots["start"], "server", None) == "average":
             return "FedGloSS steps from the server model, so relaxed(server=average) has no effect; use displacement"
         if self.dual_scope == "all":

@@ -22,14 +22,21 @@ class Gmt(Drift):
         target = mean_S y_K + mean_all a_i
         e <- alpha e + (1 - alpha) x
 
-    d_k is the direction of local step k, and g the gradient of its batch's loss f with a distillation term: the mean
-    Kullback-Leibler divergence between the predictions of the teacher e and of the client's model y, where p is the
-    softmax of the logits divided by tau. The teacher is a moving average of the server's models x and starts as the
-    initial model. a_i is the dual variable of client i, the sum of its displacements D_i = y_K - z over all rounds so
-    far; z is the broadcast model and y_K the client's model after its K local steps. The server moves towards the
-    target; mean_S is the mean over the round's cohort, mean_all that over all clients. With gamma = 0, this is FedDyn
-    with alpha = 1 / beta, but without its proximal term. A step costs an additional forward pass of the teacher, and
-    the task must have logits.
+    - d_k: direction of local step k
+    - g: gradient of the loss f on the step's batch plus a distillation term
+    - e: teacher, a moving average of the server models x; initially the initial model
+    - KL(p_e, p_y): mean Kullback-Leibler divergence between the predictions of the teacher and of the client's model y;
+      p is the softmax of the logits divided by tau
+    - a_i: dual variable of client i, i.e. the sum of its displacements over all rounds so far
+    - D_i: displacement y_K - z of client i in the round, where K is its number of local steps
+    - z: broadcast model, from which clients start
+    - y_K: the client's model after its K local steps
+    - mean_S: mean over the round's cohort S
+    - mean_all: mean over all clients
+    - target: model towards which the server moves
+
+    With gamma = 0, this is FedDyn with alpha = 1 / beta, but without its proximal term. Each step needs an additional
+    forward pass, of the teacher. The task must have logits.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context

@@ -18,14 +18,14 @@ from fedflat.text import param
 class HeavyBall(Drift):
     """Base class of drifts that add a heavy-ball momentum, the difference of two models, to each local step."""
 
-    beta: float = param(0.9, "weight of the momentum, which all local steps of a round together apply once", low=0)
+    beta: float = param(0.9, "weight of the momentum in the sum of a round's local steps", low=0)
 
     def _per_step(self, difference: Tensor, ctx: LocalContext) -> Tensor:
-        """The share of a model difference, in units of gradients, that each of the K steps adds to its gradient."""
+        """Return what each of the K local steps adds to its gradient; together, they move by -beta ``difference``."""
         return self.beta * difference / (ctx.first_lr.clamp(min=TINY_LR) * ctx.steps)
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Why the server optimiser in ``slots`` would add a second momentum; None for SGD."""
+        """Return an error message unless the server optimiser in ``slots`` is SGD; others may have momentum, too."""
         if type(slots["server"]) is Sgd:
             return None
         return "GHBM, LocalGHBM and FedHBM have their own momentum and allow only the server optimiser sgd"
@@ -44,11 +44,16 @@ class Ghbm(HeavyBall):
         m = (x_old - z) / tau
         d_k = g + beta m / (eta K)
 
-    m is the momentum, which points uphill, z the broadcast model and x_old the server model tau rounds ago; in the
-    first tau rounds, m = 0. d_k is the direction of local step k, g the gradient of its batch, eta the learning rate of
-    the first step and K the number of local steps, so that all steps of a round together move the model by -beta m. If
-    tau is the number of clients divided by the cohort's size, m averages over about all clients. The server keeps the
-    last tau models.
+    - m: momentum, which points uphill like a gradient; 0 in the first tau rounds
+    - z: broadcast model
+    - x_old: server model tau rounds ago
+    - d_k: direction of local step k
+    - g: gradient of the loss on the step's batch
+    - eta: learning rate of the round's first step
+    - K: number of local steps in a round
+
+    All steps of a round together move the model by -beta m. If tau is the number of clients divided by the number of
+    clients per round, m averages over about all clients. The server keeps its last tau models.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -58,10 +63,10 @@ class Ghbm(HeavyBall):
     tensor([ 0.6000, -0.4000])
     """
 
-    tau: int = param(10, "number of rounds over which the momentum averages; clients / clients_per_round", low=1)
+    tau: int = param(10, "rounds over which the momentum averages, ideally clients / clients_per_round", low=1)
 
     def on_server(self) -> Fields:
-        """Declare the last tau server models, ``x1`` being one round old; clients receive only the oldest, ``old``."""
+        """Declare the last tau server models: ``x1``, ``x2``, ... by age, and ``old``, which clients receive."""
         newer = (vector(f"x{age}", start="model", sent=False) for age in range(self.tau - 1, 0, -1))
         return (vector("old", start="model"), *newer)
 
@@ -81,20 +86,23 @@ class Ghbm(HeavyBall):
 
 @dataclass(frozen=True)
 class Anchored(HeavyBall):
-    """Base class of drifts whose momentum starts at a model that the client keeps from its last participation."""
+    """Base class of drifts that compute the momentum from a model that the client keeps between participations."""
 
     participation: float = param(
-        0.1, "share C of the clients that participate in a round, clients_per_round / clients", above=0, high=1
+        0.1, "share C of the clients that participate in a round, i.e. clients_per_round / clients", above=0, high=1
     )
     first_anchor: Literal["absent", "initial"] = param(
-        "absent", "at a client's first participation: no momentum (absent), or one from the initial model (initial)"
+        "absent", "momentum when a client first participates: none (absent), or from the initial model (initial)"
     )
 
     def on_client(self) -> Fields:
         return (vector("last", start="model"), scalar("seen", start=float(self.first_anchor == "initial")))
 
     def _momentum(self, model: Tensor, ctx: LocalContext) -> Tensor:
-        """What a step adds to its gradient for the momentum C (last - model); zero without a last model."""
+        """Return what a step adds to its gradient for the momentum C (last - model).
+
+        It is zero until the client has participated once (``seen``), unless ``first_anchor=initial``.
+        """
         since_last = ctx.client["seen"] * (ctx.client["last"] - model)
         return self._per_step(self.participation * since_last, ctx)
 
@@ -106,10 +114,14 @@ class LocalGhbm(Anchored):
         m_i = C (z_last - z)
         d_k = g + beta m_i / (eta K)
 
-    m_i is the momentum of client i, which points uphill, z the broadcast model and z_last the model that the client
-    received when it last participated; m_i = 0 the first time. C is the share of clients that participate in a round.
-    d_k is the direction of local step k, g the gradient of its batch, eta the learning rate of the first step and K the
-    number of local steps.
+    - m_i: momentum of client i, which points uphill like a gradient; 0 when the client participates for the first time
+    - z: broadcast model
+    - z_last: model that the client received when it last participated
+    - C: share of the clients that participate in a round (``participation``)
+    - d_k: direction of local step k
+    - g: gradient of the loss on the step's batch
+    - eta: learning rate of the round's first step
+    - K: number of local steps in a round
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -131,15 +143,23 @@ class LocalGhbm(Anchored):
 
 @dataclass(frozen=True)
 class Hbm(Anchored):
-    """The momentum starts at the model with which the client last ended (FedHBM; Zaccone et al. 2025).
+    """Each client computes its momentum from its own last model (FedHBM; Zaccone et al. 2025).
 
         m_k = C (y_last - y_k)
         d_k = g + beta m_k / (eta K)
 
-    m_k is the client's momentum in local step k, which points uphill, y_k its model and y_last its model at the end of
-    its last participation; m_k = 0 the first time. C is the share of clients that participate in a round. d_k is the
-    direction of the step, g the gradient of its batch, eta the learning rate of the first step and K the number of
-    local steps. This is a proximal term of negative strength around y_last.
+    - m_k: momentum of the client in local step k, which points uphill like a gradient; 0 when the client participates
+      for the first time
+    - y_k: the client's model after k local steps
+    - y_last: the client's model at the end of its previous participation
+    - C: share of the clients that participate in a round (``participation``)
+    - d_k: direction of local step k
+    - g: gradient of the loss on the step's batch
+    - eta: learning rate of the round's first step
+    - K: number of local steps in a round
+
+    The momentum pushes the client's model away from y_last. It has the form of FedProx's proximal term, with the
+    opposite sign.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context

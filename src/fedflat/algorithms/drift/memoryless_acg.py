@@ -1,4 +1,4 @@
-"""FedNSAM's script of 2026: FedACG with a momentum that forgets."""
+"""The momentum of FedNSAM's published code: FedACG's, but without memory of earlier rounds."""
 
 from __future__ import annotations
 
@@ -20,10 +20,16 @@ class MemorylessAcg(Acg):
         m <- (1 + lam) mean_S D_i
         x <- x + m
 
-    m is the server's momentum; in round 0, it is mean_S D_i. Clients start from z, the server model x moved ahead by
-    lam m. d_k is the direction of local step k, g the gradient of its batch and y_k the client's model. D_i = y_K - z
-    is the displacement of client i after its K local steps, and mean_S the mean over the cohort. The published code is
-    ``fedavg+memoryless-acg(beta=0)+sam(rho=0.05)``.
+    - x: server model
+    - m: momentum of the server; after round 0, it is mean_S D_i without the factor
+    - z: broadcast model, from which clients start: the server model moved ahead by lam m
+    - d_k: direction of local step k
+    - g: gradient of the loss on the step's batch
+    - y_k: the client's model after k local steps
+    - D_i: displacement y_K - z of client i in the round, where K is its number of local steps
+    - mean_S: mean over the round's cohort S
+
+    The published code corresponds to ``fedavg+memoryless-acg(beta=0)+sam(rho=0.05)``.
 
     >>> from fedflat.testing import cohort_means
     >>> means = cohort_means(z=[1.0, 2.0], displacement=[0.2, -0.2], round=1)

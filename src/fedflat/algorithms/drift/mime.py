@@ -16,12 +16,15 @@ from fedflat.text import param
 class FrozenMomentum(Drift):
     """Local steps with the server's momentum, which stays fixed within the round.
 
-        d_k = q_k + beta m
+        d_k = r_k + beta m
         m <- G + beta m
 
-    d_k is the direction of local step k and q_k its gradient, which a subclass may correct. m is the server's momentum,
-    and G the cohort's mean full-batch gradient at the broadcast model. With ``form=ema``, q_k and G are multiplied by
-    1 - beta.
+    - d_k: direction of local step k
+    - r_k: gradient of the step's batch, which a subclass may correct
+    - m: momentum of the server
+    - G: mean of the cohort's full-batch gradients at the broadcast model
+
+    With ``form=ema``, r_k and G are multiplied by 1 - beta.
     """
 
     beta: float = param(0.0, "momentum coefficient; 0 is plain SGD", low=0, high=1)
@@ -31,14 +34,14 @@ class FrozenMomentum(Drift):
 
     @property
     def _gradient_weight(self) -> float:
-        """Weight of q_k and G next to beta m."""
+        """Factor of r_k and G: 1, or 1 - beta for an exponential moving average."""
         return 1.0 if self.form == "fedjax" else 1 - self.beta
 
     def on_server(self) -> Fields:
         return (vector("m", momentum="ascent"),) if self.beta else ()
 
     def _with_momentum(self, gradient: Tensor, ctx: LocalContext) -> Tensor:
-        """The direction d_k = q_k + beta m of a step, where ``gradient`` is q_k of shape (P,).
+        """Return the direction d_k = r_k + beta m of a step, where ``gradient`` is r_k, shape (P,).
 
         Without momentum (beta = 0), the server sends no m.
         """
@@ -46,7 +49,7 @@ class FrozenMomentum(Drift):
         return d + self.beta * ctx.server["m"] if self.beta else d
 
     def _target_and_momentum(self, means: CohortMeans, server: State, gradient: Tensor | None) -> tuple[Tensor, State]:
-        """The target model, i.e. the mean of the cohort's models, and the new server momentum m <- G + beta m.
+        """Return the target, i.e. the mean of the cohort's models, and the new server momentum m <- G + beta m.
 
         Args:
             means: averages over the cohort.
@@ -64,14 +67,20 @@ class FrozenMomentum(Drift):
 class Mime(FrozenMomentum):
     """Local steps use the server's momentum and reduced-variance gradients (MIME; Karimireddy et al. 2021, Alg. 1).
 
-        q_k = g(y_k) - g(z) + G
-        d_k = q_k + beta m
+        r_k = g(y_k) - g(z) + G
+        d_k = r_k + beta m
         m <- G + beta m
 
-    q_k is the variance-reduced gradient of local step k; g(y_k) and g(z) are the gradients of the step's batch at the
-    client's model y_k and at the broadcast model z. G is the mean of the clients' full-batch gradients at z, weighted
-    by their numbers of samples; it is computed before local training. m is the server's momentum. With ``form=ema``,
-    q_k and G are multiplied by 1 - beta.
+    - r_k: gradient of local step k with reduced variance
+    - g(y): gradient of the loss on the step's batch at the model y
+    - y_k: the client's model after k local steps
+    - z: broadcast model, from which clients start
+    - G: mean of the cohort's full-batch gradients at z, weighted by the clients' numbers of samples; computed before
+      local training
+    - d_k: direction of local step k
+    - m: momentum of the server
+
+    With ``form=ema``, r_k and G are multiplied by 1 - beta.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -93,9 +102,9 @@ class Mime(FrozenMomentum):
         return "every client trains with the mean of the cohort's gradients"
 
     def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
-        """The direction g(y_k) - g(z) + G + beta m, where ``g`` is g(y_k) and ``gradient`` computes g(z).
+        """Return the direction g(y_k) - g(z) + G + beta m, where ``g`` is g(y_k) and ``gradient`` computes g(z).
 
-        A perturbation of y_k, which ``g`` includes, is applied to z as well.
+        If y_k is perturbed, z is perturbed by the same offset.
         """
         assert ctx.common_gradient is not None
         return self._with_momentum(g - gradient(ctx.perturbed(ctx.z)) + ctx.common_gradient, ctx)
@@ -111,10 +120,13 @@ class MimeLite(FrozenMomentum):
         d_k = g + beta m
         m <- G + beta m
 
-    d_k is the direction of local step k, g the gradient of its batch, and m the server's momentum. Along with its
-    displacement, each client uploads its full-batch gradient at the broadcast model z. G is the mean of these
-    gradients, weighted by the clients' numbers of samples. With ``form=ema``, g and G are multiplied by 1 - beta. With
-    beta = 0, MIMELite equals FedAvg.
+    - d_k: direction of local step k
+    - g: gradient of the loss on the step's batch
+    - m: momentum of the server
+    - G: mean of the cohort's full-batch gradients at the broadcast model, weighted by the clients' numbers of samples
+
+    Each client uploads its full-batch gradient along with its displacement. With ``form=ema``, g and G are multiplied
+    by 1 - beta. With beta = 0, MIMELite equals FedAvg.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context

@@ -18,11 +18,18 @@ class Nova(Drift):
         d_k = g + mu (y_k - z)
         target = z + (mean_S a_i) mean_S (D_i / a_i)
 
-    d_k is the direction of local step k, g the gradient of its batch, y_k the client's model and z the broadcast model.
-    D_i = y_K - z is the displacement of client i after its K local steps. Its effective steps a_i are the length of the
-    path that its optimiser takes if every gradient is 1, divided by the learning rate of the first step: a_i = K for
-    SGD, and more with local momentum. Both means over the cohort S use the weights of displacements. With mu > 0,
-    mean_S K_i replaces mean_S a_i. If all clients take equal steps, FedNova equals FedAvg.
+    - d_k: direction of local step k
+    - g: gradient of the loss on the step's batch
+    - y_k: the client's model after k local steps
+    - z: broadcast model, from which clients start
+    - D_i: displacement y_K - z of client i in the round, where K is its number of local steps
+    - a_i: effective steps of client i, i.e. the distance that its optimiser moves if every gradient is 1, divided by
+      the learning rate of the first step
+    - mean_S: mean over the round's cohort S, with the weights that displacements have in the run
+    - target: model towards which the server moves
+
+    With SGD, a_i is the number of local steps; local momentum makes it larger. With mu > 0, the target contains the
+    mean number of local steps in place of mean_S a_i. If all clients take the same steps, FedNova equals FedAvg.
 
     >>> from fedflat.testing import cohort_means
     >>> means = cohort_means(z=[1.0, 1.0], displacement=[0.9, 1.1], normalised=[0.1, 0.2], mean={"a": 8.0})

@@ -16,7 +16,10 @@ class Prox(Drift):
 
         d_k = g + mu (y_k - z)
 
-    d_k is the direction of local step k, g the gradient of its batch, y_k the client's model and z the received model.
+    - d_k: direction of local step k
+    - g: gradient of the loss on the step's batch
+    - y_k: the client's model after k local steps
+    - z: broadcast model, from which clients start
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context

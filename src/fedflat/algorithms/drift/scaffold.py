@@ -20,11 +20,17 @@ class Scaffold(Drift):
         c_i+ = c_i - c + (z - y_K) / H
         c <- c + (|S| / N) mean_S (c_i+ - c_i)
 
-    d_k is the direction of local step k and g the gradient of its batch. c_i is the control variate of client i, c_i+
-    its new value after the round, and c the server's control variate. z is the broadcast model, y_K the client's model
-    after its K local steps, H the sum of their learning rates, and mean_S the mean over the cohort; |S| of the N
-    clients are in the cohort. The equations are the paper's option II; with ``option=I``, c_i+ is instead the client's
-    full-batch gradient at z.
+    - d_k: direction of local step k
+    - g: gradient of the loss on the step's batch
+    - c_i: control variate of client i; c_i+ is its value after the round
+    - c: control variate of the server
+    - z: broadcast model, from which clients start
+    - y_K: the client's model after its K local steps
+    - H: sum of the learning rates of the client's K local steps
+    - mean_S: mean over the round's cohort S
+    - |S|, N: number of clients in the cohort S, and of all clients
+
+    The equations are the paper's option II. With ``option=I``, c_i+ is the client's full-batch gradient at z instead.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context

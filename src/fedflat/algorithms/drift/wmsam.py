@@ -1,4 +1,4 @@
-"""FedWMSAM: personalised momentum (C2) with an adaptive weight (C3)."""
+"""FedWMSAM: personalised momentum with an adaptive weight."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fedflat.algorithms.state import Fields, State, scalar, vector
 from fedflat.text import param
 
 SIGNAL_RANGE = (0.1, 0.9)
-"""Range to which the cohort's mean of sim_i is clipped (component C3)."""
+"""Range to which the cohort's mean of sim_i is clipped."""
 
 
 @dataclass(frozen=True)
 class Wmsam(Drift):
-    """Each client mixes its corrected gradient with the momentum, with an adaptive weight (FedWMSAM; C2 and C3).
+    """A corrected gradient and the server's momentum, with an adaptive weight (FedWMSAM, NeurIPS 2025).
 
         r_i = c - c_i
         d_k = alpha (g + r_i) + (1 - alpha) Delta
@@ -28,13 +28,23 @@ class Wmsam(Drift):
         c <- c + (|S| / N) mean_S (c_i+ - c_i)
         Delta <- mean_S (z - y_K) / H
 
-    d_k is the direction of local step k, g the gradient of its batch, and Delta the server's momentum. r_i is the
-    client's correction, as in SCAFFOLD: c is the server's control variate, c_i that of client i, and c_i+ its new value
-    after the round. z is the broadcast model, y_K the client's model after its K local steps, H the sum of their
-    learning rates, and mean_S the mean over the cohort; |S| of the N clients are in the cohort. Despite its name (the
-    authors'), sim_i measures disagreement: Delta points uphill and the displacement D_i = y_K - z downhill, so a cosine
-    of -1, where sim_i is 0, is full agreement. alpha, the weight of the gradient, follows the cohort's mean of sim_i at
-    the rate lam. In the authors' slides, C1 is the perturbation, C2 the correction r_i, and C3 the adaptive weight.
+    - d_k: direction of local step k
+    - g: gradient of the loss on the step's batch
+    - alpha: weight of the gradient, which follows the cohort's mean of sim_i at the rate lam
+    - Delta: momentum of the server, which points uphill like a gradient
+    - r_i: correction of client i, as in SCAFFOLD
+    - c_i: control variate of client i; c_i+ is its value after the round
+    - c: control variate of the server
+    - z: broadcast model, from which clients start
+    - y_K: the client's model after its K local steps
+    - H: sum of the learning rates of the client's K local steps
+    - D_i: displacement y_K - z of client i in the round
+    - sim_i: disagreement between D_i and Delta
+    - mean_S: mean over the round's cohort S
+    - |S|, N: number of clients in the cohort S, and of all clients
+
+    The authors call sim_i a similarity, but it grows with disagreement: Delta points uphill and D_i downhill, so a
+    client that fully agrees has cosine -1 and sim_i = 0.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -42,7 +52,7 @@ class Wmsam(Drift):
     >>> ctx = local_context(y=[0.9, 1.1], z=[1.0, 1.0], server=server, client={"c": [0.0, 2.0]}, lr_sum=0.1)
     >>> wmsam.direction(tensor([2.0, 2.0]), ctx._replace(local=wmsam.begin(ctx)), None)  # (g + [1, -1]) / 2 + Delta / 2
     tensor([2., 0.])
-    >>> float(wmsam.finish(ctx)[1]["signal"])  # D_i is opposite to Delta, which is in gradient units: they agree
+    >>> float(wmsam.finish(ctx)[1]["signal"])  # D_i is opposite to Delta, so they agree
     0.0
     """
 
@@ -67,7 +77,7 @@ class Wmsam(Drift):
         return (vector("dc"), scalar("signal")) if self.personal else (scalar("signal"),)
 
     def begin(self, ctx: LocalContext) -> State:
-        """Two vectors that stay constant within the round.
+        """Return two vectors that stay constant within the round.
 
         ``constant`` is alpha r_i + (1 - alpha) Delta, which the direction d_k adds to alpha g. ``personal momentum`` is
         Delta_i = Delta + alpha / (1 - alpha) r_i, which the perturbation ``guided`` follows. r_i = c - c_i is the
@@ -100,7 +110,7 @@ class Wmsam(Drift):
         return means.z + means.displacement, state
 
     def robust_aggregation_conflict(self) -> str | None:
-        """Why robust aggregation must not replace the mean; None without control variates (``personal=False``)."""
+        """Return why robust aggregation must not replace the mean, or None without control variates (``personal``)."""
         if not self.personal:
             return None
         return "the server's control variate must equal the mean of the clients' control variates"
@@ -109,9 +119,9 @@ class Wmsam(Drift):
         return f"{self.NEEDS_SGD}; use a drift correction without momentum, e.g. scaffold(option=I)+{optimiser}"
 
     def _signal(self, displacement: Tensor, momentum: Tensor) -> Tensor:
-        """sim_i, the signal that adapts alpha, from the cosine of D_i (``displacement``) and Delta (``momentum``).
+        """Return sim_i, the signal that adapts alpha, from D_i (``displacement``) and Delta (``momentum``).
 
-        It is 0 if either vector is 0, because their cosine is then undefined.
+        It depends on their cosine, and is 0 if either vector is 0, because the cosine is then undefined.
         """
         norms = displacement.norm() * momentum.norm()
         cosine = (displacement @ momentum) / norms.clamp(min=torch.finfo(norms.dtype).tiny)

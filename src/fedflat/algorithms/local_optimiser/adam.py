@@ -16,17 +16,23 @@ from fedflat.text import param
 
 
 def moving_average(old: Tensor, new: Tensor, beta: float) -> Tensor:
-    """beta old + (1 - beta) new."""
+    """Return beta old + (1 - beta) new."""
     return beta * old + (1 - beta) * new
 
 
 def adam_step(m: Tensor, v: Tensor, m_mass: Tensor | float, v_mass: Tensor | float, eps: float) -> Tensor:
-    """Adam's step of learning rate 1, from the moments m and v, divided by the sums of their weights ``*_mass``."""
+    """Return Adam's step for learning rate 1, from the moments m and v.
+
+    Args:
+        m, v: moving averages of the directions and of their squares, shape (P,), which started at 0.
+        m_mass, v_mass: sums of the weights in these averages (see ``mass``), which correct for the start at 0.
+        eps: constant that keeps the step finite.
+    """
     return (m / m_mass) / ((v / v_mass).sqrt() + eps)
 
 
 def mass(beta: float, steps: Tensor) -> Tensor | float:
-    """1 - beta^steps, the sum of the weights in a moving average of ``steps`` values.
+    """Return 1 - beta^steps, the sum of the weights in an exponential moving average of ``steps`` values.
 
     >>> mass(0.5, torch.tensor(2.0))
     tensor(0.7500)
@@ -45,10 +51,14 @@ class AdamW(LocalOptimiser):
         v_hat = v / (1 - beta2^(k+1))
         y_{k+1} = (1 - eta_k weight_decay) y_k - eta_k m_hat / (sqrt(v_hat) + eps)
 
-    d_k is the direction of local step k after the drift correction and clipping, eta_k the learning rate, and y_k the
-    client's model. The moments m and v are zero at the start of every round; all operations are elementwise. Weight
-    decay (``training.weight_decay``) is decoupled: it does not enter the moments. A step changes each weight by about
-    eta_k, so learning rates are far smaller than those of SGD.
+    - d_k: direction of local step k, after the drift correction and clipping
+    - m, v: moments, which are zero at the start of every round
+    - k: local step, counted from 0
+    - y_k: the client's model after k local steps
+    - eta_k: learning rate of local step k
+
+    All operations are elementwise. Weight decay (``training.weight_decay``) is decoupled: it does not enter the
+    moments. A step changes each weight by about eta_k, so learning rates are far smaller than those of SGD.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -66,7 +76,7 @@ class AdamW(LocalOptimiser):
         return {"m": torch.zeros_like(ctx.z), "v": torch.zeros_like(ctx.z)}
 
     def averaged_steps(self, ctx: LocalContext) -> tuple[Tensor, Tensor]:
-        """Numbers of steps that m and v average, by which they are corrected for their initial value 0."""
+        """Return the numbers of steps that m and v average, by which they are corrected for their initial value 0."""
         return ctx.step + 1, ctx.step + 1
 
     def move(self, d: Tensor, lr: Tensor, ctx: LocalContext, descent: Descent) -> tuple[Tensor, State]:
@@ -76,7 +86,7 @@ class AdamW(LocalOptimiser):
         return ctx.y - lr * step, moments
 
     def step(self, d: Tensor, ctx: LocalContext) -> tuple[Tensor, State]:
-        """The step of learning rate 1 against ``d``, without weight decay, shape (P,), and the new moments."""
+        """Return Adam's step for learning rate 1, without weight decay, shape (P,), and the new moments."""
         m = moving_average(ctx.local["m"], d, self.beta1)
         v = moving_average(ctx.local["v"], d**2, self.beta2)
         m_steps, v_steps = self.averaged_steps(ctx)
@@ -97,9 +107,14 @@ class LocalAdam(AdamW):
         v_hat = v / (1 - beta2^(k+1))
         y_{k+1} = y_k - eta_k m_hat / (sqrt(v_hat) + eps)
 
-    d_k is the direction of local step k after the drift correction and clipping, eta_k the learning rate, and y_k the
-    client's model. The moments m and v are zero at the start of every round; all operations are elementwise. Unlike
-    AdamW, Adam adds the weight decay to the direction. The part ``adam`` is another one: Adam on the server.
+    - d_k: direction of local step k, after the drift correction and clipping
+    - m, v: moments, which are zero at the start of every round
+    - k: local step, counted from 0
+    - y_k: the client's model after k local steps
+    - eta_k: learning rate of local step k
+
+    All operations are elementwise. Unlike AdamW, Adam adds the weight decay (``training.weight_decay``) to the
+    direction. ``local-adam`` runs on clients; the part ``adam`` is Adam on the server.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context

@@ -19,11 +19,14 @@ from fedflat.registry import Registry
 class LocalOptimiser(Slot):
     """By default, clients take SGD steps, with heavy-ball momentum if ``training.momentum`` is set.
 
-        v <- momentum v + d_k + weight_decay y_k
-        y_{k+1} = y_k - eta_k v
+        b <- momentum b + d_k + weight_decay y_k
+        y_{k+1} = y_k - eta_k b
 
-    d_k is the direction of local step k after the drift correction and clipping, eta_k the learning rate and v the
-    momentum, which is zero at the start of every round.
+    - d_k: direction of local step k, after the drift correction and clipping
+    - b: momentum buffer, which is zero at the start of every round
+    - y_k: the client's model after k local steps
+    - eta_k: learning rate of local step k
+    - momentum, weight_decay: the settings ``training.momentum`` and ``training.weight_decay``
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -43,7 +46,7 @@ class LocalOptimiser(Slot):
             d: direction after the drift correction and clipping, shape (P,).
             lr: learning rate, shape ().
             ctx: the client's context, with its model ``ctx.y`` and the optimiser's state ``ctx.local``.
-            descent: settings of local steps, of which weight decay is left to apply.
+            descent: settings of local steps; the optimiser applies the weight decay, ``d`` is already clipped.
 
         Returns:
             The client's next model, shape (P,), and the fields of the local state that changed.
@@ -60,7 +63,11 @@ class LocalOptimiser(Slot):
         return {}
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Return why the drift correction requires SGD, or None if this is SGD or if any optimiser may be used."""
+        """Return why this optimiser cannot be combined with the drift in ``slots``, or None if it can.
+
+        Some drift corrections require SGD. An optimiser that adds the last global update (``gamma``) needs the mean
+        displacement, which clients do not upload with ``dual_scope=active``.
+        """
         name, drift = self._name(), slots["drift"]
         if getattr(self, "gamma", 0) and getattr(drift, "dual_scope", "all") == "active":
             return f"{name} needs the mean displacement, which dual_scope=active does not upload; use dual_scope=all"
@@ -78,7 +85,7 @@ class LocalOptimiser(Slot):
         return None
 
     def _name(self) -> str:
-        """The name of this optimiser in messages; empty for SGD."""
+        """Return the name of this optimiser in messages; empty for SGD."""
         if type(self) is LocalOptimiser:
             return ""
         return LOCAL_OPTIMISERS.name_of(type(self)) or type(self).__name__

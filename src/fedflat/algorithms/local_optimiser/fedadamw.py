@@ -18,7 +18,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class FedAdamW(AdamW):
-    """AdamW steps with a second moment that the server averages, plus the last update (FedAdamW; Liu et al. 2026).
+    """AdamW steps with a shared second moment, plus the last global update (FedAdamW; Liu et al. 2026).
 
         m <- beta1 m + (1 - beta1) d_k
         v <- beta2 v + (1 - beta2) d_k^2
@@ -28,11 +28,21 @@ class FedAdamW(AdamW):
         v <- mean_S v_i, then its mean over each parameter tensor
         D <- mean_S D_i
 
-    d_k is the direction of local step k, eta_k its learning rate, and K the number of local steps in a round; eta_t is
-    the learning rate of the first step of round t. At the start of a round, m is zero and v is the server's second
-    moment, computed from the clients' second moments v_i of the last round. D is the mean displacement of the last
-    round. In the published code, the server does not average v over tensors (``second_moment=weight``), and m is
-    corrected by the number of steps since the start of the run (``m_steps=run``).
+    - d_k: direction of local step k, after the drift correction and clipping
+    - m: first moment, which is zero at the start of every round
+    - v: second moment; at the start of a round, the client's v is the server's
+    - v_i: second moment of client i at the end of the round
+    - y_k: the client's model after k local steps
+    - eta_k: learning rate of local step k
+    - eta_t: learning rate of the first step of round t
+    - k, K: local step, counted from 0, and number of local steps in a round
+    - t: round, counted from 0
+    - D: mean displacement of the previous round, initially 0
+    - D_i: displacement y_K - z of client i in the round, where K is its number of local steps
+    - mean_S: mean over the round's cohort S
+
+    The published code differs in two ways: the server does not average v over tensors (``second_moment=weight``), and m
+    is corrected by the number of steps since the start of the run (``m_steps=run``).
 
     >>> from torch import tensor
     >>> from fedflat.testing import cohort_means, local_context
@@ -47,10 +57,10 @@ class FedAdamW(AdamW):
 
     gamma: float = param(0.5, global_update.GAMMA, low=0, high=1)
     second_moment: Literal["tensor", "weight"] = param(
-        "tensor", "second moment that the server keeps: one number per parameter tensor, or one per weight"
+        "tensor", "second moment that the server keeps: one value per parameter tensor (tensor) or per weight (weight)"
     )
     m_steps: Literal["round", "run"] = param(
-        "round", "steps by which m is corrected for its initial value: those of the round or of the run"
+        "round", "steps by which m is corrected for its initial value 0: those of the round, or of the run so far"
     )
 
     def on_server(self) -> Fields:

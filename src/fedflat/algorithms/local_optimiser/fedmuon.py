@@ -17,7 +17,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class FedMuon(Muon):
-    """Muon steps with a momentum that the server averages, plus the last global update (FedMuon; Liu et al. 2025).
+    """Muon steps with a shared momentum, plus the last global update (FedMuon; Liu et al. 2025).
 
         M <- beta M + (1 - beta) d_k
         u = beta M + (1 - beta) d_k
@@ -26,10 +26,22 @@ class FedMuon(Muon):
         M <- mean_S M_i
         D <- mean_S D_i
 
-    The local steps are those of Muon, with learning rates multiplied by 1 - gamma. The momentum M of a client starts as
-    the server's, the mean of the clients' last momenta M_i; the moments of tensors that are not matrices are zero at
-    the start of every round. D is the mean displacement of the last round, eta_t the learning rate of the first step in
-    round t, and K the number of local steps.
+    - d_k: direction of local step k, after the drift correction and clipping
+    - M: momentum of one matrix; at the start of a round, the client's M is the server's
+    - M_i: momentum of client i at the end of the round
+    - NS5(u): u with all singular values made about 1, by five Newton-Schulz steps
+    - O: orthogonalised step
+    - y_k: the client's model after k local steps
+    - eta_k: learning rate of local step k
+    - eta_t: learning rate of the first step of round t
+    - K: number of local steps in a round
+    - D: mean displacement of the previous round, initially 0
+    - D_i: displacement y_K - z of client i in the round, where K is its number of local steps
+    - mean_S: mean over the round's cohort S
+
+    The equations are those of one parameter tensor with at least two dimensions, taken as a matrix. Local steps are
+    those of Muon, with learning rates multiplied by 1 - gamma. All other tensors, such as biases, take AdamW steps,
+    whose moments are zero at the start of every round.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context

@@ -7,7 +7,7 @@ from torch import Tensor
 from fedflat.algorithms.slot import TINY_LR, CohortMeans, LocalContext
 from fedflat.algorithms.state import Fields, State, scalar, vector
 
-GAMMA = "share of the last global update that a client's steps add up to; 0 disables it"
+GAMMA = "share of the last global update that all local steps of a round together add; 0 disables it"
 
 
 def on_server(gamma: float) -> Fields:
@@ -22,22 +22,22 @@ def sends(gamma: float) -> Fields:
 
 
 def begin(gamma: float, ctx: LocalContext) -> State:
-    """The part (gamma / K) (eta_t / eta_{t-1}) D of the last global update D that every step adds, shape (P,)."""
+    """Return what every step adds, (gamma / K) (eta_t / eta_{t-1}) D, shape (P,), where D is the last global update."""
     if not gamma:
         return {}
     return {"push": gamma / ctx.steps * (ctx.first_lr / ctx.server["lr"].clamp(min=TINY_LR)) * ctx.server["last"]}
 
 
 def pushed(y: Tensor, ctx: LocalContext) -> Tensor:
-    """The client's model ``y`` after a step, plus the step's part of the last global update."""
+    """Return the client's model ``y`` after a step, plus the part of the last global update that the step adds."""
     return y + ctx.local["push"] if "push" in ctx.local else y
 
 
 def finish(gamma: float, ctx: LocalContext) -> State:
-    """The message: the learning rate of the round's first step."""
+    """Return the message to the server: the learning rate of the round's first step."""
     return {"lr": ctx.first_lr} if gamma else {}
 
 
 def aggregate(gamma: float, means: CohortMeans) -> State:
-    """The new server state, after the cohort's mean displacement."""
+    """Return the new server state: the cohort's mean displacement, and the learning rate of its round."""
     return {"last": means.displacement, "lr": means.mean["lr"]} if gamma else {}

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedflat.models.layout import Layout
 
 GUARD = 1e-7
-"""Added to the norm by which a matrix is divided, so that a zero matrix stays zero."""
+"""Constant added to the norm by which a matrix is divided, so that a zero matrix stays zero."""
 
 
 def is_matrix(shape: Sequence[int]) -> bool:
@@ -21,7 +21,7 @@ def is_matrix(shape: Sequence[int]) -> bool:
 
 
 def matrix_names(layout: Layout) -> set[str]:
-    """Names of the parameter tensors that are taken as matrices."""
+    """Return the names of the parameter tensors that are taken as matrices."""
     return {name for name, shape in zip(layout.names, layout.shapes, strict=True) if is_matrix(shape)}
 
 
@@ -41,7 +41,7 @@ def by_rank(vector: Tensor, layout: Layout) -> tuple[list[Tensor], Tensor]:
 
 
 def joined(matrices: Sequence[Tensor], others: Tensor, layout: Layout) -> Tensor:
-    """The vector of shape (P,) that ``by_rank`` splits into ``matrices`` and ``others``."""
+    """Return the vector of shape (P,) that ``by_rank`` would split into ``matrices`` and ``others``; its inverse."""
     matrix = iter(matrices)
     sizes = [size for size, shape in zip(layout.sizes, layout.shapes, strict=True) if not is_matrix(shape)]
     other = iter(torch.split(others, sizes) if sizes else ())
@@ -49,7 +49,7 @@ def joined(matrices: Sequence[Tensor], others: Tensor, layout: Layout) -> Tensor
 
 
 def rows_per_column(layout: Layout, shape_factor: Literal["matrix", "kernel"]) -> list[float]:
-    """Rows divided by columns of each matrix; with ``kernel``, of the last two dimensions of its tensor."""
+    """Return rows divided by columns of each matrix; with ``kernel``, the ratio of its tensor's last two dimensions."""
     shapes = [shape for shape in layout.shapes if is_matrix(shape)]
     if shape_factor == "kernel":
         return [shape[-2] / shape[-1] for shape in shapes]
@@ -57,7 +57,7 @@ def rows_per_column(layout: Layout, shape_factor: Literal["matrix", "kernel"]) -
 
 
 def orthogonalised(matrix: Tensor, method: Literal["ns5", "exact"]) -> Tensor:
-    """A matrix with the same singular vectors, and singular values of about 1 (ns5) or of 1 (exact).
+    """Return the matrix with the same singular vectors, but singular values of about 1 (ns5) or of 1 (exact).
 
     ``exact`` continues the iteration until rounding errors dominate. Unlike a singular value decomposition, it can be
     captured on a GPU and maps singular values of 0 to 0.

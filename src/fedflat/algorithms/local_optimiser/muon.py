@@ -30,11 +30,16 @@ class Muon(LocalOptimiser):
         O = sqrt(max(1, rows / columns)) NS5(u)
         y_{k+1} = (1 - a weight_decay) y_k - a O,  a = alpha eta_k
 
-    d_k is the direction of local step k after the drift correction and clipping, eta_k the learning rate, and y_k the
-    client's model. The equations are those of one parameter tensor with at least two dimensions, taken as a matrix: the
-    first dimension is that of its rows. NS5 makes all singular values of u about 1, by five Newton-Schulz steps. All
-    other tensors, such as biases, take AdamW steps with the learning rate eta_k (beta1 0.9, beta2 0.95, eps 1e-10).
-    Momenta and moments are zero at the start of every round.
+    - d_k: direction of local step k, after the drift correction and clipping
+    - M: momentum of one matrix, which is zero at the start of every round
+    - NS5(u): u with all singular values made about 1, by five Newton-Schulz steps
+    - O: orthogonalised step
+    - y_k: the client's model after k local steps
+    - eta_k: learning rate of local step k
+
+    The equations are those of one parameter tensor with at least two dimensions, taken as a matrix whose rows are
+    indexed by the first dimension. All other tensors, such as biases, take AdamW steps with learning rate eta_k (beta1
+    = 0.9, beta2 = 0.95, eps = 1e-10), whose moments are zero at the start of every round.
 
     >>> from torch import tensor
     >>> from fedflat.models.layout import Layout
@@ -49,10 +54,10 @@ class Muon(LocalOptimiser):
     beta: float = param(0.95, "decay of the momentum M", low=0, high=0.9999)
     alpha: float = param(0.5, "learning rate of matrices, relative to that of other tensors", low=0)
     orthogonalise: Literal["ns5", "exact"] = param(
-        "ns5", "how to orthogonalise u: by five Newton-Schulz steps, or up to rounding errors (exact)"
+        "ns5", "how to orthogonalise u: by five Newton-Schulz steps (ns5), or up to rounding errors (exact)"
     )
     shape_factor: Literal["matrix", "kernel"] = param(
-        "matrix", "rows and columns in the factor of O: those of the matrix, or the tensor's last two dimensions"
+        "matrix", "rows and columns in the factor of O: the matrix's, or the tensor's last two dimensions (kernel)"
     )
 
     def begin(self, ctx: LocalContext, descent: Descent) -> State:

@@ -1,4 +1,4 @@
-"""FedWMSAM: momentum-guided perturbation (C1)."""
+"""FedWMSAM: momentum-guided perturbation."""
 
 from __future__ import annotations
 
@@ -17,15 +17,21 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Guided(Perturbation):
-    """The client's momentum gives the perturbation, without an extra backward pass (FedWMSAM; component C1).
+    """The perturbation points to where the client's momentum would have led (FedWMSAM, NeurIPS 2025).
 
-        e_k = rho unit((z + k Delta_i) - y_k)
-        g = g(y_k + e_k)
+        e = rho unit((z + k Delta_i) - y_k)
+        g = g(y_k + e)
 
-    unit(v) is v / ||v||, z the broadcast model, y_k the client's model after k local steps, and g(y) the gradient of
-    the batch's loss at y. Delta_i = Delta + alpha / (1 - alpha) (c - c_i) is the personalised momentum of client i. The
-    drift correction ``wmsam`` provides the weight alpha, the server's momentum Delta and the control variates c and
-    c_i. In the first local step (k = 0), y_0 = z, so there is no perturbation.
+    - e: perturbation, i.e. the offset from y_k to the point at which the gradient is evaluated
+    - unit(v): v / ||v||
+    - z: broadcast model, from which clients start
+    - y_k: the client's model after k local steps
+    - Delta_i: personalised momentum of client i, Delta + alpha / (1 - alpha) (c - c_i). The drift correction ``wmsam``
+      defines the weight alpha, the server's momentum Delta, and the control variates c and c_i
+    - g(y): gradient of the loss on the step's batch at the model y
+    - g: gradient that the local step uses
+
+    Unlike SAM, this needs no extra backward pass. The first local step has no perturbation, because y_0 = z.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -43,9 +49,9 @@ class Guided(Perturbation):
     )
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
-        """The offset e_k = rho unit((z + k Delta_i) - y_k), or None if rho is 0; no local state changes.
+        """Return the offset e = rho unit((z + k Delta_i) - y_k), or None if rho is 0; no local state changes.
 
-        z + k Delta_i is where k steps along the personalised momentum Delta_i would have led from z.
+        z + k Delta_i is the point that k steps along the personalised momentum Delta_i would reach from z.
         ``perturb_sign=-1`` and ``indexing=tensor`` reproduce the published code: the opposite offset, and one scalar
         per parameter tensor instead of a unit vector.
         """
@@ -56,7 +62,7 @@ class Guided(Perturbation):
         return self.perturb_sign * self.rho * direction, {}
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Why the drift in ``slots`` offers no personalised momentum to follow; None if it does."""
+        """Return an error message if the drift in ``slots`` provides no personalised momentum, and None otherwise."""
         drift = slots["drift"]
         if not isinstance(drift, Wmsam):
             return "the guided perturbation follows FedWMSAM's personalised momentum and requires the drift wmsam"

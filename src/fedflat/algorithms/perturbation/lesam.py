@@ -17,16 +17,21 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Lesam(Perturbation):
-    """SAM's perturbation, estimated from received models without an extra backward pass (FedLESAM; Fan et al. 2024).
+    """SAM's perturbation is estimated from received models (FedLESAM; Fan et al. 2024).
 
         e = rho (w_old - z) / ||w_old - z||
         g = g(y_k + e)
 
-    y_k is the client's model before local step k, and g(y) the gradient of the batch's loss at y. z is the broadcast
-    model, and w_old the model that the client received when it last participated; in its first round, the client trains
-    without perturbation. The perturbation e stays constant within a round. With ``direction=global``, as in the
-    published code, w_old is the server model of the previous round for all clients, which the server must send in
-    addition to z.
+    - e: perturbation, i.e. the offset from y_k to the point at which the gradient is evaluated
+    - z: broadcast model
+    - w_old: model that the client received when it last participated
+    - y_k: the client's model after k local steps
+    - g(y): gradient of the loss on the step's batch at the model y
+    - g: gradient that the local step uses
+
+    The perturbation needs no extra backward pass and stays constant within a round. A client that participates for the
+    first time trains without it. With ``direction=global``, as in the published code, w_old is the server model of the
+    previous round for all clients; the server then sends its last step in addition to z.
 
     >>> from fedflat.testing import local_context
     >>> ctx = local_context(y=[1.0, 1.0], z=[1.0, 1.0], client={"last": [4.0, 5.0], "seen": 1.0})
@@ -51,7 +56,7 @@ class Lesam(Perturbation):
         return (vector("last"), scalar("seen")) if self.direction == "client" else ()
 
     def begin(self, ctx: LocalContext) -> State:
-        """The offset e = rho (w_old - z) / ||w_old - z|| of this round, where z is the broadcast model.
+        """Return the offset e = rho (w_old - z) / ||w_old - z|| of this round, where z is the broadcast model.
 
         With ``direction=client``, w_old is the model that the client received when it last participated; in its first
         round, ``seen`` is 0, and so is the offset. With ``direction=global``, z - w_old is the server's last step.
@@ -65,22 +70,22 @@ class Lesam(Perturbation):
         return {"offset": self.rho * direction}
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
-        """The offset that ``begin`` computed for the whole round, or None if rho is 0; no local state changes."""
+        """Return the offset that ``begin`` computed for the round, or None if rho is 0; no local state changes."""
         if self.rho == 0:
             return None, {}
         return ctx.local["offset"], {}
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """Keep the broadcast model z, which is w_old when the client participates next, and mark the client as seen.
+        """Keep the broadcast model z as client state, and mark the client as seen; there is no message.
 
-        With ``direction=global`` clients keep nothing.
+        The next time the client participates, this z is its w_old. With ``direction=global``, clients keep nothing.
         """
         if self.direction == "global":
             return {}, {}
         return {"last": ctx.z, "seen": ctx.lr_sum.new_ones(())}, {}
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Why LESAM cannot be added to FedGloSS; None for other drifts in ``slots``."""
+        """Return an error message if the drift in ``slots`` is FedGloSS's, and None otherwise."""
         if not isinstance(slots["drift"], Gloss):
             return None
         return "FedGloSS and LESAM both perturb along the last global update; use sam or asam instead of lesam"

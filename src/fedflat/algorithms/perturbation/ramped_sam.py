@@ -15,15 +15,19 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class RampedSam(Sam):
-    """SAM whose radius rises linearly over the first rounds (FedGloSS; Caldarola et al. 2025).
+    """SAM, with a radius that rises linearly over the first rounds (FedGloSS; Caldarola et al. 2025).
 
         rho_t = start_rho + (rho - start_rho) min(t, ramp) / ramp
         e = rho_t g(y_k) / ||g(y_k)||
         g = g(y_k + e)
 
-    rho_t is the radius in round t, counted from 0. y_k is the client's model before local step k, and g(y) the gradient
-    of the batch's loss at y. With ``ramp=0``, the radius is rho in all rounds, and this is SAM; rho = 0 disables the
-    perturbation.
+    - rho_t: radius in round t, counted from 0
+    - y_k: the client's model after k local steps
+    - g(y): gradient of the loss on the step's batch at the model y
+    - e: perturbation, i.e. the offset from y_k to the point at which the gradient is evaluated
+    - g: gradient that the local step uses
+
+    With ``ramp=0``, the radius is rho in all rounds, as in SAM. With rho = 0, there is no perturbation.
 
     >>> from fedflat.testing import local_context
     >>> ctx = local_context(y=[1.5, 2.0], z=[0.0, 0.0], round=1)
@@ -36,7 +40,7 @@ class RampedSam(Sam):
     start_rho: float = param(0.001, START_RHO, low=0)
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
-        """SAM's offset and changed state, with the radius of this round."""
+        """Return SAM's offset, rescaled to the radius of this round, and the local state that changed."""
         offset, changed_state = super().offset(ctx, gradient)
         if offset is None or not self.ramp:
             return offset, changed_state

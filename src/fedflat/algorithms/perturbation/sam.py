@@ -21,8 +21,12 @@ class Sam(Perturbation):
         e = rho g(y_k) / ||g(y_k)||
         g = g(y_k + e)
 
-    y_k is the client's model before local step k, and g(y) the gradient of the batch's loss at y. If ``share``
-    is below 1 (as in FedSpeed), the step uses a weighted mean of two gradients: g = (1 - share) g(y_k) +
+    - e: perturbation, i.e. the offset from y_k to the point at which the gradient is evaluated
+    - y_k: the client's model after k local steps
+    - g(y): gradient of the loss on the step's batch at the model y
+    - g: gradient that the local step uses
+
+    If ``share`` is below 1, as in FedSpeed, the step uses a weighted mean of two gradients: g = (1 - share) g(y_k) +
     share g(y_k + e).
 
     >>> from fedflat.testing import local_context
@@ -32,7 +36,7 @@ class Sam(Perturbation):
     """
 
     rho: float = param(0.05, "length of the ascent step", low=0, positional=True)
-    share: float = param(1.0, "weight of the perturbed gradient in the mean of both (alpha in FedSpeed)", low=0, high=1)
+    share: float = param(1.0, "weight of g(y_k + e) against g(y_k) in g (alpha in FedSpeed)", low=0, high=1)
     normalise: bool = param(True, "whether to scale the ascent step to length rho; otherwise the step is rho g(y_k)")
     perturb_from: Literal["data", "total"] = param("data", PERTURB_FROM)
 
@@ -48,10 +52,9 @@ class Sam(Perturbation):
         return {} if self.share == 1 else {"ascent": torch.zeros_like(ctx.z)}
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
-        """The offset e = rho g(y_k) / ||g(y_k)||, or None if rho is 0, and the local state that changes.
+        """Return the offset e = rho g(y_k) / ||g(y_k)||, or None if rho is 0, and the local state that changes.
 
-        With ``normalise=False``, e is rho g(y_k). If ``share`` is below 1, g(y_k), the gradient at the client's model,
-        is kept for ``blend``.
+        With ``normalise=False``, e is rho g(y_k). If ``share`` is below 1, g(y_k) is kept as ``ascent`` for ``blend``.
         """
         if self.rho == 0:
             return None, {}
@@ -60,13 +63,13 @@ class Sam(Perturbation):
         return offset, {} if self.share == 1 else {"ascent": g}
 
     def blend(self, g: Tensor, ctx: LocalContext) -> Tensor:
-        """(1 - share) g(y_k) + share g(y_k + e), where ``g`` is g(y_k + e), the gradient at the perturbed point."""
+        """Return (1 - share) g(y_k) + share g(y_k + e); ``g`` is g(y_k + e), the gradient at the perturbed point."""
         if self.share == 1 or self.rho == 0:  # with rho = 0 both gradients are the same, and ``offset`` kept none
             return g
         return (1 - self.share) * ctx.local["ascent"] + self.share * g
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Why ``share`` and ``perturb_from`` contradict each other; None if they do not. ``slots`` do not matter."""
+        """Return an error message if ``share`` and ``perturb_from`` contradict each other, and None otherwise."""
         if self.share == 1 or self.perturb_from == "data":
             return None
         return "share below 1 blends data gradients and would add the drift correction twice; use perturb_from=data"

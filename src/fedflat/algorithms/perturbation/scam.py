@@ -21,10 +21,18 @@ class Scam(Perturbation):
         e = rho / (1 + alpha h_i) g(y_k) / ||g(y_k)||
         u <- unit(Delta)
 
-    Before local training, client i computes the gradients g_b of ``batches`` batches at the received model; g_i is
-    their mean. u is the direction of Delta, the last change of the server model; it is 0 in the first round. c_i is the
-    client's alignment with it and h_i its heterogeneity, which clients send. y_k is the client's model before local
-    step k, and g(y) the gradient of the batch's loss at y. The client weights ``aligned`` use h_i and c_i.
+    - g_b: gradient of batch b at the received model; before local training, client i computes those of a few batches
+      (``batches``)
+    - g_i: mean of g_b
+    - u: direction of the last change Delta of the server model, unit(Delta) = Delta / ||Delta||; 0 in the first round
+    - c_i: alignment of client i with u
+    - h_i: heterogeneity of client i; mean_b is the mean over the batches
+    - e: perturbation, i.e. the offset from y_k to the point at which the gradient is evaluated
+    - y_k: the client's model after k local steps
+    - g(y): gradient of the loss on the step's batch at the model y
+
+    Clients send h_i and c_i to the server, where the client weights ``aligned`` use them. The local step uses the
+    gradient g(y_k + e).
 
     >>> from torch import tensor
     >>> from fedflat.algorithms.slot import Pilot
@@ -43,7 +51,7 @@ class Scam(Perturbation):
     kappa: float = param(1.0, "how much alignment lowers heterogeneity", low=0)
     batches: int = param(3, "number of batches whose gradients a client computes before local training", low=1)
     pilot: Literal["step", "gradient"] = param(
-        "step", "whether c_i compares u with a descent step -g_i, or with the gradient g_i (re-implementation)"
+        "step", "whether c_i compares u with the descent step -g_i (step) or with the gradient g_i (gradient)"
     )
 
     @property
@@ -61,7 +69,7 @@ class Scam(Perturbation):
         return (scalar("h"), scalar("c"))
 
     def begin(self, ctx: LocalContext) -> State:
-        """Compute alignment c, heterogeneity h and the radius of the round."""
+        """Return the client's alignment c and heterogeneity h, and the radius of the round."""
         assert ctx.pilot is not None
         direction = unit(ctx.pilot.gradient) if self.pilot == "gradient" else -unit(ctx.pilot.gradient)
         c = direction @ ctx.server["u"]

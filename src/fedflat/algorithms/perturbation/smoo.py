@@ -19,15 +19,22 @@ from fedflat.text import param
 class Smoo(Perturbation):
     """A dual variable ties each client's perturbation to a global one (FedSMOO; Sun et al. 2023).
 
-        sh = rho unit(g(y_k) - mu_i - s)
-        mu_i <- mu_i + sh - s
-        g = g(y_k + sh)
-        s <- rho unit(mean_S (mu_i - sh))
+        e = rho unit(g(y_k) - mu_i - s)
+        mu_i <- mu_i + e - s
+        g = g(y_k + e)
+        s <- rho unit(mean_S (mu_i - e))
 
-    unit(v) is v / ||v||, y_k the client's model before local step k, and g(y) the gradient of the batch's loss at y. sh
-    is the perturbation of a client's step, s the global perturbation that the server estimates, and mu_i the dual
-    variable of client i, which changes at every step and is kept between rounds. The server computes s from mu_i - sh
-    after each client's last step; with ``s_source=dual`` it uses mu_i alone, as FL-Simulator does.
+    - e: perturbation, i.e. the offset from y_k to the point at which the gradient is evaluated
+    - s: global perturbation, which the server estimates after every round
+    - mu_i: dual variable of client i, which changes in every local step and is kept between rounds
+    - y_k: the client's model after k local steps
+    - g(y): gradient of the loss on the step's batch at the model y
+    - g: gradient that the local step uses
+    - unit(v): v / ||v||
+    - mean_S: mean over the round's cohort S
+
+    The server computes s from the values of mu_i and e after each client's last step. With ``s_source=dual``, it uses
+    mu_i alone, as FL-Simulator does.
 
     >>> from fedflat.testing import local_context
     >>> ctx = local_context(y=[2.0, 2.5], z=[0.0, 0.0], server={"s": [0.0, 0.0]}, local={"mu": [1.0, 1.0]})
@@ -38,7 +45,7 @@ class Smoo(Perturbation):
 
     rho: float = param(0.1, "length of the perturbation", low=0, positional=True)
     s_source: Literal["paper", "dual"] = param(
-        "paper", "what the server computes s from: mu_i - sh, as in the paper (paper), or mu_i alone (dual)"
+        "paper", "what the server computes s from: mu_i - e, as in the paper (paper), or mu_i alone (dual)"
     )
 
     @property
@@ -55,33 +62,33 @@ class Smoo(Perturbation):
         return (vector("s"),)
 
     def begin(self, ctx: LocalContext) -> State:
-        return {"mu": ctx.client["mu"], "sh": torch.zeros_like(ctx.z)}
+        return {"mu": ctx.client["mu"], "last offset": torch.zeros_like(ctx.z)}
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
-        """The offset sh = rho unit(g(y_k) - mu_i - s), or None if rho is 0, and the new dual mu_i + sh - s.
+        """Return the offset e = rho unit(g(y_k) - mu_i - s), or None if rho is 0, and the new dual mu_i + e - s.
 
-        g(y_k) is the gradient at the client's model, s the server's estimate of the global perturbation, and unit(v) is
-        v / ||v||. ``finish`` needs the last sh.
+        g(y_k) is the gradient at the client's model, and s the server's estimate of the global perturbation. The local
+        state also keeps e, because ``finish`` needs that of the last step.
         """
         if self.rho == 0:
             return None, {}
-        sh = self.rho * unit(gradient(ctx.y) - ctx.local["mu"] - ctx.server["s"])
-        return sh, {"mu": ctx.local["mu"] + sh - ctx.server["s"], "sh": sh}
+        e = self.rho * unit(gradient(ctx.y) - ctx.local["mu"] - ctx.server["s"])
+        return e, {"mu": ctx.local["mu"] + e - ctx.server["s"], "last offset": e}
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """Keep the dual mu_i, and send mu_i - sh (``s_source=paper``) or mu_i alone, from which the server computes s.
+        """Keep the dual mu_i as client state, and send mu_i - e (``s_source=paper``) or mu_i alone (``dual``).
 
-        sh is the offset of the last step.
+        e is the offset of the last step. The server computes s from the messages.
         """
         mu = ctx.local["mu"]
-        sent = mu - ctx.local["sh"] if self.s_source == "paper" else mu
+        sent = mu - ctx.local["last offset"] if self.s_source == "paper" else mu
         return {"mu": mu}, {"s": sent}
 
     def aggregate(self, means: CohortMeans, server: State, x: Tensor) -> State:
         return {"s": self.rho * unit(means.mean["s"])}
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Why this perturbation cannot be combined with the drift in ``slots``; None if that is ``dyn``."""
+        """Return an error message unless the drift in ``slots`` is ``dyn`` or derived from it."""
         if isinstance(slots["drift"], Dyn):
             return None
         return "FedSMOO's perturbation is part of FedDyn's dual problem and requires the drift dyn"

@@ -18,20 +18,28 @@ from fedflat.text import param
 class Sol(Perturbation):
     """Gradients are evaluated where the predictions differ more from the received model's (FedSOL; Lee et al. 2024).
 
-        q = grad(KL(p_z, p_y))
-        e = rho n(|y_k - z|) q / ||q||
+        r = grad(KL(p_z, p_y))
+        e = rho n(|y_k - z|) r / ||r||
         g = g(y_k + e)
 
-    y_k is the client's model before local step k, z the model that the client received, and g(y) the gradient of the
-    batch's loss at y. q is the gradient at y_k of the mean Kullback-Leibler divergence between the predictions of z and
-    of y on the same batch, where p is the softmax of the logits divided by tau. The perturbation e is scaled
-    elementwise: n divides each tensor of the model by its l2 norm along the first dimension, e.g. each column of a
-    matrix. With ``adaptive=False``, e is rho q / ||q||. The first step of a round, in which y_k = z and q = 0, has no
-    perturbation. A step costs an additional forward pass of z, and the task must have logits.
+    - KL(p_z, p_y): mean Kullback-Leibler divergence between the predictions of z and of the client's model on the
+      step's batch; p is the softmax of the logits divided by tau
+    - r: gradient of this divergence at y_k
+    - e: perturbation, i.e. the offset from y_k to the point at which the gradient is evaluated
+    - n: normalisation that divides each parameter tensor by its l2 norm along the first dimension, e.g. each column of
+      a matrix
+    - y_k: the client's model after k local steps
+    - z: broadcast model, from which clients start
+    - g(y): gradient of the loss on the step's batch at the model y
+    - g: gradient that the local step uses
+
+    Products are elementwise. With ``adaptive=False``, e is rho r / ||r||. The first step of a round has no
+    perturbation, because y_0 = z and r = 0. Each step needs an additional forward pass, of the model z. The task must
+    have logits.
 
     >>> from fedflat.testing import local_context
     >>> ctx = local_context(y=[3.0, 4.0], z=[0.0, 0.0], step=1)
-    >>> Sol(rho=0.5).offset(ctx, gradient=lambda point: point)[0]  # n = [0.6, 0.8], q / ||q|| = [0.6, 0.8]
+    >>> Sol(rho=0.5).offset(ctx, gradient=lambda point: point)[0]  # n = [0.6, 0.8], r / ||r|| = [0.6, 0.8]
     tensor([0.1800, 0.3200])
     """
 
@@ -51,12 +59,12 @@ class Sol(Perturbation):
         return Teacher(ctx.z, self.tau, with_loss=False) if self.needs_teacher else None
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
-        """The offset e, or None if rho is 0; no local state changes. ``gradient`` is that of the divergence."""
+        """Return the offset e, or None if rho is 0; no local state changes. ``gradient`` is that of the divergence."""
         if self.rho == 0:
             return None, {}
         offset = self.rho * unit(gradient(ctx.y))
         if self.adaptive:
             distances = ctx.layout.views((ctx.y - ctx.z).abs())  # torch 2.9 cannot compile ctx.displacement.abs()
             offset = offset * ctx.layout.flatten({name: F.normalize(each, dim=0) for name, each in distances.items()})
-        # In the first step q is 0 only up to rounding, of which ``unit`` would make a full step.
+        # In the first step, r is 0 only up to rounding errors, which ``unit`` would scale up to length 1.
         return torch.where(ctx.step == 0, 0.0, offset), {}

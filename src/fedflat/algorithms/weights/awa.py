@@ -20,16 +20,22 @@ from fedflat.text import param
 class Awa(ChosenWeights):
     """The server learns the clients' weights from their displacements (FedAWA; Shi et al. 2025).
 
-        q = softmax(l)
-        L = sum_S q_i (||D_i - sum_S q_j D_j|| + 1 - cos(z, z + D_i))
+        w = softmax(l)
+        L = sum_S w_i (||D_i - sum_S w_j D_j|| + 1 - cos(z, z + D_i))
         l <- l - weights_lr Adam(dL/dl)
 
-    l holds one logit per client of the cohort, and q are the weights of their displacements D_i; z is the broadcast
-    model and sum_S the sum over the cohort. In every round, Adam (betas 0.5 and 0.999) is reset and takes
-    ``server_steps`` steps. The server keeps how far each client's logit has moved from its initial value p_i |S| / N,
-    where p_i is the weight of the client in the run, by samples or uniform, and |S| of the N clients are in the cohort.
-    With ``weights_from=before``, as in the published code, the weights are those before the last step, so that with one
-    step a round's step takes effect in the next round.
+    - l: one logit per client of the cohort S
+    - w: weights of the clients in the mean of their displacements
+    - L: loss that the server minimises
+    - D_i: displacement y_K - z of client i in the round
+    - z: broadcast model
+    - sum_S: sum over the cohort
+
+    The server takes ``server_steps`` steps of Adam (betas 0.5 and 0.999) per round, and resets Adam before each round.
+    A client's logit starts at p_i |S| / N: p_i is its weight according to ``federation.weighting``, and |S| of the N
+    clients are in the cohort. The server remembers how far each logit has moved. With ``weights_from=before``, as in
+    the published code, a round uses the weights before its last Adam step; with one step per round, each step thus
+    takes effect in the next round.
 
     >>> from torch import tensor
     >>> z, displacements = tensor([1.0, 0.0]), tensor([[0.0, 2.0], [0.0, 0.0]])
@@ -49,7 +55,7 @@ class Awa(ChosenWeights):
         return (scalar("moved", sent=False),)
 
     def choose(self, rows: ClientRows, state: State) -> tuple[Tensor, State]:
-        """Take Adam's steps on the logits of the cohort."""
+        """Take Adam steps on the cohort's logits; return the weights, and how far all clients' logits have moved."""
         initial = rows.weights * rows.share
         moved = state["moved"].expand(round(len(initial) / rows.share)).clone()
         logits = initial + moved[rows.clients]
@@ -65,24 +71,27 @@ class Awa(ChosenWeights):
         return (before if self.weights_from == "before" else logits).softmax(0), {"moved": moved}
 
     def _gradient(self, logits: Tensor, displacements: Tensor, turn: Tensor) -> Tensor:
-        """The gradient of L in the logits, shape (n,).
+        """Return the gradient of the loss L with respect to the logits, shape (n,).
 
         Args:
-            logits: one per client, shape (n,).
+            logits: one per client of the cohort, shape (n,).
             displacements: D_i, shape (n, P).
-            turn: 1 - cos(z, z + D_i), shape (n,).
+            turn: 1 - cos(z, z + D_i), shape (n,); how far each client's model turned away from z.
         """
-        q = logits.softmax(0)
-        spread = displacements - q @ displacements
+        w = logits.softmax(0)
+        spread = displacements - w @ displacements
         distance = spread.norm(dim=1)
-        # The mean sum_j q_j D_j depends on the weights, too; a client at the mean contributes no direction.
-        pull = (q / distance.clamp(min=torch.finfo(q.dtype).tiny)) @ spread
-        in_weights = distance + turn - displacements @ pull  # dL / dq
-        in_logits: Tensor = q * (in_weights - q @ in_weights)
-        return in_logits
+        # The mean sum_j w_j D_j depends on the weights, too. The clamp avoids 0 / 0 for a client at the mean.
+        mean_direction = (w / distance.clamp(min=torch.finfo(w.dtype).tiny)) @ spread
+        weight_gradient = distance + turn - displacements @ mean_direction  # dL / dw
+        logit_gradient: Tensor = w * (weight_gradient - w @ weight_gradient)
+        return logit_gradient
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Why the weights cannot be combined with what makes the uploaded vector differ from y_K - z."""
+        """Return an error message if clients upload something other than y_K - z, and None otherwise.
+
+        This is the case with ``dual_scope=active`` and with starts other than z.
+        """
         if getattr(slots["drift"], "dual_scope", "all") == "active":
             return "FedAWA needs displacements, which dual_scope=active does not upload; use dual_scope=all"
         return None if slots["start"] == Start() else "FedAWA compares models z + D_i, so all clients must start from z"

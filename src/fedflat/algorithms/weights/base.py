@@ -13,7 +13,7 @@ from fedflat.algorithms.state import State
 
 
 class ClientRows(NamedTuple):
-    """What the server knows about each client of a cohort when it chooses their weights; n is the cohort's size."""
+    """What the server knows about the clients of a cohort when it chooses their weights; n is the cohort's size."""
 
     clients: Tensor
     """Numbers of the clients in the federation, int64, shape (n,)."""
@@ -56,7 +56,7 @@ class Weights(Slot):
 
 
 def normalised(weights: Tensor, otherwise: Tensor) -> Tensor:
-    """Weights that sum to 1, from weights of at least 0, shape (n,); ``otherwise``, if all of them are 0.
+    """Return nonnegative ``weights`` of shape (n,), scaled to sum to 1; if all of them are 0, return ``otherwise``.
 
     >>> from torch import tensor
     >>> normalised(tensor([1.0, 3.0]), tensor([0.5, 0.5])), normalised(tensor([0.0, 0.0]), tensor([0.5, 0.5]))

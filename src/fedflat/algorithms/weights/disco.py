@@ -20,17 +20,20 @@ class Disco(ChosenWeights):
         v_i = max(0, p_i - a d_i + b)
         w_i = v_i / sum_S v_j
 
-    p_i is the weight of client i in the run, by samples or uniform, and w_i its new weight; sum_S is the sum over the
-    cohort. d_i measures how far the client's label distribution is from the uniform one. With
-    ``metric=kl``, it is the Kullback-Leibler divergence, divided by its sum over the cohort; with ``metric=l2``, it is
-    the l2 distance. Each client sends this number. If all v_i are 0, the weights are p_i.
+    - w_i: weight of client i in the mean of the displacements
+    - p_i: weight of client i according to ``federation.weighting`` (by samples or uniform)
+    - d_i: divergence of the client's label distribution from the uniform one
+    - sum_S: sum over the round's cohort S
+
+    With ``metric=kl``, d_i is the Kullback-Leibler divergence, divided by its sum over the cohort; with ``metric=l2``,
+    it is the l2 distance. Each client sends its divergence. If all v_i are 0, the weights are p_i.
 
     >>> from torch import tensor
     >>> [float(Disco(metric="l2").measure(tensor(n))["divergence"]) for n in ([4.0, 0.0], [3.0, 3.0])]
     [0.7071067690849304, 0.0]
     >>> nothing, sent = torch.zeros(2, 1), {"weights.divergence": tensor([0.5, 0.0])}
     >>> rows = ClientRows(tensor([0, 1]), tensor([0.4, 0.6]), 1.0, nothing[0], nothing, sent)
-    >>> Disco(a=0.4, b=0.0, metric="l2").choose(rows, {})[0]  # 0.2 and 0.6
+    >>> Disco(a=0.4, b=0.0, metric="l2").choose(rows, {})[0]  # v = [0.4 - 0.4 * 0.5, 0.6]
     tensor([0.2500, 0.7500])
     """
 
