@@ -31,13 +31,14 @@ SYMBOLS = {
     "q": "target - x, the vector along which the server optimiser moves x; the drift correction defines the target",
     "S, N": "the round's cohort, and the number of all clients; mean_S is the mean over the cohort, weighted by "
     "federation.weighting (or the client weights) for displacements and uniform for everything else",
-    "c_i, c, m, a_i, h_i, Delta": "vectors that clients (with index i) or the server keep between rounds, initially 0",
+    "c_i, c, m, a_i, h_i, Delta": "state that a client (with index i) or the server keeps between rounds, initially 0; each "
+    "part defines its own",
     "unit(v)": "v / ||v|| with one l2 norm over all parameters",
     "t, T": "round, counted from 0, and number of rounds",
 }
 ROUND = """\
-server   broadcasts z and the slots' vectors to the cohort S
-client   y_0 = z, unless the start is another;  for k = 0 .. K-1:
+server   broadcasts z and the slots' state to the cohort S
+client   y_0 = z, or another model if the slot `start` sets one;  for k = 0 .. K-1:
            e         from the perturbation; 0 if there is none
            g         the batch's gradient at y_k + e
            d_k       from the drift correction, then clipping
@@ -122,10 +123,8 @@ def algorithm_page(name: str) -> str:
     citations = full_citations(card.paper)
     papers = f"{'Papers' if len(citations) > 1 else 'Paper'}: {'; '.join(citations)}."
     lines = [f"# {card.name}", "", f"**{card.title}.** {papers}", ""]
-    slots_text = (
-        f"{', '.join(slots)}; all other slots have their defaults" if slots else "all slots have their defaults"
-    )
-    lines += [f"Slots: {slots_text}.", ""]
+    slots_text = f"{', '.join(slots)}. All other slots have" if slots else "none. All slots have"
+    lines += [f"[Slots](../algorithms.md) that this algorithm sets: {slots_text} their defaults, those of FedAvg.", ""]
     compared = name if name != "fedavg" else "fedsam"
     commands = [f"fedflat run {name} --rounds 50", f"fedflat compare fedavg {compared} --rounds 50"]
     if name in LEARNING_RATES:  # with this learning rate, FedAvg would train too slowly
@@ -144,13 +143,15 @@ def algorithm_page(name: str) -> str:
     lines += _slot(algorithm, "server")
     lines += ["## Parameters", "", *(_parameters(specs_of(algorithm)) or ["None.", ""])]
     if card.values:
-        values = re.sub(
-            r"\((D\d+)\)", lambda match: f"([{match[1]}](../differences.md#{match[1].lower()}))", card.values
-        )
-        lines += [f"Published values: {values}.", ""]
+        lines += [f"Published values: {_with_links(card.values)}.", ""]
     lines += ["## Cost", "", "The model has P parameters. Amounts received, sent and kept are numbers of values:", ""]
     lines += [*_cost(algorithm), *_state(algorithm)]
     return joined([*lines, *_differences(name), *_source(algorithm)])
+
+
+def _with_links(text: str) -> str:
+    """A text with links from the numbers of differences in parentheses, such as (D3), to their descriptions."""
+    return re.sub(r"\((D\d+)\)", lambda match: f"([{match[1]}](../differences.md#{match[1].lower()}))", text)
 
 
 def _capital(text: str) -> str:
@@ -177,7 +178,7 @@ def _equations(spec: Any) -> list[str]:
     for paragraph in description.remarks.split("\n\n"):
         if paragraph.startswith("- "):
             paragraph = "\n".join([paragraph, *_parameters_in_equations(spec, paragraph)])
-        lines += [symbols_as_code(paragraph).replace(" <- ", " ← "), ""] if paragraph else []
+        lines += [_with_links(symbols_as_code(paragraph)).replace(" <- ", " ← "), ""] if paragraph else []
     return lines
 
 
@@ -193,7 +194,13 @@ def _parameters_in_equations(spec: Any, symbols: str) -> list[str]:
 
 def _parameters(specs: list[tuple[str, Any]]) -> list[str]:
     rows = [
-        (code(row["parameter"]), SLOT_NAMES.get(slot, slot), code(row["default"]), row["range"], row["meaning"])
+        (
+            code(row["parameter"]),
+            SLOT_NAMES.get(slot, slot),
+            code(row["default"]),
+            row["range"],
+            _with_links(row["meaning"]),
+        )
         for slot, spec in specs
         for row in parameter_rows(spec, spec)
     ]
@@ -278,10 +285,10 @@ def _curve(name: str) -> list[str]:
         "",
         f"![Test accuracy of {compared} over 60 rounds on digits](../images/curves/{name}.svg)",
         "",
-        "The table shows results of runs with default parameters on `digits`"
-        + (f", with learning rate {LEARNING_RATES[name]} (FedAvg: 0.1)" if name in LEARNING_RATES else "")
-        + ": 60 rounds and 3 seeds, with the partition",
-        "`dirichlet(alpha=0.1)` over 50 clients, 10 of them per round ([results of all algorithms](../digits.md)).",
+        "The table shows means and standard deviations over 3 seeds, from runs of 60 rounds with default parameters on",
+        "`digits`. The partition is `dirichlet(alpha=0.1)` over 50 clients, of which 10 participate in each round."
+        + (f" The learning rate is {LEARNING_RATES[name]}; FedAvg's is 0.1." if name in LEARNING_RATES else ""),
+        "The results of all algorithms are on [another page](../digits.md).",
         "",
         *table(("test accuracy in %", "mean of all evaluations", "last"), rows),
     ]

@@ -39,7 +39,7 @@ class Start(Slot):
 
 @dataclass(frozen=True)
 class Relaxed(Start):
-    """Clients start beyond the broadcast model, away from where they last ended (FedInit; Sun et al. 2023).
+    """Each client starts beyond the broadcast model, away from its own last model (FedInit; Sun et al. 2023).
 
         z_i = z + beta (z - last_i)
         last_i <- y_K

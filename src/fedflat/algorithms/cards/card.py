@@ -15,7 +15,7 @@ class Card:
     name: str
     """As its authors write it, e.g. ``"FedMoSWA"``."""
     title: str
-    """What it does, in a few words."""
+    """A noun phrase that says what it is or does, e.g. ``"FedAvg with a proximal term"``."""
     algorithm: Algorithm
     paper: str
     """Short citations, separated by ``; ``."""

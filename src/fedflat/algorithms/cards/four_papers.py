@@ -169,7 +169,7 @@ FOUR_PAPERS: dict[str, Card] = {
         "FedDyn's dual with SAM on clients",
         Algorithm(Dyn(alpha=0.1), Sam(0.1)),
         "Sun et al., ICLR 2023",
-        "lambda is 10 in the paper's notation, which is alpha 0.1 here; rho is 0.1 and share is 1",
+        "alpha is 0.1 (lambda = 10 in the paper's notation), rho is 0.1 and share is 1",
         ("D12",),
     ),
     "fedsmoo": Card(
@@ -226,8 +226,8 @@ FOUR_PAPERS: dict[str, Card] = {
         "Momentum-based stochastic control",
         Algorithm(Mo()),
         "Liu et al., ICML 2025",
-        "gamma is 0.2. variant=released omits two details of the published code: the learning rate's decay in round 0 "
-        "and the units of its control variates",
+        "gamma is 0.2. variant=released does not reproduce two details of the published code: the learning-rate decay "
+        "before round 0, and the scale of the control variates",
         ("D4", "D6", "D23"),
         released={"gamma": 0.1, "gamma_first_round": 1.0},
     ),

@@ -15,7 +15,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Acg(Drift):
-    """Clients start from a model that is moved ahead along the server's momentum (FedACG; Kim et al. 2024).
+    """Clients start from the server model, moved ahead along its momentum (FedACG; Kim et al. 2024).
 
         z = x + lam m
         d_k = g + beta (y_k - z)

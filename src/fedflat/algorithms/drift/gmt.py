@@ -14,7 +14,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Gmt(Drift):
-    """Clients distil from a moving average of server models and are aligned by a dual (FedGMT; Li et al. 2025).
+    """Clients distil from a moving average of server models, and FedDyn's dual aligns them (FedGMT; Li et al. 2025).
 
         g = grad(f + gamma tau^2 KL(p_e, p_y))
         d_k = g + a_i / beta

@@ -13,7 +13,7 @@ from fedflat.algorithms.state import State
 
 @dataclass(frozen=True)
 class MemorylessAcg(Acg):
-    """FedACG whose momentum contains only the last round's displacements (FedNSAM's published code of 2026, D30).
+    """FedACG's momentum, without memory of earlier rounds (published code of FedNSAM, 2026).
 
         z = x + lam m
         d_k = g + beta (y_k - z)
@@ -29,7 +29,7 @@ class MemorylessAcg(Acg):
     - D_i: displacement y_K - z of client i in the round, where K is its number of local steps
     - mean_S: mean over the round's cohort S
 
-    The published code corresponds to ``fedavg+memoryless-acg(beta=0)+sam(rho=0.05)``.
+    The published code corresponds to ``fedavg+memoryless-acg(beta=0)+sam(rho=0.05)`` (D30).
 
     >>> from fedflat.testing import cohort_means
     >>> means = cohort_means(z=[1.0, 2.0], displacement=[0.2, -0.2], round=1)

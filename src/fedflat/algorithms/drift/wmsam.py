@@ -18,7 +18,7 @@ SIGNAL_RANGE = (0.1, 0.9)
 
 @dataclass(frozen=True)
 class Wmsam(Drift):
-    """A corrected gradient and the server's momentum, with an adaptive weight (FedWMSAM, NeurIPS 2025).
+    """Local steps mix corrected gradients and the server's momentum, with an adaptive weight (FedWMSAM, NeurIPS 2025).
 
         r_i = c - c_i
         d_k = alpha (g + r_i) + (1 - alpha) Delta

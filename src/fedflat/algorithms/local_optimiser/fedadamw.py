@@ -18,7 +18,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class FedAdamW(AdamW):
-    """AdamW steps with a shared second moment, plus the last global update (FedAdamW; Liu et al. 2026).
+    """Clients take AdamW steps with a shared second moment, plus the last global update (FedAdamW; Liu et al. 2026).
 
         m <- beta1 m + (1 - beta1) d_k
         v <- beta2 v + (1 - beta2) d_k^2

@@ -17,7 +17,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class FedMuon(Muon):
-    """Muon steps with a shared momentum, plus the last global update (FedMuon; Liu et al. 2025).
+    """Clients take Muon steps with a shared momentum, plus the last global update (FedMuon; Liu et al. 2025).
 
         M <- beta M + (1 - beta) d_k
         u = beta M + (1 - beta) d_k

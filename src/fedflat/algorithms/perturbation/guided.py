@@ -45,7 +45,7 @@ class Guided(Perturbation):
         1, "sign of the perturbation: 1 is uphill, as in the paper; -1 is downhill, as in the published code"
     )
     indexing: Literal["vector", "tensor"] = param(
-        "vector", "one offset per parameter (vector), or per parameter tensor, as in the published code (tensor; D3)"
+        "vector", "one offset per parameter (vector), or per parameter tensor as in the published code (tensor) (D3)"
     )
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:

@@ -46,7 +46,7 @@ class Lesam(Perturbation):
         "server's last step (global)",
     )
     indexing: Literal["vector", "tensor"] = param(
-        "vector", "one offset per parameter (vector), or per parameter tensor, as in the published code (tensor; D3)"
+        "vector", "one offset per parameter (vector), or per parameter tensor as in the published code (tensor) (D3)"
     )
 
     def on_server(self) -> Fields:

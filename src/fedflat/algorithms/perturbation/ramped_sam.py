@@ -15,7 +15,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class RampedSam(Sam):
-    """SAM, with a radius that rises linearly over the first rounds (FedGloSS; Caldarola et al. 2025).
+    """The radius of SAM rises linearly over the first rounds (FedGloSS; Caldarola et al. 2025).
 
         rho_t = start_rho + (rho - start_rho) min(t, ramp) / ramp
         e = rho_t g(y_k) / ||g(y_k)||

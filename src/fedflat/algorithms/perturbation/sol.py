@@ -16,7 +16,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Sol(Perturbation):
-    """Gradients are evaluated where the predictions differ more from the received model's (FedSOL; Lee et al. 2024).
+    """Gradients are evaluated after a step away from the received model's predictions (FedSOL; Lee et al. 2024).
 
         r = grad(KL(p_z, p_y))
         e = rho n(|y_k - z|) r / ||r||
