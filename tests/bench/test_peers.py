@@ -20,7 +20,16 @@ from fedflat.bench.contender_process import Failed, RoundTimes
 from fedflat.bench.contenders import Fedflat, Plain
 from fedflat.bench.drivers import client_tensors, local_epochs, participation, plain_loop
 from fedflat.bench.machine import with_descendants
-from fedflat.bench.peers import FOLDER_VARIABLE, PEERS, BlazeFL, Flower, Fluke, PeerProcess, read_peer, write_peer
+from fedflat.bench.peers import (
+    FOLDER_VARIABLE,
+    SIMULATORS,
+    BlazeFL,
+    Flower,
+    Fluke,
+    SimulatorProcess,
+    read_simulator,
+    write_simulator,
+)
 from fedflat.bench.request import Request
 from fedflat.bench.results import ContenderResult, different_work, row
 from fedflat.bench.setting import BenchmarkSetting
@@ -55,7 +64,7 @@ def environment(tmp_path):
 
 
 def test_a_peer_is_measured_in_another_process(environment):
-    process = PeerProcess(Flower(SMALL, clients=6, environment=environment))
+    process = SimulatorProcess(Flower(SMALL, clients=6, environment=environment))
     try:
         first = process.rounds(1)
         assert first.seconds[0] < 5.0 and first.loss == 2.0, "the first round includes the start, measured here"
@@ -68,7 +77,7 @@ def test_a_peer_is_measured_in_another_process(environment):
         process.resume()
         pids = with_descendants(process.pid)
         assert len(pids) == 2, "the driver and the process that it started"
-        assert read_peer(process._folder).clients == 6
+        assert read_simulator(process._folder).clients == 6
     finally:
         process.end()
     time.sleep(0.05)
@@ -76,14 +85,14 @@ def test_a_peer_is_measured_in_another_process(environment):
 
 
 def _states(process):
-    """The states of the processes of a peer: S sleeping, T stopped."""
+    """The states of the processes of a simulator: S sleeping, T stopped."""
     time.sleep(0.1)
     pids = with_descendants(process.pid)
     return "".join(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in pids)
 
 
 def test_a_peer_that_breaks_gives_the_reason(environment):
-    process = PeerProcess(Flower(SMALL, environment=environment))
+    process = SimulatorProcess(Flower(SMALL, environment=environment))
     try:
         assert process.rounds(13) == Failed("ValueError: it broke")
     finally:
@@ -93,25 +102,25 @@ def test_a_peer_that_breaks_gives_the_reason(environment):
 def test_a_driver_reads_the_setting(tmp_path):
     with_folder = replace(SMALL, data_dir=tmp_path / "data")
     for setting in (SMALL, with_folder):
-        write_peer(Fluke(setting, clients=7), tmp_path)
-        assert read_peer(tmp_path) == Fluke(setting, clients=7)
+        write_simulator(Fluke(setting, clients=7), tmp_path)
+        assert read_simulator(tmp_path) == Fluke(setting, clients=7)
 
 
 def test_whole_epochs_and_normalised_data(tmp_path, monkeypatch):
-    peer = Fluke(SMALL, clients=6)
-    write_peer(peer, tmp_path)
+    simulator = Fluke(SMALL, clients=6)
+    write_simulator(simulator, tmp_path)
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     plain_loop.cache_clear()
-    inputs, targets = client_tensors(peer, 1)
+    inputs, targets = client_tensors(simulator, 1)
     assert inputs.shape == (10, 3, 4, 4) and targets.shape == (10,) and abs(inputs.mean()) < 1
-    assert local_epochs(peer) == 1
+    assert local_epochs(simulator) == 1
     for clients, per_round in ((100, 29), (6, 6), (1000, 1)):
         share = participation(Fluke(replace(SMALL, clients_per_round=per_round), clients=clients))
         assert int(clients * share) == per_round and share <= 1.0
     for sizes in ([7] * 6, [20] * 6, [10] * 5 + [5]):
         plain_loop().partition = SimpleNamespace(clients=[np.arange(size) for size in sizes])
         with pytest.raises(UserError, match=f"whole epochs.* has {min(sizes)}"):
-            local_epochs(peer)
+            local_epochs(simulator)
     with pytest.raises(UserError, match="--augmentation none"):
         client_tensors(Fluke(replace(SMALL, augmentation="crop-flip")), 1)
     plain_loop.cache_clear()
@@ -136,7 +145,7 @@ def test_an_environment_is_installed_once(tmp_path, monkeypatch):
 
 
 def test_a_simulator_that_cannot_be_installed_is_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(environments, "find_python", lambda peer: sys.executable)
+    monkeypatch.setattr(environments, "find_python", lambda simulator: sys.executable)
     monkeypatch.setattr(Fluke, "requirements", ("no such package",))
     notes = []
     request = Request(SMALL, clients=(6,), against=("fluke",), peer_dir=tmp_path)
@@ -169,8 +178,8 @@ def test_a_contender_that_skips_work_is_noticed():
     def result(contender, loss):
         return ContenderResult(contender, [1.0], 1.0, None, None, loss)
 
-    ours, plain, peer = Fedflat(SMALL, clients=6), Plain(SMALL, clients=6), Fluke(SMALL, clients=6)
-    (note,) = different_work([result(ours, 1.0), result(plain, 1.1), result(peer, 2.2)])
+    ours, plain, simulator = Fedflat(SMALL, clients=6), Plain(SMALL, clients=6), Fluke(SMALL, clients=6)
+    (note,) = different_work([result(ours, 1.0), result(plain, 1.1), result(simulator, 2.2)])
     assert note.startswith("fluke") and "to 2.2000" in note
     assert different_work([result(plain, 1.0)]) == []
 
@@ -190,6 +199,8 @@ def test_published_set_ups(monkeypatch):
 
 
 def test_every_peer_can_be_named():
-    request = Request(SMALL, clients=(6,), against=tuple(PEERS))
+    request = Request(SMALL, clients=(6,), against=tuple(SIMULATORS))
     request.check()
-    assert [contender.name for contender in request.contenders()][1:-1] == [peer.name for peer in PEERS.values()]
+    assert [contender.name for contender in request.contenders()][1:-1] == [
+        simulator.name for simulator in SIMULATORS.values()
+    ]

@@ -1,4 +1,4 @@
-"""Times the rounds of contenders: fedflat, a plain PyTorch loop, other simulators, and a bound on the speed of all.
+"""Times the rounds of contenders: fedflat, a plain PyTorch loop, other simulators, and a bound on their speed.
 
 On a GPU, contenders are measured one after another; on a CPU, they take turns. Results are JSON-compatible values.
 """
@@ -16,7 +16,7 @@ from fedflat.bench.contender_process import Contender, ContenderProcess, Failed,
 from fedflat.bench.contenders import Fedflat
 from fedflat.bench.environments import install
 from fedflat.bench.machine import Load, hardware, versions
-from fedflat.bench.peers import Peer, PeerProcess
+from fedflat.bench.peers import Simulator, SimulatorProcess
 from fedflat.bench.request import Request
 from fedflat.bench.results import ContenderResult, different_work, row, samples_per_round
 from fedflat.errors import UserError
@@ -28,7 +28,7 @@ ROUNDS_PER_TURN = 5
 MAX_OTHER_LOAD = 0.1
 """Largest share of the cores that other processes may use during a turn that counts."""
 MIN_QUIET_TURNS = 3
-"""Number of turns without much other load from which all other turns are discarded."""
+"""Least number of turns without much other load; if there are fewer, turns with other load count, too."""
 ShowProgress = Callable[[str], None]
 """Shows the user a line of text on progress."""
 
@@ -75,12 +75,12 @@ def benchmark(request: Request, command: str, show_progress: ShowProgress) -> di
 
 def _installed_contenders(
     request: Request, notes: list[str], show_progress: ShowProgress
-) -> list[LocalContender | Peer]:
-    """All requested contenders, except simulators that cannot be installed; the reason is added to ``notes``."""
+) -> list[LocalContender | Simulator]:
+    """Return all requested contenders, except simulators that cannot be installed; ``notes`` gets the reasons."""
     contenders = []
     for contender in request.contenders():
         try:
-            if isinstance(contender, Peer):
+            if isinstance(contender, Simulator):
                 install(type(contender), contender.environment, show_progress)
             contenders.append(contender)
         except UserError as error:
@@ -88,8 +88,8 @@ def _installed_contenders(
     return contenders
 
 
-def _start(contender: LocalContender | Peer) -> ContenderProcess:
-    return PeerProcess(contender) if isinstance(contender, Peer) else ContenderProcess(contender)
+def _start(contender: LocalContender | Simulator) -> ContenderProcess:
+    return SimulatorProcess(contender) if isinstance(contender, Simulator) else ContenderProcess(contender)
 
 
 def _measure_one_by_one(request: Request, show_progress: ShowProgress, notes: list[str]) -> list[ContenderResult]:
@@ -125,9 +125,17 @@ def _measure_alone(
     notes: list[str],
     show_progress: ShowProgress,
 ) -> ContenderResult | None:
-    """Measure a contender that has done its first round with the times ``first``.
+    """Measure a contender that has finished its first round.
 
-    None if that round or a later one failed; the reason is added to ``notes``.
+    Args:
+        process: the contender.
+        first: times of the first round, which includes the set-up, or its failure.
+        request: numbers of rounds for warm-up and measurement.
+        notes: list to which the reason for a failure is added.
+        show_progress: called with a line of text on progress.
+
+    Returns:
+        The measurements, or None if a round failed.
     """
     first_seconds = _warm_up(process, first, request, notes, show_progress)
     if first_seconds is None:
@@ -183,8 +191,8 @@ def _take_turns(
     """Let paused contenders do ``rounds`` rounds each, ``ROUNDS_PER_TURN`` at a time, in an order that alternates.
 
     Returns:
-        For each contender that did not fail its turns; and for each turn the load by other processes, as a share of
-        all cores.
+        The times of every turn, for each contender that did not fail; and for each turn, the share of all cores that
+        other processes used.
     """
     turns: dict[ContenderProcess, list[RoundTimes]] = {process: [] for process in processes}
     loads: list[float] = []
@@ -206,9 +214,9 @@ def _take_turns(
 
 
 def _take_turn(process: ContenderProcess, rounds: int) -> RoundTimes | Failed:
-    """Resume a contender, let it do ``rounds`` rounds and pause it; returns the times of these rounds.
+    """Resume a contender, let it do ``rounds`` rounds, pause it, and return the times of these rounds.
 
-    Before these it does one round that does not count, because the caches are cold after a pause.
+    One round before them does not count, because caches are cold after a pause.
     """
     process.resume()
     times = process.rounds(1)
@@ -241,9 +249,10 @@ def _warm_up(
 
 
 def quiet_turns(loads: Sequence[float]) -> list[int]:
-    """The indices of turns without much load by other processes, if there are enough of them; otherwise of all turns.
+    """Return the indices of the turns that count: those without much load by other processes.
 
-    ``loads`` are shares of all cores, one per turn.
+    If there are fewer than ``MIN_QUIET_TURNS`` of them, all turns count. ``loads`` holds the share of all cores that
+    other processes used in each turn.
 
     >>> quiet_turns([0.0, 0.9, 0.02, 0.5, 0.1]), quiet_turns([0.5, 0.0])
     ([0, 2, 4], [0, 1])
@@ -255,7 +264,11 @@ def quiet_turns(loads: Sequence[float]) -> list[int]:
 def _note_load(loads: Sequence[float], counted: Sequence[int], notes: list[str], show_progress: ShowProgress) -> None:
     """Add a note if other processes disturbed the measurement, and show it.
 
-    ``loads`` are the shares of all cores that they used in each turn, and ``counted`` the indices of turns that count.
+    Args:
+        loads: share of all cores that other processes used in each turn.
+        counted: indices of the turns that count.
+        notes: list to which the note is added.
+        show_progress: called with the note.
     """
     if len(counted) < len(loads):
         notes.append(

@@ -68,7 +68,7 @@ class RoundTimes(NamedTuple):
 
     seconds: list[float]
     device_bytes: int | None
-    """Peak of reserved GPU memory since the start, without that of the loss."""
+    """Peak of reserved GPU memory since the start, without the memory that computing the loss needs."""
     loss: float | None = None
     """Training loss after these rounds, which shows whether contenders do the same work."""
 
@@ -129,7 +129,7 @@ class RoundTimer:
             self._wait_for_request()
 
     def _seconds(self) -> list[float]:
-        """Seconds of every round of the current request; CUDA events measure milliseconds."""
+        """Return the seconds of every round of the current request; CUDA events measure milliseconds."""
         if self._start_event is None:  # without a GPU, or in the first request, before the GPU was used
             return [end - start for start, end in itertools.pairwise([0.0, *self._end_times])]
         events = [self._start_event, *self._events]
@@ -142,7 +142,7 @@ def _on_gpu() -> bool:
 
 
 def _recorded_event() -> torch.cuda.Event:
-    """An event at the current end of the GPU's queue."""
+    """Return an event that marks the current end of the GPU's queue."""
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
@@ -179,11 +179,11 @@ class ContenderProcess:
         return answer
 
     def pause(self) -> None:
-        """Stop the contender's processes while another contender is measured."""
+        """Suspend the contender's processes while another contender is measured."""
         set_paused(self.pid, True)
 
     def resume(self) -> None:
-        """Continue the contender's processes."""
+        """Let the contender's suspended processes continue."""
         set_paused(self.pid, False)
 
     def host_bytes(self) -> int | None:
@@ -197,11 +197,11 @@ class ContenderProcess:
 
 
 def _run_contender(pipe: Connection, contender: LocalContender) -> None:
-    """Main function of a contender's process: do rounds on request and send their times, or the reason of a failure."""
+    """Main function of a contender's process: do rounds on request; send their times, or the reason for a failure."""
     try:
         contender.run_rounds(RoundTimer(pipe))
-        failure = Failed("stopped too early")
-    except (NoMoreRounds, KeyboardInterrupt):
+        failure = Failed("stopped too early")  # ``run_rounds`` returns only if the rounds ended before ``NoMoreRounds``
+    except (NoMoreRounds, KeyboardInterrupt):  # the regular end
         return
     except UserError as error:
         failure = Failed(str(error))

@@ -1,4 +1,4 @@
-"""Contenders of this package: fedflat itself, a plain PyTorch loop, and a bound on the speed of any simulator."""
+"""Contenders that need no other package: fedflat itself, a plain PyTorch loop, and a bound on any simulator's speed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WARM_UPS = 3
 
 @dataclass(frozen=True)
 class Fedflat(LocalContender):
-    """A complete run, except for evaluation."""
+    """A run of fedflat, complete except for evaluation."""
 
     name = "fedflat"
 

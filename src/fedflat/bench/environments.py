@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from fedflat.bench.peers import Peer
+from fedflat.bench.peers import Simulator
 from fedflat.errors import UserError
 from fedflat.experiment.store.files import create_folder, write_atomically
 
@@ -25,7 +25,7 @@ SHARED_REQUIREMENTS = (
     "filelock",
     "pyyaml",
 )
-"""What a driver imports to build the model and the data."""
+"""Packages that drivers need to build the model and the data, in every environment."""
 VERSIONS_FILE = "fedflat-peer.json"
 PRINT_VERSIONS = """
 import json, platform, sys
@@ -34,34 +34,34 @@ print(json.dumps({"python": platform.python_version()} | {name: version(name) fo
 """
 
 
-def install(peer: type[Peer], folder: Path, show_progress: Callable[[str], None]) -> None:
+def install(simulator: type[Simulator], folder: Path, show_progress: Callable[[str], None]) -> None:
     """Create the environment of a simulator in ``folder`` unless it exists.
 
     Raises:
         UserError: no suitable Python was found, or the installation failed.
     """
-    requirements, versions_file = [*peer.requirements, *SHARED_REQUIREMENTS], folder / VERSIONS_FILE
+    requirements, versions_file = [*simulator.requirements, *SHARED_REQUIREMENTS], folder / VERSIONS_FILE
     with suppress(OSError, ValueError, KeyError):  # not installed, or interrupted
         if json.loads(versions_file.read_text())["requirements"] == requirements:
             return
-    interpreter = find_python(peer)
-    show_progress(f"{peer.name}: installing {', '.join(peer.requirements)} into {folder}")
+    interpreter = find_python(simulator)
+    show_progress(f"{simulator.name}: installing {', '.join(simulator.requirements)} into {folder}")
     create_folder(folder.parent)
     _run([interpreter, "-m", "venv", "--clear", str(folder)])
     python = str(folder / "bin" / "python")
     _run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements])
-    versions = json.loads(_run([python, "-c", PRINT_VERSIONS, *peer.packages, "torch"]))
+    versions = json.loads(_run([python, "-c", PRINT_VERSIONS, *simulator.packages, "torch"]))
     write_atomically(versions_file, json.dumps({"requirements": requirements, "versions": versions}))
 
 
 def installed_versions(folder: Path) -> dict[str, str]:
-    """The versions of Python, the simulator and torch in the environment ``folder``."""
+    """Return the versions of Python, the simulator and torch in the environment ``folder``."""
     return dict(json.loads((folder / VERSIONS_FILE).read_text())["versions"])
 
 
-def find_python(peer: type[Peer]) -> str:
-    """The running interpreter if the simulator supports its version, otherwise the newest suitable one on the PATH."""
-    first, last = peer.pythons
+def find_python(simulator: type[Simulator]) -> str:
+    """Return the running interpreter if the simulator supports it, otherwise the newest suitable one on the PATH."""
+    first, last = simulator.pythons
     if first <= sys.version_info.minor <= last:
         return sys.executable
     for minor in range(last, first - 1, -1):

@@ -20,7 +20,7 @@ PROC = Path("/proc")
 
 
 def hardware() -> dict[str, Any]:
-    """Processor, cores, memory in bytes, GPUs and operating system."""
+    """Return the processor, cores, memory in bytes, GPUs and operating system."""
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     return {
         "processor": _processor(),
@@ -32,7 +32,7 @@ def hardware() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, CUDA and the relevant packages that are installed."""
+    """Return the versions of Python, CUDA and those of ``PACKAGES`` that are installed."""
     numbers = {"python": platform.python_version()}
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -44,7 +44,7 @@ def versions() -> dict[str, str]:
 
 
 def host_memory(root: int) -> int | None:
-    """Peak memory in bytes of a process and its descendants, counting shared memory once; None if unknown."""
+    """Return the peak memory in bytes of a process and its descendants, shared memory counted once; None if unknown."""
     if not sys.platform.startswith("linux"):
         return None
     private, shared = 0, 0
@@ -63,16 +63,16 @@ class Load:
         self._before = self._ticks()
 
     def share_of_others(self) -> float:
-        """Share of all cores that other processes used, i.e. not this process or its descendants; 0 if unknown."""
+        """Return the share of all cores used by processes other than this one and its descendants; 0 if unknown."""
         before, now = self._before, self._ticks()
         if before is None or now is None or now[0] <= before[0]:
             return 0.0
-        # Clock ticks of all cores since then: in total, not idle, and used by this process and its descendants
+        # Differences of the three counts that ``_ticks`` returns.
         total, busy, used_here = (after - earlier for after, earlier in zip(now, before, strict=True))
         return max(0.0, (busy - used_here) / total)
 
     def _ticks(self) -> tuple[int, int, int] | None:
-        """Clock ticks of all cores: in total, not idle, and used by this process and its descendants."""
+        """Return clock ticks of all cores: in total, not idle, and used by this process and its descendants."""
         if not sys.platform.startswith("linux"):
             return None
         first_line = (PROC / "stat").read_text().splitlines()[0]  # cpu user nice system idle iowait irq softirq steal
@@ -83,7 +83,7 @@ class Load:
 
 
 def set_paused(root: int, paused: bool) -> None:
-    """Stop or continue a process and its descendants; does nothing except on Linux."""
+    """Suspend or continue a process and its descendants; does nothing except on Linux."""
     if not sys.platform.startswith("linux"):
         return
     for pid in with_descendants(root):
@@ -101,7 +101,7 @@ def kill_descendants(root: int) -> None:
 
 
 def with_descendants(root: int) -> list[int]:
-    """Process ids of a process and its descendants."""
+    """Return the process ids of a process and its descendants, starting with ``root`` itself."""
     parents = {int(path.name): _parent(path) for path in PROC.iterdir() if path.name.isdigit()}
     pids = [root]
     for pid in pids:  # the list grows while it is traversed
@@ -143,7 +143,7 @@ def _memory_status(pid: int) -> dict[str, int]:
 
 
 def _processor() -> str:
-    """The name of the processor, or its architecture."""
+    """Return the name of the processor, or its architecture if the name is unknown."""
     cpuinfo = PROC / "cpuinfo"
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -22,17 +22,17 @@ from fedflat.bench.machine import kill_descendants
 from fedflat.bench.setting import BenchmarkSetting
 
 FOLDER_VARIABLE = "FEDFLAT_BENCH_FOLDER"
-"""Environment variable of a peer's processes: the folder with the contender and the socket of the measuring process."""
-PEER_FILE = "peer.json"
+"""Environment variable of a simulator's processes: the folder with its description and the socket to report to."""
+SIMULATOR_FILE = "simulator.json"
 POLLING_SECONDS = 0.2
 MAX_LOG_CHARACTERS = 300
 
 
 @dataclass(frozen=True)
-class Peer(Contender):
+class Simulator(Contender):
     """Another simulator in its own environment, used as its documentation recommends.
 
-    ``fedflat.bench.drivers`` has a module of the same name as the peer, with a function ``run(peer)``.
+    The module ``fedflat.bench.drivers.<key>`` has a function ``run(simulator)``, which trains with it.
     """
 
     environment: Path = Path()
@@ -45,10 +45,10 @@ class Peer(Contender):
     pythons: ClassVar[tuple[int, int]] = (11, 13)
     """First and last minor version of Python 3 that the simulator supports."""
     pausable: ClassVar[bool] = True
-    """Whether its processes can be stopped between turns; if False, they wait for heartbeats of each other."""
+    """Whether its processes can be suspended between turns; False if they expect heartbeats of each other."""
 
 
-class Flower(Peer):
+class Flower(Simulator):
     """Flower's simulation runtime, started by ``flwr run``, with one Ray worker per core."""
 
     name = key = "flower"
@@ -57,7 +57,7 @@ class Flower(Peer):
     pausable = False
 
 
-class Pfl(Peer):
+class Pfl(Simulator):
     """pfl-research's FederatedAveraging on a SimulatedBackend, with one ``torchrun`` process per core."""
 
     name, key = "pfl-research", "pfl"
@@ -66,7 +66,7 @@ class Pfl(Peer):
     pythons = (10, 12)
 
 
-class FedJax(Peer):
+class FedJax(Simulator):
     """FedJAX's federated_averaging, compiled by XLA, which uses all cores."""
 
     name = key = "fedjax"
@@ -74,7 +74,7 @@ class FedJax(Peer):
     packages = ("fedjax", "jax")
 
 
-class BlazeFL(Peer):
+class BlazeFL(Simulator):
     """BlazeFL's FedAvg with a pool of one process per core and shared memory."""
 
     name = key = "blazefl"
@@ -83,7 +83,7 @@ class BlazeFL(Peer):
     pythons = (12, 14)
 
 
-class NVFlare(Peer):
+class NVFlare(Simulator):
     """NVFlare's FedAvgRecipe in its simulator, SimEnv, with all clients in every round."""
 
     name = key = "nvflare"
@@ -92,7 +92,7 @@ class NVFlare(Peer):
     pausable = False
 
 
-class Fluke(Peer):
+class Fluke(Simulator):
     """fluke's FedAVG, one client after another in one process."""
 
     name = key = "fluke"
@@ -100,17 +100,22 @@ class Fluke(Peer):
     packages = ("fluke-fl",)
 
 
-PEERS: dict[str, type[Peer]] = {peer.key: peer for peer in (Flower, Pfl, FedJax, BlazeFL, NVFlare, Fluke)}
+SIMULATORS: dict[str, type[Simulator]] = {
+    simulator.key: simulator for simulator in (Flower, Pfl, FedJax, BlazeFL, NVFlare, Fluke)
+}
 
 
-class PeerProcess(ContenderProcess):
-    """A peer's driver in its own environment; some process of the peer connects and reports rounds."""
+class SimulatorProcess(ContenderProcess):
+    """A simulator's driver in its own environment.
 
-    def __init__(self, contender: Peer) -> None:
+    The process of the simulator that knows when a round ends connects to this object's socket and reports it.
+    """
+
+    def __init__(self, contender: Simulator) -> None:
         self.contender = contender
         self._pausable, self._environment = contender.pausable, contender.environment
         self._folder = Path(tempfile.mkdtemp(prefix="fedflat-bench-"))
-        write_peer(contender, self._folder)
+        write_simulator(contender, self._folder)
         # The environment has the simulator, but not fedflat: the driver uses the package of this process.
         (self._folder / "fedflat").symlink_to(Path(fedflat.__file__).parent)
         self._socket = socket.socket(socket.AF_UNIX)
@@ -154,7 +159,7 @@ class PeerProcess(ContenderProcess):
             self._process = self._start()
 
     def wait_for_rounds(self) -> RoundTimes | Failed:
-        """Wait for the rounds that were started; the first round includes the start of the peer's processes."""
+        """Wait for the rounds that were started; the first round includes the start of the simulator's processes."""
         is_first = self._connection is None
         try:
             if self._connection is None:
@@ -168,7 +173,7 @@ class PeerProcess(ContenderProcess):
         return times._replace(seconds=[time.perf_counter() - self._start_time]) if is_first else times
 
     def _accept(self) -> Connection:
-        """The connection of the peer's process that reports rounds; raises ConnectionError if the driver has exited."""
+        """Wait for the simulator's process that reports rounds; raises ``ConnectionError`` if the driver has exited."""
         while True:
             try:
                 accepted, _ = self._socket.accept()
@@ -183,7 +188,7 @@ class PeerProcess(ContenderProcess):
             raise ConnectionError
 
     def _reason(self) -> str:
-        """Why the peer stopped: the last error in its output, or else the last line that has words."""
+        """Return why the simulator stopped: the last error in its output, or else the last line that has words."""
         text = re.sub(r"\x1b\[[0-9;]*m", "", (self._folder / "log").read_text(errors="replace"))  # without colours
         lines = [line.strip() for line in text.splitlines()]
         lines = [line for line in lines if re.search("[a-z]", line)] or ["stopped early"]
@@ -191,7 +196,7 @@ class PeerProcess(ContenderProcess):
         return (errors or lines)[-1][:MAX_LOG_CHARACTERS]
 
     def end(self) -> None:
-        """Let the peer end by itself, kill what is left of its processes, and delete its folder."""
+        """Let the simulator end by itself, kill what is left of its processes, and delete its folder."""
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
@@ -205,18 +210,20 @@ class PeerProcess(ContenderProcess):
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def write_peer(peer: Peer, folder: Path) -> None:
-    """Write what a driver needs to know; as JSON, because its version of Python may differ."""
-    setting = asdict(peer.setting)
-    setting["device"] = "cuda" if peer.setting.on_gpu else "cpu"  # the peer's torch may support other devices
-    setting["data_dir"] = None if peer.setting.data_dir is None else str(peer.setting.data_dir.absolute())
-    (folder / PEER_FILE).write_text(json.dumps({"key": peer.key, "clients": peer.clients, "setting": setting}))
+def write_simulator(simulator: Simulator, folder: Path) -> None:
+    """Write what a driver needs to know into ``folder``; as JSON, because the driver's version of Python may differ."""
+    setting = asdict(simulator.setting)
+    setting["device"] = "cuda" if simulator.setting.on_gpu else "cpu"  # the simulator's torch may support other devices
+    setting["data_dir"] = None if simulator.setting.data_dir is None else str(simulator.setting.data_dir.absolute())
+    (folder / SIMULATOR_FILE).write_text(
+        json.dumps({"key": simulator.key, "clients": simulator.clients, "setting": setting})
+    )
 
 
-def read_peer(folder: Path) -> Peer:
-    """Read what ``write_peer`` wrote."""
-    content = json.loads((folder / PEER_FILE).read_text())
+def read_simulator(folder: Path) -> Simulator:
+    """Read the simulator that ``write_simulator`` wrote into ``folder``."""
+    content = json.loads((folder / SIMULATOR_FILE).read_text())
     setting = content["setting"]
     if setting["data_dir"] is not None:
         setting["data_dir"] = Path(setting["data_dir"])
-    return PEERS[content["key"]](BenchmarkSetting(**setting), clients=content["clients"])
+    return SIMULATORS[content["key"]](BenchmarkSetting(**setting), clients=content["clients"])

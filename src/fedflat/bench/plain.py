@@ -1,4 +1,4 @@
-"""A straightforward FedAvg in PyTorch: a loop over clients in one process, without compilation.
+"""The plain loop: a straightforward FedAvg in PyTorch, which loops over clients in one process without compilation.
 
 It uses the same data, cohorts, batches and augmentation as fedflat and ends with the same model, which makes the
 comparison fair. The clients of some other simulators train with the same function.
@@ -55,7 +55,7 @@ class PlainLoop:
         self.state = mean
 
     def cohort(self, number: int) -> list[int]:
-        """The numbers of the clients that train in round ``number``."""
+        """Return the numbers of the clients that train in round ``number``."""
         return self._sampler(self.config.seed, number)
 
     def train(self, state: StateDict, client: int, number: int) -> tuple[StateDict, int]:
@@ -74,11 +74,11 @@ class PlainLoop:
         return model.state_dict(), len(indices)
 
     def loss(self) -> float:
-        """The training loss of the current model."""
+        """Return the training loss of the current model."""
         return training_loss(self.problem, self.state)
 
     def new_model(self) -> nn.Module:
-        """A model to train, on the right device."""
+        """Return a new model on the device of the benchmark."""
         data = self.problem.data
         model = models.build(self.config.model, data.input_shape, data.num_classes)
         return model.to(self.problem.device, self.problem.dtype)
@@ -107,9 +107,9 @@ class PlainLoop:
 
 @torch.no_grad()
 def training_loss(problem: Problem, state: StateDict) -> float:
-    """Mean cross-entropy of a model with the tensors ``state`` on the first ``LOSS_EXAMPLES`` training examples.
+    """Return the mean cross-entropy of the model with weights ``state`` on the first ``LOSS_EXAMPLES`` examples.
 
-    The tensors may be on another device than the problem.
+    The examples are those of the training set. The tensors in ``state`` may be on any device.
     """
     sample = problem.data.train.take(torch.arange(min(LOSS_EXAMPLES, len(problem.data.train)), device=problem.device))
     model = copy.deepcopy(problem.model).eval()

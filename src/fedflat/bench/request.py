@@ -1,4 +1,4 @@
-"""What a benchmark measures: the contenders that the user requests."""
+"""What a benchmark measures: the requested contenders (fedflat, a plain PyTorch loop, and other simulators)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from fedflat.algorithms import algorithm, canonical
 from fedflat.bench.contender_process import LocalContender
 from fedflat.bench.contenders import Fedflat, Plain, SpeedBound
-from fedflat.bench.peers import PEERS, Peer
+from fedflat.bench.peers import SIMULATORS, Simulator
 from fedflat.bench.setting import BenchmarkSetting
 from fedflat.data.sources.source import user_cache
 from fedflat.errors import UserError, one_of
@@ -48,10 +48,10 @@ class Request:
         setting = self.setting
         _require_known("precision", self.precisions, PRECISIONS)
         _require_known("engine", self.engines, ENGINES)
-        _require_known("contender", self.against, (PLAIN, *PEERS, NONE))
+        _require_known("contender", self.against, (PLAIN, *SIMULATORS, NONE))
         precisions = self._precisions()
         gpu_precisions = [precision for precision in precisions if precision != "float32"]
-        if self._peers() and "float32" not in precisions:
+        if self._simulators() and "float32" not in precisions:
             raise UserError("other simulators are measured in float32; add it to --precision, or use --against plain")
         if gpu_precisions and not setting.on_gpu:
             raise UserError(f"--precision {gpu_precisions[0]} needs a GPU; use float32 on the CPU")
@@ -64,14 +64,14 @@ class Request:
         for clients in self.clients:
             build_problem(on_cpu.config(clients=clients), data=data)
 
-    def contenders(self) -> list[LocalContender | Peer]:
-        """Everything to measure, in the order of the table.
+    def contenders(self) -> list[LocalContender | Simulator]:
+        """Return everything to measure, in the order of the table.
 
         Only fedflat is measured with every number of clients; the others with the first.
         """
         setting, clients, precisions = self.setting, self.clients[0], self._precisions()
         default_engine = "lanes" if setting.on_gpu else "loop"
-        contenders: list[LocalContender | Peer] = []
+        contenders: list[LocalContender | Simulator] = []
         for client_count, precision, engine, text in itertools.product(
             self.clients, precisions, self.engines, self.algorithms
         ):
@@ -80,7 +80,8 @@ class Request:
         if PLAIN in self.against:
             contenders += [Plain(setting, precision=precision, clients=clients) for precision in precisions]
         contenders += [
-            peer(setting, clients=clients, environment=(self.peer_dir / peer.key).absolute()) for peer in self._peers()
+            simulator(setting, clients=clients, environment=(self.peer_dir / simulator.key).absolute())
+            for simulator in self._simulators()
         ]
         # One bound with compilation if some engine compiles, and one without if some engine does not. On a CPU, bounds
         # are not compiled: compilation slows down one large batch there, and a bound should be the least possible time.
@@ -92,14 +93,17 @@ class Request:
         return contenders
 
     def _precisions(self) -> list[str]:
-        """The precisions to measure; ``auto`` is that of a run, or float32 next to other simulators, which use it."""
-        uses_tf32 = self.setting.on_gpu and not self._peers() and gpu_has_tf32()
+        """Return the precisions to measure.
+
+        ``auto`` is the precision that a run would choose. If other simulators are measured, it is float32, like theirs.
+        """
+        uses_tf32 = self.setting.on_gpu and not self._simulators() and gpu_has_tf32()
         default = "tf32" if uses_tf32 else "float32"
         return list(dict.fromkeys(default if precision == "auto" else precision for precision in self.precisions))
 
-    def _peers(self) -> list[type[Peer]]:
-        """The requested simulators."""
-        return [PEERS[name] for name in self.against if name in PEERS]
+    def _simulators(self) -> list[type[Simulator]]:
+        """Return the requested simulators."""
+        return [SIMULATORS[name] for name in self.against if name in SIMULATORS]
 
 
 def _require_known(kind: str, names: Sequence[str], known: Sequence[str]) -> None:

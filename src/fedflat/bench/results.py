@@ -10,7 +10,7 @@ from typing import Any
 from fedflat.bench.contender_process import Contender
 from fedflat.bench.contenders import Fedflat, Plain, SpeedBound
 from fedflat.bench.environments import installed_versions
-from fedflat.bench.peers import Peer
+from fedflat.bench.peers import Simulator
 from fedflat.bench.plain import PlainLoop
 from fedflat.bench.setting import BenchmarkSetting, plan_of, sampler_of
 from fedflat.experiment.setup.problem import build_partition
@@ -45,7 +45,7 @@ class ContenderResult:
 
 
 def samples_per_round(setting: BenchmarkSetting, clients: int) -> float:
-    """The number of samples on which the clients of a round train together, averaged over ``COUNTED_ROUNDS`` rounds.
+    """Return how many samples the clients of a round train on in total, averaged over ``COUNTED_ROUNDS`` rounds.
 
     A sample that SAM passes through the model twice counts once.
     """
@@ -61,9 +61,9 @@ def samples_per_round(setting: BenchmarkSetting, clients: int) -> float:
 
 
 def row(result: ContenderResult, results: Sequence[ContenderResult], samples: float) -> dict[str, Any]:
-    """One row of the table: a contender, compared with the bound and the plain loop of the same precision.
+    """Return one row of the table: a contender, compared with the bound and the plain loop of the same precision.
 
-    A ratio of times is the median over rounds, each divided by the other contender's round of the same number.
+    Times are compared round by round: a ratio of two contenders is the median over rounds of the ratio in each round.
 
     Args:
         result: the contender of the row.
@@ -100,12 +100,12 @@ def row(result: ContenderResult, results: Sequence[ContenderResult], samples: fl
         "peak_device_bytes": result.device_bytes,
         "peak_host_bytes": result.host_bytes,
         "loss": result.loss,
-        "versions": installed_versions(contender.environment) if isinstance(contender, Peer) else None,
+        "versions": installed_versions(contender.environment) if isinstance(contender, Simulator) else None,
     }
 
 
 def _bound_for(contender: Contender, results: Sequence[ContenderResult]) -> ContenderResult | None:
-    """The bound to compare a contender with; None if ``results`` contain no bound.
+    """Return the bound to compare a contender with, or None if ``results`` contain no bound.
 
     Compiled contenders are compared with the compiled bound, and all others with the eager bound. If that bound was
     not measured, they are compared with the first one.
@@ -120,14 +120,14 @@ def _bound_for(contender: Contender, results: Sequence[ContenderResult]) -> Cont
 
 
 def ratio(numerator: ContenderResult, denominator: ContenderResult) -> float:
-    """The median over rounds of the seconds of one contender divided by those of another in the same round."""
+    """Return the median over rounds of one contender's seconds divided by another's seconds in the same round."""
     return median(a / b for a, b in zip(numerator.seconds, denominator.seconds, strict=True))
 
 
 def different_work(results: Sequence[ContenderResult]) -> list[str]:
-    """Warn of every contender whose training loss suggests that it does not do the same work as fedflat's FedAvg.
+    """Return a warning for every contender whose training loss suggests that it does different work than fedflat.
 
-    That is the case if both losses differ by more than ``MAX_LOSS_DIFFERENCE`` of the decrease that fedflat achieved.
+    That is the case if both losses differ by more than ``MAX_LOSS_DIFFERENCE`` times the decrease of fedflat's loss.
     Contenders draw different cohorts and batches, so small differences are normal.
     """
     comparable = [result for result in results if result.contender.algorithm == "fedavg" and result.loss is not None]

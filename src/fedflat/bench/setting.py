@@ -33,7 +33,7 @@ class RandomImages:
     classes: int = param(10, "number of classes", low=1)
 
     def dataset(self) -> Dataset:
-        """The dataset: training and test set of random pixels and labels, identical on every call."""
+        """Return the dataset: training and test set of random pixels and labels, identical on every call."""
         rng = np.random.default_rng(0)
         splits = []
         for count in (self.size, TEST_EXAMPLES):
@@ -70,7 +70,7 @@ class BenchmarkSetting:
     def config(
         self, algorithm: str = "fedavg", precision: str = "float32", engine: str = "auto", clients: int = 100
     ) -> Config:
-        """The config of a run of fedflat with this setting.
+        """Return the config of a run of fedflat with this setting.
 
         The programs that fedflat is compared with build the same data, cohorts and batches from this config. A run
         would evaluate only after its last round, but the benchmark stops earlier, so that no evaluation is timed.
@@ -111,7 +111,7 @@ class BenchmarkSetting:
         )
 
     def load_data(self) -> Dataset:
-        """The dataset with a small test set, because evaluation is not measured; ``random(...)`` is generated."""
+        """Return the dataset, with a small test set because evaluation is not measured; generates ``random(...)``."""
         if self.dataset.partition("(")[0].strip().lower() == RANDOM:
             return make(RandomImages, parse_one(self.dataset), "data").dataset()
         data = load(self.dataset, self.data_dir)
@@ -128,10 +128,10 @@ class BenchmarkSetting:
 
 
 def plan_of(config: Config) -> Plan:
-    """The plan that draws the batches of every client, as a run of ``config`` does."""
+    """Return the plan that draws the batches of every client, as a run of ``config`` does."""
     return Plan(config.training.batch_size, config.training.local_epochs, config.training.local_steps)
 
 
 def sampler_of(config: Config, clients: int) -> Sampler:
-    """The sampler that draws the cohorts among ``clients`` clients, as a run of ``config`` does."""
+    """Return the sampler that draws the cohorts among ``clients`` clients, as a run of ``config`` does."""
     return Sampler(clients, min(config.federation.clients_per_round, clients))

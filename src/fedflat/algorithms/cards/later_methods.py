@@ -169,9 +169,9 @@ LATER_METHODS: dict[str, Card] = {
         "Distillation from a moving average of server models, with FedDyn's dual",
         Algorithm(Gmt()),
         "Li et al., ICML 2025",
-        "gamma is 1 (0.5 to 2), tau is 3, beta is 10, and alpha is 0.95, 0.995 or 0.998. lr is 0.01, lr decay is "
-        "0.998, local momentum is 0.9 and weight decay is 1e-5, with batch size 50 and 5 local epochs. The equations are "
-        "those of the published code",
+        "gamma is 1 (0.5 to 2), tau is 3, beta is 10, and alpha is 0.95, 0.995 or 0.998. lr is 0.01, lr "
+        "decay is 0.998, local momentum is 0.9 and weight decay is 1e-5, with batch size 50 and 5 local epochs. The "
+        "equations are those of the published code",
     ),
     "fedsol": Card(
         "FedSOL",

@@ -1,4 +1,4 @@
-"""Starts the driver of the peer that the measuring process chose."""
+"""Starts the driver of the simulator that the measuring process wrote to the benchmark's folder."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import sys
 from importlib import import_module
 
 from fedflat.bench.contender_process import NoMoreRounds
-from fedflat.bench.drivers import folder
+from fedflat.bench.drivers import benchmark_folder
 from fedflat.bench.machine import kill_descendants
-from fedflat.bench.peers import read_peer
+from fedflat.bench.peers import read_simulator
 from fedflat.errors import UserError
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -26,9 +26,9 @@ def main() -> None:
         # If the measuring process is killed, this one ends too, together with all that it started.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("the measuring process has ended"))
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    peer = read_peer(folder())
+    simulator = read_simulator(benchmark_folder())
     try:
-        import_module(f"fedflat.bench.drivers.{peer.key}").run(peer)
+        import_module(f"fedflat.bench.drivers.{simulator.key}").run(simulator)
     except NoMoreRounds:
         return
     except UserError as error:

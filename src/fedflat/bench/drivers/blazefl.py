@@ -1,4 +1,4 @@
-"""BlazeFL: its FedAvg with a thread pool on Python without the GIL, and otherwise with a process pool."""
+"""Driver of BlazeFL: its FedAvg, with a thread pool on Python without the GIL, and otherwise with a process pool."""
 
 from __future__ import annotations
 
@@ -17,19 +17,26 @@ from blazefl.contrib import (
 from blazefl.core import IPCMode, ModelSelector, PartitionedDataset
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedflat.bench.drivers import client_tensors, connected_timer, folder, local_epochs, participation, plain_loop
-from fedflat.bench.peers import Peer, read_peer
+from fedflat.bench.drivers import (
+    benchmark_folder,
+    client_tensors,
+    connected_timer,
+    local_epochs,
+    participation,
+    plain_loop,
+)
+from fedflat.bench.peers import Simulator, read_simulator
 from fedflat.bench.plain import training_loss
 from fedflat.bench.setting import ROUNDS
 from fedflat.processes import available_cores
 
 
 class Clients(PartitionedDataset[FedAvgPartitionType]):
-    """The clients' data, which a worker process has in memory because it is forked."""
+    """The clients' data; forked worker processes share it in memory."""
 
     def get_dataset(self, type_: FedAvgPartitionType, cid: int | None) -> TensorDataset:
-        """The examples of client ``cid``."""
-        return TensorDataset(*client_tensors(read_peer(folder()), int(cid or 0)))
+        """Return the examples of client ``cid``."""
+        return TensorDataset(*client_tensors(read_simulator(benchmark_folder()), int(cid or 0)))
 
     def set_dataset(self, type_: FedAvgPartitionType, cid: int | None, dataset: Any) -> None:
         """Do nothing: training does not change the data."""
@@ -37,36 +44,39 @@ class Clients(PartitionedDataset[FedAvgPartitionType]):
     def get_dataloader(
         self, type_: FedAvgPartitionType, cid: int | None, batch_size: int | None = None, generator: Any = None
     ) -> DataLoader[Any]:
-        """Shuffled batches of client ``cid``."""
+        """Return a loader of shuffled batches of client ``cid``."""
         return DataLoader(self.get_dataset(type_, cid), batch_size=batch_size, shuffle=True, generator=generator)
 
 
 class Networks(ModelSelector):
-    """Builds the model."""
+    """Builds the benchmark's model for BlazeFL."""
 
     def select_model(self, model_name: str) -> torch.nn.Module:
-        """The model with its initial weights."""
+        """Return the model with its initial weights."""
         torch.set_num_threads(1)  # also called in every worker process
         model = plain_loop().new_model()
         model.load_state_dict(plain_loop().state)
         return model
 
 
-def run(peer: Peer) -> None:
+def run(simulator: Simulator) -> None:
     """Train rounds as in BlazeFL's examples: sample, send, train, receive, aggregate."""
-    setting, timer = peer.setting, connected_timer()
+    setting, timer = simulator.setting, connected_timer()
     device = "cuda" if setting.on_gpu else "cpu"
     # CUDA needs new processes. On a CPU, forking is faster, because BlazeFL starts its processes anew in every round.
     multiprocessing.set_start_method("spawn" if setting.on_gpu else "fork")
     shared: dict[str, Any] = {"model_selector": Networks(), "model_name": setting.model, "dataset": Clients()}
-    shared |= {"device": device, "num_clients": peer.clients, "batch_size": setting.batch_size, "seed": 0}
-    handler = FedAvgBaseServerHandler(global_round=ROUNDS, sample_ratio=participation(peer), **shared)
-    shared |= {"epochs": local_epochs(peer), "lr": setting.lr}
+    shared |= {"device": device, "num_clients": simulator.clients, "batch_size": setting.batch_size, "seed": 0}
+    handler = FedAvgBaseServerHandler(global_round=ROUNDS, sample_ratio=participation(simulator), **shared)
+    shared |= {"epochs": local_epochs(simulator), "lr": setting.lr}
     shared |= {"num_parallels": min(available_cores(), setting.clients_per_round)}
     trainer: Any
     if getattr(sys, "_is_gil_enabled", lambda: True)():
         trainer = FedAvgProcessPoolClientTrainer(
-            share_dir=folder() / "share", state_dir=folder() / "state", ipc_mode=IPCMode.SHARED_MEMORY, **shared
+            share_dir=benchmark_folder() / "share",
+            state_dir=benchmark_folder() / "state",
+            ipc_mode=IPCMode.SHARED_MEMORY,
+            **shared,
         )
     else:
         trainer = FedAvgThreadPoolClientTrainer(**shared)

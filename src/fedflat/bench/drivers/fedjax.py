@@ -1,4 +1,4 @@
-"""FedJAX: its federated averaging of the same network, translated from PyTorch to JAX layer by layer."""
+"""Driver of FedJAX: its federated averaging, with the network translated from PyTorch to JAX layer by layer."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import torch
 from torch import nn
 
 from fedflat.bench.drivers import client_tensors, connected_timer, plain_loop
-from fedflat.bench.peers import Peer
+from fedflat.bench.peers import Simulator
 from fedflat.bench.plain import training_loss
 from fedflat.engines.problem.problem import Problem
 from fedflat.errors import UserError
 
 
-def run(peer: Peer) -> None:
+def run(simulator: Simulator) -> None:
     """Train rounds with the cohorts of the plain loop; FedJAX draws the batches."""
-    setting, loop, timer = peer.setting, plain_loop(), connected_timer()
+    setting, loop, timer = simulator.setting, plain_loop(), connected_timer()
     if setting.on_gpu and jax.default_backend() == "cpu":
         raise UserError("jax finds no GPU; install jax with CUDA in the environment of fedjax, or use --device cpu")
     network = loop.new_model()
@@ -31,7 +31,7 @@ def run(peer: Peer) -> None:
         raise UserError("fedjax is measured only with models that are sequences of common layers: lenet5, cnn or mlp")
 
     def loss(parameters: Any, batch: Any) -> Any:
-        """Mean cross-entropy of a batch."""
+        """Return the mean cross-entropy of a batch."""
         values = batch["x"]
         for number, layer in enumerate(layers):
             apply = next(function for kind, function in LAYERS.items() if isinstance(layer, kind))
@@ -46,8 +46,8 @@ def run(peer: Peer) -> None:
         fedjax.ShuffleRepeatBatchHParams(setting.batch_size, num_epochs=None, num_steps=setting.local_steps),
     )
     datasets = {}
-    for client in range(peer.clients):
-        inputs, targets = client_tensors(peer, client)
+    for client in range(simulator.clients):
+        inputs, targets = client_tensors(simulator, client)
         datasets[client] = fedjax.ClientDataset({"x": inputs.numpy(force=True), "y": targets.numpy(force=True)})
     state = algorithm.init({name: jnp.asarray(tensor.numpy(force=True)) for name, tensor in loop.state.items()})
     for number in itertools.count():
@@ -58,18 +58,18 @@ def run(peer: Peer) -> None:
 
 
 def loss_of(problem: Problem, parameters: Any) -> float:
-    """The training loss of a model with these parameters, computed by PyTorch."""
+    """Return the training loss of the model with these JAX parameters, computed by PyTorch."""
     return training_loss(problem, {name: torch.from_numpy(np.array(value)) for name, value in parameters.items()})
 
 
 def convolve(layer: nn.Conv2d, values: Any, weight: Any, bias: Any) -> Any:
-    """A convolution of images (batch, channels, height, width)."""
+    """Apply a convolution to images of shape (batch, channels, height, width)."""
     padding = [(size, size) for size in layer.padding]
     return jax.lax.conv_general_dilated(values, weight, layer.stride, padding) + bias[:, None, None]
 
 
 def pool(layer: nn.MaxPool2d, values: Any, weight: Any, bias: Any) -> Any:
-    """Max-pooling with equal size and stride."""
+    """Apply max-pooling whose stride equals its window size; ``weight`` and ``bias`` are unused."""
     window = (1, 1, layer.kernel_size, layer.kernel_size)
     return jax.lax.reduce_window(values, -jnp.inf, jax.lax.max, window, window, "VALID")
 

@@ -1,4 +1,4 @@
-"""Flower: a ClientApp that trains like the plain loop and a ServerApp with Flower's FedAvg, run by ``flwr run``."""
+"""Driver of Flower: a ClientApp that trains like the plain loop, and a ServerApp with Flower's FedAvg."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from fedflat.bench.contender_process import NoMoreRounds
-from fedflat.bench.drivers import connected_timer, folder, plain_loop
-from fedflat.bench.peers import POLLING_SECONDS, Peer, read_peer
+from fedflat.bench.drivers import benchmark_folder, connected_timer, plain_loop
+from fedflat.bench.peers import POLLING_SECONDS, Simulator, read_simulator
 from fedflat.bench.plain import training_loss
 from fedflat.bench.setting import ROUNDS
 from fedflat.processes import available_cores
@@ -54,15 +54,15 @@ options.backend.init-args.num-cpus = {cores}
 client, server = ClientApp(), ServerApp()
 
 
-def run(peer: Peer) -> None:
+def run(simulator: Simulator) -> None:
     """Write the app and Flower's configuration, and run the app as ``flwr run`` does by default."""
-    home, app, cores = folder() / "flwr", folder() / "app", available_cores()
+    home, app, cores = benchmark_folder() / "flwr", benchmark_folder() / "app", available_cores()
     app.mkdir()
     (app / "pyproject.toml").write_text(APP)
     (app / "bench_app.py").write_text(APP_MODULE)
     home.mkdir()
-    gpus = 1 / min(cores, peer.setting.clients_per_round) if peer.setting.on_gpu else 0.0
-    (home / "config.toml").write_text(FEDERATION.format(clients=peer.clients, gpus=gpus, cores=cores))
+    gpus = 1 / min(cores, simulator.setting.clients_per_round) if simulator.setting.on_gpu else 0.0
+    (home / "config.toml").write_text(FEDERATION.format(clients=simulator.clients, gpus=gpus, cores=cores))
     http_port, control_port = free_port(), free_port()
     os.environ |= {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     os.environ |= {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": http_port, "FLWR_LOCAL_CONTROL_API_PORT": control_port}
@@ -84,7 +84,7 @@ def run(peer: Peer) -> None:
 
 
 def free_port() -> str:
-    """A TCP port that no process uses."""
+    """Return a TCP port that no process uses."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         return str(unused.getsockname()[1])
@@ -132,11 +132,11 @@ class TimedFedAvg(FedAvg):
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """Run Flower's FedAvg until all rounds are timed."""
-    peer = read_peer(folder())
+    simulator = read_simulator(benchmark_folder())
     strategy = TimedFedAvg(
-        peer.setting.clients_per_round,
-        fraction_train=peer.setting.clients_per_round / peer.clients,
-        min_available_nodes=peer.clients,
+        simulator.setting.clients_per_round,
+        fraction_train=simulator.setting.clients_per_round / simulator.clients,
+        min_available_nodes=simulator.clients,
     )
     try:
         strategy.start(grid=grid, initial_arrays=ArrayRecord(plain_loop().state), num_rounds=ROUNDS)

@@ -1,4 +1,4 @@
-"""fluke: its FedAVG with clients and server that it builds itself; the clients' data never leaves memory."""
+"""Driver of fluke: runs fluke's own FedAVG, clients and server, with all data in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fluke.algorithms.fedavg import FedAVG
 from fluke.data import FastDataLoader
 
 from fedflat.bench.drivers import client_tensors, connected_timer, local_epochs, participation, plain_loop
-from fedflat.bench.peers import Peer
+from fedflat.bench.peers import Simulator
 from fedflat.bench.plain import training_loss
 from fedflat.bench.setting import ROUNDS
 
@@ -18,23 +18,23 @@ from fedflat.bench.setting import ROUNDS
 class Splits:
     """Takes the place of fluke's DataSplitter, which would download and divide a dataset."""
 
-    def __init__(self, peer: Peer, classes: int) -> None:
-        self.peer, self.classes = peer, classes
+    def __init__(self, simulator: Simulator, classes: int) -> None:
+        self.simulator, self.classes = simulator, classes
 
     def assign(self, n_clients: int, batch_size: int) -> Any:
-        """fluke's data loaders of all clients; there are no test sets, because nothing is evaluated."""
+        """Return fluke's data loaders of all clients; there are no test sets, because nothing is evaluated."""
         loaders = [
             FastDataLoader(
-                *client_tensors(self.peer, client), num_labels=self.classes, batch_size=batch_size, shuffle=True
+                *client_tensors(self.simulator, client), num_labels=self.classes, batch_size=batch_size, shuffle=True
             )
             for client in range(n_clients)
         ]
         return (loaders, [None] * n_clients), None
 
 
-def run(peer: Peer) -> None:
-    """Run FedAVG, whose end of a round is reported to the timer."""
-    setting, loop, timer = peer.setting, plain_loop(), connected_timer()
+def run(simulator: Simulator) -> None:
+    """Run fluke's FedAVG and report the end of each round to the timer."""
+    setting, loop, timer = simulator.setting, plain_loop(), connected_timer()
     environment = FlukeENV()
     environment.set_seed(0)
     environment.set_device("cuda" if setting.on_gpu else "cpu")
@@ -45,7 +45,7 @@ def run(peer: Peer) -> None:
     parameters = {
         "client": {
             "batch_size": setting.batch_size,
-            "local_epochs": local_epochs(peer),
+            "local_epochs": local_epochs(simulator),
             "loss": torch.nn.CrossEntropyLoss,
             "optimizer": {"name": "SGD", "lr": setting.lr},
             "scheduler": {"gamma": 1, "step_size": 1},
@@ -62,5 +62,5 @@ def run(peer: Peer) -> None:
                 timer.round_done(lambda: training_loss(loop.problem, self.server.model.state_dict()))
             super().notify(event, **values)
 
-    algorithm = TimedFedAVG(peer.clients, Splits(peer, loop.problem.data.num_classes), DDict(parameters))
-    algorithm.run(ROUNDS, participation(peer))
+    algorithm = TimedFedAVG(simulator.clients, Splits(simulator, loop.problem.data.num_classes), DDict(parameters))
+    algorithm.run(ROUNDS, participation(simulator))

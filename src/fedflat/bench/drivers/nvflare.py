@@ -1,4 +1,4 @@
-"""NVFlare: its FedAvgRecipe in SimEnv; the clients' script trains like the plain loop."""
+"""Driver of NVFlare: its FedAvgRecipe in the simulator SimEnv; the clients' script trains like the plain loop."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from functools import partial
 import torch
 from torch import nn
 
-from fedflat.bench.drivers import connected_timer, folder, plain_loop
-from fedflat.bench.peers import Peer
+from fedflat.bench.drivers import benchmark_folder, connected_timer, plain_loop
+from fedflat.bench.peers import Simulator
 from fedflat.bench.plain import training_loss
 from fedflat.bench.setting import ROUNDS
 from fedflat.errors import UserError
 
 
 class Network(nn.Module):
-    """The model, in a class that NVFlare's server can build without arguments."""
+    """The benchmark's model, in a class that NVFlare's server can build without arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,29 +24,29 @@ class Network(nn.Module):
         self.inner.load_state_dict(plain_loop().state)
 
 
-def run(peer: Peer) -> None:
-    """Run the recipe with all clients in every round."""
+def run(simulator: Simulator) -> None:
+    """Run NVFlare's FedAvgRecipe with all clients in every round; the rounds are timed in ``train``."""
     from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
     from nvflare.recipe import SimEnv
 
-    if peer.clients != peer.setting.clients_per_round:
+    if simulator.clients != simulator.setting.clients_per_round:
         raise UserError(
             "nvflare is measured with all clients in every round; use equal --clients and --clients-per-round"
         )
-    script = folder() / "bench_client.py"
+    script = benchmark_folder() / "bench_client.py"
     script.write_text("from fedflat.bench.drivers import nvflare\nnvflare.train()\n")
     model = {"class_path": f"{__name__}.{Network.__name__}", "args": {}}
     recipe = FedAvgRecipe(
-        name="bench", min_clients=peer.clients, num_rounds=ROUNDS, model=model, train_script=str(script)
+        name="bench", min_clients=simulator.clients, num_rounds=ROUNDS, model=model, train_script=str(script)
     )
-    recipe.execute(SimEnv(num_clients=peer.clients, workspace_root=str(folder() / "nvflare")))
+    recipe.execute(SimEnv(num_clients=simulator.clients, workspace_root=str(benchmark_folder() / "nvflare")))
     sys.exit("the simulation ended early; its log is above")
 
 
 def train() -> None:
-    """The script of a client: train each received model; the first client reports the rounds.
+    """Script that every client runs: train each received model and send the result.
 
-    A client receives the model of the next round as soon as a round is over.
+    The first client also reports the rounds to the timer: a round is over when it receives the next round's model.
     """
     import nvflare.client as flare
 

@@ -1,4 +1,4 @@
-"""pfl-research: FederatedAveraging on a SimulatedBackend, one process per core started by ``torchrun``."""
+"""Driver of pfl-research: its FederatedAveraging on a SimulatedBackend, with one ``torchrun`` process per core."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import torch
 import torch.nn.functional as F
 
 from fedflat.bench.contender_process import NoMoreRounds
-from fedflat.bench.drivers import connected_timer, folder, plain_loop
-from fedflat.bench.peers import Peer, read_peer
+from fedflat.bench.drivers import benchmark_folder, connected_timer, plain_loop
+from fedflat.bench.peers import Simulator, read_simulator
 from fedflat.bench.plain import training_loss
 from fedflat.bench.setting import ROUNDS
 from fedflat.processes import available_cores
 
 
-def run(peer: Peer) -> None:
+def run(simulator: Simulator) -> None:
     """Start one process per core, but no more than clients per round; each runs this module."""
-    os.environ["PFL_PYTORCH_DEVICE"] = "cuda" if peer.setting.on_gpu else "cpu"
+    os.environ["PFL_PYTORCH_DEVICE"] = "cuda" if simulator.setting.on_gpu else "cpu"
     torchrun = [str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nnodes=1"]
-    processes = min(available_cores(), peer.setting.clients_per_round)
+    processes = min(available_cores(), simulator.setting.clients_per_round)
     command = [*torchrun, f"--nproc_per_node={processes}", "-m", __name__]
     sys.exit(subprocess.run(command, check=False).returncode)
 
@@ -43,7 +43,7 @@ def main() -> None:
 
     logging.getLogger("pfl").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    setting, loop = read_peer(folder()).setting, plain_loop()
+    setting, loop = read_simulator(benchmark_folder()).setting, plain_loop()
     timer = connected_timer() if os.environ["RANK"] == "0" else None
     remaining_cohort: list[int] = []
     rounds_done = 0
@@ -58,12 +58,12 @@ def main() -> None:
             self.inner.load_state_dict(loop.state)
 
         def loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            """Cross-entropy, in training mode."""
+            """Return the cross-entropy, in training mode."""
             self.train()
             return F.cross_entropy(self.inner(inputs), targets)
 
         def metrics(self, inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, Any]:
-            """The loss alone."""
+            """Return the loss as the only metric."""
             return {"loss": Weighted(float(self.loss(inputs, targets).detach()) * len(inputs), len(inputs))}
 
     class TimerCallback(TrainingProcessCallback):
@@ -78,13 +78,13 @@ def main() -> None:
             return False, Metrics()
 
     def next_user() -> int:
-        """The next client of the current round's cohort, in the same order in every process."""
+        """Return the next client of the current round's cohort; the order is the same in every process."""
         if not remaining_cohort:
             remaining_cohort.extend(loop.cohort(rounds_done))
         return remaining_cohort.pop(0)
 
     def dataset(client: int) -> Any:
-        """All batches of a client in the current round, as one dataset."""
+        """Return all batches of a client in the current round, concatenated as one dataset."""
         inputs, targets = zip(*loop.batches(loop.partition.clients[client], client, rounds_done), strict=True)
         return PyTorchTensorDataset((torch.cat(inputs), torch.cat(targets)), user_id=str(client))
 
