@@ -1,4 +1,7 @@
-"""Checks of algorithms on quadratics with the real engines: properties that all must have, and claims of some."""
+"""Checks of algorithms on quadratic losses with the real engines.
+
+Every algorithm must have the properties in ``ALWAYS``; those in ``CLAIMS`` are checked for algorithms that claim them.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +32,13 @@ ROUNDS_TO_APPROACH, ROUNDS_TO_CONVERGE = 15, 100
 
 @dataclass(frozen=True)
 class CheckedAlgorithm:
-    """An algorithm and the run that several checks compare with others."""
+    """An algorithm, and a run of it that several checks share."""
 
     algorithm: Algorithm
 
     @cached_property
     def trajectory(self) -> Trajectory:
-        """Its rounds with ``COHORTS`` of equal clients, with the CPU's engine."""
+        """A run of the algorithm with ``COHORTS`` of equal clients, with the CPU's engine."""
         return run_rounds(self.algorithm, EQUAL, COHORTS)
 
 
@@ -59,7 +62,8 @@ def check_algorithm(
         becomes: the algorithm that it equals at ``limits``, given like ``what``.
 
     Returns:
-        The names of the verified properties: those of ``ALWAYS``, the claims, and the limits.
+        The names of the verified properties: those that every algorithm must have (``ALWAYS``), the claims, and the
+        limits.
 
     Raises:
         Broken: a property does not hold.
@@ -86,7 +90,7 @@ def check_algorithm(
 
 
 def _name(tested: Algorithm) -> str:
-    """A name for messages: the names of all components that differ from those of FedAvg, joined by ``+``."""
+    """Return a name for messages: the names of all components that differ from those of FedAvg, joined by ``+``."""
     specs = [getattr(tested, slot) for slot in SLOTS]
     defaults = [getattr(Algorithm(), slot) for slot in SLOTS]
     changed = [spec for spec, default in zip(specs, defaults, strict=True) if spec != default]
@@ -94,22 +98,22 @@ def _name(tested: Algorithm) -> str:
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
-    """The largest absolute difference between two vectors."""
+    """Return the largest absolute difference between two vectors."""
     return float((a - b).abs().max())
 
 
 def _full_participation(quadratics: Quadratics, rounds: int) -> list[list[int]]:
-    """Cohorts of all clients in every round."""
+    """Return ``rounds`` cohorts, each of all clients."""
     return [list(range(quadratics.clients))] * rounds
 
 
 def _difference(a: Algorithm, b: Algorithm, quadratics: Quadratics, cohorts: Sequence[Sequence[int]]) -> str | None:
-    """How the models of two algorithms differ after some round, or None if they agree."""
+    """Return how the server models of two algorithms differ after some round, or None if they agree."""
     return _model_difference(run_rounds(a, quadratics, cohorts), run_rounds(b, quadratics, cohorts))
 
 
 def _model_difference(a: Trajectory, b: Trajectory) -> str | None:
-    """How the server models of two runs differ after some round, or None if they agree."""
+    """Return how the server models of two runs differ after some round, or None if they agree."""
     for round, (x, y) in enumerate(zip(a.x, b.x, strict=True)):
         if _distance(x, y) > CLOSE:
             return f"after round {round} the models differ by {_distance(x, y):.3g}"
@@ -217,7 +221,10 @@ def _approaches_optimum(
 
 
 def _handles_unequal_clients(tested: CheckedAlgorithm) -> str | None:
-    """Check engines and convergence with unequal clients; returns the first violation, or None."""
+    """Check that engines agree and the loss decreases with unequal clients; returns the first violation, or None.
+
+    The clients have different numbers of examples, and each takes one local step per example.
+    """
     loop = run_rounds(tested.algorithm, UNEQUAL, COHORTS)
     lanes = run_rounds(tested.algorithm, UNEQUAL, COHORTS, engine=LaneEngine)
     reason = _model_difference(loop, lanes) or _approaches_optimum(tested, UNEQUAL, rounds=10)
@@ -280,7 +287,7 @@ def _finds_optimum(tested: CheckedAlgorithm) -> str | None:
 
 
 def _with_parameters(tested: Algorithm, values: Mapping[str, float]) -> Algorithm:
-    """A copy of an algorithm with some parameters changed, in every slot that has them."""
+    """Return a copy of an algorithm with some parameters changed, in every slot that has them."""
     specs = {slot: getattr(tested, slot) for slot in SLOTS}
     names = {slot: {field.name for field in fields(spec)} for slot, spec in specs.items()}
     for name, value in values.items():

@@ -55,10 +55,12 @@ def check_dataset(data: Dataset | Callable[[], Dataset], *, linear: bool = True)
 
 
 def _checks(data: Dataset, source: Dataset | Callable[[], Dataset], linear: bool) -> Iterator[tuple[str, str]]:
-    """Yield every property with the reason why ``data`` violates it, which is empty if the property holds.
+    """Yield every applicable property with the reason why ``data`` violates it; the reason is empty if it holds.
 
-    ``source`` is the function that loaded the data, if there is one, and otherwise the dataset. ``linear`` is the
-    argument of ``check_dataset``.
+    Args:
+        data: the dataset to check.
+        source: the function that loaded the dataset, which is called again, or the dataset itself if there is none.
+        linear: whether to check that a linear model fits the true labels better than shuffled ones.
     """
     shared = _hashes(data.train) & _hashes(data.test)
     yield "no training example is in the test set", f"{len(shared)} of {len(data.test)} inputs are" if shared else ""
@@ -81,14 +83,14 @@ def _checks(data: Dataset, source: Dataset | Callable[[], Dataset], linear: bool
 
 
 def _hashes(examples: Examples) -> set[bytes]:
-    """A hash of every input."""
+    """Return the hashes of all inputs."""
     return {hashlib.blake2b(row.numpy().tobytes(), digest_size=16).digest() for row in examples.inputs}
 
 
 def _classes(targets: Tensor, data: Dataset) -> set[int]:
-    """The classes that occur in ``targets``; empty for regression.
+    """Return the classes that occur in ``targets``; empty for regression.
 
-    ``IGNORED`` marks unlabelled pixels unless the dataset has so many classes that it is one of them.
+    The value ``IGNORED`` marks unlabelled pixels, unless the dataset has so many classes that it is a class itself.
     """
     if data.target_type == "numbers":
         return set()
@@ -98,7 +100,7 @@ def _classes(targets: Tensor, data: Dataset) -> set[int]:
 
 
 def _wrong_statistics(data: Dataset) -> str:
-    """How the dataset's mean or std differs from that of the training pixels; empty if neither does."""
+    """Return how the dataset's mean or std differs from that of the training pixels; empty if neither does."""
     mean, std = channel_statistics(data.train.inputs)
     for name, declared, actual in (("mean", data.mean, mean), ("std", data.std, std)):
         if not np.allclose(declared, actual, rtol=0, atol=TOLERANCE):
@@ -109,9 +111,9 @@ def _wrong_statistics(data: Dataset) -> str:
 
 
 def _empty_group(groups: Tensor) -> str:
-    """Which natural client has no examples, as a message; empty if all have some.
+    """Return a message with the first natural client that has no examples; empty if all have some.
 
-    ``groups`` is the number of the natural client of every example.
+    ``groups`` holds the number of the natural client of every example.
     """
     # Negative numbers are reported like a client 0 without examples.
     sizes = np.bincount(groups.numpy()) if int(groups.min()) >= 0 else np.zeros(1)
@@ -120,7 +122,7 @@ def _empty_group(groups: Tensor) -> str:
 
 
 def _unassigned(data: Dataset) -> str:
-    """Which partition does not assign every training example, as a message; empty if all partitions do."""
+    """Return a message if the partition ``iid`` or ``natural`` does not assign every training example; else empty."""
     train = data.train
     partitions: dict[str, int | None] = {"iid": min(10, len(train))}  # with the number of clients
     if train.groups is not None:
@@ -134,7 +136,7 @@ def _unassigned(data: Dataset) -> str:
 
 
 def _unpredictable_labels(data: Dataset) -> str:
-    """A message with the losses if a linear model fits shuffled labels as well as the true ones; otherwise empty.
+    """Return a message if a linear model fits shuffled labels as well as the true ones; otherwise empty.
 
     The model is fitted to at most ``MAX_EXAMPLES`` evenly spaced examples and ``MAX_FEATURES`` of their features.
     """
@@ -158,10 +160,10 @@ def _unpredictable_labels(data: Dataset) -> str:
 
 @torch.no_grad()
 def _linear_loss(inputs: Tensor, targets: Tensor, classes: int) -> float:
-    """Training loss of a linear classifier after ``STEPS`` gradient steps, each small enough not to overshoot."""
+    """Return the training loss of a linear classifier after ``STEPS`` gradient steps."""
     inputs = torch.cat([inputs, torch.ones(len(inputs), 1)], 1)  # the last feature is the bias
     weights, one_hot = torch.zeros(inputs.shape[1], classes), nn.functional.one_hot(targets, classes)
-    # One over ||inputs||^2 / (2 n), a bound on the Hessian's largest eigenvalue.
+    # One over ||inputs||^2 / (2 n), a bound on the Hessian's largest eigenvalue, so that no step overshoots.
     lr = 2 * len(inputs) / float(torch.linalg.matrix_norm(inputs, 2)) ** 2
     for _ in range(STEPS):
         weights -= lr * inputs.T @ ((inputs @ weights).softmax(1) - one_hot) / len(inputs)

@@ -26,7 +26,7 @@ TASKS: dict[str, Task] = {
     "huber": Huber(),
     "bce": MultiLabel(),
 }
-"""Tasks by name."""
+"""Tasks by the names that ``check_model`` accepts."""
 
 
 def check_model(
@@ -76,10 +76,17 @@ def check_model(
 def _checks(
     model: nn.Module, input_shape: tuple[int, ...], classes: int, task: str, batch: int
 ) -> Iterator[tuple[str, str]]:
-    """Yield every property with the reason why the model violates it, which is empty if the property holds.
+    """Yield every property with the reason why the model violates it; the reason is empty if the property holds.
 
-    Arguments as in ``check_model``. Engines train a flat vector of all weights. Some properties are therefore checked
-    with weights that were flattened and restored.
+    Engines train a flat vector of all weights, so some properties are checked with weights that were flattened and
+    restored.
+
+    Args:
+        model: the model, which may be changed.
+        input_shape: shape of one example, without the batch dimension.
+        classes: number of classes, target columns or labels.
+        task: name of the task, a key of ``TASKS``.
+        batch: batch size.
     """
     torch.default_generator.manual_seed(0)
     inputs, targets = torch.randn(batch, *input_shape), _targets(TASK_TARGETS[task], batch, classes)
@@ -115,7 +122,11 @@ def _checks(
 
 
 def _targets(target_type: str, batch: int, columns: int) -> Tensor:
-    """Targets of a type in ``TASK_TARGETS``: classes [batch], numbers [batch, columns] or labels [batch, columns]."""
+    """Return targets of the type ``classes``, ``numbers`` or ``labels``.
+
+    Classes are integers of shape (batch,), numbers are floats of shape (batch, columns), and labels are booleans of
+    shape (batch, columns).
+    """
     if target_type == "classes":
         return torch.arange(batch) % columns
     numbers = torch.randn(batch, columns)
@@ -123,7 +134,7 @@ def _targets(target_type: str, batch: int, columns: int) -> Tensor:
 
 
 def _batch_dependence(model: nn.Module, inputs: Tensor, output: Tensor) -> str:
-    """How the first example's outputs depend on the rest of the batch; empty if they do not."""
+    """Return how the first example's outputs depend on the rest of the batch; empty if they do not."""
     try:
         alone = model(inputs[:1]).detach()
     except FAILURES as error:
@@ -144,7 +155,7 @@ def _gradient(
     inputs: Tensor,
     targets: Tensor,
 ) -> Tensor:
-    """The gradient of the task's loss at the flat vector ``weights`` of P parameters, shape (P,)."""
+    """Return the gradient of the task's loss on a batch at the flat vector ``weights`` of P parameters, shape (P,)."""
 
     def loss(point: Tensor) -> Tensor:
         """The loss with the parameters in the flat vector ``point``."""

@@ -49,20 +49,20 @@ class ValueTask:
     metric: str = "value"
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """The mean value."""
+        """Return the mean value of a batch of quadratics."""
         return _values(output).mean()
 
     def sums(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """The summed value."""
+        """Return the summed value of a batch of quadratics, as loss and as metric."""
         return {"loss": _values(output).sum(), "value": _values(output).sum()}
 
     def distillation(self, output: Tensor, teacher_output: Tensor, target: Tensor, temperature: float) -> Tensor:
-        """The mean of 0.5 (x - e)^T A (x - e) / temperature^2, the form of a KL divergence near the teacher e."""
+        """Return the mean of 0.5 (x - e)^T A (x - e) / temperature^2, like a KL divergence near the teacher e."""
         return _values(output - teacher_output).mean() / temperature**2
 
 
 def _values(output: Tensor) -> Tensor:
-    """Half the product of the two vectors in each row of an output (n, 2, P), shape (n,)."""
+    """Return the values of n quadratics, shape (n,): half the product of the two vectors in each row (n, 2, P)."""
     return 0.5 * (output[:, 0] * output[:, 1]).sum(1)
 
 
@@ -73,7 +73,7 @@ class QuadraticProblem(Problem):
     def loss_and_gradient(
         self, vector: Tensor, buffers: dict[str, Tensor], batch: Batch, teacher: Teacher | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Mean value of a batch of quadratics (scalar) and its gradient (P,) at the point ``vector`` (P,)."""
+        """Return the mean value of a batch of quadratics, and its gradient of shape (P,), at the point ``vector``."""
         if teacher is not None:
             return super().loss_and_gradient(vector, buffers, batch, teacher)
         size = len(vector)
@@ -119,7 +119,7 @@ class Quadratics:
         self.start = torch.from_numpy(rng.normal(size=self.size)) + 2.0  # away from the centres
 
     def optimum(self) -> Tensor:
-        """The minimiser of the mean of the clients' f_i, weighted by n_i, shape (P,)."""
+        """Return the minimiser of the mean of the clients' f_i, weighted by n_i, shape (P,)."""
         matrices = self.matrices[self.owners]
         right_side = torch.einsum("npq,nq->p", matrices, self.centres[self.owners])  # (sum A_i) x = sum A_i b_i
         minimiser: Tensor = torch.linalg.solve(matrices.sum(0), right_side)
@@ -132,12 +132,12 @@ class Quadratics:
         return torch.arange(self.clients).repeat_interleave(torch.tensor(counts))
 
     def value(self, x: Tensor) -> float:
-        """The unweighted mean of the clients' f_i at a point x of shape (P,)."""
+        """Return the unweighted mean of the clients' f_i at a point x of shape (P,)."""
         offsets = x - self.centres
         return float(0.5 * torch.einsum("np,npq,nq->n", offsets, self.matrices, offsets).mean())
 
     def problem(self) -> Problem:
-        """The problem for engines: every example of client i holds A_i and b_i."""
+        """Return the problem for engines: every example of client i holds A_i and b_i."""
         inputs = torch.cat([self.matrices.flatten(1), self.centres], 1)[self.owners]
         examples = Examples(inputs, torch.zeros(len(inputs), dtype=torch.int64))
         data = Dataset("quadratics", examples, examples, ("value",), kind="vector")

@@ -83,7 +83,7 @@ def cohort_means(
     normalised: Numbers | None = None,
     common_gradient: Numbers | None = None,
 ) -> CohortMeans:
-    """The cohort means that a slot's ``aggregate`` receives, built from plain numbers.
+    """Build the cohort means that a slot's ``aggregate`` receives, from plain numbers.
 
     Args:
         z: model that the clients received; also the server model.

@@ -29,9 +29,9 @@ def measure_cohort(algorithm: Algorithm, clients: list[Client], outcome: Outcome
         states: the server states that the cohort received.
 
     Returns:
-        One value per client: ``length`` of its displacement; ``distance`` to the cohort's mean update, and ``cosine``
-        with it. One value per cohort: the norm of the mean ``update``, the ``disagreement``, and, if the algorithm
-        has a momentum, its ``norm`` and the ``agreement`` (cosine) of each displacement with it. Also the norms of
+        For each client: the ``length`` of its displacement, its ``distance`` to the cohort's mean update and the
+        ``cosine`` with it. For the cohort: the norm of the mean ``update`` and the ``disagreement``. If the algorithm
+        has a momentum: its ``norm``, and the ``agreement`` (cosine) of each displacement with it. Also the norms of
         state vectors. Numbers that are not finite become None.
     """
     displacements = local_displacements(algorithm, clients, outcome)
@@ -55,7 +55,7 @@ def measure_cohort(algorithm: Algorithm, clients: list[Client], outcome: Outcome
 
 
 def local_displacements(algorithm: Algorithm, clients: list[Client], outcome: Outcome) -> Tensor:
-    """y_K - z of each client: its model after local training minus the model it received, [clients, parameters]."""
+    """Return each client's model after local training minus the model it started from, [clients, parameters]."""
     uploads = rows_of(outcome).displacements
     if type(algorithm.drift).local_displacement is Drift.local_displacement:
         return uploads  # most drifts upload the displacement itself; stacking would only copy all rows
@@ -67,7 +67,7 @@ def local_displacements(algorithm: Algorithm, clients: list[Client], outcome: Ou
 
 
 def _state_norms(algorithm: Algorithm, clients: list[Client], states: States) -> Measurements:
-    """The norm of each vector in the server's and the clients' state, e.g. of control variates and momenta, by name."""
+    """Return the norm of each vector in the server's and the clients' state, such as a control variate, by name."""
     server_names = [name for name, field in flat_fields(algorithm.server_fields()).items() if field.vector]
     client_names = [name for name, field in flat_fields(algorithm.client_fields()).items() if field.vector]
     norms: Measurements = {}

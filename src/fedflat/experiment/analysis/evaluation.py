@@ -191,7 +191,7 @@ class _Evaluator:
     def longtail(self) -> Part:
         """The mean metric of the most frequent, middle and rarest third of the classes.
 
-        Frequency is the number of training examples that clients have.
+        A class is frequent if clients have many training examples of it.
         """
         if not len(self.partition.dropped):  # longtail removed no example
             raise NotAvailable(f"the partition {self.partition.text} is not long-tailed; add +longtail")
@@ -212,7 +212,7 @@ class _Evaluator:
         return {"each": thirds}
 
     def domains(self) -> Part:
-        """Metrics of each domain of the test set, and of all domains with and all without training examples, pooled."""
+        """Metrics of each domain of the test set, and pooled over domains with (seen) and without training examples."""
         if self.data.test.groups is None:
             raise NotAvailable(f"{self.data.name} has no domain or writer labels for its test examples")
         totals = self._totals_by_domain(np.asarray(self.data.test.groups.cpu()))
@@ -255,7 +255,7 @@ class _Evaluator:
         return clients
 
     def _scorer_with(self, statistics: Tensor) -> Scorer:
-        """A scorer of the model with the given BatchNorm statistics [buffers]."""
+        """Return a scorer of the model with the given BatchNorm statistics [buffers]."""
         model = self.model._replace(buffers=statistics.to(self.model.buffers))
         return Scorer(self.problem, model, batch_statistics=False)
 

@@ -39,7 +39,7 @@ class ExternalModel(RunModel):
 
 
 def external_config(dataset: str, data_dir: Path | None = None) -> Config:
-    """A config with a dataset, whose training examples belong to a single client."""
+    """Return a config for measurements on a dataset, all of whose training examples belong to a single client."""
     return make_config(None, {"dataset": dataset, "data_dir": data_dir, "partition": "centralised", "clients": 1})
 
 

@@ -154,7 +154,9 @@ class _SharedSpace:
         models: the models.
         names: name of each model; if empty, their references.
         place: where the models are to be placed, e.g. ``one plane``, for the error message if their shapes differ.
-        examples, seed, statistics: the examples and BatchNorm statistics of the measurement, as in ``LossAndError``.
+        examples: number of training and of test examples to evaluate on; None for all.
+        seed: seed of the sampled examples.
+        statistics: BatchNorm statistics at each point: ``interpolated`` between the models, or ``estimated`` anew.
     """
 
     def __init__(
@@ -185,7 +187,7 @@ class _SharedSpace:
 
 
 def _checked_names(models: Sequence[RunModel], names: Sequence[str]) -> list[str]:
-    """The given names of the models, or their references if none are given; raises a ``UserError`` for duplicates."""
+    """Return the names of the models, by default their references; raises a ``UserError`` for duplicates."""
     names = list(names) or [model.label for model in models]
     for name in names:
         if names.count(name) > 1:
@@ -210,12 +212,18 @@ def _point(model: RunModel) -> Model:
 
 
 def _progress_over_all(progress: Progress, offset: int, total: int) -> Progress:
-    """Report the points of one model as part of ``total``; ``offset`` points of earlier models are done."""
+    """Return a function that reports the progress on one model as progress on all models.
+
+    Args:
+        progress: called with (points evaluated, total) of all models.
+        offset: number of points of the models before this one.
+        total: number of points of all models.
+    """
     return lambda done, _: progress(offset + done, total)
 
 
 def _description(model: RunModel, measure: LossAndError) -> dict[str, Any]:
-    """Metadata of a landscape: the model's dataset and architecture, the number of examples and the precision."""
+    """Return metadata of a landscape: the model's dataset and architecture, the number of examples and precision."""
     config = model.record.config
     return {
         "data": config.data.dataset,
@@ -295,7 +303,7 @@ class LossAndError:
         return values
 
     def _buffers(self, model: Model) -> Tensor:
-        """The model's flat buffers, with valid BatchNorm statistics: extrapolated variances may be negative."""
+        """Return the model's flat buffers with valid BatchNorm statistics; extrapolated variances may be negative."""
         if not len(model.buffers):
             return model.buffers
         if self.statistics == "estimated":
@@ -306,12 +314,12 @@ class LossAndError:
         return torch.where(self._is_variance, model.buffers.clamp_min(0), model.buffers)
 
     def _normalised_batches(self, examples: Examples) -> list[tuple[Tensor, Tensor]] | None:
-        """All batches of a set, to be cached; None if they exceed ``CACHED_BYTES`` and each model reads them anew."""
+        """Return all batches of a set, to be cached; None if they exceed ``CACHED_BYTES`` and must be read again."""
         size = examples.inputs.numel() * torch.finfo(self.problem.dtype).bits // 8
         return list(self._read_batches(examples)) if size <= CACHED_BYTES else None
 
     def _batches(self, name: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Normalised inputs and targets of a set, in batches."""
+        """Yield batches of normalised inputs and targets of the set ``train`` or ``test``."""
         cached = self._cached[name]
         yield from self._read_batches(self.sets[name]) if cached is None else cached
 
@@ -337,7 +345,7 @@ def _reported_name(metric: str) -> str:
 
 
 def _sample(examples: Examples, positions: np.ndarray, limit: int | None, rng: np.random.Generator) -> Examples:
-    """The examples at ``positions``, or a random sample of ``limit`` of them if there are more."""
+    """Return the examples at ``positions``, or a random sample of ``limit`` of them if there are more."""
     if limit is not None and limit < len(positions):
         positions = np.sort(rng.choice(positions, limit, replace=False))
     return examples.take(torch.from_numpy(positions).to(examples.targets.device))

@@ -83,12 +83,12 @@ class FixedSample:
         return values[np.sort(order[:count])]
 
     def objective(self, model: ModelState, positions: np.ndarray) -> Objective:
-        """The mean loss over training examples at ``positions``, as a function of the weights."""
+        """Return the mean loss over training examples at ``positions``, as a function of the weights."""
         batch_size = min(self.problem.evaluation_batch, MAX_BATCH)
         return objective_on(self.problem, model, self.problem.data.train, positions, batch_size)
 
     def gap(self, model: ModelState, scores: Mapping[str, Scores] | None = None) -> Measurements:
-        """Generalisation gaps of a model.
+        """Compute the generalisation gaps of a model.
 
         Args:
             model: the model.
@@ -192,7 +192,9 @@ class FixedSample:
         return float(objective.loss(model.weights + RHO * unit(gradient)) - loss)
 
     def local_curvature(self, models: Iterable[ModelState], clients: Sequence[Client]) -> Measurements:
-        """lambda_max and loss of each client's model on a sample of that client's data, by client number.
+        """Compute lambda_max and loss of each client's model on a sample of that client's data, by client number.
+
+        lambda_max is the largest eigenvalue of the Hessian.
 
         Args:
             models: one model per client, after local training.
@@ -219,7 +221,7 @@ class Observer:
         problem: the run's problem.
         partition: its partition.
         algorithm: its algorithm.
-        last: its number of rounds.
+        last: number of the run's last round, counted from 1.
     """
 
     def __init__(
@@ -232,9 +234,9 @@ class Observer:
         self._sample, self._problem = FixedSample(problem, partition, settings), problem
         self._cohort: Measurements = {}
 
-    def is_due(self, rounds: int) -> bool:
-        """Whether to measure after ``rounds`` rounds."""
-        return self._every is not None and (rounds % self._every == 0 or rounds == self._last)
+    def is_due(self, completed_rounds: int) -> bool:
+        """Whether to measure after ``completed_rounds`` rounds."""
+        return self._every is not None and (completed_rounds % self._every == 0 or completed_rounds == self._last)
 
     def observe_cohort(self, clients: list[Client], outcome: Outcome, states: States) -> None:
         """Measure a cohort right after local training, while the engine still holds its rows.
@@ -254,7 +256,7 @@ class Observer:
                 self._cohort["local"] = self._sample.local_curvature(local_models, clients)
 
     def measurements(self, models: dict[str, ModelState], scores: Mapping[str, Mapping[str, Scores]]) -> Measurements:
-        """All requested measurements of the current models and of the last cohort.
+        """Return all requested measurements of the current models and of the last cohort.
 
         Args:
             models: models by name, including ``server``.
@@ -280,7 +282,7 @@ class Observer:
         return measurements
 
     def _measure_model(self, model: ModelState, scores: Mapping[str, Scores]) -> Measurements:
-        """The requested measurements of one model, given its metrics on each evaluation set, e.g. ``test``."""
+        """Return the requested measurements of one model, given its metrics on each evaluation set, e.g. ``test``."""
         measurements: Measurements = {}
         if "lambda_max" in self.wanted:
             measurements["lambda_max"] = finite_or_none(self._sample.lambda_max(model))

@@ -135,10 +135,10 @@ class PostHoc:
     def _over_rounds(self, name: str, label: str, measure: Callable[[ModelState], Measurements]) -> list[Measurements]:
         """Measure a model at every available round; ``label`` describes the measurement in progress messages."""
         rows = []
-        for rounds in self.model_rounds(name):
-            self.progress(f"{label} after round {rounds}")
+        for round_number in self.model_rounds(name):
+            self.progress(f"{label} after round {round_number}")
             with one_thread():
-                rows.append({"round": rounds, **measure(self.model(rounds, name))})
+                rows.append({"round": round_number, **measure(self.model(round_number, name))})
         return rows
 
     def theory(self, constants: Sequence[Measurements] | None = None) -> Theory:
@@ -161,30 +161,30 @@ class PostHoc:
         start = self.config.init_rounds  # 0, unless the run branches off another run's later round
         moments = {start: moment_at_start(self.algorithm, self.initial_model, self.config)}
         missing = missing_state(self.algorithm, self.config)
-        saved = [rounds for rounds in self.model_rounds() if rounds != start]
+        saved = [round_number for round_number in self.model_rounds() if round_number != start]
         if not missing:
-            for rounds in saved:
-                moments[rounds] = moment_at_model(rounds, self.model(rounds), self.algorithm, self.config)
+            for number in saved:
+                moments[number] = moment_at_model(number, self.model(number), self.algorithm, self.config)
         if self.record.folder is not None and self._has_checkpoint:
             last = moment_at_checkpoint(
                 self.record.folder, self.algorithm, self.problem, self.config, self.initial_model
             )
             moments[last.rounds] = last
         reason = ""
-        left_out = [str(rounds) for rounds in saved if rounds not in moments]
+        left_out = [str(number) for number in saved if number not in moments]
         if left_out:
             reason = (
                 f"rounds after {', '.join(left_out)} cannot be replayed: "
                 f"{self.config.algorithm} needs {missing}, which only the last checkpoint has"
             )
-        return [moments[rounds] for rounds in sorted(moments)], reason
+        return [moments[number] for number in sorted(moments)], reason
 
     def clients(self, numbers: Sequence[int] | None = None, curvature: bool = True) -> tuple[list[Measurements], str]:
-        """Replay rounds, and measure the drift of their clients and lambda_max of the clients' models.
+        """Replay rounds, and measure the drift of their clients and the curvature of the clients' models.
 
         Args:
             numbers: client numbers; default: the cohort of each round.
-            curvature: whether to compute lambda_max.
+            curvature: whether to compute lambda_max, the largest Hessian eigenvalue, of each client's model.
 
         Returns:
             One row per replayed round, and why the other saved rounds cannot be replayed (else empty).
@@ -250,7 +250,10 @@ class PostHoc:
 
 
 def _with_local_device(config: Config) -> Config:
-    """A run's config with the best device of this machine; CPU runs stay on the CPU; tf32 and bf16 need a GPU."""
+    """Return a run's config with the best device of this machine; runs on a CPU stay there.
+
+    Without a GPU, tf32 and bf16 become float32.
+    """
     if config.engine.device == "cpu":
         return config
     engine = config.engine.model_copy(update={"device": "auto"})

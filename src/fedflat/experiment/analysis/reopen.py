@@ -47,9 +47,9 @@ class Reference:
         return f"{self.run}{model}{at_round(self.rounds)}"
 
 
-def at_round(rounds: int | None) -> str:
-    """The part of a reference that names the round, e.g. ``@50``; empty for the final model."""
-    return "" if rounds is None else f"@{rounds}"
+def at_round(round_number: int | None) -> str:
+    """Return the part of a reference that names the round, e.g. ``@50``; empty for the final model."""
+    return "" if round_number is None else f"@{round_number}"
 
 
 def parse_reference(text: str) -> Reference:
@@ -66,7 +66,7 @@ def parse_reference(text: str) -> Reference:
 
 
 def client_of(source: Reference) -> int | None:
-    """The client's number, if a reference names a client's model; otherwise None.
+    """Return the client's number if a reference names a client's model, otherwise None.
 
     >>> client_of(Reference(Path("runs/a"), "client3", 50)), client_of(Reference(Path("runs/a"), "wima"))
     (3, None)
@@ -85,7 +85,13 @@ def is_weights_file(text: str) -> bool:
 
 
 def config_for_measurement(config: Config, device: str | None, precision: str | None) -> Config:
-    """A run's config on another device (default: the best one here) and in another precision."""
+    """Return a run's config with the device and precision of a measurement.
+
+    Args:
+        config: the run's config.
+        device: ``auto``, ``cpu`` or ``cuda``; default: ``auto``, the best device of this machine.
+        precision: ``float32``, ``tf32`` or ``float64``; default: float64 for float64 runs, otherwise float32.
+    """
     if precision is None:
         precision = "float64" if config.engine.precision == "float64" else "float32"
     if precision not in PRECISIONS:
@@ -141,7 +147,7 @@ def reopen(
 
 
 def _without_initial_weights(record: Record, config: Config, network: nn.Module | None) -> Config:
-    """A config that does not read the file of initial weights, which may be gone.
+    """Return a config that does not read the file of initial weights, which may be gone.
 
     Frozen parameters are read from the run's saved server model; without one, the config stays unchanged.
     """
@@ -154,7 +160,7 @@ def _without_initial_weights(record: Record, config: Config, network: nn.Module 
 
 
 def require_model(record: Record, name: str) -> str:
-    """The full name of a model of a run: ``wima`` becomes ``wima(window=50)`` if the run has only that one."""
+    """Return the full name of a model of a run: ``wima`` becomes ``wima(window=50)`` if the run has only that one."""
     return full_name("model of this run", name, record.models or record.evaluated)
 
 
@@ -175,34 +181,34 @@ def full_name(kind: str, name: str, known: Collection[str]) -> str:
 
 
 def primary_model(record: Record) -> str:
-    """The model that represents a run: its last average, or ``server`` if there is none (yet)."""
+    """Return the name of the model that represents a run: its last average, or ``server`` if there is none (yet)."""
     known = record.models or record.evaluated
     return next((name for name in reversed(record.averages) if name in known), "server")
 
 
-def state_of(record: Record, name: str, problem: Problem, rounds: int | None = None) -> ModelState:
-    """Load a model of a run onto the problem's device: the final one, or the one saved after ``rounds`` rounds."""
+def state_of(record: Record, name: str, problem: Problem, after_round: int | None = None) -> ModelState:
+    """Load a model of a run onto the problem's device: the final one, or the one saved after a round."""
     device, dtype = problem.device, problem.dtype
-    if rounds is None and name in record.models:
+    if after_round is None and name in record.models:
         weights, buffers, integer_buffers = record.models[name]
         on_device = {key: tensor.to(device) for key, tensor in integer_buffers.items()}
         return ModelState(weights.to(device, dtype), buffers.to(device, dtype), on_device)
     source = f"model {name} of {record.folder and record.folder.path}"
-    load_tensors(problem.model, record.config.model, saved_tensors(record, name, rounds), source)
+    load_tensors(problem.model, record.config.model, saved_tensors(record, name, after_round), source)
     return ModelState(*problem.initial_state())  # reads the network, into which the weights were just loaded
 
 
-def saved_tensors(record: Record, name: str, rounds: int | None = None) -> dict[str, Tensor]:
-    """Read the saved tensors of a model: the final ones, or those saved after ``rounds`` rounds."""
+def saved_tensors(record: Record, name: str, after_round: int | None = None) -> dict[str, Tensor]:
+    """Read the saved tensors of a model: the final ones, or those saved after a round."""
     folder = record.folder
     if folder is None:
         raise UserError("this run has no folder, so no models were saved; pass out=... to fedflat.run")
-    file = model_file(name) if rounds is None else snapshot_file(name, rounds)
-    if rounds is not None and not (folder.path / file).exists():
+    file = model_file(name) if after_round is None else snapshot_file(name, after_round)
+    if after_round is not None and not (folder.path / file).exists():
         saved = saved_rounds(folder.path, name)
         hint = "save models during training with --save-every N (evaluation.save_every)"
         if saved:
             more = ", ..." if len(saved) > LISTED_ROUNDS else ""
             hint = f"saved rounds: {', '.join(map(str, saved[:LISTED_ROUNDS]))}{more}"
-        raise UserError(f"{folder.path} has no {name} model of round {rounds}; {hint}")
+        raise UserError(f"{folder.path} has no {name} model of round {after_round}; {hint}")
     return folder.read_tensors(file)[0]

@@ -36,6 +36,7 @@ class Moment:
     """A run after ``rounds`` rounds: everything that the next round depends on."""
 
     rounds: int
+    """Number of completed rounds."""
     model: ModelState
     """The server model."""
     states: States
@@ -45,7 +46,7 @@ class Moment:
 
 
 class Replay:
-    """Trains the round after a ``Moment`` of a run again (``train``); ``advance`` moves on to the moment after it.
+    """Replays rounds of a run: ``train`` repeats the round after a ``Moment``, and ``advance`` also completes it.
 
     Args:
         config: the experiment.
@@ -124,7 +125,7 @@ class Replay:
         return outcome
 
     def local_models(self, clients: list[Client], outcome: Outcome) -> list[ModelState]:
-        """Each client's model after local training, as copies that outlive the engine's buffers."""
+        """Return each client's model after local training, as copies that outlive the engine's buffers."""
         return list(each_local_model(self.algorithm, clients, outcome))
 
 
@@ -153,7 +154,7 @@ def check_client(number: int, clients: int) -> None:
 
 
 def moment_at_start(algorithm: Algorithm, model: ModelState, config: Config) -> Moment:
-    """The state of a run before its first round, from which that round can be replayed."""
+    """Return the state of a run before its first round, from which that round can be replayed."""
     own_statistics = config.training.statistics == "own"
     # The store is in memory and empty, so every client has its initial state.
     client_states = ClientStateStore(algorithm, model, own_statistics, lambda width: RowStore())
@@ -163,7 +164,7 @@ def moment_at_start(algorithm: Algorithm, model: ModelState, config: Config) -> 
 def moment_at_checkpoint(
     folder: RunFolder, algorithm: Algorithm, problem: Problem, config: Config, initial: ModelState | None = None
 ) -> Moment:
-    """The state of a run at its last checkpoint, from which the next round can be replayed.
+    """Return the state of a run at its last checkpoint, from which the next round can be replayed.
 
     Args:
         folder: the run folder.
@@ -182,7 +183,7 @@ def moment_at_checkpoint(
     rows_file = folder.path / "state" / "clients"
 
     def open_rows(width: int) -> RowStore:
-        """The clients' saved state as of the checkpoint, one row of ``width`` numbers per client."""
+        """Open the clients' saved state as of the checkpoint, one row of ``width`` numbers per client."""
         if not width:  # clients have no state
             return RowStore()
         has_rows = rows_file.exists()
@@ -208,7 +209,7 @@ def moment_at_checkpoint(
 
 
 def moment_at_model(rounds: int, model: ModelState, algorithm: Algorithm, config: Config) -> Moment:
-    """The state of a run at a model saved after ``rounds`` rounds, from which the next round can be replayed.
+    """Return the state of a run after ``rounds`` rounds, made from the model saved then, to replay the next round.
 
     Raises a ``UserError`` if the algorithm needs state that is not saved with models.
     """

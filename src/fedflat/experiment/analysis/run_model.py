@@ -45,22 +45,16 @@ from fedflat.flatness import Landscape, Objective, Sharpness, Spectrum, sharpnes
 from fedflat.flatness.batches import TensorBatches
 
 MAX_INPUT_VALUES_PER_BATCH = {"cpu": 300_000, "cuda": 1_500_000}
-"""Input values per batch by device, i.e. 97 or 488 CIFAR images; second derivatives need several times the memory of a
-training step.
-"""
+"""Input values per batch by device, i.e. 97 or 488 CIFAR images; second derivatives need much memory."""
 MAX_BATCH = 1000
 """Largest number of examples per batch."""
 
 
 def with_statistics(problem: Problem, model: ModelState, positions: np.ndarray) -> ModelState:
-    """Give a model estimated BatchNorm statistics if clients keep their own (SiLoBN); otherwise return it unchanged.
+    """Give a model BatchNorm statistics if it has none of its own; otherwise return it unchanged.
 
-    A SiLoBN server model has no statistics of its own, so its loss would depend on the batches.
-
-    Args:
-        problem: the problem that the model belongs to.
-        model: weights and buffers.
-        positions: positions of the training examples, [count].
+    A server model has none if clients keep their own (SiLoBN); its loss would then depend on the batches. The
+    statistics are estimated on the training examples at ``positions`` [count].
     """
     if not problem.batch_statistics or not len(model.buffers):
         return model
@@ -85,11 +79,11 @@ def objective_on(
     batch_size: int,
     tf32: bool = False,
 ) -> Objective:
-    """The mean loss over examples, as a function of the weights.
+    """Return the mean loss over examples, as a function of the weights.
 
     Args:
         problem: model and task.
-        model: the weights at which the objective is opened, and its buffers.
+        model: weights at which the objective is evaluated by default, and buffers.
         examples: raw examples, e.g. the training set.
         positions: positions of the examples to use, [count]; default: all.
         batch_size: examples per batch; it does not affect the value.
@@ -203,7 +197,7 @@ class RunModel:
 
     @cached_property
     def _with_fixed_batchnorm(self) -> ModelState:
-        """The model with fixed BatchNorm statistics."""
+        """The model, with BatchNorm statistics estimated on the training data if it has none of its own (SiLoBN)."""
         return with_statistics(self.problem, self.state, self.training_positions)
 
     def _client_state(self, client: int) -> ModelState:
@@ -230,7 +224,9 @@ class RunModel:
         """Return the loss on the run's data, or one loss for each of several random subsets of them.
 
         Args:
-            on, client, batch: the data, as in ``objective``.
+            on: ``train`` (the training data of all clients) or ``test``.
+            client: use only the training data of this client.
+            batch: examples per batch; default: at most 1000, fewer if the inputs are large.
             examples: number of examples per subset; default: all examples, in one objective.
             subsets: number of subsets, drawn with the seeds ``seed``, ``seed + 1``, ...
             seed: seed of the first subset.
@@ -254,8 +250,11 @@ class RunModel:
         """Compute the spectrum of the Hessian of the loss at the model.
 
         Args:
-            count: number of eigenvalues; default as in ``spectrum_of``.
-            on, client, examples, batch: the data, as in ``objectives``.
+            count: number of eigenvalues; default: that of ``spectrum_of``.
+            on: ``train`` (the training data of all clients) or ``test``.
+            client: use only the training data of this client.
+            examples: number of examples, drawn at random; default: all.
+            batch: examples per batch; default: at most 1000, fewer if the inputs are large.
             seed: seed of the sampled examples and of the start vector.
             **options: further arguments of ``spectrum_of``.
         """
@@ -276,8 +275,11 @@ class RunModel:
         """Compute the sharpness of the loss at the model.
 
         Args:
-            kind: definition of sharpness, as in ``sharpness_of``.
-            on, client, examples, batch: the data, as in ``objectives``.
+            kind: definition of sharpness: a name that ``sharpness_of`` accepts, e.g. ``sam``.
+            on: ``train`` (the training data of all clients) or ``test``.
+            client: use only the training data of this client.
+            examples: number of examples, drawn at random; default: all.
+            batch: examples per batch; default: at most 1000, fewer if the inputs are large.
             seed: seed of the sampled examples and of random directions.
             **options: further arguments of ``sharpness_of``.
         """
@@ -333,7 +335,7 @@ def open_model(
 
 
 def open_model_or_client(text: str, **options: Any) -> RunModel:
-    """Open the model that a reference names, possibly a client's; ``options`` as in ``open_model``."""
+    """Open the model that a reference names, possibly a client's; ``options`` are passed on to ``open_model``."""
     source = parse_reference(text)
     client = client_of(source)
     if client is None:
@@ -343,25 +345,27 @@ def open_model_or_client(text: str, **options: Any) -> RunModel:
     return replace(server, name=str(source.model), rounds=source.rounds, state=state)
 
 
-def local_models(server: RunModel, rounds: int | None, numbers: Sequence[int] | None = None) -> list[ModelState]:
-    """Client models after local training in the round that follows ``rounds``.
+def local_models(
+    server: RunModel, after_round: int | None, client_numbers: Sequence[int] | None = None
+) -> list[ModelState]:
+    """Replay the round that follows ``after_round``; return the clients' models at the end of local training.
 
     Args:
         server: the server model of the run.
-        rounds: round of a saved server model; default: the last checkpoint.
-        numbers: client numbers; default: the cohort of that round.
+        after_round: round of a saved server model; None: that of the last checkpoint.
+        client_numbers: clients to train; default: the cohort of the replayed round.
     """
-    replay = replay_after(server, rounds)
-    clients = replay.clients(numbers)
+    replay = replay_after(server, after_round)
+    clients = replay.clients(client_numbers)
     return replay.local_models(clients, replay.train(clients))
 
 
-def replay_after(server: RunModel, rounds: int | None = None) -> Replay:
-    """A replay of the round that follows ``rounds``, in the precision in which the run was trained.
+def replay_after(server: RunModel, after_round: int | None = None) -> Replay:
+    """Return a replay of the round that follows ``after_round``, in the precision in which the run was trained.
 
     Args:
         server: the server model of the run, which may have been opened in another precision.
-        rounds: round of a saved server model; default: the last checkpoint.
+        after_round: round of a saved server model; default: that of the last checkpoint.
     """
     record = server.record
     engine = record.config.engine.model_copy(update={"device": server.problem.device.type})
@@ -373,18 +377,19 @@ def replay_after(server: RunModel, rounds: int | None = None) -> Replay:
     if needs_more_than_model or engine.precision != _precision(server):
         # The opened model has the wrong precision, or has lost the initial weights, which define initial client state.
         problem, partition = reopen(record, config=config, method="flatness", with_initial_weights=True)
-    return Replay(config, problem, partition, moment_after(server, problem, rounds))
+    return Replay(config, problem, partition, moment_after(server, problem, after_round))
 
 
-def moment_after(server: RunModel, problem: Problem, rounds: int | None = None) -> Moment:
-    """Everything needed to replay the round that follows ``rounds``; default: the run's last checkpoint."""
+def moment_after(server: RunModel, problem: Problem, after_round: int | None = None) -> Moment:
+    """Return what is needed to replay the round after ``after_round``; default: after the run's last checkpoint."""
     record = server.record
     if record.folder is None:
         raise UserError("this run has no folder, so its rounds cannot be replayed; pass out=... to fedflat.run")
     run_algorithm = algorithm(record.config.algorithm)
-    if rounds is None or rounds == checkpoint_rounds(record.folder):
+    if after_round is None or after_round == checkpoint_rounds(record.folder):
         return moment_at_checkpoint(record.folder, run_algorithm, problem, record.config)
-    return moment_at_model(rounds, state_of(record, "server", problem, rounds), run_algorithm, record.config)
+    model = state_of(record, "server", problem, after_round)
+    return moment_at_model(after_round, model, run_algorithm, record.config)
 
 
 def _precision(model: RunModel) -> str:

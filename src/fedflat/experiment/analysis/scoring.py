@@ -34,7 +34,7 @@ class Scorer:
         self._buffers = {**problem.buffer_layout.views(model.buffers), **model.integer_buffers}
 
     def scores(self, examples: Examples, positions: np.ndarray | None = None) -> Scores:
-        """Metrics on all examples, or on those at ``positions``."""
+        """Return the metrics on all examples, or on those at ``positions``."""
         return scores_of(self.totals(examples, positions))
 
     def totals(self, examples: Examples, positions: np.ndarray | None = None) -> Totals:
@@ -82,7 +82,7 @@ class Scorer:
         return dict(sorted(totals.items()))
 
     def _outputs(self, examples: Examples, positions: np.ndarray | None = None) -> Iterator[tuple[Examples, Tensor]]:
-        """Every batch of the examples (or of those at ``positions``) with the model's output."""
+        """Yield every batch of the examples (or of those at ``positions``) with the model's output."""
         chosen = torch.arange(len(examples)) if positions is None else torch.from_numpy(positions)
         for part in self.problem.evaluation_batches(len(chosen), self._batch_statistics):
             batch = take_on_device(self.problem, examples, chosen[part.cpu()])
@@ -95,12 +95,12 @@ def take_on_device(problem: Problem, examples: Examples, positions: Tensor) -> E
 
 
 def scores_of(totals: Totals) -> Scores:
-    """Metrics from sums, and the number of examples."""
+    """Return the metrics computed from sums, and the number of examples."""
     return {**totals.metrics(), "examples": totals.count}
 
 
 def spread_over(scores_by_name: Mapping[str, Scores], metric: str, lower_is_better: bool = False) -> dict[str, float]:
-    """Unweighted statistics of a metric over clients, classes or domains.
+    """Return unweighted statistics of a metric over clients, classes or domains.
 
     ``std`` is the population standard deviation; ``worst_tenth`` is the mean of the worst tenth (rounded up).
 

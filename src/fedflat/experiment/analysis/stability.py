@@ -54,7 +54,7 @@ class Twins:
         config: the experiment.
         twins: number of twins.
         client: the client whose example is replaced; default: drawn from the first cohort, separately for each twin.
-        seed: seed of the replaced examples, their replacements and the scored examples.
+        seed: seed that draws the replaced examples, their replacements and the scored examples.
         examples: number of test examples for scoring.
         data, model, task: user-supplied objects that replace the config's.
     """
@@ -105,7 +105,7 @@ class Twins:
         return Swap(client, position, replacement, self._first_round(client))
 
     def _first_round(self, client: int) -> int:
-        """The first round (counted from 1) in which a client participates; one after the last if it never does."""
+        """Return the first round (counted from 1) in which a client participates; if there is none, rounds + 1."""
         rounds = self.config.training.rounds
         for index in range(self.config.init_rounds, rounds):  # initial weights may come from a run of init_rounds
             if client in self.original.cohort_of(index):
@@ -113,7 +113,7 @@ class Twins:
         return rounds + 1
 
     def _scored_examples(self, examples: int, seed: int) -> Examples:
-        """A random sample of the test set, without the replacements."""
+        """Return a random sample of the test set, without the replacements."""
         replacements = [swap.by for swap in self.swaps]
         candidates = np.setdiff1d(np.arange(len(self.data.test)), replacements)
         order = generator(seed, "twins scored").permutation(len(candidates))
@@ -162,7 +162,7 @@ class Twins:
 
 
 def losses_of(problem: Problem, model: ModelState, examples: Examples) -> Tensor:
-    """The loss of a model on each example, [examples]."""
+    """Return the loss of a model on each example, [examples]."""
     buffers = {**problem.buffer_layout.views(model.buffers), **model.integer_buffers}
     losses = []
     for positions in problem.evaluation_batches(len(examples)):

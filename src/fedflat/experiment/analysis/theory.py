@@ -108,9 +108,10 @@ def theory(config: Config, partition: Partition, trivial: float, measured: Seque
 
 
 def trivial_loss(data: Dataset) -> float:
-    """Loss of a model that ignores its inputs: it guesses classes or labels, or predicts the mean training target.
+    """Return the loss of a model that ignores its inputs.
 
-    That is the cross-entropy of a uniform guess, or the variance of the targets.
+    For classes and labels, this is the cross-entropy of a uniform guess; for numbers, it is the variance of the
+    training targets, i.e. the loss of predicting their mean.
     """
     if data.target_type == "numbers":
         return float(data.train.targets.double().var(0, correction=0).mean())
@@ -118,7 +119,7 @@ def trivial_loss(data: Dataset) -> float:
 
 
 def federation_size(config: Config, partition: Partition) -> FederationSize:
-    """A run's number of clients, examples per client, local steps per round and rounds (m, n, K and T in the theorem).
+    """Return a run's clients, examples per client, local steps per round and rounds (m, n, K, T in the theorem).
 
     Examples and local steps are means over clients.
     """
@@ -132,7 +133,7 @@ def federation_size(config: Config, partition: Partition) -> FederationSize:
 
 
 def round_learning_rates(config: Config, steps: int, name: str = "") -> list[RoundLearningRates]:
-    """Sum and maximum of the local learning rates in every round of a run.
+    """Return the sum and the maximum of the local learning rates in every round of a run.
 
     Args:
         config: the run's config.
@@ -190,5 +191,5 @@ def conditions(
 
 
 def _base_name(text: str) -> str:
-    """The base name of an algorithm text: ``fedavg`` for ``fedavg(...)+sam(...)``."""
+    """Return the base name of an algorithm text: ``fedavg`` for ``fedavg(...)+sam(...)``."""
     return text.partition("+")[0].partition("(")[0]
