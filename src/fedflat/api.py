@@ -135,18 +135,18 @@ def rounds(
     """Run one experiment a round at a time, from your own loop. The result is the same as that of ``run``.
 
     Args:
-        algorithm: the algorithm, as in ``run``.
-        model: the model, as in ``run``.
+        algorithm: text of the algorithm, e.g. ``"scaffold+sam"``.
+        model: text of a model, e.g. ``"resnet18"``, or a torch module.
         clients_data: one pair (inputs, targets) per client, of tensors or arrays with the examples in the first
             dimension. Clients keep their examples unless ``partition`` is set.
         test_data: a pair (inputs, targets) to evaluate on.
         loss: a function of outputs and targets that returns the mean loss of a batch; default: cross-entropy.
-        base: settings to start from, as in ``run``.
-        out: the run folder, as in ``run``.
-        dataset: a dataset as in ``run``, instead of ``clients_data`` and ``test_data``.
-        task: loss and metrics, as in ``run``, instead of ``loss``.
-        callbacks: observers, as in ``run``.
-        **settings: further settings, as in ``run``.
+        base: settings to start from: a YAML file or a ``Config``.
+        out: folder for the run; without one, nothing is written.
+        dataset: name of a dataset, or a ``Dataset``, instead of ``clients_data`` and ``test_data``.
+        task: loss and metrics, by name or as a ``Task``, instead of ``loss``.
+        callbacks: objects that observe the run.
+        **settings: further settings by name, e.g. ``rounds=50`` or ``training__lr_decay=0.998``.
 
     Returns:
         An iterator over ``Round`` objects with the cohort, the loss, the evaluation and the models of each round.
@@ -198,17 +198,17 @@ def compare(
     """Run several algorithms on the same partitions, cohorts and batches.
 
     Args:
-        algorithms: one or several algorithms, as in ``run``.
+        algorithms: texts of one or several algorithms, e.g. ``["fedavg", "scaffold+sam"]``.
         seeds: the number of seeds, counted from 0, or the seeds themselves.
-        base: settings to start from, as in ``run``.
+        base: settings to start from: a YAML file or a ``Config``.
         out: a folder for all runs; finished runs found there are not repeated.
-        dataset: the dataset, as in ``run``.
-        model: the model, as in ``run``.
-        task: loss and metrics, as in ``run``.
-        callbacks: observers, as in ``run``. With several jobs they must be ``RemoteCallback``s.
+        dataset: name of a dataset, or a ``Dataset``.
+        model: text of a model, e.g. ``"resnet18"``, or a torch module.
+        task: loss and metrics, by name or as a ``Task``.
+        callbacks: objects that observe the runs; with several jobs, they must be ``RemoteCallback``s.
         jobs: number of concurrent runs; default: several if the runs are small, else 1.
         progress: show progress bars in terminals and notebooks.
-        **settings: further settings, as in ``run``.
+        **settings: further settings by name, e.g. ``rounds=50`` or ``training__lr_decay=0.998``.
 
     Returns:
         All runs, with tables, statistics and plots over seeds.
@@ -246,8 +246,8 @@ def sweep(
         source: the sweep: a YAML file, or its content with the keys ``base``, ``grid`` and others.
         out: a folder for all runs; finished runs found there are not repeated. Default: ``runs/NAME`` for a file.
         jobs: number of concurrent runs; default: the sweep's.
-        callbacks: observers, as in ``compare``.
-        progress: show progress bars, as in ``compare``.
+        callbacks: objects that observe the runs; with several jobs, they must be ``RemoteCallback``s.
+        progress: show progress bars in terminals and notebooks.
 
     Returns:
         All runs, in the order of the sweep.
@@ -300,8 +300,8 @@ def resume(
         dataset: the dataset, if the run began with a user-supplied one.
         model: the model, if the run began with a user-supplied one.
         task: the task, if the run began with a user-supplied one.
-        callbacks: observers, as in ``run``.
-        progress: show a progress bar, as in ``run``.
+        callbacks: objects that observe the run.
+        progress: show a progress bar in terminals and notebooks.
         **where: settings of where to run, which may change: ``workers``, ``engine``, ``device``, ``ray_address`` and
             ``data_dir``.
 

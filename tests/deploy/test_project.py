@@ -18,7 +18,7 @@ from fedflat.deploy.flower import warm
 from fedflat.deploy.flower.project import write_project
 from fedflat.deploy.flower.version import check_version, require_flower
 from fedflat.deploy.settings import PREFIX, Deployment, deployment_of, experiment_of
-from fedflat.deploy.trust.certificates import secure_federation
+from fedflat.deploy.trust.certificates import start_commands
 from fedflat.errors import UserError
 
 from .follow_page import commands
@@ -97,7 +97,7 @@ def test_the_docs_have_the_printed_commands(tmp_path: Path) -> None:
     """docs/deploy.md, which ``follow_page.py`` executes, has the commands that are printed."""
     folder = tmp_path / "certificates"
     printed = (
-        secure_federation(folder, "127.0.0.1", sites=3).replace(str(folder), "certificates").replace("--port 8000 ", "")
+        start_commands(folder, "127.0.0.1", sites=3).replace(str(folder), "certificates").replace("--port 8000 ", "")
     )
     wanted = [line.strip() for line in printed.splitlines() if line.startswith(("  flower-", "  flwr "))]
     assert len(wanted) == 7

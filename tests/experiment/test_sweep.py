@@ -203,12 +203,18 @@ def test_the_disk_use_is_estimated(finished: Sweep) -> None:
 
 def test_the_ranking_states_its_criterion(finished: Sweep, tmp_path: Path) -> None:
     by_test = ranked(finished)
-    assert by_test.by == "test" and by_test.metric == "accuracy" and [line.seeds for line in by_test.lines] == [2, 2]
-    assert sum(by_test.lines[0].test) >= sum(by_test.lines[1].test)
+    assert (
+        by_test.split == "test"
+        and by_test.metric == "accuracy"
+        and [line.seeds for line in by_test.combinations] == [2, 2]
+    )
+    assert sum(by_test.combinations[0].test) >= sum(by_test.combinations[1].test)
     by_validation = ranked(plan(tmp_path, base={**BASE, "data.validation": 0.2}))
-    assert by_validation.by == "validation"
-    means = [sum(line.validation) for line in by_validation.lines]
-    assert means == sorted(means, reverse=True) and all(len(line.validation) == 2 for line in by_validation.lines)
+    assert by_validation.split == "validation"
+    means = [sum(line.validation) for line in by_validation.combinations]
+    assert means == sorted(means, reverse=True) and all(
+        len(line.validation) == 2 for line in by_validation.combinations
+    )
 
 
 def test_a_sweep_from_python(finished: Sweep) -> None:

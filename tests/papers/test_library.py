@@ -21,7 +21,7 @@ TABLES = [table for paper in papers().values() for table in paper.tables.values(
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.full_name)
 def test_every_cell_is_a_valid_experiment(table: PaperTable):
     assert len(table.cells) == len(table.rows) * len(table.columns)
-    assert table.file.small in table.cells
+    assert table.file.representative in table.cells
     for cell in table.cells.values():
         if isinstance(cell.statistic, Gain):
             assert all(source.configs for source in table.sources(cell))

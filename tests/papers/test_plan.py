@@ -79,7 +79,7 @@ def test_every_table_runs_at_small_scale(table, tmp_path, without_data):
     """Run one representative cell of each table with the real engine on embedded data."""
     made = plan(
         table,
-        [find_table(table).file.small],
+        [find_table(table).file.representative],
         tmp_path,
         deviations=Deviations(small=True, data_dir=without_data, rounds=2),
     )

@@ -21,7 +21,7 @@ TABLES = [table for paper in papers().values() for table in paper.tables.values(
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.full_name)
 def test_every_table_is_listed_with_its_stand_ins(table: PaperTable):
-    cell = table.cells[table.file.small]
+    cell = table.cells[table.file.representative]
     _, _, name, published, measured, seeds, stand_ins, seconds, remark, _ = LINES[table.full_name]
     assert name == cell.name
     assert published == (cell.published.text if cell.published else "-")

@@ -58,7 +58,7 @@ class Sgd(Slot):
 
         Args:
             means: averages over the cohort; ``means.mean`` holds those of the scalars that clients measured.
-            q: target - x, shape (P,), as in ``step``.
+            q: target - x, shape (P,), with the target model from the drift correction.
             state: this slot's server state.
         """
         return self.step(means.x, q, state)

@@ -67,7 +67,14 @@ def vector(
 
 
 def scalar(name: str, *, start: float = 0.0, sent: bool = True, weighting: Weighting = "uniform") -> Field:
-    """Declare a scalar that a slot keeps or sends; the arguments are those of ``vector``."""
+    """Declare a scalar that a slot keeps or sends.
+
+    Args:
+        name: key of the scalar in the state.
+        start: initial value.
+        sent: for server state, whether clients receive the scalar.
+        weighting: for messages, the weights of their mean over clients: ``uniform``, ``samples`` or ``aggregation``.
+    """
     return Field(name, False, start, sent, weighting)
 
 

@@ -94,8 +94,7 @@ def _to_targets(
     """Convert training and test targets to tensors, and determine the class names.
 
     Args:
-        train: training targets, as for ``from_arrays``; type and shape determine whether they are classes, labels or
-            numbers.
+        train: training targets; their type and shape determine whether they are classes, labels, numbers or masks.
         test: test targets.
         name: name of the dataset, for messages.
         kind: kind of the dataset; targets of ``segmentation`` are masks, and those of ``text`` are never multi-label.
@@ -134,7 +133,7 @@ def from_clients(clients: Sequence[Pair], test: Pair | None = None, name: str = 
     """Build a dataset from the data of each client; with the partition ``natural``, each client gets its own data.
 
     Args:
-        clients: ``(inputs, targets)`` for each client, shaped as for ``from_arrays``.
+        clients: ``(inputs, targets)`` for each client, with one example per row.
         test: ``(inputs, targets)`` of the test set; by default models are tested on the clients' training data.
         name: name of the dataset.
         options: further arguments of ``from_arrays``.
@@ -263,7 +262,7 @@ def _to_inputs(values: Array, name: str) -> torch.Tensor:
     Memory-mapped files stay mapped, and grey images [n, height, width] get a channel dimension.
 
     Args:
-        values: inputs as for ``from_arrays``.
+        values: images, vectors or token sequences, with one example per row.
         name: name of the dataset, for messages.
     """
     path = _mapped_file(values)

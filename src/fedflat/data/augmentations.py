@@ -89,7 +89,7 @@ class CropFlip(AugmentationStep):
     def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
         """Return each window's upper left corner in the padded image (``corner``), and whether to flip (``mirrored``).
 
-        A corner at (padding, padding) leaves the image where it is. Arguments as in ``AugmentationStep.draws``.
+        A corner at (padding, padding) leaves the image unmoved. ``per_example`` holds four uniform numbers per example.
         """
         row, column, flip, crop = np.moveaxis(per_example, -1, 0)  # four numbers per example
         corner = uniform_integers(np.stack([row, column], -1), 2 * self.padding + 1)
@@ -139,7 +139,7 @@ class Cutout(AugmentationStep):
     def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
         """Return the row and column of each square's centre (``centre``), uniform over the image.
 
-        Arguments as in ``AugmentationStep.draws``; ``per_example`` holds two numbers per example.
+        ``per_example`` holds two uniform numbers for each example, and ``shape`` is [channels, height, width].
         """
         centre = uniform_integers(per_example, np.array(shape[1:]))
         return {"centre": torch.from_numpy(centre)}
@@ -170,8 +170,8 @@ class Mixup(AugmentationStep):
     def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
         """Return the weight ``lam`` of each training step, and one sort key per example (``order``).
 
-        Sorting the keys gives the permutation. A batch shorter than drawn for sorts only its first keys. Arguments
-        as in ``AugmentationStep.draws``.
+        Sorting the keys gives the permutation; a smaller batch sorts only its first keys. ``per_step`` and
+        ``per_example`` hold one uniform number for each training step and each example.
         """
         lam = per_step[:, 0]  # uniform, i.e. Beta(1, 1)
         if self.alpha != 1:
@@ -209,8 +209,8 @@ class RandomResizedCrop(AugmentationStep):
         """Return the top, left, height and width of each window in pixels (``window``).
 
         A window has a random size and a random corner. Sizes are drawn for all attempts at once; the first that fits
-        into the image is used. If none fits, the window is the largest centred one. Arguments as in
-        ``AugmentationStep.draws``.
+        into the image is used. If none fits, the window is the largest centred one. ``per_example``
+        holds the uniform numbers of each example, and ``shape`` is [channels, height, width].
         """
         image_size = np.array(shape[1:])  # height, width
         # The numbers of an example: one area per attempt, one aspect ratio per attempt, two for the corner.
@@ -272,8 +272,8 @@ class ScaleCrop(AugmentationStep):
     def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
         """Return the height and width of each scaled image (``scaled``), and the window's corner in it (``origin``).
 
-        The origin is 0 or negative if the scaled image is smaller than the window. Arguments as in
-        ``AugmentationStep.draws``.
+        The origin is 0 or negative if the scaled image is smaller than the window. ``per_example`` holds three uniform
+        numbers for each example, and ``shape`` is [channels, height, width].
         """
         image_size = np.array(shape[1:])
         window_size = np.array([self.height or shape[1], self.width or shape[2]])
@@ -334,7 +334,7 @@ class Flip(AugmentationStep):
     per_example = 1
 
     def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
-        """Return whether to flip each example (``flipped``); arguments as in ``AugmentationStep.draws``."""
+        """Return whether to flip each example (``flipped``), from one uniform number per example."""
         return {"flipped": torch.from_numpy(per_example[..., 0] < 0.5)}
 
     def on_values(self, values: torch.Tensor, draws: Draws) -> torch.Tensor:

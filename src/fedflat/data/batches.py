@@ -144,7 +144,7 @@ class Augmentation:
         """Augment and normalise the inputs of a batch; some steps change pixels, others normalised values.
 
         Args:
-            raw: inputs [n, ...] as in ``Examples``; n may be smaller than the batch size given to ``draw``.
+            raw: inputs [n, ...], not normalised; n may be smaller than the batch size given to ``draw``.
             draws: random quantities of one training step, from ``draw``.
             mean: mean per channel, on the scale from 0 to 1.
             std: standard deviation per channel.
@@ -161,7 +161,7 @@ class Augmentation:
         """Transform masks like their images; return all other targets unchanged.
 
         Args:
-            raw: targets of a batch, as in ``Examples``; masks have shape [n, height, width].
+            raw: targets of a batch [n, ...]; masks have shape [n, height, width].
             draws: random quantities of one training step, from ``draw``.
         """
         if raw.ndim == 3:  # masks
@@ -252,7 +252,7 @@ class BatchLoader:
         dtype: torch.dtype,
         channels_last: bool,
     ) -> None:
-        """Choose how to store the examples; the arguments are those of the class."""
+        """Choose how to store the examples: their memory layout, and whether they are normalised in advance."""
         self.examples, self._inputs = examples, examples.inputs
         self._augmentation, self._mean, self._std, self._dtype = augmentation, mean, std, dtype
         self._channels_last = channels_last and examples.inputs.ndim == 4

@@ -180,7 +180,7 @@ class Partition:
         The clients are ``summarised_clients``.
 
         Args:
-            targets: targets of the whole training set, as in ``Examples``.
+            targets: targets of the whole training set: classes [n], labels [n, labels], numbers, or masks.
             num_classes: number of classes.
         """
         count = class_counter(targets, num_classes)
@@ -197,7 +197,7 @@ class Partition:
         each client has one of C equally frequent classes.
 
         Args:
-            targets: targets of the whole training set, as in ``Examples``.
+            targets: targets of the whole training set: classes [n], labels [n, labels], numbers, or masks.
             num_classes: number of classes.
         """
         clients, count = self.summarised_clients, class_counter(targets, num_classes)
@@ -272,7 +272,7 @@ def make_partition(
 
     Args:
         text: the partition, e.g. ``dirichlet(alpha=0.1)+held-out``: a partitioner and optional modifiers.
-        targets: targets of the training set, as in ``Examples``.
+        targets: targets of the training set: classes [n], labels [n, labels], numbers, or masks.
         num_classes: number of classes.
         clients: number of clients; None if the partitioner determines it.
         seed: non-negative seed.

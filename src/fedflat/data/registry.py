@@ -111,7 +111,7 @@ def load_corruptions(
         name: the dataset.
         data_dir: the data directory; see ``fedflat.data.data_dir``.
         download: whether to download missing files.
-        progress: as for ``load``.
+        progress: called while bytes arrive with the file name, the bytes received and the total size if known.
 
     Returns:
         Examples by corruption and severity (1 to 5), mapped and read on access.
@@ -129,12 +129,22 @@ def load_corruptions(
 
 
 def fetch(text: str, data_dir: str | Path | None = None, progress: Progress | None = None) -> None:
-    """Download the missing or damaged files of a dataset; the arguments are those of ``load``."""
+    """Download the missing or damaged files of a dataset.
+
+    Args:
+        text: name and parameters, e.g. ``cifar10`` or ``pacs(test_domain=sketch)``.
+        data_dir: the data directory; see ``fedflat.data.data_dir``.
+        progress: called while bytes arrive with the file name, the bytes received and the total size if known.
+    """
     download_source(dataset_source(text), resolve_data_dir(data_dir), progress)
 
 
 def verify(text: str, data_dir: str | Path | None = None) -> tuple[FileReport, ...]:
-    """Hash every file of a dataset and compare it with the known hashes; the arguments are those of ``load``.
+    """Hash every file of a dataset and compare it with the known hashes.
+
+    Args:
+        text: name and parameters, e.g. ``cifar10`` or ``pacs(test_domain=sketch)``.
+        data_dir: the data directory; see ``fedflat.data.data_dir``.
 
     Returns:
         One report per file: its path, its hash, and whether the hash is the known one.
@@ -149,7 +159,7 @@ def _ensure_complete(source: DatasetSource, directory: Path, download: bool, pro
         source: the dataset.
         directory: the data directory.
         download: whether downloading is allowed.
-        progress: as for ``load``.
+        progress: called while bytes arrive with the file name, the bytes received and the total size if known.
     """
     if not source.missing(directory):
         return

@@ -129,9 +129,9 @@ def landscape(
 
 
 def _hessian(model: nn.Module | Objective, loss: Loss | None, data: Any, batch: int) -> Operator:
-    """Return the Hessian of the mean loss as an operator; the arguments are those of ``spectrum``.
+    """Return the Hessian of the mean loss as an operator; raises a ``UserError`` if the loss is not finite.
 
-    Raises a ``UserError`` if the loss is not finite or not deterministic.
+    Also raises one if the loss is not deterministic. ``batch`` is the batch size if ``data`` is a pair of tensors.
     """
     objective = _objective(model, loss, data, batch)
     objective.check()

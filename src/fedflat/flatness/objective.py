@@ -101,11 +101,7 @@ class Objective:
         tf32: bool = False,
         channels_last: bool | None = None,
     ) -> None:
-        """Flatten the module's parameters and read the data in batches of size ``batch``.
-
-        ``prepare`` is applied to inputs, ``sums`` computes further metrics, and ``buffers`` (by name) and ``weights``
-        [P] replace the module's own. See the class docstring for all arguments.
-        """
+        """Flatten the module's parameters, and read the data in batches."""
         self.module, self.tf32 = module, tf32
         self.layout = Layout.of_parameters(module)
         if not self.layout.names:

@@ -179,7 +179,9 @@ def build(text: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def parameter_count(text: str, input_shape: tuple[int, ...], classes: int) -> int:
-    """Count the parameters of a model without allocating them; arguments as for ``build``.
+    """Count the parameters of a model without allocating them.
+
+    ``input_shape`` is the shape of one sample, and ``classes`` the number of outputs.
 
     >>> parameter_count("cnn", (3, 32, 32), 10)
     797962

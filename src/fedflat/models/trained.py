@@ -201,12 +201,14 @@ def freeze(model: nn.Module, parts: tuple[TrainedPart, ...]) -> None:
 
 
 def describe_trained(model: nn.Module) -> str:
-    """Return a sentence on how many parameters are trained, and in which layers; it is empty if nothing is frozen.
+    """Say how many parameters are trained and in which layers; empty if nothing is frozen.
 
-    >>> model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    >>> model = nn.Sequential()
+    >>> model.add_module("features", nn.Linear(4, 3))
+    >>> model.add_module("classifier", nn.Linear(3, 2))
     >>> freeze(model, trained_parts("head"))
     >>> describe_trained(model)
-    'trains 8 of 23 parameters, in 1'
+    'trains 8 of 23 parameters, in classifier'
     """
     parameters = dict(model.named_parameters())
     trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}

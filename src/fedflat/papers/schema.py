@@ -100,8 +100,8 @@ class TableFile(PaperData):
     """The meaning of row names that the paper's own list lacks."""
     groups: list[RowGroup] = []
     rows: dict[str, str] = {}
-    small: str = ""
-    """Name of the cell that represents the table when only one is run at small scale."""
+    representative: str = ""
+    """Name of the cell that represents the table when only one cell is run, e.g. at small scale."""
     picture: list[str] = []
     """The commands that draw a figure, with placeholders such as {models}; see ``pictures``."""
     states: list[Statement] = []

@@ -40,7 +40,7 @@ class Progress(RemoteCallback):
         """Restore the terminal."""
 
     def count_run(self) -> None:
-        """Count one of several runs as finished, also if it had finished before and is not run again."""
+        """Count one of several runs as finished, even if it had finished earlier and is not run again."""
 
     def show_forecast(self, forecast: Forecast) -> None:
         """Show the estimate of a long run."""
@@ -305,7 +305,7 @@ def is_evaluation_current(run: RunProgress) -> bool:
 
 
 class ForecastCallback(Callback):
-    """Calls ``report`` once, after the first rounds, if the rest of the run takes ``min_seconds`` or more."""
+    """Forecasts a run after its first rounds; calls ``report`` once if the rest will take ``min_seconds`` or more."""
 
     def __init__(self, report: Callable[[Forecast], None], min_seconds: float = 60.0) -> None:
         self._report, self._min_seconds = report, min_seconds

@@ -213,9 +213,10 @@ class Result:
     def _tensors(
         self, name: str, rounds: int | None, dataset: Dataset | None, network: nn.Module | None
     ) -> dict[str, Tensor]:
-        """Return the tensors of a model by name; the arguments are those of ``model``.
+        """Return the tensors of the model ``name``, final or saved after round ``rounds``, by their names.
 
-        If clients kept their own BatchNorm statistics (SiLoBN), those of the model are estimated on the training data.
+        If clients kept their own BatchNorm statistics (SiLoBN), those of the model are estimated on the training data,
+        for which a user-supplied ``dataset`` or ``network`` is needed if the run was made in another process.
         """
         if self.config.training.statistics == "averaged":  # saved with the server's model
             return self.state_dict(name, rounds=rounds)

@@ -23,7 +23,7 @@ class Row:
 
     @property
     def is_worse_than_mean(self) -> bool:
-        """Whether R² of a run's last evaluation is not above 0: predicting the mean target would be as good."""
+        """Whether a run's last evaluation has an R² of at most 0, i.e. predicting the mean target would be as good."""
         last = [record.history[-1]["test"].get(self.model, {}) for record in self.records if record.history]
         return any(metrics.get("r2", 1) <= 0 for metrics in last)
 

@@ -30,7 +30,7 @@ class Backend(Protocol):
         """Start a run under this name; ``folder`` is the run folder."""
 
     def log(self, values: Mapping[str, float], rounds: int) -> None:
-        """Log the metrics after ``rounds``."""
+        """Log the metrics after ``rounds`` completed rounds."""
 
     def close(self, status: str) -> None:
         """End the run."""
@@ -50,7 +50,7 @@ class TensorBoard:
         self._writer.add_text("config", f"```\n{config.to_yaml()}\n```")
 
     def log(self, values: Mapping[str, float], rounds: int) -> None:
-        """Log the metrics after ``rounds``."""
+        """Log the metrics after ``rounds`` completed rounds."""
         for key, value in values.items():
             self._writer.add_scalar(key, value, rounds)
         self._writer.flush()

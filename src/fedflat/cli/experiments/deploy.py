@@ -68,17 +68,19 @@ def certificates(
     days: int = typer.Option(365, "--days", min=1, max=MAX_DAYS, metavar="N", help="validity in days"),
     as_json: bool = JSON,
 ) -> None:
-    """Create a certificate authority, a server certificate and site keys; print the commands that start everything.
+    """Create a certificate authority and a server certificate, and print the commands that start the federation.
 
-    Example: fedflat deploy certificates certificates --host server.example.org
+    With --sites, also create keys for the sites.
+
+    Example: fedflat deploy certificates secrets --host server.example.org
     """
     from fedflat.deploy.flower.version import require_flower
 
     require_flower()
-    from fedflat.deploy.trust.certificates import secure_federation, write_certificates
+    from fedflat.deploy.trust.certificates import start_commands, write_certificates
 
     paths = write_certificates(folder, host, sites, days)
-    commands = secure_federation(folder.absolute(), host[0], sites)
+    commands = start_commands(folder.absolute(), host[0], sites)
     if as_json:
         print_json({"folder": folder, "files": list(paths), "commands": commands})
         return

@@ -51,7 +51,7 @@ def reproduce(
         "--cells", "cell pattern, e.g. 'fedmoswa/*'; repeatable [dim](default: all)[/dim]", [], metavar="PATTERN"
     ),
     rounds: int | None = typer.Option(
-        None, "--rounds", min=1, metavar="N", help="number of rounds; fewer than the paper gives no verdict"
+        None, "--rounds", min=1, metavar="N", help="number of rounds; with fewer than in the paper, there is no verdict"
     ),
     seeds: str = SEEDS,
     scale: str = typer.Option(
@@ -100,8 +100,7 @@ def reproduce(
     failure: UserError | None = None
     for paper_table in tables:
         folder = root / paper_table.paper.name
-        representative_cell = paper_table.file.small
-        chosen_cells = paper_table.choose([representative_cell] if representative else cells)
+        chosen_cells = paper_table.choose([paper_table.file.representative] if representative else cells)
         plan = make_plan(paper_table, chosen_cells, seed_list, folder, deviations)
         work = remaining_work(plan.runs, probing=probe and not deviations.small)
         if dry_run:
@@ -377,9 +376,9 @@ def _write_outcomes(
     from fedflat.papers.document import OUTCOME_COLUMNS, SMALL_COLUMNS, markdown, outcome_rows, small_rows
     from fedflat.reporting.tables.files import csv_text
 
-    columns, cells = (SMALL_COLUMNS, small_rows(outcomes)) if small else (OUTCOME_COLUMNS, outcome_rows(outcomes))
+    columns, values = (SMALL_COLUMNS, small_rows(outcomes)) if small else (OUTCOME_COLUMNS, outcome_rows(outcomes))
     columns = ("table", *columns)
-    rows = [[outcome.cell.table, *row] for outcome, row in zip(outcomes, cells, strict=True)]
+    rows = [[outcome.cell.table, *outcome_values] for outcome, outcome_values in zip(outcomes, values, strict=True)]
     if markdown_file is not None:
         write_atomically(markdown_file, markdown(columns, rows) + "\n")
     if csv_file is not None:

@@ -201,7 +201,7 @@ def _document(plan: Sweep, results: list[SweepResult]) -> dict[str, Any]:
 
     ranked = ranking((result.run.varied, result.record) for result in results if result.record is not None)
     lines = []
-    for combination in ranked.lines:
+    for combination in ranked.combinations:
         line: dict[str, Any] = {
             "varied": combination.varied,
             "seeds": combination.seeds,
@@ -221,7 +221,7 @@ def _document(plan: Sweep, results: list[SweepResult]) -> dict[str, Any]:
             entry |= {"status": record.status, "reason": str(result.error or record.reason)}
             entry |= {"validation": last_score(record, "validation"), "test": last_score(record, "test")}
         runs.append(entry)
-    return {"folder": plan.out, "metric": ranked.metric, "best_by": ranked.by, "lines": lines, "runs": runs}
+    return {"folder": plan.out, "metric": ranked.metric, "best_by": ranked.split, "lines": lines, "runs": runs}
 
 
 ORIGINS = {"here": "done now", "before": "there already", "elsewhere": "done by another process"}
@@ -233,14 +233,14 @@ def _print_results(plan: Sweep, results: list[SweepResult]) -> None:
     from fedflat.experiment.campaign.ranking import ranking
 
     ranked = ranking((result.run.varied, result.record) for result in results if result.record is not None)
-    if ranked.by == "validation":
+    if ranked.split == "validation":
         order, splits = "best first by validation", SPLITS
     else:
         order = "best first on the test set, which is optimistic; set data.validation to rank on validation data"
         splits = ("test",)
-    names = list(dict.fromkeys(name for combination in ranked.lines for name in combination.varied))
+    names = list(dict.fromkeys(name for combination in ranked.combinations for name in combination.varied))
     rows: list[list[object]] = []
-    for combination in ranked.lines[:MAX_ROWS]:
+    for combination in ranked.combinations[:MAX_ROWS]:
         scores = [_shown_scores(combination.scores(split), ranked.metric) for split in splits]
         diverged = f" ({combination.diverged} diverged)" if combination.diverged else ""
         values = [combination.varied.get(name) for name in names]
@@ -250,7 +250,7 @@ def _print_results(plan: Sweep, results: list[SweepResult]) -> None:
     console.print()
     console.print(subtitle, style="dim")
     console.print(table((*names, *splits, "seeds"), rows, numeric=(*splits, "seeds")))
-    _print_omitted(len(ranked.lines))
+    _print_omitted(len(ranked.combinations))
     console.print()
     origins = [result.by for result in results if result.error is None]
     counts = ", ".join(f"{origins.count(by)} {text}" for by, text in ORIGINS.items() if by in origins)

@@ -177,21 +177,21 @@ def _row(name: str, per_subset: Sequence[Spectrum], test_metric: str) -> tuple[o
     On a single subset, the trace has the confidence interval of its random estimate instead.
     """
 
-    def mean_of(values: Sequence[float | None]) -> str | None:
+    def mean_text(values: Sequence[float | None]) -> str | None:
         """Return mean and standard deviation of one value per subset as text; None if a subset has no value."""
         numbers = [value for value in values if value is not None]
         return plus_minus(numbers) if len(numbers) == len(values) else None
 
-    trace = mean_of([result.trace.value if result.trace else None for result in per_subset])
+    trace = mean_text([result.trace.value if result.trace else None for result in per_subset])
     if len(per_subset) == 1 and per_subset[0].trace:
         trace = f"{per_subset[0].trace.value:.4g} ± {per_subset[0].trace.half_width:.2g}"
     return (
         name,
-        mean_of([result.loss for result in per_subset]),
+        mean_text([result.loss for result in per_subset]),
         test_metric,
-        mean_of([result.lambda_max for result in per_subset]),
-        mean_of([result.ratio for result in per_subset]),
-        mean_of([result.lambda_min for result in per_subset]),
+        mean_text([result.lambda_max for result in per_subset]),
+        mean_text([result.ratio for result in per_subset]),
+        mean_text([result.lambda_min for result in per_subset]),
         trace,
         shown_count(sum(result.products for result in per_subset)),
         shown_seconds(sum(result.seconds for result in per_subset)),

@@ -70,7 +70,8 @@ def _read_frame(file: Path) -> pandas.DataFrame:
     try:
         return pandas.read_parquet(file) if file.suffix == ".parquet" else pandas.read_csv(file)
     except Exception as error:  # pyarrow has its own exception types
-        raise UserError(f"{file} is not a complete {file.suffix[1:]} file ({error}); write it again") from error
+        format_name = "CSV" if file.suffix == ".csv" else "parquet"
+        raise UserError(f"{file} is not a valid {format_name} file ({error}); write it again") from error
 
 
 def _to_arrays(table: pandas.DataFrame, file: Path, target: str, group: str, shape: str) -> dict[str, Any]:

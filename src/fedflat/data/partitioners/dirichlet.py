@@ -37,7 +37,7 @@ class Dirichlet(ClassCountPartitioner):
     def counts(self, examples_per_class: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
         """Draw how many examples of each class every client gets, [clients, classes]; every example is used once.
 
-        The arguments are those of ``ClassCountPartitioner.counts``.
+        ``examples_per_class`` [classes] holds the number of examples of each class.
         """
         draw_sizes = partial(client_sizes, sigma=self.sigma, rng=rng)  # (examples, clients) -> size of each client
         if self.alpha == 0:
@@ -71,7 +71,7 @@ class DirichletReuse(ClassCountPartitioner):
     def counts(self, examples_per_class: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
         """Draw how many examples of each class every client gets, [clients, classes].
 
-        A class may be drawn more often than it has examples. Arguments as in ``ClassCountPartitioner.counts``.
+        A class may be drawn more often than ``examples_per_class`` [classes], the number of its examples.
         """
         draw_sizes = partial(client_sizes, sigma=self.sigma, rng=rng)  # (examples, clients) -> size of each client
         if self.alpha == 0:
@@ -100,7 +100,7 @@ class DirichletClasswise(ClassCountPartitioner):
     def counts(self, examples_per_class: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
         """Draw how many examples of each class every client gets, [clients, classes]; every example is used once.
 
-        The arguments are those of ``ClassCountPartitioner.counts``.
+        ``examples_per_class`` [classes] holds the number of examples of each class.
         """
         if self.alpha == 0:
             return one_class_per_client(examples_per_class, clients)

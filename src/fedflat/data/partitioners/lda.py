@@ -31,7 +31,7 @@ class DirichletLda(ClassCountPartitioner):
     def counts(self, examples_per_class: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
         """Draw how many examples of each class every client gets, [clients, classes]; every example is used once.
 
-        The arguments are those of ``ClassCountPartitioner.counts``.
+        ``examples_per_class`` [classes] holds the number of examples of each class.
         """
         if self.alpha == 0:
             return one_class_per_client(examples_per_class, clients)

@@ -37,7 +37,7 @@ class Pachinko(Partitioner):
     def divide(self, data: LabelledExamples, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
         """Draw each client's class counts with probabilities q * r, then the examples.
 
-        Arguments and result as in ``Partitioner.divide``.
+        Returns the indices of each client's examples in ``data``.
         """
         if data.coarse is None:
             raise UserError(

@@ -104,7 +104,7 @@ class ClassCountPartitioner(Partitioner):
         """
 
     def divide(self, data: LabelledExamples, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
-        """Draw every client's examples at random, according to ``counts``; arguments as in ``Partitioner.divide``."""
+        """Draw every client's examples at random, according to ``counts``; returns their indices in ``data``."""
         number = check_clients(clients, len(data.targets))
         return draw_examples(self.counts(data.class_counts, number, rng), data.targets, rng)
 
@@ -174,7 +174,7 @@ def class_counter(targets: torch.Tensor | IntArray, num_classes: int) -> Callabl
     targets are masks, of each class [classes].
 
     Args:
-        targets: targets of the whole training set, as in ``Examples``.
+        targets: targets of the whole training set: classes [n], labels [n, labels], numbers, or masks.
         num_classes: number of classes.
     """
     labels = np.asarray(targets)

@@ -35,8 +35,8 @@ class Pathological(ClassCountPartitioner):
     def counts(self, examples_per_class: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
         """Draw how many examples of each class every client gets, [clients, classes]; every example is used once.
 
-        First draws which client holds which class, then finds counts; draws again if no counts are feasible. The
-        arguments are those of ``ClassCountPartitioner.counts``.
+        First draws which client holds which class, then finds counts; draws again if no counts are feasible.
+        ``examples_per_class`` [classes] holds the number of examples of each class.
         """
         sizes = equal_sizes(int(examples_per_class.sum()), clients)
         present = np.flatnonzero(examples_per_class)  # classes that have examples

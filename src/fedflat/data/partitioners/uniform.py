@@ -31,7 +31,7 @@ class Iid(ClassCountPartitioner):
     def counts(self, examples_per_class: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
         """Deal the shuffled labels of all examples to the clients, and count the classes of each, [clients, classes].
 
-        The arguments are those of ``ClassCountPartitioner.counts``.
+        ``examples_per_class`` [classes] holds the number of examples of each class.
         """
         classes = len(examples_per_class)
         labels = rng.permutation(np.repeat(np.arange(classes), examples_per_class))

@@ -151,6 +151,7 @@ class Hub(DatasetSource):
 
         inputs = choose_column("inputs", self.options.inputs, "Image")
         target = choose_column("target", self.options.target, "ClassLabel")
+        # No column has the type "": natural clients have no default column.
         group = None if self.options.group is None else choose_column("group", self.options.group, "")
         return inputs, target, group
 

@@ -23,7 +23,7 @@ class FunctionSource(DatasetSource):
     function: Callable[[], Dataset] = field(kw_only=True)
 
     def read(self, data_dir: Path) -> Dataset:
-        """Call the function, and give its dataset the registered name."""
+        """Call the function, and give its dataset the registered name; the interface requires ``data_dir``."""
         dataset = self.function()
         if not isinstance(dataset, Dataset):
             raise UserError(

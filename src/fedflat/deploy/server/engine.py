@@ -58,7 +58,7 @@ class SitesEngine:
         """Train a cohort for one round, without clients that are not connected, are late, or send unusable updates.
 
         Tries again if too few updates are accepted, up to ``deploy.tries`` times, and then raises ``UserError``.
-        Arguments as in ``Engine.train``.
+        ``server`` is the server's state by slot, and ``cohort`` lists the clients that were chosen for the round.
         """
         deployment = self.deployment
         for attempt in range(deployment.tries):
@@ -125,7 +125,7 @@ class _RoundAttempt:
         server: States,
         cohort: list[Client],
     ) -> None:
-        """Prepare the attempt; ``cohort`` are the connected clients, the other arguments those of ``Engine.train``."""
+        """Prepare the attempt; ``cohort`` lists the connected clients, ``server`` is the server's state by slot."""
         self.engine, self.training, self.round = engine, training, round
         self.model, self.server, self.cohort = model, server, cohort
         self.accepted: list[int] = []

@@ -165,13 +165,13 @@ def _write(path: Path, data: bytes) -> None:
     write_atomically(path, data)
 
 
-def secure_federation(folder: Path, host: str, sites: int) -> str:
-    """Return instructions for starting a federation with the certificates in a folder.
+def start_commands(folder: Path, host: str, sites: int) -> str:
+    """Return the commands that start a federation with the certificates in a folder, as text.
 
     Args:
         folder: holds the certificates and keys.
         host: name or address of the server.
-        sites: sites that have a key in the folder; with 0, sites make their own.
+        sites: number of sites that have a key in the folder; with 0, sites create their own keys.
     """
     paths = {name: shlex.quote(str(folder / name)) for name in (AUTHORITY, SERVER, SERVER_KEY)}
     listen = "" if host in ITSELF else "--host 0.0.0.0 "

@@ -71,7 +71,7 @@ class LoopEngine(CohortEngine):
         self._checked_training: Training | None = None  # whether workers can import it is checked once
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
-        """Train a cohort for one round and average what it sends, in cohort order; arguments as in ``Engine.train``.
+        """Train a cohort for one round and average what it sends, in cohort order.
 
         If worker processes cannot import something that ``training`` uses, such as an algorithm defined in the running
         script, this and all later rounds run in this process.
@@ -176,8 +176,8 @@ def _train(
     """Train one client in a worker; returns its report, and its integer buffers separately.
 
     Both contain arrays and numbers instead of tensors, because torch would allocate shared memory for every tensor that
-    is sent to another process. ``shared`` holds the problem and the memory of the cohort; the other arguments are those
-    of ``train_client``.
+    is sent to another process. ``shared`` holds the problem and the memory of the cohort, of which the client has row
+    ``row``; ``indices`` are the positions of its training examples.
     """
     problem: Problem = shared["problem"]
     tensors = to_tensors(integer_buffers, problem.device)

@@ -54,7 +54,7 @@ class LaneEngine(CohortEngine):
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
         """Queue a cohort's round on the lanes and average what it sends, without waiting for the device.
 
-        The arguments are those of ``Engine.train``.
+        ``server`` is the server's state by slot, and ``cohort`` lists the participating clients.
         """
         self.problem.set_training_mode()  # an evaluation may have come before
         return super().train(training, round, model, server, cohort)
@@ -209,6 +209,7 @@ class LaneEngine(CohortEngine):
         except torch.OutOfMemoryError:
             if self._batches_at_once == 1:
                 raise
+        # Outside the except block, where the exception would keep the memory of the failed pass.
         self._batches_at_once = 1
         torch.cuda.empty_cache()
         return self._metrics_over_batches(model, examples)

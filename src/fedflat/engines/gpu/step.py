@@ -183,7 +183,7 @@ class StepWithFallback:
         """Whether a compiled result agrees with the eager step; also true if they cannot be compared.
 
         They cannot be compared if the step is random, e.g. because of dropout, or if the eager step needs too much
-        memory. The arguments after ``result`` are those with which it was computed, as in ``__call__``.
+        memory. The arguments after ``result`` are those from which the compiled step computed it.
         """
 
         def eager_result() -> StepResult:

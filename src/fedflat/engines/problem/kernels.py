@@ -79,8 +79,8 @@ def convolution_gradients(
     """
     out = gradient.shape[0]
     weight, bias = image.new_empty(out, kernel_height, kernel_width, image.shape[0]), image.new_empty(out)
-    size = kernel_height, kernel_width
-    compiled_gradients = _compiled("convolution_gradients", image.shape, size, out, padding_rows)
+    kernel_size = kernel_height, kernel_width
+    compiled_gradients = _compiled("convolution_gradients", image.shape, kernel_size, out, padding_rows)
     compiled_gradients(image, gradient, weight, bias)
     return weight, bias
 

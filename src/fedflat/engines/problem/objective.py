@@ -70,8 +70,10 @@ def batch_loss(task: Task, output: Any, batch: Batch) -> Tensor:
     return batch.share * loss + (1 - batch.share) * task.loss(output, batch.mixed_targets)
 
 
-def taught_loss(task: Task, loss: Tensor, output: Any, teacher_output: Any, batch: Batch, teacher: Teacher) -> Tensor:
-    """The loss with the teacher's term, or the term alone.
+def distillation_loss(
+    task: Task, loss: Tensor, output: Any, teacher_output: Any, batch: Batch, teacher: Teacher
+) -> Tensor:
+    """Return the loss plus the distillation term or, if ``teacher.with_loss`` is False, the term alone.
 
     Args:
         task: the task, a ``DistillationTask``.

@@ -22,7 +22,7 @@ from fedflat.algorithms.teacher import Teacher
 from fedflat.data import Augmentation, Dataset, Examples, normalise
 from fedflat.data.batches import Batch, BatchLoader, move_examples
 from fedflat.engines.problem.narrow_networks import NarrowCall, is_narrow
-from fedflat.engines.problem.objective import PassResult, batch_loss, taught_loss
+from fedflat.engines.problem.objective import PassResult, batch_loss, distillation_loss
 from fedflat.engines.problem.parameters import (
     FrozenParameters,
     FunctionalCall,
@@ -231,7 +231,7 @@ class Problem:
                 weights = self.layout.views(teacher.model.to(self.arithmetic or self.dtype))
                 copies = {name: buffer.clone() for name, buffer in buffers.items()}
                 teacher_output = self._batch_output({**weights, **copies}, batch)
-            objective = taught_loss(self.task, loss, output, teacher_output, batch, teacher)
+            objective = distillation_loss(self.task, loss, output, teacher_output, batch, teacher)
         gradients = torch.autograd.grad(objective, list(leaves.values()), materialize_grads=True)
         return loss.detach(), self.layout.flatten(dict(zip(leaves, gradients, strict=True))).to(vector.dtype)
 
@@ -281,7 +281,7 @@ class Problem:
             integer_buffers: integer buffers by name.
             batch: the batch.
             model: a module to call instead of the problem's model, with tensors of the same names.
-            teacher: changes the loss that is differentiated, as in ``loss_and_gradient``.
+            teacher: adds a distillation term to the loss that is differentiated, or replaces it by that term.
         """
 
         def output_and_buffers(point: Tensor) -> tuple[Any, Tensor, dict[str, Tensor]]:
@@ -297,7 +297,7 @@ class Problem:
             loss = objective = batch_loss(self.task, output, batch)
             if teacher is not None:
                 teacher_output, *_ = output_and_buffers(teacher.model)
-                objective = taught_loss(self.task, loss, output, teacher_output, batch, teacher)
+                objective = distillation_loss(self.task, loss, output, teacher_output, batch, teacher)
             return objective, (loss, new_statistics, new_counters)
 
         gradient, (loss, new_statistics, new_counters) = torch.func.grad(loss_and_buffers, has_aux=True)(vector)
@@ -309,7 +309,7 @@ class Problem:
     ) -> Tensor:
         """The model's output in evaluation mode on ``raw`` inputs, which are normalised first.
 
-        The other arguments are those of ``predict_normalised``.
+        ``vector`` holds the flat weights, and ``buffers`` all buffers by name (see ``predict_normalised``).
         """
         return self.predict_normalised(vector, buffers, self.normalised(raw), batch_statistics)
 

@@ -115,7 +115,7 @@ class RayEngine:
         return worker_pool(self.ray, self.workers, self.device, self.gpus)
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
-        """Train a cohort for one round and average what it sends, in cohort order; arguments as in ``Engine.train``."""
+        """Train a cohort for one round on the workers, and average what it sends, in cohort order."""
         with one_thread():
             z = training.algorithm.broadcast(model.weights, server)  # the model that clients start from
             initial_state = most_common_state(cohort)
@@ -143,7 +143,7 @@ class RayEngine:
         """Build the message with everything that all clients of a round read, as arrays.
 
         ``z`` is the model that clients start from [parameters], and ``initial_state`` the state object of first-time
-        participants, or None. The other arguments are those of ``train``.
+        participants, or None. ``server`` is the server's state by slot.
         """
         if self._training is None or self._training[0] is not training:
             # A new run with this engine: its states get a new key, and its rows may have other fields.
@@ -380,7 +380,7 @@ class RayEngine:
     def evaluate(
         self, models: dict[str, ModelState], examples: dict[str, Examples]
     ) -> dict[str, dict[str, dict[str, float]]]:
-        """Evaluate every model on every set of examples; arguments and result as in ``Engine.evaluate``."""
+        """Return the metrics of every model on every set of examples: model -> set -> metric -> value."""
         problem = self.problem
         if examples is not problem.evaluation_sets:  # workers only have the problem's own sets, so evaluate here
             return LoopEngine(problem, 1).evaluate(models, examples)

@@ -314,8 +314,8 @@ def _begin(
     """The state of a client before its first local step, from the algorithm's ``begin``.
 
     ``steps`` is the number of local steps. ``own_gradient`` is the gradient of the client's whole dataset, or None if
-    the drift correction does not need it, and ``pilot`` likewise for the perturbation. The other arguments are those of
-    ``train_client``.
+    the drift correction does not need it; ``pilot`` holds gradients of a few batches, or None if the perturbation does
+    not need them. The client has row ``row`` of the cohort's memory.
     """
     z, algorithm = cohort.z, training.algorithm
     return algorithm.begin(

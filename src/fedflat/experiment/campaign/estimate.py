@@ -358,7 +358,7 @@ class PlannedRun:
 
     @property
     def rounds_left(self) -> int:
-        """Number of rounds after the last evaluation; 0 if the run has ended, all if its metrics are damaged."""
+        """Number of rounds left to run, counted from the last evaluation; all rounds if the metrics are damaged."""
         if self.done:
             return 0
         folder = RunFolder(self.folder)

@@ -45,43 +45,43 @@ class RankedCombination:
 class Ranking:
     """The combinations of a sweep, best first."""
 
-    by: Split
+    split: Split
     """The split whose scores determine the order."""
     metric: str
-    lines: tuple[RankedCombination, ...]
+    combinations: tuple[RankedCombination, ...]
 
 
 def ranking(runs: Iterable[tuple[dict[str, Any], Record]]) -> Ranking:
     """Rank combinations of settings by their mean score over seeds.
 
-    Scores are validation metrics, or test metrics if a run has no validation split.
+    Scores are validation metrics, or test metrics if any run has no validation split.
 
     Args:
         runs: the varied settings of every finished run, with its record.
     """
     runs = list(runs)
     has_validation = bool(runs) and all(record.config.data.validation > 0 for _, record in runs)
-    by: Split = "validation" if has_validation else "test"
+    split: Split = "validation" if has_validation else "test"
     # The metric of the first run that was evaluated; without one there are no scores to rank.
     metric, lower_is_better = next(
         ((record.metric, record.lower_is_better) for _, record in runs if record.history), ("accuracy", False)
     )
-    combinations: dict[str, dict[str, Any]] = {}
+    settings: dict[str, dict[str, Any]] = {}
     records: dict[str, list[Record]] = {}
     for varied, record in runs:
         without_seed = {name: value for name, value in varied.items() if name != "seed"}
         key = repr(sorted(without_seed.items()))
-        combinations.setdefault(key, without_seed)
+        settings.setdefault(key, without_seed)
         records.setdefault(key, []).append(record)
-    lines = [_ranked_combination(varied, records[key]) for key, varied in combinations.items()]
+    combinations = [_ranked_combination(varied, records[key]) for key, varied in settings.items()]
 
-    def sort_key(line: RankedCombination) -> tuple[bool, float]:
+    def sort_key(combination: RankedCombination) -> tuple[bool, float]:
         """Sort the best mean score first and combinations without a score last."""
-        scores = line.scores(by)
+        scores = combination.scores(split)
         mean = fmean(scores) if scores else 0.0
         return not scores, mean if lower_is_better else -mean
 
-    return Ranking(by, metric, tuple(sorted(lines, key=sort_key)))
+    return Ranking(split, metric, tuple(sorted(combinations, key=sort_key)))
 
 
 def _ranked_combination(varied: dict[str, Any], records: Sequence[Record]) -> RankedCombination:
@@ -98,5 +98,5 @@ def _ranked_combination(varied: dict[str, Any], records: Sequence[Record]) -> Ra
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Mean and standard deviation; None where there are too few values."""
+    """Return mean and standard deviation; None where there are too few values."""
     return fmean(values) if values else None, stdev(values) if len(values) > 1 else None

@@ -194,7 +194,7 @@ class FileRowStore(RowStore):
         return (2 * self._position[key] + copy) * self._row_bytes
 
     def _write_index_entry(self, key: int) -> None:
-        """Write a row's entry to the index."""
+        """Write a row's entry to the index; the key is stored as key + 1, because 0 marks an empty entry."""
         (stamp_0, stamp_1), (checksum_0, checksum_1) = self._stamps[key], self._checksums[key]
         entry = np.array([key + 1, stamp_0, checksum_0, stamp_1, checksum_1], _INTEGER)
         write_at(self._index, entry.tobytes(), self._position[key] * _ENTRY_BYTES)
@@ -223,29 +223,29 @@ class CachedRowStore(RowStore):
     """A write-back cache: rows stay in memory, on their device, until a checkpoint or a full cache forces a write.
 
     Args:
-        file: the store behind the cache.
+        store: the store behind the cache.
         max_bytes: size of the cache in bytes.
     """
 
-    def __init__(self, file: FileRowStore, max_bytes: int) -> None:
+    def __init__(self, store: FileRowStore, max_bytes: int) -> None:
         super().__init__()
-        self._file, self._max_bytes = file, max_bytes
+        self._store, self._max_bytes = store, max_bytes
         # Keys of the rows whose current value is not in the file yet; the dictionary serves as an ordered set.
         self._unwritten: dict[int, None] = {}
 
     def __contains__(self, key: int) -> bool:
-        return key in self._rows or key in self._file
+        return key in self._rows or key in self._store
 
     @property
     def summary(self) -> tuple[int, int]:
-        return self._file.summary
+        return self._store.summary
 
     def verify(self, rounds: int) -> tuple[int, int]:
-        return self._file.verify(rounds)
+        return self._store.verify(rounds)
 
     def __getitem__(self, key: int) -> Tensor:
         if key not in self._rows:
-            self._rows[key] = self._file[key]
+            self._rows[key] = self._store[key]
         return self._rows[key]
 
     def __setitem__(self, key: int, row: Tensor) -> None:
@@ -258,26 +258,26 @@ class CachedRowStore(RowStore):
 
     def flush(self) -> None:
         self._write_back()
-        self._file.flush()
+        self._store.flush()
 
     def _write_back(self) -> None:
         """Write the rows whose current value is not in the file yet."""
-        self._file.current_round = self.current_round
+        self._store.current_round = self.current_round
         for key in self._unwritten:
-            self._file[key] = self._rows[key]
+            self._store[key] = self._rows[key]
         self._unwritten.clear()
 
     def commit(self, rounds: int) -> None:
-        self._file.commit(rounds)
+        self._store.commit(rounds)
 
     def rewind(self, rounds: int) -> None:
         """Empty the cache, and discard all rows that were written to the file after ``rounds`` rounds."""
         self._rows.clear()
         self._unwritten.clear()
-        self._file.rewind(rounds)
+        self._store.rewind(rounds)
 
     def close(self) -> None:
-        self._file.close()
+        self._store.close()
 
 
 def cache_size(device: torch.device) -> int:

@@ -83,13 +83,14 @@ class Convolution(torch.autograd.Function):
 
 
 class ConvolutionInputGradient(torch.autograd.Function):
-    """D(g, w): the gradient of a convolution's input, given the gradient g of its output and the filters w."""
+    """D(g, w): the gradient with respect to a convolution's input, given that of its output, g, and the filters w."""
 
     @staticmethod
     def forward(ctx: Any, g: Tensor, w: Tensor, like: Tensor, settings: ConvolutionSettings) -> Tensor:
-        """Compute dx = D(g, w), the gradient of a convolution's input, from that of its output, g, and the filters w.
+        """Compute dx = D(g, w), the gradient of the loss with respect to the input.
 
-        ``like`` is any tensor with the input's shape, which g and w do not determine.
+        g is the gradient with respect to the output, w the filters, and ``like`` any tensor with the shape of the
+        input, which g and w do not determine.
         """
         ctx.save_for_backward(g, w)
         ctx.settings = settings
@@ -109,13 +110,14 @@ class ConvolutionInputGradient(torch.autograd.Function):
 
 
 class ConvolutionFilterGradient(torch.autograd.Function):
-    """F(g, x): the gradient of a convolution's filters, given the gradient g of its output and the input x."""
+    """F(g, x): the gradient with respect to a convolution's filters, given that of its output, g, and its input x."""
 
     @staticmethod
     def forward(ctx: Any, g: Tensor, x: Tensor, like: Tensor, settings: ConvolutionSettings) -> Tensor:
-        """Compute dw = F(g, x), the gradient of a convolution's filters, from that of its output, g, and its input x.
+        """Compute dw = F(g, x), the gradient of the loss with respect to the filters.
 
-        ``like`` is any tensor with the filters' shape, which g and x do not determine.
+        g is the gradient with respect to the output, x the input, and ``like`` any tensor with the shape of the
+        filters, which g and x do not determine.
         """
         ctx.save_for_backward(g, x)
         ctx.settings = settings

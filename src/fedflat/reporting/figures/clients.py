@@ -49,19 +49,20 @@ def clients_picture(
         accuracies = [entry["accuracy"] for entry in evaluations]
         highest_value = 1.0 if is_share(metric) else None
         feature_norms = [entry["features"] for entry in evaluations]
-        heat_maps = (  # what a row is, title, value of the darkest shade (None: the maximum), cells of each round
+        heat_maps = (  # what a row is, title, value of the darkest shade (None: the maximum), values of each round
             ("class", f"test {metric} on each class", highest_value, [accuracy["classes"] for accuracy in accuracies]),
             ("client", f"{metric} on a client's data", highest_value, [accuracy["clients"] for accuracy in accuracies]),
             ("client", "norm of output features on a client's data", None, feature_norms),
         )
         rounds = [entry["round"] for entry in evaluations]
-        for part, label, highest, cells in heat_maps:
-            if not cells[-1]:  # e.g. a regression dataset has no classes
+        for part, label, highest, columns in heat_maps:
+            if not columns[-1]:  # e.g. a regression dataset has no classes
                 continue
-            panels.append(partial(_draw_heat_map, rounds=rounds, cells=cells, label=label, part=part, highest=highest))
-    columns = 2 if len(panels) <= 4 else 3
-    figure = Figure(figsize=(5.2 * columns, 3.9 * ceil(len(panels) / columns) + 0.4), layout="constrained")
-    for axes, draw in zip(subplot_list(figure, len(panels), columns), panels, strict=True):
+            draw_map = partial(_draw_heat_map, rounds=rounds, columns=columns, label=label, part=part, highest=highest)
+            panels.append(draw_map)
+    per_row = 2 if len(panels) <= 4 else 3
+    figure = Figure(figsize=(5.2 * per_row, 3.9 * ceil(len(panels) / per_row) + 0.4), layout="constrained")
+    for axes, draw in zip(subplot_list(figure, len(panels), per_row), panels, strict=True):
         draw(axes)
     _set_title(figure, title)
     return figure
@@ -191,13 +192,15 @@ def _draw_clients(axes: Axes, cohorts: Sequence[Entry], read_values: ClientValue
     """
     by_round = {entry["round"]: read_values(entry) for entry in cohorts}
     for client in sorted({client for values in by_round.values() for client in values}):
-        points = [(number, values[client]) for number, values in by_round.items() if client in values]
+        points = [(round_number, values[client]) for round_number, values in by_round.items() if client in values]
         if is_log:
-            points = [(number, value) for number, value in points if value > 0]
+            points = [(round_number, value) for round_number, value in points if value > 0]
         if points:
             x, y = zip(*points, strict=True)
             axes.plot(x, y, color=PALE, lw=0.8, marker="o", ms=3.2, mfc=QUIET, mec="none", zorder=1)
-    medians = {number: float(np.median(list(values.values()))) for number, values in by_round.items() if values}
+    medians = {
+        round_number: float(np.median(list(values.values()))) for round_number, values in by_round.items() if values
+    }
     x, y = tuple(medians), tuple(medians.values())
     axes.plot(x, y, color=INK, lw=2.0, marker="o", ms=4.5, label="median of the clients", zorder=3)
     if is_log:
@@ -211,7 +214,7 @@ def _draw_clients(axes: Axes, cohorts: Sequence[Entry], read_values: ClientValue
 def _draw_heat_map(
     axes: Axes,
     rounds: Sequence[int],
-    cells: Sequence[Mapping[str, float | None]],
+    columns: Sequence[Mapping[str, float | None]],
     label: str,
     part: str,
     highest: float | None,
@@ -221,13 +224,13 @@ def _draw_heat_map(
     Args:
         axes: where to draw.
         rounds: the round of every column.
-        cells: the values of every column by row name; missing ones are left blank.
+        columns: the values of every column, by the name of the class or client; missing ones are left blank.
         label: title of the panel.
         part: what a row is: ``class`` or ``client``.
         highest: value of the darkest shade; None for the maximum.
     """
-    names = list(cells[-1])
-    table = np.array([[column.get(name) for column in cells] for name in names], dtype=float)  # None becomes NaN
+    names = list(columns[-1])
+    table = np.array([[column.get(name) for column in columns] for name in names], dtype=float)  # None becomes NaN
     line_width = 0.4 if len(names) <= MAX_ROWS else 0  # lines would hide cells of many rows
     mesh = axes.pcolormesh(table, cmap=SHADES, vmin=0, vmax=highest, edgecolors="white", linewidth=line_width)
     x_ticks, y_ticks = evenly_spaced(len(rounds), 9), evenly_spaced(len(names), 14)

@@ -98,10 +98,10 @@ def logged(record: Record, model: str = "server") -> dict[str, Points]:
         raise UserError(f"{run} has no flatness log; run it with --flatness every=N")
     quantities: dict[str, Points] = {}
     for name, (_, read) in QUANTITIES.items():
-        for number, entry in entries.items():
+        for round_number, entry in entries.items():
             value = read(entry, model)
             if value is not None:
-                quantities.setdefault(name, []).append((number, value))
+                quantities.setdefault(name, []).append((round_number, value))
     return quantities
 
 

@@ -281,7 +281,7 @@ def path_picture(landscape: Landscape, values: Sequence[str] = (), title: str = 
 
 
 def _common_scale(panels: Sequence[Panel], value: str | None) -> LandscapeScale:
-    """Return a scale for all panels and one value, named ``value``; default: the training loss, or the only loss."""
+    """Return a scale for all panels and the value named ``value``; default: the training loss, or the only loss."""
     landscapes = [panel.landscape for panel in panels]
     return LandscapeScale.over(landscapes, value or values_to_plot(landscapes[0])[0])
 

@@ -42,7 +42,7 @@ def spectrum_picture(models: Mapping[str, Sequence[Spectrum]], descriptions: Map
             highest_density = max(highest_density, _draw_density(panels[1], name, spectra, styles[name].colour))
             isolated_density = min(isolated_density, *map(_isolated_eigenvalue_density, spectra))
     all_eigenvalues = [value for spectra in models.values() for spectrum in spectra for value in spectrum.eigenvalues]
-    _label_eigenvalues(panels[0], is_log=min(all_eigenvalues) > 0)
+    _format_eigenvalue_axes(panels[0], is_log=min(all_eigenvalues) > 0)
     if with_density:
         panels[1].set_yscale("log")
         panels[1].set_ylim(LOWEST_DENSITY * isolated_density, 3 * highest_density)
@@ -55,8 +55,8 @@ def spectrum_picture(models: Mapping[str, Sequence[Spectrum]], descriptions: Map
     return figure
 
 
-def _label_eigenvalues(axes: Axes, is_log: bool) -> None:
-    """Label the axes of the eigenvalues; ``is_log`` makes the vertical one logarithmic, else a line marks zero."""
+def _format_eigenvalue_axes(axes: Axes, is_log: bool) -> None:
+    """Label and scale the axes of the eigenvalues: with ``is_log``, logarithmically; otherwise with a line at zero."""
     axes.set_xlabel("eigenvalues of the Hessian, largest first")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if not is_log:

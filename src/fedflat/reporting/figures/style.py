@@ -54,8 +54,8 @@ class LineStyle:
 def line_styles(labels: Iterable[str]) -> dict[str, LineStyle]:
     """Choose a style for each label of a figure, the name of an algorithm or model.
 
-    So that an algorithm looks the same in every figure, its style is fixed or determined by its name (without a seed).
-    If another label of the figure has that style already, it gets the next free one.
+    An algorithm's style is fixed or determined by its name (without a seed), so that it looks the same in every figure.
+    If another label of the figure already has that style, the algorithm gets the next free one.
 
     >>> [(style.colour, style.marker) for style in line_styles(["fedsam", "fedavg"]).values()]
     [('#d55e00', 's'), ('#0072b2', 'o')]
@@ -81,7 +81,7 @@ def marker_spacing(points: int) -> int:
 def late_limits(
     curves: Sequence[np.ndarray], lower_is_better: bool, hidden_fraction: float = 0.0
 ) -> tuple[float, float] | None:
-    """Return limits (low, high) of a vertical axis that show the differences of curves, not their first steep rise.
+    """Return limits (low, high) of a vertical axis that show the differences of curves, not their steep beginning.
 
     The limits include every curve after its first third, except for some of the worst curves if ``hidden_fraction`` is
     above 0. Returns None if there are no finite values or all are equal.

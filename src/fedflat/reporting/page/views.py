@@ -94,7 +94,7 @@ def _flatness_log(group: Group) -> Values:
 
 
 def _mean_over_runs(runs: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    """Average the values of several runs at each round that all of them have; ``runs`` maps rounds to values."""
+    """Average the values of several runs at each round that all runs have; each run maps rounds to values."""
     if not runs:
         return {}
     common_rounds = [number for number in runs[0] if all(number in values for values in runs)]
@@ -155,12 +155,12 @@ def _client_views(records: Sequence[Record]) -> list[Values]:
     views = []
     for record, path in _measurement_files(records, "clients.json"):
         document = _read_json(path)
-        rounds = document.get("models", [])  # measurements of the server model in each measured round
-        if not rounds or "accuracy" not in rounds[-1] or not is_share(record.metric):  # cells are shaded from 0 to 1
+        entries = document.get("models", [])  # measurements of the server model, one entry per measured round
+        if not entries or "accuracy" not in entries[-1] or not is_share(record.metric):  # cells are shaded from 0 to 1
             continue
-        step = ceil(len(rounds) / MAX_ROUNDS)
-        last = len(rounds) - 1
-        shown = rounds[last % step :: step]  # always includes the last round
+        step = ceil(len(entries) / MAX_ROUNDS)
+        last = len(entries) - 1
+        shown = entries[last % step :: step]  # always includes the last round
         views.append(
             {
                 "label": f"{record.config.algorithm}, seed {record.config.seed}",
@@ -173,11 +173,16 @@ def _client_views(records: Sequence[Record]) -> list[Values]:
     return views
 
 
-def _accuracies(rounds: Sequence[Mapping[str, Any]], part: str) -> dict[str, list[float | None]]:
-    """Return the accuracies over rounds of each class or client by name; ``part`` is ``classes`` or ``clients``."""
+def _accuracies(entries: Sequence[Mapping[str, Any]], part: str) -> dict[str, list[float | None]]:
+    """Return the accuracies over rounds of each class or client, by its name.
+
+    Args:
+        entries: measurements of the server model, one entry per round.
+        part: ``classes`` or ``clients``.
+    """
     accuracies: dict[str, list[float | None]] = {}
-    for name in rounds[-1]["accuracy"].get(part, {}):
-        values = [entry["accuracy"][part].get(name) for entry in rounds]
+    for name in entries[-1]["accuracy"].get(part, {}):
+        values = [entry["accuracy"][part].get(name) for entry in entries]
         accuracies[name] = [None if value is None else _rounded(value, 4) for value in values]
     return accuracies
 

@@ -194,7 +194,7 @@ def difference_table(section: Values, by: str) -> TextTable | None:
 
 
 def values_csv(document: Values) -> str:
-    """Write the summary values of every row and seed as CSV, in full precision, one line per value."""
+    """Return the summary values of every row and seed as CSV, in full precision, one line per value."""
     lines: list[tuple[object, ...]] = [("section", "row", "algorithm", "model", "seed", "figure", "value")]
     for section in document["sections"]:
         for row in section["rows"]:
@@ -206,7 +206,7 @@ def values_csv(document: Values) -> str:
 
 
 def csv_text(lines: Iterable[Iterable[object]]) -> str:
-    """Write lines of cells as CSV text; the first line is the heading."""
+    """Return lines of cells as CSV text; the first line is the heading."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()
