@@ -8,6 +8,7 @@ from typing import Any
 from fedflat.algorithms import Algorithm
 from fedflat.algorithms.algorithm import SLOTS
 from fedflat.algorithms.cards import CARDS
+from fedflat.algorithms.cards.four_papers import FOUR_PAPERS
 from fedflat.algorithms.composition import SLOT_NAMES, part_name, parts
 from fedflat.algorithms.description import DIFFERENCES, describe
 from fedflat.algorithms.named import RELEASED
@@ -146,7 +147,7 @@ def algorithm_page(name: str) -> str:
         lines += [f"Published values: {_with_links(card.values)}.", ""]
     lines += ["## Cost", "", "The model has P parameters. Amounts received, sent and kept are numbers of values:", ""]
     lines += [*_cost(algorithm), *_state(algorithm)]
-    return joined([*lines, *_differences(name), *_source(algorithm)])
+    return joined([*lines, *_differences(name), *_source(name, algorithm)])
 
 
 def _with_links(text: str) -> str:
@@ -294,10 +295,12 @@ def _curve(name: str) -> list[str]:
     ]
 
 
-def _source(algorithm: Algorithm) -> list[str]:
+def _source(name: str, algorithm: Algorithm) -> list[str]:
+    """The files with the algorithm's card and its parts."""
+    card = f"algorithms/cards/{'four_papers' if name in FOUR_PAPERS else 'later_methods'}.py"
     values = [getattr(algorithm, slot) for slot in SLOTS if getattr(algorithm, slot) != getattr(Algorithm(), slot)]
     files = {type(value).__module__.removeprefix("fedflat.").replace(".", "/") + ".py": None for value in values}
-    return ["## Source", "", ", ".join(map(code, ["algorithms/named.py", *files])) + ".", ""]
+    return ["## Source", "", ", ".join(map(code, [card, *files])) + ".", ""]
 
 
 def differences_page() -> str:

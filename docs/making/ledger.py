@@ -64,7 +64,12 @@ def ledger_page() -> str:
     for name, paper in papers().items():
         entries = [entry for entry in ledger().entries if entry.cell.table.startswith(f"{name}/")]
         if entries:
-            lines += [f"## {name}", "", f"{paper.file.title}. {paper.file.venue}.", ""]
+            lines += [
+                f"## {name}",
+                "",
+                f"{', '.join(paper.file.authors)}: *{paper.file.title}*. {paper.file.venue}.",
+                "",
+            ]
         for dataset in dict.fromkeys(entry.dataset for entry in entries):
             lines += [f"### {name}: {dataset}", "", *_cells([e for e in entries if e.dataset == dataset])]
     lines += [
