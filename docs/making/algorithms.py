@@ -145,7 +145,12 @@ def algorithm_page(name: str) -> str:
     lines += ["## Parameters", "", *(_parameters(specs_of(algorithm)) or ["None.", ""])]
     if card.values:
         lines += [f"Published values: {_with_links(card.values)}.", ""]
-    lines += ["## Cost", "", "The model has P parameters. Amounts received, sent and kept are numbers of values:", ""]
+    lines += [
+        "## Cost",
+        "",
+        "P is the number of the model's parameters. The first three rows of the table count values:",
+        "",
+    ]
     lines += [*_cost(algorithm), *_state(algorithm)]
     return joined([*lines, *_differences(name), *_source(name, algorithm)])
 
@@ -187,7 +192,7 @@ def _parameters_in_equations(spec: Any, symbols: str) -> list[str]:
     """One list item for each parameter that occurs in the equations of a part and not yet in its list of symbols."""
     equations = " ".join(describe(spec).equations)
     return [
-        f"- {field.name}: {field.metadata['help']} (parameter)"
+        f"- `{field.name}` (parameter): {field.metadata['help']}"
         for field in parameters(spec if isinstance(spec, type) else type(spec))
         if re.search(rf"(?<![\w]){field.name}(?!\w)", equations) and f"- {field.name}: " not in symbols
     ]
@@ -243,8 +248,8 @@ def _state(algorithm: Algorithm) -> list[str]:
         for field in fields
     ]
     intro = (
-        "Each client sends its displacement. The following table lists all other messages, and the state that the server and the "
-        "clients keep:"
+        "Each client sends its displacement, of P values. The following table lists all other messages, and the state that the "
+        "server and the clients keep between rounds:"
     )
     return [intro, "", *table(("where", "name", "slot", "type", "sent"), rows)] if rows else []
 

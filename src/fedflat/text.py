@@ -146,7 +146,7 @@ def read_value(word: str) -> Value:
 
 
 def write_value(value: object) -> str:
-    """The inverse of ``read_value``."""
+    """Write a parameter's value as text, in quotes if necessary, so that ``read_value`` gives the same value."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str) and (set(value) & set(",()") or value != value.strip() or value[:1] in tuple(QUOTES)):

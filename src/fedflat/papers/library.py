@@ -124,10 +124,10 @@ class PaperTable:
         gain_level = next(index for index, (level, label) in enumerate(levels) if "number" in (level[label] or {}))
 
         def source(row: str, label: str) -> Cell:
-            """Return a cell that the gain, a difference of two cells, is computed from.
+            """Return one of the two cells whose difference is the gain.
 
-            It is in ``row`` of the gain's group, and in the gain's column except for its ``label`` at the header level
-            ``gain_level``.
+            It is in ``row`` of the gain's group. Its column is the gain's, but with ``label`` in place of the gain's
+            own label at the header level ``gain_level``.
             """
             labels = (*cell.labels[:gain_level], label, *cell.labels[gain_level + 1 :])
             return self.cell_at(group, row, labels)

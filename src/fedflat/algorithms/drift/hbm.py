@@ -53,7 +53,7 @@ class Ghbm(HeavyBall):
     - K: number of local steps in a round
 
     All steps of a round together move the model by -beta m. If tau is the number of clients divided by the number of
-    clients per round, m averages over about all clients. The server keeps its last tau models.
+    clients per round, the last tau rounds cover about all clients. The server keeps its last tau models.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context

@@ -58,9 +58,12 @@ class Wmsam(Drift):
 
     alpha0: float = param(0.1, "initial weight alpha of the gradient against the momentum", low=0, high=1)
     lam: float = param(
-        0.01, "adaptation rate of alpha; 0 keeps alpha fixed (the paper's ablation without Weighted)", low=0, high=1
+        0.01,
+        "adaptation rate of alpha; 0 keeps alpha fixed, as in the paper's ablation 'without Weighted'",
+        low=0,
+        high=1,
     )
-    personal: bool = param(True, "whether to add c - c_i for each client; false is the paper's ablation without Mom")
+    personal: bool = param(True, "whether to add c - c_i for each client; false is the paper's ablation 'without Mom'")
     alpha_signal: Literal["disagreement", "agreement"] = param(
         "disagreement",
         "sim_i: 1 + cos(D_i, Delta) as in the published code, or -cos(D_i, Delta) as printed (agreement)",

@@ -116,7 +116,7 @@ class Worker:
         self._cache = StateCache()
 
     def identify(self) -> WorkerInfo:
-        """Identify this worker."""
+        """Return this worker's version of fedflat, host name, process id and Ray actor id."""
         import ray
 
         actor = str(ray.get_runtime_context().get_actor_id())

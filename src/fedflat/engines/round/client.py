@@ -155,7 +155,7 @@ def state_to_arrays(state: Mapping[str, State]) -> Arrays:
 
 
 def state_from_arrays(arrays: Mapping[str, np.ndarray], copy: bool = True) -> States:
-    """The inverse of ``state_to_arrays``; without ``copy``, tensors share the arrays' memory and must only be read."""
+    """A client's state by slot, from its arrays; without ``copy``, it shares their memory and must only be read."""
     return nested_state({name: torch.from_numpy(np.array(a) if copy else np.asarray(a)) for name, a in arrays.items()})
 
 

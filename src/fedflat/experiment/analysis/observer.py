@@ -260,7 +260,7 @@ class Observer:
 
         Args:
             models: models by name, including ``server``.
-            scores: their metrics by model and held-out set.
+            scores: their metrics by model and evaluation set, e.g. ``test``.
         """
         server, sample = models["server"], self._sample
         measurements: Measurements = {}

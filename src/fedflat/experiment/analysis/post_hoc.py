@@ -123,7 +123,10 @@ class PostHoc:
 
         L is the largest gradient norm of a single example, and beta the smoothness (largest Hessian eigenvalue). sigma
         is the standard deviation of an example's gradient within a client, and sigma_g the mean distance between the
-        clients' gradients and the global one. ``gradients`` states how much the clients' gradients disagree.
+        clients' gradients and the global one.
+
+        Returns:
+            One row per round: the ``round``, the ``constants``, and how much the clients' ``gradients`` disagree.
         """
 
         def measure(model: ModelState) -> Measurements:

@@ -322,7 +322,7 @@ def _as_message(record: Record) -> Record:
 
 
 def _from_message(record: Record, task: RunTask) -> Record:
-    """The inverse of ``_as_message``; folder and user-supplied objects are the task's."""
+    """The record that a child process sent, with tensors again, and the task's folder and user-supplied objects."""
     models = {name: _map_tensors(model, torch.from_numpy) for name, model in record.models.items()}
     user_objects = {name: (task.user_objects or {}).get(name) for name in ("data", "model", "task")}
     folder = RunFolder(task.folder) if task.folder else None

@@ -359,8 +359,8 @@ def _rounding_error(ritz: Ritz, dtype: torch.dtype) -> float:
 def _next_are_excluded(ritz: Ritz, wanted: Ends | Largest, tolerance: float, dtype: torch.dtype) -> bool:
     """Whether the eigenvalues that follow the requested ones are certain not to belong to them.
 
-    If 5 are requested, for example, the sixth largest must have converged to a third of the tolerance. A looser one,
-    the square root of the tolerance, suffices if it is clearly separated from all requested eigenvalues.
+    If 5 are requested, for example, the sixth largest must have converged to a third of the tolerance. If it is clearly
+    separated from all requested eigenvalues, a looser tolerance suffices: the square root.
     """
     requested = wanted.select(ritz.values)
     following = np.setdiff1d(wanted.extended().select(ritz.values), requested)

@@ -256,7 +256,7 @@ def _suffix(document: Values, number: int) -> str:
 
 
 def _table_files(document: Values, columns: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Write all tables as CSV, Markdown and LaTeX.
+    """Format all tables as CSV, Markdown and LaTeX.
 
     Args:
         document: the content of the report.
@@ -269,7 +269,7 @@ def _table_files(document: Values, columns: Sequence[str]) -> tuple[dict[str, st
     files, too_wide = {"values.csv": values_csv(document)}, []
     for number, section in enumerate(document["sections"], 1):
         results, differences = result_table(section, document["targets"]), difference_table(section, document["by"])
-        # Each table is followed by the columns that it has in LaTeX.
+        # By file name: the table, and the columns that it has in LaTeX.
         tables = {"results": (results.select(columns) if columns else results, columns or RESULT_COLUMNS)}
         if differences is not None:
             tables["differences"] = (differences, DIFFERENCE_COLUMNS)
