@@ -160,7 +160,7 @@ def test_parquet_of_lists_and_of_columns(tmp_path: Path) -> None:
         and columns.test.targets.tolist() == LABELS[15:].tolist()
     )
     (tmp_path / "mine.parquet").write_bytes((tmp_path / "mine.parquet").read_bytes()[:-9])
-    with pytest.raises(UserError, match=r"mine\.parquet is not a complete"):
+    with pytest.raises(UserError, match=r"mine\.parquet is not a valid parquet file"):
         load(f"arrays(path={tmp_path / 'mine.parquet'})", tmp_path)
 
 

@@ -120,10 +120,7 @@ class FileRowStore(RowStore):
         return len(self._position), self._checksum_sum
 
     def verify(self, rounds: int) -> tuple[int, int]:
-        """Read the newest copy of each row that was written in the first ``rounds`` rounds, and compare checksums.
-
-        Returns the number of these rows and the sum of their checksums.
-        """
+        """Check the newest copy of each row of the first ``rounds`` rounds; returns their number and checksum sum."""
         count = total = 0
         for key, stamps in self._stamps.items():
             past_stamps = _stamps_up_to(rounds, stamps)
