@@ -36,11 +36,13 @@ def functions(path: Path) -> Iterator[str]:
 def paragraphs(path: Path) -> Iterator[str]:
     """The paragraphs of at least ``MIN_WORDS`` words, each after the preceding text of its section."""
     section: list[str] = []
+    in_code = False
     for block in re.split(r"\n\s*\n", path.read_text()):
         text = block.strip()
-        if text.startswith("#"):
+        if text.startswith("#") and not in_code:
             section = []
-        is_prose = "```" not in text and not text.startswith(("#", "|", "![", "<"))
+        is_prose = not in_code and "```" not in text and not text.startswith(("#", "|", "![", "<"))
+        in_code ^= text.count("```") % 2 == 1  # a code block may contain blank lines
         if is_prose and len(text.split()) >= MIN_WORDS:
             before = "\n\n".join(section)
             yield f"=== {path.relative_to(ROOT)}\n{before}\n\n>>> the paragraph:\n{text}\n"

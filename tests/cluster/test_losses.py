@@ -65,57 +65,38 @@ def _ticks(process: int) -> int:
 DRIVER = """
 import sys
 import fedflat
-from fedflat.engines.ray import worker_pool
 config, address, out = sys.argv[1:]
 
 class PrintRound(fedflat.Callback):
     def round_done(self, run):
-        print(run.server.rounds, len(run.engine.pool.started_workers), flush=True)
+        print(run.server.rounds, run.engine.pool.lost, len(run.engine.pool.started_workers), flush=True)
 
-fedflat.run(base=config, engine="ray", ray_address=address, workers=2, out=out, callbacks=[PrintRound()])
-print("lost", worker_pool._pool.lost, flush=True)
+settings = {"engine": "ray", "ray_address": address, "workers": 2, "engine__checkpoint_every": 1}
+fedflat.run(base=config, out=out, callbacks=[PrintRound()], **settings)
 """
 
 
-def weights(folder: Path) -> bytes:
-    return (folder / "model.safetensors").read_bytes()
-
-
-def test_a_whole_node_is_lost(cluster: Nodes, tmp_path: Path) -> None:
-    """The states of its clients are lost before they were copied."""
-    config = small(**LONGER | {"rounds": 4, "clients_per_round": 6})
-    (tmp_path / "config.yaml").write_text(config.to_yaml())
-    with (
-        cluster.another(),
-        python("-c", DRIVER, str(tmp_path / "config.yaml"), cluster.address, str(tmp_path / "ray")) as driver,
-    ):
-        assert said(driver) == "1 2"
-        cluster.kill("Worker")
-        output, errors = driver.communicate(timeout=scaled(300))
-    assert driver.returncode == 0, errors[-2000:]
-    assert output.splitlines()[-1] in ("lost 1", "lost 2")  # on a busy machine Ray may drop the other worker too
-    fedflat.run(base=config, engine="loop", workers=1, out=tmp_path / "loop")
-    assert weights(tmp_path / "ray") == weights(tmp_path / "loop")
-    assert (tmp_path / "ray" / "metrics.jsonl").read_bytes() == (tmp_path / "loop" / "metrics.jsonl").read_bytes()
-
-
-def test_the_driver_is_killed_and_the_run_resumed(cluster: Nodes, tmp_path: Path) -> None:
-    settings = {"ray_address": cluster.address, "workers": 1, "engine__checkpoint_every": 2, "eval_every": 3}
-    config = small(algorithm="fedmoswa", rounds=30, engine="ray", **settings)
+def test_a_node_is_lost_then_the_driver_is_killed_and_the_run_resumed(cluster: Nodes, tmp_path: Path) -> None:
+    """The states of the node's clients are lost before they were copied."""
+    config = small(**LONGER | {"rounds": 8, "clients_per_round": 6, "eval_every": 3})
     (tmp_path / "config.yaml").write_text(config.to_yaml())
     folder = tmp_path / "ray"
-    with python(
-        "-m", "fedflat", "run", "--config", str(tmp_path / "config.yaml"), "--out", str(folder), "--quiet"
-    ) as driver:
-        deadline = time.monotonic() + scaled(240)
-        while not (folder / "metrics.jsonl").exists() or len((folder / "metrics.jsonl").read_text().splitlines()) < 3:
-            assert driver.poll() is None and time.monotonic() < deadline, "the run ended or made no progress"
-            time.sleep(0.02)
+    with (
+        cluster.another(),
+        python("-c", DRIVER, str(tmp_path / "config.yaml"), cluster.address, str(folder)) as driver,
+    ):
+        assert said(driver) == "1 0 2"
+        cluster.kill("Worker")
+        rounds, lost, _ = said(driver).split()
+        while lost == "0":
+            rounds, lost, _ = said(driver).split()
+        assert 2 <= int(rounds) < 8
         os.kill(driver.pid, signal.SIGKILL)
         driver.wait()
     assert not (folder / "model.safetensors").exists()
     with python("-m", "fedflat", "resume", str(folder), "--quiet") as again:
         errors = again.communicate(timeout=scaled(300))[1]
     assert again.returncode == 0, errors[-2000:]
-    fedflat.run(base=config, engine="loop", workers=1, ray_address=None, out=tmp_path / "loop")
-    assert weights(folder) == weights(tmp_path / "loop")
+    fedflat.run(base=config, engine="loop", workers=1, out=tmp_path / "loop")
+    for name in ("model.safetensors", "metrics.jsonl"):
+        assert (folder / name).read_bytes() == (tmp_path / "loop" / name).read_bytes()
