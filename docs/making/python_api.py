@@ -135,8 +135,8 @@ PAGES = {
     ),
     "testing": Page(
         "Testing",
-        "These functions check user-defined algorithms, models, datasets and partitions. Others create example inputs, "
-        "so that a test can call a single method of an algorithm's [slot](../algorithms/parts.md).",
+        "Some of these functions check user-defined algorithms, models, datasets and partitions. The others create "
+        "example inputs, so that a test can call a single method of a [part](../algorithms/parts.md) of an algorithm.",
         ("fedflat.testing",),
     ),
 }

@@ -77,7 +77,7 @@ def test_the_basis_is_orthonormal_however_ill_conditioned_the_matrix(values: tor
 
 def test_a_step_reads_the_basis_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     space = grown(10)
-    monkeypatch.setattr(Krylov, "_orthogonalise", lambda self, row: pytest.fail("a third time"))
+    monkeypatch.setattr(Krylov, "_orthonormalise", lambda self, row: pytest.fail("a third time"))
     space.step()
     check(space)
 

@@ -177,10 +177,11 @@ class Partition:
     def histogram(self, targets: Labels, num_classes: int) -> IntArray:
         """Count the examples (in masks, the pixels) of each class that each client has, shape [clients, classes].
 
-        The clients are ``summarised_clients``.
+        The rows are all clients, or the first 1000 if clients are generated when they are accessed.
 
         Args:
-            targets: targets of the whole training set: classes [n], labels [n, labels], numbers, or masks.
+            targets: targets of the whole training set: classes [n], multi-label targets [n, labels], real numbers
+                (all examples count as one class), or masks.
             num_classes: number of classes.
         """
         count = class_counter(targets, num_classes)

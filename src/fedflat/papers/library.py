@@ -119,7 +119,8 @@ class PaperTable:
             return (cell,)
         row_index = list(self.cells).index(cell.name) // len(self.columns)
         group, method = self.rows[row_index]
-        # The header level whose word ``number`` declares the gain also has the columns that it is computed from.
+        # A column has one label per header level. At one of these levels, the label declares the column a gain (by
+        # the word ``number``). The columns from which the gain is computed differ from it only at that level.
         levels = zip(self.file.header, cell.labels, strict=True)
         gain_level = next(index for index, (level, label) in enumerate(levels) if "number" in (level[label] or {}))
 

@@ -310,7 +310,10 @@ def _summary(record: Record, model: str, metric: str) -> dict[str, Any]:
 
 
 def _seconds_per_round(record: Record) -> float | None:
-    """Return the mean wall time of a round, evaluations included, after the first tenth of the run."""
+    """Return the mean wall time of a round, evaluations included, after the first tenth of the run.
+
+    None if fewer than two timings remain.
+    """
     lines = record.folder.timing() if record.folder else []
     late = [line for line in lines if line["round"] >= lines[-1]["round"] / 10]
     if len(late) < 2:

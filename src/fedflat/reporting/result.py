@@ -98,10 +98,12 @@ class Result:
         return self.record.metric
 
     def summary(self, average: str = "server", metric: str | None = None) -> Summary:
-        """Summarise a metric of a model on the test set: last value, mean of the last 10 % of evaluations, and best.
+        """Summarise a metric of the server's model, or of an average, on the test set.
+
+        Returns its last value, the mean of the last 10 % of evaluations, and the best value.
 
         Args:
-            average: ``server``, or an evaluated average, e.g. ``wima``.
+            average: an evaluated average, e.g. ``wima``; default: ``server``, which averages nothing.
             metric: name of a metric; default: the primary one.
         """
         name = full_name("evaluated model", average, self.record.evaluated)

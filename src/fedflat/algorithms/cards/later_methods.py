@@ -46,9 +46,9 @@ LATER_METHODS: dict[str, Card] = {
         Algorithm(Gloss(alpha=0.1), RampedSam(0.15)),
         "Caldarola et al., CVPR 2025",
         "on CIFAR-10, alpha is 0.1 (beta = 10 in the paper), server_rho is 0.15 (rho in the paper), rho is 0.15 (rho_l "
-        "in the paper) and ramp is 2000. On CIFAR-100, alpha is 0.01 (beta = 100), server_rho is 0.01, rho is 0.2 and "
-        "ramp is 15000. On both, start_rho is 0.001, lr is 0.01 and weight decay is 4e-4, with batch size 64 and 1 "
-        "local epoch",
+        "in the paper) and both ramps are 2000. On CIFAR-100, alpha is 0.01 (beta = 100), server_rho is 0.01, rho is "
+        "0.2 and both ramps are 15000. On both datasets, both values of start_rho are 0.001, lr is 0.01 and weight "
+        "decay is 4e-4, with batch size 64 and 1 local epoch",
         ("D32", "D33"),
         released={"ramp_rho": 0.15, "dual_divisor": "cohort"},
     ),

@@ -80,7 +80,7 @@ class Dyn(Drift):
         return uploaded if self.dual_scope == "all" else (uploaded - client["a"]) / 2
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """Return the new client state, the dual a_i + D_i, and the messages, of which there are none by default.
+        """Return the client's new state (its dual a_i + D_i) and its messages (none by default).
 
         With ``all_mean`` the client also keeps its model, and sends the model's change since the client last
         participated. The server needs this change to update the mean of all clients' models.

@@ -143,7 +143,7 @@ class LocalGhbm(Anchored):
 
 @dataclass(frozen=True)
 class Hbm(Anchored):
-    """Each client computes its momentum from its own last model (FedHBM; Zaccone et al. 2025).
+    """A client's momentum is the distance to its model at the end of its last round (FedHBM; Zaccone et al. 2025).
 
         m_k = C (y_last - y_k)
         d_k = g + beta m_k / (eta K)

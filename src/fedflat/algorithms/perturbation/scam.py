@@ -31,7 +31,7 @@ class Scam(Perturbation):
     - y_k: the client's model after k local steps
     - g(y): gradient of the loss on the step's batch at the model y
 
-    Clients send h_i and c_i to the server, where the client weights ``aligned`` use them. The local step uses the
+    Clients send h_i and c_i to the server, where the client weighting ``aligned`` uses them. The local step uses the
     gradient g(y_k + e).
 
     >>> from torch import tensor

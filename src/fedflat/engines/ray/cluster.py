@@ -150,8 +150,8 @@ def _unreachable(address: str, error: Exception) -> UserError:
 
 
 def _rejected(address: str, error: Exception) -> UserError:
-    """The error for an address where something listens that does not accept this process."""
-    if address == "auto":
+    """The error for an address where a server answers but refuses this process."""
+    if address == "auto":  # Ray tried an address that it had recorded, where the server is no longer a Ray cluster
         return _unreachable(address, error)
     return UserError(
         f"the server at {address} rejects the connection ({first_line(error)}); if it is a Ray cluster that requires a "

@@ -239,10 +239,10 @@ class Observer:
         return self._every is not None and (completed_rounds % self._every == 0 or completed_rounds == self._last)
 
     def observe_cohort(self, clients: list[Client], outcome: Outcome, states: States) -> None:
-        """Measure a cohort right after local training, while the engine still holds its rows.
+        """Measure a cohort right after local training, while the engine still holds each client's update.
 
         Args:
-            clients: the cohort before the round.
+            clients: the cohort's clients, with their state before the round.
             outcome: the result of local training.
             states: the server states that the cohort received.
         """

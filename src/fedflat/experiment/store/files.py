@@ -189,7 +189,7 @@ class Lock:
         if self._folder.resolve() in _HELD_HERE:
             return (
                 f"this process is already working on {self._subject}, in an open fedflat.rounds or another thread; "
-                "end that with .close() or .result(), or choose another out"
+                "end that with .close() or .result(), or choose another folder (out)"
             )
         return f"another process is working on {self._subject}; wait for it, or choose another --out"
 

@@ -167,11 +167,14 @@ class RunFolder:
         load_recorded(self.path, self.plugins())
 
     def plugins(self) -> dict[str, str]:
-        """The plugins that the run began with: sha256 by absolute path; empty, with a warning, if it is unreadable."""
+        """The plugins that the run began with: sha256 by absolute path.
+
+        Empty if ``plugins.json`` is missing or, with a warning, damaged.
+        """
         try:
             return self._read_json(PLUGINS) if (self.path / PLUGINS).exists() else {}
         except DamagedFile as error:
-            warnings.warn(f"{error}; until then, pass plugins with --plugin", stacklevel=2)
+            warnings.warn(f"{error}; until that file is restored, pass plugins with --plugin", stacklevel=2)
             return {}
 
     def status(self) -> dict[str, Any]:

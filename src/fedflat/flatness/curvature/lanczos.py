@@ -76,7 +76,7 @@ class Krylov:
         self._inherited = np.zeros(self.room)  # residuals of the vectors kept at the last restart
         self._beta = 0.0  # norm of the last product's part outside the basis
         self._scale = 0.0  # largest entry of the projection so far
-        self._rows[0] = self._random_row() if first is None else first / first.norm()
+        self._rows[0] = self._random_vector() if first is None else first / first.norm()
 
     @property
     def is_full(self) -> bool:
@@ -130,9 +130,9 @@ class Krylov:
         eps = torch.finfo(remainder.dtype).eps
         if self._beta <= 10 * eps * self._scale:  # only rounding error is left: the subspace is invariant
             self._beta = 0.0
-            self._rows[self.size] = self._random_row()
+            self._rows[self.size] = self._random_vector()
         elif self._beta <= eps**0.5 * norm_in_basis:  # partly rounding error, which normalising would amplify
-            self._rows[self.size] = self._orthogonalise(remainder / self._beta)
+            self._rows[self.size] = self._orthonormalise(remainder / self._beta)
         else:
             self._rows[self.size] = remainder / self._beta
 
@@ -171,7 +171,7 @@ class Krylov:
         self._projection[:] = 0
         self._projection[range(count), range(count)] = ritz.values[selected]
         self.size = count
-        self._rows[count] = self._random_row() if from_random else next_row
+        self._rows[count] = self._random_vector() if from_random else next_row
 
     def _inherited_residuals(self, vectors: np.ndarray) -> np.ndarray:
         """Return the residuals [k] that ``vectors`` inherit from the inaccurate vectors kept at the last restart.
@@ -182,13 +182,13 @@ class Krylov:
             return np.zeros(vectors.shape[1])
         return np.asarray(np.linalg.norm(vectors * self._inherited[: self.size, None], axis=0))
 
-    def _random_row(self) -> Tensor:
+    def _random_vector(self) -> Tensor:
         """Draw a random unit vector orthogonal to the basis."""
         row = self.operator.normal(self._seed, "lanczos", self._draws)
-        self._draws += 1  # so that every call returns another vector
-        return self._orthogonalise(row / row.norm())
+        self._draws += 1  # so that every call returns a different vector
+        return self._orthonormalise(row / row.norm())
 
-    def _orthogonalise(self, row: Tensor) -> Tensor:
+    def _orthonormalise(self, row: Tensor) -> Tensor:
         """Return ``row`` orthogonalised against the basis and normalised."""
         basis = self._rows[: self.size]
         for _ in range(2):  # once leaves rounding errors, twice is orthogonal to working precision
