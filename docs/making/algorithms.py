@@ -148,7 +148,8 @@ def algorithm_page(name: str) -> str:
     lines += [
         "## Cost",
         "",
-        "P is the number of the model's parameters. The first three rows of the table count values:",
+        "The first three rows of the table are numbers of floating-point values, in terms of P, the number of the model's "
+        "parameters:",
         "",
     ]
     lines += [*_cost(algorithm), *_state(algorithm)]

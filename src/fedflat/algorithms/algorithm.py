@@ -383,7 +383,7 @@ def flat_state(states: Mapping[str, State]) -> State:
 
 
 def nested_state(flat: State) -> States:
-    """Return the state by slot and field; the inverse of ``flat_state``. Every slot is present, possibly empty."""
+    """Return the state by slot and field; the inverse of ``flat_state``. Slots may be empty."""
     states: States = {slot: {} for slot in SLOTS if slot != "lr_schedule"}
     for full_name, value in flat.items():
         slot, name = full_name.split(".", 1)

@@ -145,7 +145,11 @@ class PaperTable:
         return f"{slug(f'{group} {method}')}/{slug(' '.join(labels))}"
 
     def _words(self, group_words: Words, method: str, labels: tuple[str, ...]) -> Words:
-        """Collect the words of a cell; header and row take precedence over rules, and rules over the protocol.
+        """Collect the words (named values) of a cell.
+
+        Later sources override earlier ones: defaults, protocol, table, rules (words that apply if others have given
+        values), header, the row's group and its method. A method that is only the text of an algorithm comes before
+        the header.
 
         Args:
             group_words: words of the row's group.
@@ -155,13 +159,13 @@ class PaperTable:
         methods = self.paper.file.methods | self.file.methods
         if method not in methods:
             raise one_of("method", method, methods, owner=self.full_name)
-        # A method is either the text of an algorithm, which a column may override, or words, which it may not.
         definition = methods[method]
-        specific: Words = {} if isinstance(definition, dict) else {"algorithm": definition}
+        algorithm, method_words = ({}, definition) if isinstance(definition, dict) else ({"algorithm": definition}, {})
+        cell_words: Words = {**algorithm}
         for level, label in zip(self.file.header, labels, strict=True):
-            specific |= level[label] or {}
-        specific |= group_words | (definition if isinstance(definition, dict) else {})
-        name = str(specific.get("protocol", self.file.protocol))
+            cell_words |= level[label] or {}
+        cell_words |= group_words | method_words
+        name = str(cell_words.get("protocol", self.file.protocol))
         protocol = self.paper.protocol(name)
         defaults = {
             "protocol": name,
@@ -171,10 +175,10 @@ class PaperTable:
             "needs": "",
             "weights": "",
         }
-        words: Words = defaults | protocol.words | self.file.words | specific
+        words: Words = defaults | protocol.words | self.file.words | cell_words
         for rule in [*protocol.rules, *self.file.rules]:
-            if rule.holds(words):
-                words |= {word: specific.get(word, value) for word, value in rule.then.items()}
+            if rule.holds(words):  # a rule never changes a word of the header or the row
+                words |= {word: cell_words.get(word, value) for word, value in rule.then.items()}
         return words
 
 

@@ -197,7 +197,7 @@ def moment_at_checkpoint(
     def client_memory(number: int) -> ClientMemory:
         """A client's state and BatchNorm statistics as of the checkpoint.
 
-        Raises a ``UserError`` for a run on real sites, which keep both to themselves.
+        Raises a ``UserError`` for a run on real sites whose clients keep either of them to themselves.
         """
         if folder.has_real_sites and (flat_fields(algorithm.client_fields()) or own_statistics):
             raise UserError(

@@ -105,7 +105,7 @@ class ClusterSchedule:
         self.ray, self.tasks, self.location, self.jobs = ray, tasks, location, jobs
         self.waiting = deque(range(len(tasks)))
         self.running: dict[Any, int] = {}  # task index by Ray's object reference
-        self.losses: Counter[int] = Counter()  # lost nodes or processes by task index
+        self.lost_workers: Counter[int] = Counter()  # lost nodes or processes by task index
         # Fraction of a GPU that a run needs, by the setting engine.device.
         self._gpu_shares: dict[str, float] = {}
 
@@ -147,7 +147,10 @@ class ClusterSchedule:
                 )
 
     def outcomes(self) -> Iterator[tuple[int, UserError | None]]:
-        """Wait briefly; yields the index of every run that has ended, with its error if it failed."""
+        """Wait briefly for a run to end; yields its index, with its error if it failed, or nothing.
+
+        A run whose worker was lost is queued again instead, up to ``MOST_LOSSES`` times.
+        """
         ready, _ = self.ray.wait(list(self.running), num_returns=1, timeout=SECONDS_BETWEEN_POLLS)
         for reference in ready:
             index = self.running.pop(reference)
@@ -156,14 +159,14 @@ class ClusterSchedule:
                 self.ray.get(reference)
             except self.ray.exceptions.RayTaskError as error:
                 failure = self._user_error(error)
-            except self.ray.exceptions.RayError as loss:
-                self.losses[index] += 1
-                if self.losses[index] <= MOST_LOSSES:
+            except self.ray.exceptions.RayError as error:
+                self.lost_workers[index] += 1
+                if self.lost_workers[index] <= MOST_LOSSES:
                     self.waiting.appendleft(index)
                     continue
                 failure = UserError(
-                    f"it lost {self.losses[index]} Ray workers, most likely because memory ran out "
-                    f"({first_line(loss)}); use fewer jobs or a smaller batch size"
+                    f"it lost {self.lost_workers[index]} Ray workers, most likely because memory ran out "
+                    f"({first_line(error)}); use fewer jobs or a smaller batch size"
                 )
             yield index, failure
 
