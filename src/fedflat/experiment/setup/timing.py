@@ -25,6 +25,12 @@ def has_time(config: Config) -> bool:
     return config.federation.clock is not None or config.federation.policy != "wait"
 
 
+def depends_on_time(config: Config) -> bool:
+    """Whether the cohorts of a run depend on virtual time, because of its policy or of unavailable clients."""
+    text = config.federation.clock
+    return config.federation.policy != "wait" or (text is not None and clock_spec(text).availability is not None)
+
+
 def floats_sent(config: Config, algorithm: Algorithm, problem: Problem) -> tuple[int, int]:
     """How many floats a client receives and sends per participation."""
     size, statistics = problem.layout.size, problem.buffer_layout.size
