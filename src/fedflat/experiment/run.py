@@ -197,7 +197,7 @@ class Run:
         is_evaluated = self.config.is_evaluated(self.rounds)
         # On a GPU, the check waits for all queued work, so it is not made every round.
         is_checked = is_evaluated or self.problem.device.type == "cpu" or self.rounds % DIVERGENCE_CHECK_EVERY == 0
-        if is_checked and self.server.cost.samples:  # no loss is known before the first round with progress
+        if is_checked and self.rounds - self.config.init_rounds > self.timeline.idle_rounds:  # else no loss is known
             weights = self.server.model.weights
             divergence = describe_divergence(weights, self.loss, self.algorithm, self.config, self.problem)
             if divergence:
