@@ -171,6 +171,13 @@ def test_stale_control_variates_stay_the_mean_of_those_of_clients_that_arrived()
         torch.testing.assert_close(round.server_state()["drift.c"], mean / 4, rtol=0, atol=1e-5)
 
 
+def test_a_client_that_starts_twice_from_one_version_draws_other_batches() -> None:
+    """With equal batches, the mean of the two displacements would be that of FedAvg's only client."""
+    settings = {"clients": 1, "clients_per_round": 1, "rounds": 1}
+    twice, once = weights(policy="fedbuff(buffer=2)", **settings), weights(**settings)
+    assert (twice - once).abs().max() > 1e-4
+
+
 def test_batch_norm_statistics_are_mixed_by_staleness() -> None:
     """With FedAsync and alpha near 0, neither weights nor statistics move."""
     settings = DIGITS | {
@@ -181,6 +188,7 @@ def test_batch_norm_statistics_are_mixed_by_staleness() -> None:
     runs = [fedflat.run(policy=f"fedasync({alpha})", **settings) for alpha in (1e-9, 1.0)]
     start, end = (run.record.models["server"].buffers for run in runs)
     torch.testing.assert_close(start, torch.where(start > 0.5, 1.0, 0.0), rtol=0, atol=1e-6)
+    assert (start > 0.5).any()  # the initial variances
     assert (end - start).abs().max() > 0.01
 
 
