@@ -1,7 +1,8 @@
 """When does asynchrony pay? Accuracy over virtual time of synchronous and asynchronous policies under four algorithms.
 
-Trains FedAvg, SCAFFOLD, FedMoSWA and FedSAM on clients with log-normal speeds, each with three policies that do the
-same work: waiting for all clients, a deadline with partial work, and FedBuff. Writes ``numbers.json``, ``summary.txt``
+Trains FedAvg, SCAFFOLD, FedMoSWA and FedSAM on clients with log-normal speeds, each for the same number of server
+updates with three policies: waiting for all clients, a deadline with partial work, and FedBuff. Waiting and FedBuff do
+the same work per update; with a deadline, slow clients do less. Writes ``numbers.json``, ``summary.txt``
 and a figure. The default is CIFAR-10 with ``cnn``, 100 clients, and Dirichlet(0.1); ``--dataset digits`` takes minutes
 on a CPU.
 
@@ -38,7 +39,7 @@ def policies(deadline: float, buffer: int) -> dict[str, str]:
 
 
 def run_study(arguments: argparse.Namespace) -> Path:
-    """Train every algorithm with every policy, and save curves, curvature and norms of control variates."""
+    """Train every algorithm with every policy, and save curves, staleness and curvature."""
     settings = common_settings(arguments) | {
         "clients": arguments.clients,
         "clients_per_round": arguments.clients_per_round,
@@ -48,12 +49,13 @@ def run_study(arguments: argparse.Namespace) -> Path:
         "eval_every": max(1, arguments.rounds // 100),
         "save_every": None,
     }
-    # In the median client's time for all of its steps; those with half its speed then complete three quarters of them.
-    deadline = 1.5 * 0.1 * arguments.local_steps
     about = {name: str(value) for name, value in settings.items() if name not in ("data_dir", "device", "workers")}
-    numbers = Numbers(arguments.out / "numbers.json", **about)
+    deadline = arguments.deadline or 0.15 * arguments.local_steps
+    numbers = Numbers(arguments.out / "numbers.json", **about, deadline=deadline)
     for name, algorithm in ALGORITHMS.items():
-        for policy, text in policies(deadline, arguments.clients_per_round).items():
+        for policy, text in policies(
+            arguments.deadline or 0.15 * arguments.local_steps, arguments.clients_per_round
+        ).items():
             values = numbers.part("runs", name, policy)
             if values:
                 continue
@@ -135,6 +137,8 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--local-steps", type=int, default=20, help="local steps per round")
     parser.add_argument("--lr", type=float, default=0.05, help="local learning rate")
     parser.add_argument("--clock", default="lognormal(sigma=0.6)", help="virtual time of the clients")
+    deadline = "deadline in virtual seconds; default: 1.5 times the median FedAvg client of the default clock"
+    parser.add_argument("--deadline", type=float, default=None, help=deadline)
     arguments = parser.parse_args(words)
     draw(arguments.out / "numbers.json" if arguments.draw_only else run_study(arguments))
 

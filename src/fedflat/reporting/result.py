@@ -365,9 +365,7 @@ class Comparison:
                 values[name] = seed_statistics([getattr(summary, name) for summary in evaluated])
             values["mean_counts"] = sorted({summary.mean_count for summary in evaluated})
         for target in targets:
-            costs = costs_to_target(row, metric, target, lower_is_better)
-            values[f"rounds to {target:g}"] = (costs.rounds, costs.reached, costs.runs)
-            values[f"virtual seconds to {target:g}"], values[f"bytes to {target:g}"] = costs.seconds, costs.bytes
+            values |= costs_to_target(row, metric, target, lower_is_better).entries(target)
         last_entries = [record.history[-1] for record in row.records if record.history]
         for cost in ("backward_passes", "bytes_up", "bytes_down", "samples"):
             values[cost] = fmean(float(entry[cost]) for entry in last_entries) if last_entries else None

@@ -38,6 +38,14 @@ class TargetCosts(NamedTuple):
     bytes: float | None
     """Bytes sent, up and down."""
 
+    def entries(self, target: float) -> dict[str, Any]:
+        """The entries of a comparison's table, by name."""
+        return {
+            f"rounds to {target:g}": (self.rounds, self.reached, self.runs),
+            f"virtual seconds to {target:g}": self.seconds,
+            f"bytes to {target:g}": self.bytes,
+        }
+
 
 def costs_to_target(row: Row, metric: str, target: float, lower_is_better: bool) -> TargetCosts:
     """Compute what the runs of a row needed until ``metric`` was ``target`` or better."""
