@@ -53,9 +53,7 @@ def run_study(arguments: argparse.Namespace) -> Path:
     deadline = arguments.deadline or 0.15 * arguments.local_steps
     numbers = Numbers(arguments.out / "numbers.json", **about, deadline=deadline)
     for name, algorithm in ALGORITHMS.items():
-        for policy, text in policies(
-            arguments.deadline or 0.15 * arguments.local_steps, arguments.clients_per_round
-        ).items():
+        for policy, text in policies(deadline, arguments.clients_per_round).items():
             values = numbers.part("runs", name, policy)
             if values:
                 continue
