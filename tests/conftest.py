@@ -57,8 +57,8 @@ def restore_registries() -> Iterator[Callable[[], None]]:
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let clients train for at most two steps a round, for tests of programs that must run, not learn."""
 
-    def short_plan(batch_size: int, epochs: int, steps: int | None, partial: float) -> Plan:
-        return Plan(batch_size, epochs, min(steps or 2, 2), partial)
+    def short_plan(batch_size: int, epochs: int, steps: int | None, *others: Any) -> Plan:
+        return Plan(batch_size, epochs, min(steps or 2, 2), *others)
 
     monkeypatch.setattr("fedflat.experiment.setup.engine.Plan", short_plan)
 

@@ -15,6 +15,8 @@ SHORT_NAMES = {
     "clients": "data.clients",
     "augmentation": "data.augmentation",
     "clients_per_round": "federation.clients_per_round",
+    "clock": "federation.clock",
+    "policy": "federation.policy",
     "rounds": "training.rounds",
     "local_epochs": "training.local_epochs",
     "local_steps": "training.local_steps",

@@ -13,6 +13,7 @@ from fedflat.cli.shared.completion import NAMES
 from fedflat.data import AUGMENTATIONS, DATASETS, PARTITION_MODIFIERS, PARTITIONERS
 from fedflat.experiment.config import setting_names
 from fedflat.models import MODELS
+from fedflat.timing import CLOCK_PARTS, POLICIES
 
 
 def completed(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -34,6 +35,8 @@ def test_the_listed_names_are_those_of_the_registries():
         "partition": PARTITIONERS,
         "partition modifier": PARTITION_MODIFIERS,
         "augmentation": AUGMENTATIONS,
+        "clock": CLOCK_PARTS,
+        "policy": POLICIES,
     }
     assert {kind: set(names.split()) for kind, names in NAMES.items()} == {
         kind: set(registry) for kind, registry in registries.items()

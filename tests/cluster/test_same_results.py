@@ -114,3 +114,16 @@ def test_a_run_with_user_supplied_data_and_model(ray: Any, tmp_path: Path) -> No
     assert runs[0].history == runs[1].history
     one, other = (run.state_dict("ema") for run in runs)
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("policy", ["fedbuff(buffer=3)", "fedasync", "deadline(seconds=0.6,late=partial)"])
+def test_virtual_time_agrees_with_the_loop_engine(ray: Any, policy: str) -> None:
+    """Few clients, so that some start several times from one version, with states that are still on a worker."""
+    settings = {"rounds": 6, "clients": 4, "clients_per_round": 3, "local_steps": 3, "model": "mlp(hidden=2)"}
+    settings |= {"clock": "lognormal(1)", "policy": policy, "evaluation__examples": 20}
+    loop, cluster = (
+        fedflat.run("scaffold", engine=engine, workers=workers, **settings)
+        for engine, workers in (("loop", 1), ("ray", 2))
+    )
+    assert torch.equal(loop.record.models["server"].weights, cluster.record.models["server"].weights)
+    assert loop.record.history == cluster.record.history

@@ -83,12 +83,12 @@ def test_a_client_whose_update_was_lost_continues_from_its_accepted_state(tmp_pa
 
 def _simulated_without(settings: dict[str, Any], round: int, client: int) -> torch.Tensor:
     run = Run(experiment_of(settings))
-    sampler = run._sampler
+    sampled = run.timeline.sample
 
-    def sample(seed: int, number: int) -> list[int]:
-        return [other for other in sampler(seed, number) if (number, other) != (round, client)]
+    def sample(number: int, size: int, time: float) -> list[int]:
+        return [other for other in sampled(number, size, time) if (number, other) != (round, client)]
 
-    run._sampler = sample  # type: ignore[assignment]
+    run.timeline.sample = sample  # type: ignore[method-assign]
     return run.execute().models["server"].weights
 
 

@@ -312,6 +312,9 @@ class Extrapolation(Sgd):
         ratio = means.mean["square"] / (2 * (square_of_mean + eps))
         return means.x + ratio.fmax(ratio.new_tensor(self.server_lr)) * q, {}
 
+    def asynchronous_conflict(self) -> str | None:
+        return "FedExP compares the clients' displacements with their mean, which staleness weights would change"
+
     def divergence_hint(self) -> str | None:
         """Return a warning about divergence: the learning rate becomes large if the displacements cancel."""
         return f"FedExP's server learning rate reaches mean |D_i|^2 / (2 eps) with eps={self.eps:g}; raise eps"

@@ -194,6 +194,14 @@ class Slot:
         """Return why robust aggregation must not replace the mean of client messages, or None if it may."""
         return None
 
+    def asynchronous_conflict(self) -> str | None:
+        """Return why clients must not start from different versions of the server model, or None if they may.
+
+        Under an asynchronous policy, ``CohortMeans`` describes a buffer of updates: displacements and directions are
+        scaled by staleness weights, messages are plain means, and ``x``, ``z`` and ``round`` are the current ones.
+        """
+        return None
+
 
 FullGradient = Literal["none", "own", "common"]
 

@@ -87,6 +87,9 @@ class Relaxed(Start):
     def mean_start(self, means: CohortMeans) -> Tensor:
         return means.z + means.mean["offset"] if self.server == "average" else means.z
 
+    def asynchronous_conflict(self) -> str | None:
+        return "each client starts from a model of its own, so its model is not the server's plus its displacement"
+
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
         """Return an error message if the drift in ``slots`` needs the cohort's mean gradient at z, else None."""
         drift = slots["drift"]

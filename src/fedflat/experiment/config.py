@@ -12,6 +12,7 @@ import yaml
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from fedflat.errors import UserError
+from fedflat.experiment.federation_settings import FederationSettings
 from fedflat.experiment.settings_group import SettingsGroup
 from fedflat.setting_names import (
     DEFAULT_MEASUREMENTS,
@@ -75,27 +76,6 @@ class DataSettings(SettingsGroup):
     @classmethod
     def _absolute_dir(cls, folder: Path | None) -> Path | None:
         return None if folder is None else folder.expanduser().absolute()
-
-
-class FederationSettings(SettingsGroup):
-    """Client sampling and aggregation."""
-
-    clients_per_round: int = Field(10, ge=1, description="clients per round (expected number with Bernoulli sampling)")
-    sampling: Literal["fixed", "bernoulli"] = Field(
-        "fixed", description="sample exactly clients_per_round clients, or each client independently"
-    )
-    weighting: Literal["samples", "uniform"] = Field(
-        "samples", description="weight client updates by their number of examples, or equally"
-    )
-    aggregation: Literal["mean", "median", "trimmed", "clipped"] = Field(
-        "mean", description="aggregate updates by their mean or by a robust alternative"
-    )
-    trim: float = Field(0.1, ge=0, lt=0.5, description="fraction that trimmed removes at each end")
-    longest: float = Field(
-        1.0, gt=0, description="norm to which clipped limits updates, in medians of the cohort's norms"
-    )
-    dropout: float = Field(0.0, ge=0, lt=1, description="probability that a sampled client never responds")
-    partial: float = Field(0.0, ge=0, le=1, description="probability that a client completes only part of its steps")
 
 
 class TrainingSettings(SettingsGroup):

@@ -43,8 +43,7 @@ class Round:
         """Return the round that a run has just completed."""
         is_evaluated = bool(run.history) and run.history[-1]["round"] == run.rounds
         evaluation = run.history[-1] if is_evaluated else {}
-        cohort = tuple(run.cohort(run.rounds - 1))  # cohorts are counted from 0
-        return cls(run.rounds, cohort, run.loss, evaluation, run.server, run)
+        return cls(run.rounds, run.timeline.participants, run.loss, evaluation, run.server, run)
 
     @property
     def score(self) -> float:

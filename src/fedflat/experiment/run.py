@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from fedflat.experiment.analysis.observer import Observer
 from fedflat.experiment.analysis.run_model import estimated_statistics
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
-from fedflat.experiment.setup.engine import begin_averages, decide_compile, engine_for, sampler_of, training_of
+from fedflat.experiment.setup.engine import begin_averages, decide_compile, engine_for, training_of
 from fedflat.experiment.setup.problem import build_problem, decide_precision
 from fedflat.experiment.stopping import (
     DIVERGENCE_CHECK_EVERY,
@@ -54,6 +53,7 @@ from fedflat.experiment.store.run_folder import (
     remove_snapshots_after,
     snapshot_file,
 )
+from fedflat.experiment.timeline import TimelineSetup, timeline_for
 from fedflat.operating_system import peak_memory
 
 
@@ -97,7 +97,8 @@ class Run:
         self.record: Record | None = None  # set when the run ends or pauses
         self._train_loss = torch.tensor(math.nan)
         self.training = training_of(config, self.algorithm, len(self.partition.clients), self.problem)
-        self._sampler = sampler_of(config, len(self.partition.clients))
+        setup = TimelineSetup(config, self.algorithm, self.training, self.problem, self.partition.clients)
+        self.timeline = timeline_for(setup)
         initial = ModelState(*self.problem.initial_state())
         self.server = ServerState(config.init_rounds, initial, self.algorithm.new_server(initial.weights), Cost())
         self._flatness = Observer(config.flatness, self.problem, self.partition, self.algorithm, config.training.rounds)
@@ -195,7 +196,8 @@ class Run:
         is_last = self.rounds == self.config.training.rounds
         is_evaluated = self.config.is_evaluated(self.rounds)
         # On a GPU, the check waits for all queued work, so it is not made every round.
-        if is_evaluated or self.problem.device.type == "cpu" or self.rounds % DIVERGENCE_CHECK_EVERY == 0:
+        is_checked = is_evaluated or self.problem.device.type == "cpu" or self.rounds % DIVERGENCE_CHECK_EVERY == 0
+        if is_checked and self.rounds - self.config.init_rounds > self.timeline.idle_rounds:  # else no loss is known
             weights = self.server.model.weights
             divergence = describe_divergence(weights, self.loss, self.algorithm, self.config, self.problem)
             if divergence:
@@ -226,28 +228,23 @@ class Run:
         flat_model = _flat(server.model)
         for average in self.averages.values():
             average.before_round(round_index, flat_model)
-        cohort = [self.client(number) for number in self.cohort(round_index)]
-        outcome = self.engine.train(self.training, round_index, server.model, server.states, cohort)
-        if self._flatness.is_due(round_index + 1):  # measure now: the next round overwrites the clients' updates
-            self._flatness.observe_cohort(cohort, outcome, server.states)
-        weights, states = self.algorithm.aggregate(outcome.returned, outcome.means, server.states)
-        for client in outcome.clients:
+        trained = self.timeline.train(self.engine, server, self.client)
+        model, states, cost, outcome = server.model, server.states, server.cost + trained.unused, trained.outcome
+        if outcome is not None:
+            if trained.cohort and self._flatness.is_due(round_index + 1):  # the next round overwrites clients' updates
+                self._flatness.observe_cohort(trained.cohort, outcome, server.states)
+            weights, states = self.algorithm.aggregate(outcome.returned, outcome.means, server.states)
+            model = ModelState(weights, outcome.buffers, outcome.integer_buffers)
+            cost, self._train_loss = cost + outcome.cost, outcome.loss
+        for client in trained.trained:
             self._clients.write(client)
-        total_cost = Cost(**{key: value + getattr(outcome.cost, key) for key, value in asdict(server.cost).items()})
-        model = ModelState(weights, outcome.buffers, outcome.integer_buffers)
-        self.server = ServerState(round_index + 1, model, states, total_cost)  # this also increases self.rounds
-        if self.rounds < self.config.training.rounds:  # the engine may load the next cohort's data in the background
-            upcoming = [(number, self.partition.clients[number]) for number in self.cohort(self.rounds)]
-            self.engine.prepare(self.training, self.rounds, upcoming)
-        self._train_loss = outcome.loss
+        self.server = ServerState(round_index + 1, model, states, cost)  # this also increases self.rounds
+        if self.rounds < self.config.training.rounds:  # the engine may load the next clients' data in the background
+            self.engine.prepare(self.training, self.rounds, self.timeline.upcoming(self.rounds))
         flat_model = _flat(model)
         for average in self.averages.values():
             average.update(round_index, flat_model)
         self._notify("round_done")
-
-    def cohort(self, number: int) -> Sequence[int]:
-        """The clients sampled for a round, counted from 0."""
-        return self._sampler(self.config.seed, number)
 
     def client(self, number: int) -> Client:
         """A client with its examples and state."""
@@ -287,6 +284,7 @@ class Run:
             record[set_name] = {name: self._metrics(by_set[set_name]) for name, by_set in scores.items()}
         record |= {"backward_passes": cost.backward_passes, "samples": cost.samples}
         record |= {"bytes_down": cost.floats_down * bytes_per_float, "bytes_up": cost.floats_up * bytes_per_float}
+        record |= self.timeline.metrics()
         timing: dict[str, Any] = {"round": self.rounds}
         if self._flatness.is_due(self.rounds):
             record["flatness"] = self._flatness.measurements(models, scores)
@@ -345,7 +343,8 @@ class Run:
             with self._interval.measured():
                 self._clients.fetch_remote_states()
                 loss, frozen = finite_or_none(self.loss), self._frozen_hash
-                write_checkpoint(self.folder, self.server, self.averages, self._stores, self.config, loss, frozen)
+                state = self.server, self.averages, self._stores, self.config, loss, frozen, self.timeline.state()
+                write_checkpoint(self.folder, *state)
 
     def _restore(self, folder: RunFolder, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
         """Continue from a checkpoint, given its tensors and metadata; discard all that was written after it."""
@@ -356,6 +355,7 @@ class Run:
         self._train_loss = torch.tensor(loss, dtype=self.problem.dtype)
         for name, average in self.averages.items():
             average.restore(with_prefix(tensors, f"average/{name}/"))
+        self.timeline.restore(with_prefix(tensors, "timeline/"), metadata.get("timeline", {}))
         for store in self._stores.values():
             store.rewind(self.rounds)
         remove_snapshots_after(folder.path, self.rounds)

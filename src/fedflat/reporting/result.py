@@ -26,7 +26,8 @@ from fedflat.experiment.stopping import check_target
 from fedflat.experiment.store.run_collection import runs_below
 from fedflat.experiment.store.run_folder import Record, load_record, model_file
 from fedflat.reporting.row import Row
-from fedflat.reporting.tables.summary import RoundsToTarget, Summary, rounds_to, seed_statistics, summarise
+from fedflat.reporting.tables.summary import Summary, seed_statistics, summarise
+from fedflat.reporting.tables.targets import costs_to_target
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -337,8 +338,9 @@ class Comparison:
         """Return one dictionary per row, with statistics of the primary metric over seeds, and mean costs.
 
         Args:
-            targets: one or several values of the metric. For each of them, the entry ``rounds to TARGET`` is a tuple:
-                median number of rounds until a run reached it, number of runs that reached it, and number of runs.
+            targets: one or several values of the metric. For each, ``rounds to TARGET`` is a tuple: median number of
+                rounds, number of runs that reached it, and number of runs. The entries ``virtual seconds to TARGET``
+                and ``bytes to TARGET`` are medians, or None.
         """
         targets = (targets,) if isinstance(targets, int | float) else targets
         for target in targets:
@@ -363,9 +365,7 @@ class Comparison:
                 values[name] = seed_statistics([getattr(summary, name) for summary in evaluated])
             values["mean_counts"] = sorted({summary.mean_count for summary in evaluated})
         for target in targets:
-            rounds = tuple(rounds_to(record.history, model, metric, target, lower_is_better) for record in row.records)
-            reached = RoundsToTarget(target, rounds, ends=(0,) * len(rounds))  # only its text depends on the ends
-            values[f"rounds to {target:g}"] = (reached.median, reached.count, len(rounds))
+            values |= costs_to_target(row, metric, target, lower_is_better).entries(target)
         last_entries = [record.history[-1] for record in row.records if record.history]
         for cost in ("backward_passes", "bytes_up", "bytes_down", "samples"):
             values[cost] = fmean(float(entry[cost]) for entry in last_entries) if last_entries else None

@@ -62,6 +62,9 @@ class Acg(Drift):
         """
         return means.z + means.displacement, {"m": self.lam * server["m"] + means.displacement}
 
+    def asynchronous_conflict(self) -> str | None:
+        return "clients start ahead of the server model, along a momentum that has changed when they arrive"
+
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
         """Return an error message unless the server optimiser in ``slots`` is SGD with ``server_lr`` 1."""
         if slots["server"] == Sgd():

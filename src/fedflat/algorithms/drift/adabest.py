@@ -66,6 +66,9 @@ class AdaBest(Drift):
         a = means.z + means.displacement
         return a + self.beta * (a - server["aggregate"]), {"aggregate": a}
 
+    def asynchronous_conflict(self) -> str | None:
+        return "AdaBest extrapolates between the means of whole cohorts, which an asynchronous server does not have"
+
     def divergence_hint(self) -> str | None:
         return f"AdaBest extrapolates by beta={self.beta} every round; lower beta or mu"
 

@@ -116,6 +116,9 @@ class Dyn(Drift):
             return None
         return "the server's dual must equal the mean of the clients' duals"
 
+    def asynchronous_conflict(self) -> str | None:
+        return "the server's dual must equal the mean of the clients' duals, which staleness weights would change"
+
     def divergence_hint(self) -> str | None:
         """Return why FedDyn may make a run diverge and what to change."""
         return (

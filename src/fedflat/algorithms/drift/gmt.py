@@ -86,5 +86,8 @@ class Gmt(Drift):
     def robust_aggregation_conflict(self) -> str | None:
         return "the server's dual must equal the mean of the clients' duals"
 
+    def asynchronous_conflict(self) -> str | None:
+        return "the server's dual must equal the mean of the clients' duals, which staleness weights would change"
+
     def divergence_hint(self) -> str | None:
         return "FedGMT's dual accumulates displacements without decay; clip gradients (training.clip=10) or raise beta"

@@ -101,6 +101,9 @@ class Mime(FrozenMomentum):
     def robust_aggregation_conflict(self) -> str | None:
         return "every client trains with the mean of the cohort's gradients"
 
+    def asynchronous_conflict(self) -> str | None:
+        return "every client trains with the mean of the cohort's gradients, for which the cohort must start together"
+
     def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
         """Return the direction g(y_k) - g(z) + G + beta m, where ``g`` is g(y_k) and ``gradient`` computes g(z).
 

@@ -62,6 +62,9 @@ class Nova(Drift):
     def sgd_conflict(self, optimiser: str) -> str | None:
         return f"effective steps are counted for SGD only; use another drift correction, e.g. fedprox+{optimiser}"
 
+    def asynchronous_conflict(self) -> str | None:
+        return "displacements are normalised by the mean steps of a cohort that starts together"
+
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
         assert means.normalised is not None
         return means.z + means.mean["steps" if self.mu else "a"] * means.normalised, {}

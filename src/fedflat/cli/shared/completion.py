@@ -36,6 +36,8 @@ NAMES = {
         centralised""",
     "partition modifier": "longtail held-out",
     "augmentation": "crop-flip cutout mixup random-resized-crop scale-crop flip",
+    "clock": "constant lognormal tiers trace uplink downlink latency diurnal markov sessions",
+    "policy": "wait over-select deadline fedbuff fedasync",
 }
 """Names of all built-in components by kind, separated by spaces."""
 MAX_LEVELS = 2
@@ -71,6 +73,16 @@ def complete_augmentation(incomplete: str) -> list[str]:
     return _complete_sum(incomplete, "augmentation", "augmentation")
 
 
+def complete_clock(incomplete: str) -> list[str]:
+    """Complete parts of a clock joined by ``+``."""
+    return _complete_sum(incomplete, "clock", "clock")
+
+
+def complete_policy(incomplete: str) -> list[str]:
+    """Complete the name of a policy."""
+    return _starting_with(incomplete, NAMES["policy"].split())
+
+
 def complete_assignment(incomplete: str) -> list[str]:
     """Complete the full name of a setting for ``--set``.
 
@@ -99,6 +111,8 @@ SETTING_COMPLETERS = {
     "data.dataset": complete_dataset,
     "data.partition": complete_partition,
     "data.augmentation": complete_augmentation,
+    "federation.clock": complete_clock,
+    "federation.policy": complete_policy,
 }
 """Completion of the settings that name components."""
 

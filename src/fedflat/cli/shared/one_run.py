@@ -63,6 +63,7 @@ def run_document(record: Record) -> dict[str, Any]:
         "seconds": round(record.seconds, 3),
         "flatness_seconds": flatness_seconds,
         "cost": {name: last.get(name) for name in COSTS},
+        **{name: last[name] for name in ("virtual_seconds", "idle_rounds", "staleness") if name in last},
         "config": record.config.model_dump(mode="json"),
     }
 
@@ -89,6 +90,7 @@ def print_run(record: Record, settings: bool = False) -> None:
             {
                 "status": _describe_status(record, document["rounds"]),
                 "time": _describe_time(document["seconds"], document["flatness_seconds"]),
+                **_describe_virtual_time(document),
                 "sent": f"{shown_bytes(cost['bytes_up'])} up, {shown_bytes(cost['bytes_down'])} down",
                 "backward passes": shown_count(cost["backward_passes"]),
                 "folder": document["folder"],
@@ -103,6 +105,15 @@ def print_run(record: Record, settings: bool = False) -> None:
                 print_partition(record.folder.partition())
             except DamagedFile as error:
                 console.print(str(error), style="red")
+
+
+def _describe_virtual_time(document: dict[str, Any]) -> dict[str, str]:
+    """Return the virtual time of a run with the number of its rounds without progress; empty if it has none."""
+    if "virtual_seconds" not in document:
+        return {}
+    idle = document["idle_rounds"]
+    text = shown_seconds(document["virtual_seconds"])
+    return {"virtual time": f"{text}, {idle} rounds without progress" if idle else text}
 
 
 def print_r2_warning(comparison: Comparison) -> None:

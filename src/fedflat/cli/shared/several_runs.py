@@ -11,6 +11,7 @@ from fedflat.cli.shared.one_run import folder_of, print_r2_warning
 from fedflat.cli.shared.screen import screen, shown_bytes, shown_metric, shown_seconds, table, with_unit
 from fedflat.display import column_format, is_share
 from fedflat.reporting.tables.summary import MEAN_LABEL, best_of, shown_range
+from fedflat.reporting.tables.targets import has_virtual_time
 from fedflat.text import write_value
 
 if TYPE_CHECKING:
@@ -30,7 +31,11 @@ def comparison_document(comparison: Comparison, targets: Sequence[float] = ()) -
         rounds_to = []
         for target in targets:
             median, reached, total = row.pop(f"rounds to {target:g}")
-            rounds_to.append({"target": target, "median": median, "reached": reached, "runs": total})
+            costs = {"bytes": row.pop(f"bytes to {target:g}")}
+            seconds = row.pop(f"virtual seconds to {target:g}")
+            if seconds is not None:
+                costs["virtual_seconds"] = seconds
+            rounds_to.append({"target": target, "median": median, "reached": reached, "runs": total, **costs})
         for name in SEED_STATISTICS:
             if name in row:  # missing if every run of the row diverged
                 row[name] = asdict(row[name])
@@ -89,7 +94,9 @@ def _comparison_table(comparison: Comparison, rows: list[dict[str, Any]], target
     has_settings, same_counts = any(settings), len(evaluation_counts(rows)) == 1
     means = [row["mean_last"].mean for row in rows if "mean_last" in row]
     best = best_of(means, comparison.lower_is_better) if means and same_counts else None
-    target_columns = [f"rounds\nto {target:g}" for target in targets]
+    timed = has_virtual_time(comparison.records)
+    kinds = ("rounds", "virtual time") if timed else ("rounds",)
+    target_columns = [f"{kind}\nto {target:g}" for target in targets for kind in kinds]
     numeric = ["mean of last 10 %\nof evaluations", "last", "seeds", *target_columns, "time", "sent up"]
     most_bytes = max((row["bytes_up"] or 0 for row in rows), default=None)
     cells: list[list[object]] = []
@@ -97,7 +104,11 @@ def _comparison_table(comparison: Comparison, rows: list[dict[str, Any]], target
         mean, last, seeds = row.get("mean_last"), row.get("last"), row["seeds"]
         is_best = mean is not None and mean.mean == best
         count = "" if mean is None or same_counts else f" (n={shown_range(row['mean_counts'])})"
-        rounds_to = [_rounds_to_target(*row[f"rounds to {target:g}"]) for target in targets]
+        rounds_to = []
+        for target in targets:
+            rounds_to.append(_rounds_to_target(*row[f"rounds to {target:g}"]))
+            if timed:
+                rounds_to.append(shown_seconds(row[f"virtual seconds to {target:g}"]))
         cells.append(
             [
                 row["label"],

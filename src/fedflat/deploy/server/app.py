@@ -29,6 +29,7 @@ from fedflat.experiment.callback import Callback, RunView
 from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
 from fedflat.experiment.setup.problem import name_user_objects
+from fedflat.experiment.setup.timing import has_time
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.files import write_atomically
 from fedflat.experiment.store.run_folder import SITES, Record, RunFolder
@@ -84,6 +85,8 @@ def serve(
         The record of the run.
     """
     config = name_user_objects(experiment_of(run_config), data, model)
+    if has_time(config):
+        raise UserError("a deployment runs in real time; remove federation.clock and federation.policy")
     deployment = deployment_of(run_config)
     folder = RunFolder(deployment.out.expanduser().absolute())
 
@@ -140,7 +143,8 @@ def _check_minimum(run: Run, minimum: int) -> None:
     """Raise ``UserError`` if some round has fewer clients than ``minimum``, the updates that a round needs."""
     # A run that starts from another run's model starts with round init_rounds.
     cohort_sizes = {
-        round: len(run.cohort(round)) for round in range(run.config.init_rounds, run.config.training.rounds)
+        round: len(run.timeline.sampler(run.config.seed, round))
+        for round in range(run.config.init_rounds, run.config.training.rounds)
     }
     smallest_round = min(cohort_sizes, key=lambda round: cohort_sizes[round])
     if cohort_sizes[smallest_round] < minimum:

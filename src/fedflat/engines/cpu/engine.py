@@ -70,8 +70,10 @@ class LoopEngine(CohortEngine):
         self._token = object()  # identifies this engine to the pool; a reference to the engine would keep it alive
         self._checked_training: Training | None = None  # whether workers can import it is checked once
 
-    def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
-        """Train a cohort for one round and average what it sends, in cohort order.
+    def train_groups(
+        self, training: Training, round: int, model: ModelState, server: States, groups: list[list[Client]]
+    ) -> list[Outcome]:
+        """Train groups of clients for one round, and average what each group sends, in the order of its clients.
 
         If worker processes cannot import something that ``training`` uses, such as an algorithm defined in the running
         script, this and all later rounds run in this process.
@@ -81,7 +83,7 @@ class LoopEngine(CohortEngine):
                 self._checked_training = training
                 if self.workers > 1 and not is_sendable(training):
                     self.workers = 1
-            return super().train(training, round, model, server, cohort)
+            return super().train_groups(training, round, model, server, groups)
 
     def allocate(self, training: Training, rows: int, like: Tensor) -> CohortBuffers:
         """Memory for a cohort of ``rows`` clients, shared with the workers; ``like`` gives dtype and device.

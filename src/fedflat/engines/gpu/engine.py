@@ -51,13 +51,15 @@ class LaneEngine(CohortEngine):
         self._prepared: dict[tuple[int, int], ClientBatches] = {}  # drawn in advance, by round and client
         self._batches_at_once = BATCHES_AT_ONCE if problem.device.type == "cuda" else 1
 
-    def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
-        """Queue a cohort's round on the lanes and average what it sends, without waiting for the device.
+    def train_groups(
+        self, training: Training, round: int, model: ModelState, server: States, groups: list[list[Client]]
+    ) -> list[Outcome]:
+        """Queue the round of all groups on the lanes and average what each sends, without waiting for the device.
 
-        ``server`` is the server's state by slot, and ``cohort`` lists the participating clients.
+        ``server`` is the server's state by slot, and ``groups`` lists the clients of each group.
         """
         self.problem.set_training_mode()  # an evaluation may have come before
-        return super().train(training, round, model, server, cohort)
+        return super().train_groups(training, round, model, server, groups)
 
     def allocate(self, training: Training, rows: int, like: Tensor) -> CohortBuffers:
         """Memory for a cohort of ``rows`` clients, and the lanes that work on it; ``like`` gives dtype and device.

@@ -11,7 +11,7 @@ flat numpy arrays between processes. It is converted only here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
 
@@ -103,6 +103,13 @@ class CohortBuffers:
     def rows(self) -> int:
         """Size of the largest cohort that fits."""
         return len(self.displacement)
+
+    def part(self, rows: slice) -> CohortBuffers:
+        """What the clients in some rows have written; views of this memory."""
+        states = {name: values[rows] for name, values in self.client_states.items()}
+        sent = {name: values[rows] for name, values in self.sent.items()}
+        displacement, statistics = self.displacement[rows], self.statistics[rows]
+        return replace(self, client_states=states, sent=sent, displacement=displacement, statistics=statistics)
 
     def copy_inputs(self, z: Tensor, server: States, buffers: Tensor, cohort: Sequence[Client]) -> None:
         """Copy everything that the clients of a cohort read into this memory; client i of the cohort gets row i.

@@ -282,6 +282,16 @@ class CohortEngine(ABC):
             server: the server's state by slot.
             cohort: the participating clients, in ascending order.
         """
+        return self.train_groups(training, round, model, server, [cohort])[0]
+
+    def train_groups(
+        self, training: Training, round: int, model: ModelState, server: States, groups: list[list[Client]]
+    ) -> list[Outcome]:
+        """Train the clients of several groups together, and average what each group sends.
+
+        ``server`` is the server's state by slot, and ``groups`` lists the clients of each group.
+        """
+        cohort = [client for group in groups for client in group]
         buffers = self.allocate(training, len(cohort), model.weights)
         z = training.algorithm.broadcast(model.weights, server)  # the model that clients start from
         buffers.copy_inputs(z, server, model.buffers, cohort)
@@ -291,7 +301,15 @@ class CohortEngine(ABC):
             weights = weights_by_samples([len(client.indices) for client in cohort])
             buffers.common_gradient.copy_(weighted_sum(buffers.gradient[: len(cohort)], weights))
         reports = self.train_rows(training, round, buffers, cohort, model.integer_buffers)
-        return reduce_rows(training, round, model, z, buffers, cohort, reports, gradient_cost, server)
+        outcomes, first = [], 0
+        for group in groups:
+            rows = slice(first, first + len(group))
+            rows_of_group = buffers.part(rows) if len(groups) > 1 else buffers
+            outcomes.append(
+                reduce_rows(training, round, model, z, rows_of_group, group, reports[rows], gradient_cost, server)
+            )
+            first, gradient_cost = rows.stop, GradientCost()  # a common gradient is counted once
+        return outcomes
 
     @abstractmethod
     def allocate(self, training: Training, rows: int, like: Tensor) -> CohortBuffers:

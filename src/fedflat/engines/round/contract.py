@@ -22,8 +22,8 @@ under flat names (``slot.field``); ``client.py`` converts between these forms.
 from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from dataclasses import asdict, dataclass, field
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -214,6 +214,9 @@ class Cost:
     floats_down: int = 0
     floats_up: int = 0
 
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(**{name: value + getattr(other, name) for name, value in asdict(self).items()})
+
 
 class CohortRows(NamedTuple):
     """What each client of a cohort sent. Both are views of engine memory, valid until the next round.
@@ -279,6 +282,32 @@ class Engine(Protocol):
     ) -> dict[str, dict[str, dict[str, float]]]:
         """Metrics of every model on every set of examples: model -> set -> metric -> value."""
         ...
+
+
+@runtime_checkable
+class GroupEngine(Protocol):
+    """An engine that trains several groups of clients at once."""
+
+    def train_groups(
+        self, training: Training, round: int, model: ModelState, server: States, groups: list[list[Client]]
+    ) -> list[Outcome]:
+        """Train several groups for one round; returns the outcome that ``train`` would return for each.
+
+        ``server`` is the server's state by slot, and ``groups`` lists the clients of each group.
+        """
+        ...
+
+
+def train_groups(
+    engine: Engine, training: Training, round: int, model: ModelState, server: States, groups: list[list[Client]]
+) -> list[Outcome]:
+    """Train several groups of clients, at once if the engine can, otherwise one after another.
+
+    ``server`` is the server's state by slot, and ``groups`` lists the clients of each group; none is in two groups.
+    """
+    if isinstance(engine, GroupEngine):
+        return engine.train_groups(training, round, model, server, groups)
+    return [engine.train(training, round, model, server, group) for group in groups]
 
 
 Read = Callable[[], States]

@@ -121,12 +121,15 @@ class Plan:
         epochs: local epochs; ignored if ``steps`` is given.
         steps: local steps.
         partial: probability that a client completes only part of its steps.
+        limit: how many of its steps a client completes before a deadline, given its number and these steps; pickled
+            for workers, so it must be small.
     """
 
     batch_size: int
     epochs: int = 1
     steps: int | None = None
     partial: float = 0.0
+    limit: Callable[[int, int], int] | None = None
 
     def batches(self, seed: int, round: int, client: int, size: int) -> list[np.ndarray]:
         """A client's batches in a round, as positions in its own examples; the last batch of an epoch may be smaller.
@@ -138,13 +141,21 @@ class Plan:
             size: number of the client's examples, drawn without replacement within an epoch.
         """
         rng = generator(seed, "batches", round, client)
-        steps_per_epoch = ceil(size / self.batch_size)
-        steps = steps_per_epoch * self.epochs if self.steps is None else self.steps
+        steps = self.planned_steps(size)
         batches = []
-        for _ in range(ceil(steps / steps_per_epoch)):
+        for _ in range(ceil(steps / ceil(size / self.batch_size))):
             order = rng.permutation(size)
             batches += [order[start : start + self.batch_size] for start in range(0, size, self.batch_size)]
-        return batches[: self._completed_steps(steps, seed, round, client)]
+        completed = self.unlimited_steps(seed, round, client, size)
+        return batches[: completed if self.limit is None else self.limit(client, completed)]
+
+    def planned_steps(self, size: int) -> int:
+        """Local steps of a client with ``size`` examples that completes all of them.
+
+        >>> Plan(10, epochs=2).planned_steps(25), Plan(10, steps=4).planned_steps(25)
+        (6, 4)
+        """
+        return ceil(size / self.batch_size) * self.epochs if self.steps is None else self.steps
 
     def samples(self, size: int) -> int:
         """Examples that a client with ``size`` examples sees in a round if it completes all its steps.
@@ -157,8 +168,12 @@ class Plan:
         full_epochs, remaining_steps = divmod(self.steps, ceil(size / self.batch_size))
         return full_epochs * size + remaining_steps * min(self.batch_size, size)
 
-    def _completed_steps(self, steps: int, seed: int, round: int, client: int) -> int:
-        """How many of its ``steps`` a client completes: all, or with probability ``partial`` a random number."""
+    def unlimited_steps(self, seed: int, round: int, client: int, size: int) -> int:
+        """Steps that a client completes without a deadline: all, or with probability ``partial`` a random number.
+
+        The arguments are those of ``batches``.
+        """
+        steps = self.planned_steps(size)
         if not self.partial:
             return steps
         rng = generator(seed, "partial", round, client)

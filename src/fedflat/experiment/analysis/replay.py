@@ -23,6 +23,7 @@ from fedflat.engines.round.contract import Client, CohortRows, Engine, ModelStat
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.engine import decide_compile, engine_for, sampler_of, training_of
+from fedflat.experiment.setup.timing import depends_on_time
 from fedflat.experiment.store.checkpoint import newest_checkpoint, require_rows, with_prefix
 from fedflat.experiment.store.client_states import ClientStateStore, PastRowStore, RowStore
 from fedflat.experiment.store.run_folder import RunFolder
@@ -82,7 +83,15 @@ class Replay:
         return self.cohort_of(self.moment.rounds)
 
     def cohort_of(self, round: int) -> list[int]:
-        """Numbers of the clients that participate in round ``round``, counted from 0."""
+        """Numbers of the clients that participate in round ``round``, counted from 0.
+
+        Raises a ``UserError`` if they depend on virtual time, which only the run itself knows.
+        """
+        if depends_on_time(self.config):
+            raise UserError(
+                f"the cohorts of this run depend on its clock and policy ({self.config.federation.policy}), "
+                "so its rounds cannot be repeated; choose clients by number, or a run without them"
+            )
         return self._sampler(self.config.seed, round)
 
     @property

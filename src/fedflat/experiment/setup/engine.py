@@ -29,6 +29,7 @@ from fedflat.engines.round.plan import Plan, Sampler
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import build_problem
+from fedflat.experiment.setup.timing import step_limit
 from fedflat.flatness.precision import gpu_has_tf32
 from fedflat.models import classifier_parameters
 from fedflat.processes import available_cores
@@ -188,7 +189,13 @@ def training_of(config: Config, algorithm: Algorithm, clients: int, problem: Pro
         algorithm,
         descent,
         Schedule(training.lr, training.lr_decay, training.rounds),
-        Plan(training.batch_size, training.local_epochs, training.local_steps, federation.partial),
+        Plan(
+            training.batch_size,
+            training.local_epochs,
+            training.local_steps,
+            federation.partial,
+            step_limit(config, algorithm, problem),
+        ),
         config.seed,
         clients,
         Aggregation(federation.weighting, federation.aggregation, federation.trim, federation.longest),

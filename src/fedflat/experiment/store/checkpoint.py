@@ -59,6 +59,13 @@ class ServerState:
         return cls(header["rounds"], model, states, Cost(**header["cost"]))
 
 
+class TimelineState(NamedTuple):
+    """The state of virtual time between rounds: tensors by name, and plain values."""
+
+    tensors: dict[str, Tensor]
+    values: dict[str, Any]
+
+
 class Checkpoint(NamedTuple):
     """The content of a checkpoint file, and its name in the run folder."""
 
@@ -108,6 +115,7 @@ def write_checkpoint(
     settings: Config,
     loss: float | None,
     frozen: str,
+    timeline: TimelineState,
 ) -> None:
     """Write a checkpoint; until it is complete, the previous one stays valid.
 
@@ -121,6 +129,7 @@ def write_checkpoint(
         settings: the run's config.
         loss: mean training loss of the last round, if finite.
         frozen: fingerprint of the model's frozen parameters; empty if there are none.
+        timeline: the state of virtual time; empty for a run without it.
     """
     for store in stores.values():
         store.flush()
@@ -128,6 +137,7 @@ def write_checkpoint(
     tensors = server.tensors()
     for name, average in averages.items():
         tensors |= {f"average/{name}/{key}": value for key, value in average.tensors().items()}
+    tensors |= {f"timeline/{name}": value for name, value in timeline.tensors.items()}
     header: dict[str, Any] = {
         "rounds": server.rounds,
         "metrics": folder.metrics_length(),  # in bytes; a resumed run drops the lines that follow
@@ -138,6 +148,8 @@ def write_checkpoint(
     }
     if frozen:
         header["frozen"] = frozen
+    if timeline.values:
+        header["timeline"] = timeline.values
     current = folder.path / CHECKPOINT
     has_rows = any(count for count, _ in header["rows"].values())
     # Keep the current checkpoint, to which readers fall back if the new one is damaged. With rows it would be useless,

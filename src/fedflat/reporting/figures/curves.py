@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedflat.display import is_share
-from fedflat.errors import one_of
+from fedflat.errors import UserError, one_of
 from fedflat.reporting.figures.style import COLOURS, late_limits, line_styles, marker_spacing, open_frame
 from fedflat.reporting.tables.summary import series
 
@@ -21,6 +21,7 @@ AXES = {
     "bytes_up": "bytes sent by clients",
     "bytes_down": "bytes sent to clients",
     "samples": "samples processed",
+    "virtual_seconds": "virtual time (s)",
 }
 """Horizontal axes, with their labels."""
 HIDDEN_FRACTION = 0.15
@@ -41,6 +42,8 @@ def curves(
     """
     if over not in AXES:
         raise one_of("axis", over, AXES)
+    if any(over not in entry for _, histories, _ in lines for history in histories for entry in history):
+        raise UserError("some of these runs have no virtual time; set a clock, such as clock='lognormal'")
     has_many_lines = len(lines) > len(COLOURS)
     legend_columns = ceil(len(lines) / LEGEND_ROWS)
     size = (8.2, 4.8)

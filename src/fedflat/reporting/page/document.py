@@ -21,16 +21,15 @@ from fedflat.reporting.page.views import views_of
 from fedflat.reporting.row import Row
 from fedflat.reporting.tables.summary import (
     MEAN_LABEL,
-    RoundsToTarget,
     compare_paired,
     holm_correction,
     rank_algorithms,
-    rounds_to,
     seed_statistics,
     series,
     shown_range,
     summarise,
 )
+from fedflat.reporting.tables.targets import VIRTUAL_SECONDS, has_virtual_time, target_values
 
 SUMMARY_LABELS = {"mean_last": MEAN_LABEL, "last": "last", "best": "best over test"}
 """Summary values of a run, with their labels."""
@@ -41,6 +40,8 @@ AXES = {
     "seconds": "seconds",
 }
 """Horizontal axes of curves, with their labels."""
+VIRTUAL_AXIS = {VIRTUAL_SECONDS: "virtual seconds"}
+"""A further axis if all runs have virtual time."""
 COSTS = ("backward_passes", "samples", "bytes_up", "bytes_down")
 MIN_CURVE_POINTS, MAX_CURVE_POINTS, MAX_PAGE_POINTS = 40, 240, 24_000
 """Minimum and maximum number of points per curve, and the number on a page above which curves get fewer points."""
@@ -79,7 +80,7 @@ def report_document(
     return {
         "by": by,
         "summaries": SUMMARY_LABELS,
-        "axes": AXES,
+        "axes": AXES | (VIRTUAL_AXIS if all(section["timed"] for section in sections) else {}),
         "targets": list(targets),
         "runs": len(gathered.records),
         "left_out": [{"folder": folder, "why": why} for folder, why in gathered.left_out],
@@ -111,6 +112,7 @@ def _section_values(group: Group, targets: Sequence[float], baseline: str | None
         "lower_is_better": lower_is_better,
         "uneven": has_uneven_means(rows, by),  # if True, means are not compared
         "share": is_share(metric),
+        "timed": has_virtual_time(group.records),
         "number_format": column_format(spread["mean"] for row in rows for spread in row["spread"].values() if spread),
         "rows": rows,
         "baseline": baseline_number,
@@ -161,7 +163,7 @@ def _row_values(
         "worse_than_mean": row.is_worse_than_mean,
         "spread": {name: _spread(by_seed.values()) for name, by_seed in values.items()},
         "mean_counts": {seed: summary.mean_count for seed, summary in summaries.items()},
-        "reached": [_target_values(row, metric, lower_is_better, target) for target in targets],
+        "reached": [target_values(row, metric, lower_is_better, target) for target in targets],
         "cost": {name: _mean([float(entry[name]) for entry in last_entries]) for name in COSTS},
         "seconds": _mean([record.seconds for record in converged]),
         "rounds": max((int(record.history[-1]["round"]) for record in row.records if record.history), default=0),
@@ -176,32 +178,6 @@ def _spread(values: Iterable[float]) -> Values | None:
     """Return mean, standard deviation and number of the values as a dictionary; None if there are no values."""
     listed = list(values)
     return vars(seed_statistics(listed)) if listed else None
-
-
-def _target_values(row: Row, metric: str, lower_is_better: bool, target: float) -> Values:
-    """Compute how many rounds a row's runs needed to reach a target value of the metric.
-
-    The result holds the ``median`` over runs and its ``text``, how many of the ``runs`` have ``reached`` the target,
-    and the rounds of ``each`` run as text: ``100+`` if the run ended at round 100 without reaching the target.
-    """
-    runs = [record for record in row.records if record.history]
-    if not runs:
-        return {"target": target, "text": "–", "median": None, "reached": 0, "runs": 0, "each": []}
-    rounds = tuple(rounds_to(record.history, row.model, metric, target, lower_is_better) for record in runs)
-    # A diverged run would never reach the target, so it counts as if it had used all planned rounds.
-    ends = tuple(
-        record.config.training.rounds if record.status == "diverged" else int(record.history[-1]["round"])
-        for record in runs
-    )
-    reached = RoundsToTarget(target, rounds, ends)
-    return {
-        "target": target,
-        "text": reached.text,
-        "median": reached.median,
-        "reached": reached.count,
-        "runs": len(runs),
-        "each": [f"{end}+" if needed is None else str(needed) for needed, end in zip(rounds, ends, strict=True)],
-    }
 
 
 def _baseline_number(rows: Sequence[Values], name: str | None) -> int | None:
@@ -303,7 +279,8 @@ def _curve_values(row: Row, max_points: int) -> Values:
         std = values.std(0, ddof=1) if len(values) > 1 else np.zeros(len(shown))
         curve["metrics"][metric] = {"mean": _shortened(values.mean(0)), "std": _shortened(std)}
         if not curve["over"]:  # all metrics share the x values of the first one
-            for axis in AXES:
+            timed = has_virtual_time(row.records)
+            for axis in AXES | (VIRTUAL_AXIS if timed else {}):
                 positions = [[x for x, _ in series(history, row.model, metric, axis)][:count] for history in histories]
                 curve["over"][axis] = _shortened(np.array(positions).mean(0)[shown])
     return curve

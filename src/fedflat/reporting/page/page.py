@@ -233,7 +233,9 @@ def _partition_facts(partition: Values) -> dict[str, str]:
 
 def _result_heads(section: Values, targets: Sequence[float]) -> list[str]:
     """Return the column headings of the results table."""
-    reached = [f"rounds to {100 * target:g} %" if section["share"] else f"rounds to {target:g}" for target in targets]
+    shown = [f"{100 * target:g} %" if section["share"] else f"{target:g}" for target in targets]
+    kinds = ("rounds", "virtual time", "sent") if section["timed"] else ("rounds",)
+    reached = [f"{kind} to {target}" for target in shown for kind in kinds]
     return ["row", *SUMMARY_LABELS.values(), "seeds", *reached, "backward passes", "sent up", "sent down", "time"]
 
 
@@ -268,7 +270,8 @@ def _table_files(document: Values, columns: Sequence[str]) -> tuple[dict[str, st
     """
     files, too_wide = {"values.csv": values_csv(document)}, []
     for number, section in enumerate(document["sections"], 1):
-        results, differences = result_table(section, document["targets"]), difference_table(section, document["by"])
+        results = result_table(section, document["targets"], every_column=bool(columns))
+        differences = difference_table(section, document["by"])
         # By file name: the table, and the columns that it has in LaTeX.
         tables = {"results": (results.select(columns) if columns else results, columns or RESULT_COLUMNS)}
         if differences is not None:

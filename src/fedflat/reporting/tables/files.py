@@ -68,19 +68,29 @@ class TextTable:
         return text
 
 
-def result_columns(targets: Sequence[float]) -> dict[str, str]:
-    """Return the headings of the results table's columns after the first, by name."""
-    target_heads = {f"rounds_to_{target:g}": f"rounds to {target:g}" for target in targets}
+def result_columns(targets: Sequence[float], timed: bool) -> dict[str, str]:
+    """Return the headings of the results table's columns after the first, by name.
+
+    Args:
+        targets: values of the metric.
+        timed: whether to include the virtual time and the traffic until each target.
+    """
+    target_heads = {}
+    for target in targets:
+        target_heads[f"rounds_to_{target:g}"] = f"rounds to {target:g}"
+        if timed:
+            target_heads[f"seconds_to_{target:g}"] = f"virtual seconds to {target:g}"
+            target_heads[f"mb_to_{target:g}"] = f"MB to {target:g}"
     costs = {"backward_passes": "backward passes", "mb_up": "MB up", "time": "time"}
     return {**SUMMARY_LABELS, "seeds": "seeds", **target_heads, **costs}
 
 
 def check_columns(columns: Sequence[str], targets: Sequence[float]) -> None:
     """Raise a ``UserError`` if the results table with these ``targets`` does not have all of the ``columns``."""
-    known = result_columns(targets)
+    known = result_columns(targets, timed=True)
     for name in columns:
-        if name not in known and name.startswith("rounds_to_"):
-            target = name.removeprefix("rounds_to_") or "VALUE"
+        if name not in known and name.startswith(("rounds_to_", "seconds_to_", "mb_to_")):
+            target = name.partition("_to_")[2] or "VALUE"
             raise UserError(
                 f"the column {name} needs its target: add --target {target} (in Python: targets=[{target}])"
             )
@@ -88,8 +98,12 @@ def check_columns(columns: Sequence[str], targets: Sequence[float]) -> None:
             raise one_of("column", name, known)
 
 
-def result_table(section: Values, targets: Sequence[float]) -> TextTable:
-    """Return the results table of a report's section, with summary values, rounds to targets and costs of each row."""
+def result_table(section: Values, targets: Sequence[float], every_column: bool = False) -> TextTable:
+    """Return the results table of a report's section, with summary values, rounds to targets and costs of each row.
+
+    Virtual time and traffic until each target are included if the runs have virtual time, or with ``every_column``.
+    """
+    timed = section["timed"] or every_column
     megabytes = [None if row["cost"]["bytes_up"] is None else row["cost"]["bytes_up"] / 1e6 for row in section["rows"]]
     megabytes_format = column_format(megabytes, digits=3)
     rows = []
@@ -99,13 +113,13 @@ def result_table(section: Values, targets: Sequence[float]) -> TextTable:
             for name in SUMMARY_LABELS
         ]
         seeds = f"{len(row['seeds'])}" + (f" ({len(row['diverged'])} diverged)" if row["diverged"] else "")
-        rounds = [_shown_rounds(reached) for reached in row["reached"]]
+        rounds = [cell for reached in row["reached"] for cell in _target_cells(reached, timed)]
         passes, sent = shown_count(row["cost"]["backward_passes"]), shown_metric(megabytes_up, "MB", megabytes_format)
         rows.append((row["label"], *values, seeds, *rounds, passes, sent, shown_seconds(row["seconds"])))
     counts = [count for row in section["rows"] for count in row["mean_counts"].values()]
     n = f" (n={shown_range(counts)})" if counts else ""
     notes = {"mean_last": f"Last 10 %: {MEAN_LABEL}{n}.", "best": "Best: best value over the test evaluations."}
-    heads = {"row": "row", **result_columns(targets)}
+    heads = {"row": "row", **result_columns(targets, timed)}
     return TextTable(_result_caption(section), heads, tuple(rows), _emphasis(section), notes)
 
 
@@ -161,10 +175,17 @@ def _shown(value: float, section: Values) -> str:
     return shown_metric(value, section["metric"], section["number_format"])
 
 
-def _shown_rounds(target: Values) -> str:
-    """Format the rounds to a target, such as ``60 (2/3)`` if only two of three runs reached it."""
+def _target_cells(target: Values, timed: bool) -> list[str]:
+    """Format the rounds to a target, such as ``60 (2/3)`` if only two of three runs reached it.
+
+    With ``timed``, virtual seconds and megabytes follow.
+    """
     text: str = target["text"]
-    return text if target["reached"] == target["runs"] else f"{text} ({target['reached']}/{target['runs']})"
+    rounds = text if target["reached"] == target["runs"] else f"{text} ({target['reached']}/{target['runs']})"
+    if not timed:
+        return [rounds]
+    seconds, megabytes = target["seconds"], None if target["bytes"] is None else target["bytes"] / 1e6
+    return [rounds, *("–" if value is None else f"{value:.4g}" for value in (seconds, megabytes))]
 
 
 def difference_table(section: Values, by: str) -> TextTable | None:

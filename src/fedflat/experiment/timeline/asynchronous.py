@@ -1,0 +1,291 @@
+"""Asynchronous training: clients start from different versions of the server model and arrive at any time.
+
+The simulation of arrivals needs no weights. All clients that start from version v of the server model are therefore
+trained together, when the buffer is full and the server is about to replace that version. What clients in flight will
+send is kept until they arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedflat.algorithms.algorithm import flat_fields, flat_state, nested_state
+from fedflat.algorithms.slot import CohortMeans
+from fedflat.engines.round.contract import (
+    Client,
+    Cost,
+    Engine,
+    Outcome,
+    train_groups,
+    uniform_weights,
+    weights_by_samples,
+)
+from fedflat.engines.round.plan import generator
+from fedflat.experiment.setup.timing import check_asynchronous, policy_of
+from fedflat.experiment.store.checkpoint import ServerState, TimelineState, with_prefix
+from fedflat.experiment.timeline.synchronous import ReadClient, Timeline, TimelineSetup, TrainedRound
+from fedflat.timing import WAIT_SECONDS, Asynchronous, Flight, Schedule, ScheduleState, ServerUpdate
+
+
+@dataclass(frozen=True)
+class ClientUpdates:
+    """What one client, or several that started and arrived together, send to the server.
+
+    Attributes:
+        flights: their flights, in order of arrival.
+        samples: their numbers of examples.
+        tensors: means over the clients, by name: ``displacement``, ``uniform`` and ``direction`` as in ``CohortMeans``;
+            ``model``, the clients' mean model; ``buffers``, ``loss``, ``sent/slot.field`` and ``integers/name``.
+        cost: what their training cost.
+        outcome: what the engine returned, unless the updates were read from a checkpoint.
+    """
+
+    flights: list[Flight]
+    samples: list[int]
+    tensors: dict[str, Tensor]
+    cost: Cost
+    outcome: Outcome | None = None
+
+    @classmethod
+    def of(cls, flights: list[Flight], outcome: Outcome, with_model: bool) -> ClientUpdates:
+        """Keep what is needed of an engine's outcome; ``with_model`` keeps the clients' mean model as well."""
+        returned = outcome.returned
+        tensors = {
+            "displacement": returned.displacement,
+            "uniform": returned.uniform,
+            "direction": returned.direction,
+            "buffers": outcome.buffers,
+            "loss": outcome.loss,
+            **{f"sent/{name}": value for name, value in flat_state(outcome.means).items()},
+            **{f"integers/{name}": value for name, value in outcome.integer_buffers.items()},
+        }
+        if with_model:
+            tensors["model"] = returned.z + returned.displacement
+        samples = [len(client.indices) for client in outcome.clients]
+        return cls(flights, samples, tensors, outcome.cost, outcome)
+
+    @property
+    def version(self) -> int:
+        """Version of the server model that the clients started from."""
+        return self.flights[0].version
+
+
+class AsynchronousTimeline(Timeline):
+    """Keeps ``clients_per_round`` clients in flight; a round is one update of the server model.
+
+    Clients draw their batches by the version from which they start. A client that starts from one version several
+    times draws other batches each time: its k-th repetition uses the random numbers of client ``number + k clients``.
+    """
+
+    def __init__(self, setup: TimelineSetup) -> None:
+        """Start at time 0; raises a ``UserError`` if a setting does not allow asynchronous training."""
+        check_asynchronous(setup.config, setup.algorithm)
+        super().__init__(setup)
+        policy = policy_of(setup.config)
+        assert isinstance(policy, Asynchronous)
+        self._policy, self._clients = policy, len(setup.indices)
+        self._schedule = Schedule(
+            self.sampler.clients_per_round,
+            policy.buffer_size,
+            self._choose,
+            lambda version, time: self.sample(version, self.sampler.clients_per_round, time),
+            self._seconds,
+            WAIT_SECONDS,
+            setup.config.init_rounds,
+        )
+        self._next: tuple[ScheduleState, ServerUpdate] | None = None  # the state before the next update, and the update
+        self._pending: dict[Flight, ClientUpdates] = {}  # trained, not yet part of an update; each of one client
+        self._staleness = [0, 0]  # sum, and number of arrivals, since the last evaluation
+
+    def _choose(self, draw: int, count: int, time: float, busy: set[int]) -> list[int]:
+        """Draw replacements for clients that have arrived; see ``Schedule``."""
+        rng = generator(self.setup.config.seed, "replacements", draw)
+        return self.clock.choose(rng, self._clients, count, time, busy)
+
+    def _seconds(self, version: int, client: int, repetition: int) -> float:
+        """How long a client takes from start to arrival; see ``Schedule``."""
+        setup, draws_as = self.setup, client + repetition * self._clients
+        size = len(setup.indices[client])
+        steps = setup.training.plan.unlimited_steps(setup.config.seed, version, draws_as, size)
+        return float(self.clock.seconds(np.array([client]), np.array([steps]))[0])
+
+    def _peek(self) -> ServerUpdate:
+        """The next update; the state before it stays available for checkpoints."""
+        if self._next is None:
+            before = self._schedule.state.copy()
+            self._next = before, self._schedule.next_update()
+        return self._next[1]
+
+    def upcoming(self, round: int) -> list[tuple[int, np.ndarray]]:
+        flights = self._peek().dispatched
+        return [(self._draws_as(flight), self.setup.indices[flight.client]) for flight in flights]
+
+    def train(self, engine: Engine, server: ServerState, read_client: ReadClient) -> TrainedRound:
+        update = self._peek()
+        self._next = None
+        together, trained = self._train_dispatched(engine, server, update, read_client)
+        self.seconds = update.time
+        self.participants = tuple(sorted({flight.client for flight in update.arrived}))
+        if not update.arrived:
+            self.idle_rounds += 1
+            return TrainedRound([], None, trained, Cost())
+        for flight in update.arrived:
+            self._staleness[0] += update.version - flight.version
+            self._staleness[1] += 1
+        members = {flight for group in together for flight in group.flights}
+        groups = together + [self._pending.pop(flight) for flight in update.arrived if flight not in members]
+        return TrainedRound([], self._combine(server, update, groups, trained), trained, Cost())
+
+    def _train_dispatched(
+        self, engine: Engine, server: ServerState, update: ServerUpdate, read_client: ReadClient
+    ) -> tuple[list[ClientUpdates], list[Client]]:
+        """Train all clients that started from the current version.
+
+        Returns:
+            The updates of those that have arrived by now, one for each repetition; and all trained clients with their
+            new states. What the others will send is kept in ``_pending``.
+        """
+        arrived, together, trained = set(update.arrived), list[ClientUpdates](), dict[int, Client]()
+        for repetition in range(1 + max((flight.repetition for flight in update.dispatched), default=-1)):
+            flights = [flight for flight in update.dispatched if flight.repetition == repetition]
+            group = [flight for flight in flights if flight in arrived]
+            groups = ([group] if group else []) + [[flight] for flight in flights if flight not in arrived]
+            clients = []
+            for flights_of_group in groups:
+                clients.append([self._client(flight, trained, read_client) for flight in flights_of_group])
+            outcomes = train_groups(engine, self.setup.training, update.version, server.model, server.states, clients)
+            for flights_of_group, outcome in zip(groups, outcomes, strict=True):
+                updates = ClientUpdates.of(flights_of_group, outcome, self._policy.mixes_models)
+                for flight, client in zip(flights_of_group, outcome.clients, strict=True):
+                    trained[flight.client] = client._replace(number=flight.client)
+                if flights_of_group is group:
+                    together.append(updates)
+                else:
+                    self._pending[flights_of_group[0]] = replace(updates, outcome=None)  # frees the engine's tensors
+        return together, list(trained.values())
+
+    def _client(self, flight: Flight, trained: dict[int, Client], read_client: ReadClient) -> Client:
+        """The client of a flight, with the state that its last training left; its number determines its draws."""
+        client = trained.get(flight.client) or read_client(flight.client)
+        return client._replace(number=self._draws_as(flight))
+
+    def _draws_as(self, flight: Flight) -> int:
+        """The client number that determines the random numbers of a flight."""
+        return flight.client + flight.repetition * self._clients
+
+    def _combine(
+        self, server: ServerState, update: ServerUpdate, groups: list[ClientUpdates], clients: list[Client]
+    ) -> Outcome:
+        """The outcome of a full buffer.
+
+        Displacements and directions are scaled by their staleness and their clients' shares of the buffer. Messages,
+        such as changes of control variates, are averaged without staleness weights, because they keep the server's
+        state equal to a mean of client states. BatchNorm statistics are mixed into the current ones with the clients'
+        shares times their staleness weights.
+
+        Args:
+            server: the server before the update.
+            update: the update.
+            groups: what the buffer contains.
+            clients: the clients that were trained, with their new states.
+        """
+        scales = [self._policy.scale(update.version - group.version) for group in groups]
+        weights = [self._policy.weight(update.version - group.version) for group in groups]
+        first = groups[0].outcome
+        if len(groups) == 1 and scales == weights == [1.0] and groups[0].version == update.version and first:
+            return Outcome(**{**vars(first), "clients": clients, "rows": None})
+        training = self.setup.training
+        samples = [count for group in groups for count in group.samples]
+        shares = {
+            "uniform": _by_group(groups, uniform_weights(len(samples))),
+            "samples": _by_group(groups, weights_by_samples(samples)),
+            "aggregation": _by_group(groups, training.aggregation.weights(samples)),
+        }
+        x = server.model.weights
+        z = training.algorithm.broadcast(x, server.states)
+        scaled = {kind: [p * scale for p, scale in zip(shares[kind], scales, strict=True)] for kind in shares}
+        displacement = _weighted_sum([group.tensors["displacement"] for group in groups], scaled["aggregation"])
+        if self._policy.mixes_models and groups[0].version != update.version:  # otherwise the displacement is y - z
+            displacement = scales[0] * (groups[0].tensors["model"] - z)
+        returned = CohortMeans(
+            x=x,
+            z=z,
+            displacement=displacement,
+            uniform=_weighted_sum([group.tensors["uniform"] for group in groups], scaled["uniform"]),
+            direction=_weighted_sum([group.tensors["direction"] for group in groups], scaled["uniform"]),
+            mean={},
+            share=len(samples) / training.clients,
+            cohort_size=len(samples),
+            round=update.version,
+        )
+        fields = flat_fields(training.algorithm.message_fields())
+        means = {
+            name: _weighted_sum([group.tensors[f"sent/{name}"] for group in groups], shares[field.weighting])
+            for name, field in fields.items()
+        }
+        mixed = [p * weight for p, weight in zip(shares["aggregation"], weights, strict=True)]
+        passes = [group.cost.backward_passes / sum(group.cost.backward_passes for group in groups) for group in groups]
+        return Outcome(
+            returned=returned,
+            means=nested_state(means),
+            clients=clients,
+            buffers=server.model.buffers
+            if training.own_statistics
+            else _weighted_sum(
+                [server.model.buffers, *(group.tensors["buffers"] for group in groups)], [1 - sum(mixed), *mixed]
+            ),
+            integer_buffers=with_prefix(groups[0].tensors, "integers/"),
+            loss=_weighted_sum([group.tensors["loss"] for group in groups], passes),
+            cost=sum((group.cost for group in groups), Cost()),
+        )
+
+    def metrics(self) -> dict[str, Any]:
+        """Virtual time and the mean staleness since the last evaluation, which is then counted anew."""
+        total, count = self._staleness
+        self._staleness = [0, 0]
+        return super().metrics() | {"staleness": total / count if count else None}
+
+    def state(self) -> TimelineState:
+        """Virtual time, the schedule, and what the clients in flight will send."""
+        before = self._next[0] if self._next else self._schedule.state
+        tensors: dict[str, Tensor] = {}
+        pending = []
+        for number, (flight, updates) in enumerate(self._pending.items()):
+            tensors |= {f"{number}/{name}": value for name, value in updates.tensors.items()}
+            pending.append({"flight": flight, "samples": updates.samples, "cost": asdict(updates.cost)})
+        _, values = super().state()
+        values |= {"schedule": before.to_json(), "pending": pending, "staleness": self._staleness}
+        return TimelineState(tensors, values)
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        super().restore(tensors, values)
+        self._schedule.state, self._next = ScheduleState.from_json(values["schedule"]), None
+        self._staleness = list(values["staleness"])
+        self._pending = {}
+        for number, entry in enumerate(values["pending"]):
+            flight = Flight(*entry["flight"])
+            updates = with_prefix(tensors, f"{number}/")
+            self._pending[flight] = ClientUpdates([flight], entry["samples"], updates, Cost(**entry["cost"]))
+
+
+def _by_group(groups: list[ClientUpdates], weights: list[float]) -> list[float]:
+    """The total weight of each group, from the weights of the clients, which are in the order of the groups."""
+    totals, first = [], 0
+    for group in groups:
+        totals.append(sum(weights[first : first + len(group.flights)]))
+        first += len(group.flights)
+    return totals if len(groups) > 1 else [1.0]  # a sum of weights need not be exactly 1
+
+
+def _weighted_sum(values: list[Tensor], weights: list[float]) -> Tensor:
+    """The weighted sum of tensors of one shape, added in order."""
+    total = weights[0] * values[0]
+    for value, weight in zip(values[1:], weights[1:], strict=True):
+        total = torch.add(total, value, alpha=weight)
+    return total

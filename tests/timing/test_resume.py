@@ -1,0 +1,81 @@
+"""Runs with virtual time that are interrupted after any round resume to the same bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedflat
+from fedflat.errors import UserError
+
+SETTINGS: dict[str, Any] = {
+    "rounds": 8,
+    "clients": 9,
+    "clients_per_round": 4,
+    "local_steps": 1,
+    "workers": 1,
+    "model": "mlp(hidden=2)",
+    "evaluation__examples": 20,
+    "eval_every": 2,
+    "engine__checkpoint_every": 3,
+}
+POLICIES = {
+    "fedbuff(buffer=3)": "scaffold+ema",
+    "fedbuff(buffer=2,staleness=hinge)": "fedavgm",
+    "fedasync": "scaffold",
+    "over-select(0.5)": "scaffold",
+    "deadline(seconds=1,late=partial)": "fednova",
+}
+CLOCK = "lognormal(1)+uplink(mbps=0.1)+diurnal(share=0.7,period=20)"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "timing.jsonl")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+class Killed(fedflat.Callback):
+    """Ends the process, as far as a test can, after a round."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def round_done(self, run: Any) -> None:
+        if run.rounds == self.after:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_killed_run_resumes_to_the_same_bytes(policy: str, tmp_path: Path) -> None:
+    """Killed after rounds 2, 4 and 8: before the first checkpoint, after that of round 3, and in the last round."""
+    algorithm, settings = POLICIES[policy], SETTINGS | {"policy": policy, "clock": CLOCK}
+    fedflat.run(algorithm, out=tmp_path / "whole", **settings)
+    with pytest.raises(KeyboardInterrupt):
+        fedflat.run(algorithm, out=tmp_path / "parts", callbacks=Killed(2), **settings)
+    for round in (4, 8):
+        with pytest.raises(KeyboardInterrupt):
+            fedflat.resume(tmp_path / "parts", callbacks=Killed(round))
+    fedflat.resume(tmp_path / "parts")
+    whole, parts = contents(tmp_path / "whole"), contents(tmp_path / "parts")
+    assert whole.keys() == parts.keys()
+    assert [name for name in whole if whole[name] != parts[name]] == []
+
+
+def test_a_trace_that_changed_is_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "speeds.csv"
+    file.write_text("client,seconds_per_step\n0,1\n1,2\n")
+    settings = SETTINGS | {"clock": f"trace(path={file},repeat=true)"}
+    for _ in fedflat.rounds("fedavg", out=tmp_path / "run", **settings):
+        break
+    file.write_text("client,seconds_per_step\n0,1\n1,3\n")
+    with pytest.raises(UserError, match="has changed since the run began"):
+        fedflat.resume(tmp_path / "run")
+
+
+def test_without_clock_and_policy_nothing_is_recorded(tmp_path: Path) -> None:
+    fedflat.run("fedavg", out=tmp_path / "run", **SETTINGS)
+    metrics = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert not any(name in metrics for name in ("virtual_seconds", "idle_rounds", "staleness"))
+    assert b"timeline" not in (tmp_path / "run" / "checkpoint" / "state.safetensors").read_bytes()
