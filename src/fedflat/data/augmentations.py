@@ -134,9 +134,7 @@ class Cutout(AugmentationStep):
         """Reject a square that covers the whole image wherever its centre is."""
         side = max(shape[1:])
         if self.size >= 2 * side:
-            raise UserError(
-                f"cutout(size={self.size}) erases images with sides of {side} pixels completely; use a smaller size"
-            )
+            raise UserError(f"cutout(size={self.size}) erases images of {side} pixels a side; use a smaller size")
 
     def draws(self, per_step: Uniforms, per_example: Uniforms, shape: tuple[int, ...]) -> Draws:
         """Return the row and column of each square's centre (``centre``), uniform over the image.

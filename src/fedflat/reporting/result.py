@@ -99,9 +99,7 @@ class Result:
         return self.record.metric
 
     def summary(self, average: str = "server", metric: str | None = None) -> Summary:
-        """Summarise a metric of the server's model, or of an average, on the test set.
-
-        Returns its last value, the mean of the last 10 % of evaluations, and the best value.
+        """Summarise a model's metric on the test set: last value, mean of the last 10 % of evaluations, and best.
 
         Args:
             average: an evaluated average, e.g. ``wima``; default: ``server``, which averages nothing.

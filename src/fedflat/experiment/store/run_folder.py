@@ -167,10 +167,7 @@ class RunFolder:
         load_recorded(self.path, self.plugins())
 
     def plugins(self) -> dict[str, str]:
-        """The plugins that the run began with: sha256 by absolute path.
-
-        Empty if ``plugins.json`` is missing or, with a warning, damaged.
-        """
+        """The run's plugins: sha256 by absolute path; empty if plugins.json is missing or, with a warning, damaged."""
         try:
             return self._read_json(PLUGINS) if (self.path / PLUGINS).exists() else {}
         except DamagedFile as error:
