@@ -174,19 +174,43 @@ LANES: dict[str, str | int] = {"name": "lanes", "device": "cuda", "compile": "of
     torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0), reason="this GPU has no TF32"
 )
 def test_auto_is_tf32_and_a_resumed_run_keeps_its_precision(tmp_path: Path) -> None:
-    data, weights = bright(RandomImages(size=1000).dataset()), {}
+    data, weights, before = bright(RandomImages(size=1000).dataset()), {}, torch.backends.cuda.matmul.allow_tf32
     for precision in ("auto", "tf32", "float32"):
         run = Run(experiment("fedavg", LANES | {"precision": precision}, model="cnn"), tmp_path / precision, data=data)
         weights[precision] = run.execute().models["server"].weights
         assert RunFolder(tmp_path / precision).config().engine.precision == run.config.engine.precision
-        assert torch.backends.cuda.matmul.allow_tf32 == (precision != "float32")
     assert RunFolder(tmp_path / "auto").config().engine.precision == "tf32"
     difference = (weights["auto"] - weights["float32"]).norm() / weights["float32"].norm()
     assert 1e-7 < difference < 1e-2, "TF32 rounds, but only a little"
     assert (weights["auto"] - weights["tf32"]).norm() < difference * weights["float32"].norm()
     auto = experiment("fedavg", LANES | {"precision": "auto"}, model="cnn")
     resumed = Run(auto, tmp_path / "float32", data=data, resume=True)
-    assert resumed.config.engine.precision == "float32" and not torch.backends.cuda.matmul.allow_tf32
+    assert resumed.config.engine.precision == "float32" and torch.backends.cuda.matmul.allow_tf32 == before
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0), reason="this GPU has no TF32"
+)
+def test_runs_in_turn_keep_their_precisions() -> None:
+    """Rounds of a TF32 and a float32 run alternate, with a measurement of the other precision in between."""
+    data, alone = bright(RandomImages(size=1000).dataset()), []
+
+    def runs() -> list[Run]:
+        return [
+            Run(experiment("fedavg", LANES | {"precision": precision}, model="cnn"), data=data)
+            for precision in ("tf32", "float32")
+        ]
+
+    for run in runs():
+        alone.append(run.execute().models["server"].weights)
+    pair = runs()
+    for _ in zip(*(run.steps() for run in pair), strict=True):
+        torch.backends.cuda.matmul.allow_tf32 = not torch.backends.cuda.matmul.allow_tf32  # as a user might
+    torch.backends.cuda.matmul.allow_tf32 = False
+    together = [run.server.model.weights for run in pair]
+    rounding = (alone[0] - alone[1]).norm()
+    for single, turn in zip(alone, together, strict=True):
+        assert (single - turn).norm() < 0.1 * rounding
 
 
 def test_the_plan_counts_the_lanes_that_fit() -> None:
