@@ -58,6 +58,7 @@ INVALID = {
     "feddyn(dual_scope=active)+awa": "dual_scope=active",
     "fedgloss+relaxed(server=average)": "server model",
     "fedexp+relaxed(server=average)": "displacements",
+    "fedavg+memoryless-acg+relaxed(server=average)": "server model",
     # variates of others assume plain displacements
     "fednova+scaffold": "drift correction .*nova",
     "ghbm+dyn": "drift correction .*ghbm",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from fedflat.algorithms.drift.acg import Acg
-from fedflat.algorithms.slot import CohortMeans
+from fedflat.algorithms.slot import CohortMeans, Slot
 from fedflat.algorithms.state import State
 
 
@@ -41,3 +42,9 @@ class MemorylessAcg(Acg):
         """Return the target x + m and the new momentum m, which does not depend on the old one."""
         m = (1 + self.lam if means.round else 1.0) * means.displacement
         return means.x + m, {"m": m}
+
+    def conflict(self, slots: Mapping[str, Slot]) -> str | None:
+        """FedACG's conflicts, and why a start that replaces the broadcast model on the server has no effect."""
+        if getattr(slots["start"], "server", None) == "average":
+            return "memoryless-acg steps from the server model, so relaxed(server=average) has no effect; use displacement"
+        return super().conflict(slots)
