@@ -107,6 +107,8 @@ TRACED = [
     "fednova(mu=0.1)",
     "fedexp+relaxed",
     "fedscam",
+    "fedgmt",
+    "fedsol",
 ]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,13 +16,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fedflat.algorithms import algorithm
 from fedflat.bench.plain import PlainLoop, training_loss
 from fedflat.bench.setting import BenchmarkSetting, RandomImages
 from fedflat.data import Dataset, Examples
+from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.gpu.lane import RESERVE
 from fedflat.engines.gpu.step import LocalStep, compiled_step, eager_step
 from fedflat.engines.problem.problem import Problem
+from fedflat.engines.round.client_facts import label_scalars
 from fedflat.engines.round.contract import Training
 from fedflat.experiment.campaign.estimate import GpuForecast, forecast
 from fedflat.experiment.config import Config, config
@@ -30,7 +34,7 @@ from fedflat.experiment.store.run_folder import RunFolder
 from fedflat.flatness import Objective
 
 from ..quadratics import descent_of, problem_of, text_of, walk
-from ..reference import GOLDEN, GOLDEN_SOFTMAX, golden, golden_softmax
+from ..reference import GOLDEN, GOLDEN_SOFTMAX, bed, golden, golden_softmax
 from .test_engines_agree import TEXTS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
@@ -58,6 +62,29 @@ def test_golden_of_softmax_regression(name: str, step: Callable[[Problem, Traini
     text, descent = text_of(method, **parameters), descent_of(parameters)
     x = walk(text, setting, descent=descent, engine=engine, device="cuda").x
     assert np.abs(np.array([x[0], x[2]]) - np.array([first, third])).max() < 1e-9
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("text", ["fedinit", "fedscam", "fedscam+relaxed", "feddisco"])
+def test_one_lane_trains_clients_in_turn(text: str, step: Callable[[Problem, Training], LocalStep]) -> None:
+    """A replayed graph reads the start, the pilot gradients and the labels of the client that is loaded now."""
+    setting = bed(rounds=4, size=3).but(steps=[4, 3, 5, 1, 2])
+    loop = walk(text, setting, engine=LoopEngine(problem_of(setting), workers=1))
+    engine = LaneEngine(problem_of(setting, device="cuda"), lanes=1, step=step)
+    lanes = walk(text, setting, engine=engine, device="cuda")
+    assert np.abs(np.array(loop.x) - np.array(lanes.x)).max() < 1e-9
+
+
+def test_labels_are_counted_without_waiting_for_the_gpu() -> None:
+    setting = bed(rounds=1, size=3)
+    problem, training = problem_of(setting, device="cuda"), SimpleNamespace(algorithm=algorithm("feddisco"))
+    label_scalars(problem, training, np.arange(2))  # type: ignore[arg-type]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        scalars = label_scalars(problem, training, np.arange(3))  # type: ignore[arg-type]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert scalars["divergence"].is_cuda
 
 
 def experiment(
