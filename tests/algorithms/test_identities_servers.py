@@ -248,7 +248,9 @@ def test_labels_are_read_from_the_device_once() -> None:
     problem = problem_of(bed(rounds=1, size=2))
     training: Any = SimpleNamespace(algorithm=algorithm("feddisco"))
     first = label_scalars(problem, training, np.arange(2))
-    problem.data = dataclasses.replace(problem.data, train=Examples(problem.data.train.inputs, -1 - problem.data.train.targets))
+    other = Examples(problem.data.train.inputs, torch.arange(len(problem.data.train)) % 2)
+    problem.data = dataclasses.replace(problem.data, train=other)
+    assert label_scalars(dataclasses.replace(problem), training, np.arange(2)) != first
     assert label_scalars(problem, training, np.arange(2)) == first
     assert first["divergence"].dtype == problem.dtype
 

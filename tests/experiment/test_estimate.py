@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -146,6 +148,21 @@ def test_probes_are_compiled_if_the_run_is(monkeypatch: pytest.MonkeyPatch) -> N
     for rounds in (2, 1000):
         estimate.measure_speed(config({**SMALL, "training": {"rounds": rounds, "local_steps": 2}}))
     assert probed == ["off", "off", "on", "on"]
+
+
+def test_probes_keep_one_problem_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems: WeakSet[Problem] = WeakSet()
+    alive = []
+
+    class CountedRun(Run):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            alive.append(len(problems))
+            super().__init__(*arguments, **options)
+            problems.add(self.problem)
+
+    monkeypatch.setattr(estimate, "Run", CountedRun)
+    assert estimate.measure_speed(config(SMALL)).whole_round
+    assert alive == [0, 0, 0]
 
 
 def test_checkpoints_use_a_limited_fraction_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
