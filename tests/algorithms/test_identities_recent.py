@@ -67,7 +67,7 @@ def test_111_112_the_momentum_of_fednsam_is_the_last_step() -> None:
 
 def test_fednsam_of_2026() -> None:
     """Golden iterates x^1, x^2, x^3, x^5, and agreement with the reference."""
-    text = "fedavg+memoryless-acg(lam=0.85,beta=0)+sam(rho=0.05)"
+    text = "fednsam(variant=released)"
     expected = [(0.596988125455, -0.217597110191), (-1.03249288914, 0.25675021037)]
     expected += [(0.266517801742, -0.185510539759), (0.0665869604692, -0.251027231284)]
     same(np.array(walk(text, golden()).x)[[0, 1, 2, 4]], expected, atol=1e-11)

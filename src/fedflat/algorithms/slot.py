@@ -170,6 +170,13 @@ class Slot:
         """Declare what a client sends for this slot in addition to its displacement."""
         return ()
 
+    def message_ranges(self, classes: int) -> dict[str, tuple[float, float]]:
+        """Return the smallest and largest value that an honest client can send, by message; {} if there are no bounds.
+
+        A server of real sites rejects other values. ``classes`` is the number of classes of the task.
+        """
+        return {}
+
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
         """Return why this component cannot be combined with the algorithm's other components, or None if it can.
 

@@ -30,7 +30,7 @@ class MemorylessAcg(Acg):
     - D_i: displacement y_K - z of client i in the round, where K is its number of local steps
     - mean_S: mean over the round's cohort S
 
-    The published code corresponds to ``fedavg+memoryless-acg(beta=0)+sam(rho=0.05)`` (D30).
+    The published code, ``fednsam(variant=released)``, has beta = 0 and SAM on clients (D30).
 
     >>> from fedflat.testing import cohort_means
     >>> means = cohort_means(z=[1.0, 2.0], displacement=[0.2, -0.2], round=1)
