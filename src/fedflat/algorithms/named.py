@@ -16,7 +16,6 @@ for _name, _card in CARDS.items():
     NAMED.register(_name, _card.algorithm)
 
 
-
 def with_parameters(base: Algorithm, values: Mapping[str, Value], name: str) -> Algorithm:
     """Copy an algorithm and set parameters in every part that has parameters of these names.
 

@@ -46,5 +46,5 @@ class MemorylessAcg(Acg):
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
         """FedACG's conflicts, and why a start that replaces the broadcast model on the server has no effect."""
         if getattr(slots["start"], "server", None) == "average":
-            return "memoryless-acg steps from the server model, so relaxed(server=average) has no effect; use displacement"
+            return "memoryless-acg steps from the server model, so server=average has no effect; use displacement"
         return super().conflict(slots)

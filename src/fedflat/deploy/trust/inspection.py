@@ -2,8 +2,8 @@
 
 The checks need no trust in the client. Names, shapes and types must match the algorithm; all numbers must be finite;
 the number of examples must be what the client joined with; steps and the sum of learning rates must match the plan;
-norms must be plausible within the cohort, and numbers that choose weights within their range. An attack within these bounds goes unnoticed; robust
-aggregation (``federation.aggregation=median``) limits its effect.
+norms must be plausible within the cohort, and numbers that choose weights within their range. An attack within these
+bounds goes unnoticed; robust aggregation (``federation.aggregation=median``) limits its effect.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from fedflat.flatness.precision import tf32_allowed
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class HasTf32(Protocol):
@@ -27,7 +28,7 @@ def at_own_precision(function: Callable[Concatenate[Owner, P], T]) -> Callable[C
     """
 
     @functools.wraps(function)
-    def scoped(owner: Owner, *args: P.args, **kwargs: P.kwargs) -> T:
+    def scoped(owner: Owner, /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the decorated function with the problem's precision."""
         with tf32_allowed(owner.tf32):
             return function(owner, *args, **kwargs)
