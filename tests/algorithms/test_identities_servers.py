@@ -84,8 +84,8 @@ def test_golden_iterates_of_fedinit_on_feddyn() -> None:
     same(x[4], (-0.750542806946, -0.533880053907))
 
 
-def test_fedinit_starts_from_its_own_model_in_every_slot() -> None:
-    """The full-batch gradient, the proximal centre and the perturbation's last model are those of z_i, not of z."""
+def test_fedinit_starts_from_its_own_model() -> None:
+    """The full-batch gradient and the proximal centre are those of z_i, but LESAM keeps the model it received, z."""
     setting, beta = FULL.but(cohorts=[[2], [0], [2]]), 0.4
     for text in ("scaffold(option=I)", "fedprox(mu=0.5)", "fedlesam(rho=0)"):
         walked = walk(f"{text}+relaxed(beta={beta})", setting, quick=True)
@@ -99,7 +99,7 @@ def test_fedinit_starts_from_its_own_model_in_every_slot() -> None:
                 y = y - setting.eta * (setting.problem.gradient(2, y) + 0.5 * (y - start))
             same(walked.x[2], x + y - start)
         else:
-            same(walked.clients[2][2]["perturbation"]["last"], start)
+            same(walked.clients[2][2]["perturbation"]["last"], x)
 
 
 def weighted_golden() -> Setting:
