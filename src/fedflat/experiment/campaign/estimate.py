@@ -273,11 +273,10 @@ def measure_speed(config: Config) -> ProbedSpeed:
     Both probes are compiled if the run would be. Only one run at a time is in memory, with its data and model.
     """
     engine = _build_quietly(config)[0].config.engine
-    gc.collect()
     speed = probe(config.model_copy(update={"engine": engine}))
     if speed.seconds(config, 1) > SHORT_ROUND:
         return speed
-    gc.collect()
+    gc.collect()  # lanes refer to themselves
     run, times = _build_quietly(config)
     _execute_quietly(run, TIMED_ROUNDS)
     round_ends = times.rounds
