@@ -9,13 +9,13 @@ from fedflat.algorithms import Algorithm
 from fedflat.algorithms.algorithm import SLOTS
 from fedflat.algorithms.cards import CARDS
 from fedflat.algorithms.cards.four_papers import FOUR_PAPERS
-from fedflat.algorithms.composition import SLOT_NAMES, part_name, parts
+from fedflat.algorithms.composition import SLOT_NAMES, part_name, parts, released_text
 from fedflat.algorithms.description import DIFFERENCES, describe
 from fedflat.algorithms.named import RELEASED
 from fedflat.algorithms.start import Start
 from fedflat.algorithms.weights import Weights
 from fedflat.cli.lookup.algorithm_card import cost_of, parameter_rows, slot_texts, specs_of
-from fedflat.text import parameters, show
+from fedflat.text import parameters
 from making.citations import full_citations
 from making.curve import LEARNING_RATES, curve, measured
 from making.markdown import block, code, joined, symbols_as_code, table
@@ -271,7 +271,7 @@ def _differences(name: str) -> list[str]:
         *table(("", "where", "difference", "fedflat"), rows),
     ]
     if name in RELEASED:
-        lines += [f"`{name}(variant=released)` selects the published code: `{show(name, RELEASED[name])}`.", ""]
+        lines += [f"`{name}(variant=released)` selects the published code: `{released_text(name)}`.", ""]
     return lines
 
 
@@ -330,6 +330,6 @@ def differences_page() -> str:
         ["## Released variants", ""],
         table(
             ("variant", "equivalent to"),
-            [(code(f"{name}(variant=released)"), code(show(name, values))) for name, values in RELEASED.items()],
+            [(code(f"{name}(variant=released)"), code(released_text(name))) for name in RELEASED],
         ),
     )

@@ -81,9 +81,11 @@ DEFAULTS = {"feddyn": {"alpha": 0.01}, "fedspeed": {"alpha": 0.1}, "fedgloss": {
 
 
 def cases() -> Iterator[Any]:
+    """Every switch with partial participation; with full participation, which adds no branch, one per method."""
     for method, sets in SWITCHES.items():
         for parameters in sets:
-            yield pytest.param(method, parameters, id=text_of(method, **parameters))
+            for setting in SETTINGS if parameters is sets[-1] else ("partial", "uneven-partial"):
+                yield pytest.param(method, parameters, setting, id=f"{text_of(method, **parameters)}-{setting}")
 
 
 ELSEWHERE = {"drift.active", "drift.everyone", "drift.seen", "perturbation.step", "perturbation.seen", "server.t"}
@@ -126,8 +128,7 @@ def test_every_method_and_switch_is_here() -> None:
                 )
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize(("method", "parameters"), list(cases()))
+@pytest.mark.parametrize(("method", "parameters", "setting"), list(cases()))
 def test_library_equals_reference(method: str, parameters: dict[str, Any], setting: str) -> None:
     """To 1e-9: equal or unequal steps and rates, full and partial participation, weights by samples and equal ones."""
     text = text_of(method, **parameters)

@@ -45,11 +45,9 @@ def test_35_fedcm_ends_where_fedavg_does_at_a_smaller_rate(alpha: float) -> None
 
 @pytest.mark.parametrize("limit", identities.REACHES_OPTIMUM, ids=str)
 def test_36_to_40_corrected_methods_reach_the_optimum(limit: Limit) -> None:
-    same(
-        end(text_of(limit.method, **limit.parameters), LONG, min(round(0.6 * limit.rounds), 240), limit.size),
-        OPTIMUM,
-        atol=1e-6,
-    )
+    """To 1e-4; FedAvg ends more than 0.05 away."""
+    rounds = min(round(0.4 * limit.rounds), 150)
+    same(end(text_of(limit.method, **limit.parameters), LONG, rounds, limit.size), OPTIMUM, atol=1e-4)
 
 
 @pytest.mark.parametrize(("number", "text"), [(38, "fedmoswa"), (38, "fedmoswa(option=I,server_lr=1)"), (40, "mime")])

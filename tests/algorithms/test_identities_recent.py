@@ -67,7 +67,7 @@ def test_111_112_the_momentum_of_fednsam_is_the_last_step() -> None:
 
 def test_fednsam_of_2026() -> None:
     """Golden iterates x^1, x^2, x^3, x^5, and agreement with the reference."""
-    text = "fedavg+memoryless-acg(lam=0.85,beta=0)+sam(rho=0.05)"
+    text = "fednsam(variant=released)"
     expected = [(0.596988125455, -0.217597110191), (-1.03249288914, 0.25675021037)]
     expected += [(0.266517801742, -0.185510539759), (0.0665869604692, -0.251027231284)]
     same(np.array(walk(text, golden()).x)[[0, 1, 2, 4]], expected, atol=1e-11)
@@ -106,6 +106,33 @@ def test_118_119_the_first_rounds_and_participations_are_those_of_fedavg() -> No
         same(walked[:3], fedavg[:3])
         differ(walked[3], fedavg[3])
         differ(walk(f"{text}(first_anchor=initial)", once, quick=True).x[1], fedavg[1])
+
+
+def test_ghbm_scales_its_momentum_by_the_first_learning_rate_of_a_round() -> None:
+    """If the learning rate falls within a round, the steps together apply less than the whole momentum."""
+    beta, eta, K, x, old = 0.9, 0.05, 4, PARTIAL.x0, PARTIAL.x0
+    for cohort, walked in zip(PARTIAL.cohorts, library("ghbm(tau=1)+linear(final_lr=0.5)", "partial").x, strict=True):
+        ends = []
+        for i in cohort:
+            y = x
+            for k in range(K):
+                d = PARTIAL.problem.gradient(i, y) + beta * (old - x) / (eta * K)
+                y = y - eta * (1 - 0.5 * k / K) * d
+            ends.append(y)
+        old, x = x, np.mean(ends, 0)
+        same(walked, x)
+
+
+def test_momenta_of_server_models_ignore_personal_starts() -> None:
+    """With full participation, a client's last received model is the server's last one, wherever the client starts."""
+    texts = [
+        ("localghbm(participation=1)", "ghbm(tau=1)"),
+        ("fedlesam(rho=0.3)", "fedlesam(rho=0.3,direction=global)"),
+    ]
+    for by_client, by_server in texts:
+        relaxed = library(f"{by_client}+relaxed(beta=0.5)", "full").x
+        same(relaxed, library(f"{by_server}+relaxed(beta=0.5)", "full").x)
+        differ(relaxed, library(by_client, "full").x)
 
 
 def test_ghbm_counts_rounds_of_the_server_model() -> None:

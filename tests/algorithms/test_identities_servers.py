@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +14,13 @@ from torch import Tensor
 from fedflat.algorithms import algorithm
 from fedflat.algorithms.server import Extrapolation
 from fedflat.algorithms.weights import Aligned, Awa, ClientRows, Disco
-from fedflat.engines.round.client_facts import pilot_gradients
+from fedflat.data import Examples
+from fedflat.engines.round.client_facts import label_scalars, pilot_gradients
 from fedflat.engines.round.plan import Plan
 from fedflat.testing import cohort_means
 
 from ..quadratics import problem_of, walk
-from ..reference import METHODS, Golden, Quadratics, Setting, golden
+from ..reference import METHODS, Golden, Quadratics, Setting, bed, golden
 from .settings import FULL, PARTIAL, SETTINGS, by_samples, differ, library, reference, same
 
 GOLDEN_LRS = {
@@ -82,8 +84,8 @@ def test_golden_iterates_of_fedinit_on_feddyn() -> None:
     same(x[4], (-0.750542806946, -0.533880053907))
 
 
-def test_fedinit_starts_from_its_own_model_in_every_slot() -> None:
-    """The full-batch gradient, the proximal centre and the perturbation's last model are those of z_i, not of z."""
+def test_fedinit_starts_from_its_own_model() -> None:
+    """The full-batch gradient and the proximal centre are those of z_i, but LESAM keeps the model it received, z."""
     setting, beta = FULL.but(cohorts=[[2], [0], [2]]), 0.4
     for text in ("scaffold(option=I)", "fedprox(mu=0.5)", "fedlesam(rho=0)"):
         walked = walk(f"{text}+relaxed(beta={beta})", setting, quick=True)
@@ -97,7 +99,7 @@ def test_fedinit_starts_from_its_own_model_in_every_slot() -> None:
                 y = y - setting.eta * (setting.problem.gradient(2, y) + 0.5 * (y - start))
             same(walked.x[2], x + y - start)
         else:
-            same(walked.clients[2][2]["perturbation"]["last"], start)
+            same(walked.clients[2][2]["perturbation"]["last"], x)
 
 
 def weighted_golden() -> Setting:
@@ -219,6 +221,38 @@ def test_pilot_gradients_of_several_batches() -> None:
         assert pilot is not None and taken == sizes
         same(pilot.gradient, [-1.5, -2.0])
         same(pilot.norm, norm)
+
+
+def test_pilot_batches_are_drawn_anew_for_each_client_and_round() -> None:
+    """As a function of seed, round and client; a last batch that is not full is dropped."""
+    quadratics = Setting(Quadratics(np.stack([np.eye(1)] * 40), 2.0 ** np.arange(40)[:, None]), np.zeros(1), 0.1, 1)
+    problem, point, none = problem_of(quadratics), torch.zeros(1, dtype=torch.float64), torch.zeros(0)
+
+    def drawn(seed: int = 0, round: int = 0, client: int = 0, examples: int = 40, batches: int = 3) -> tuple[Any, ...]:
+        """The sum of the batches' gradients, whose binary digits are the examples, and the sizes of the batches."""
+        training: Any = SimpleNamespace(
+            plan=Plan(batch_size=2), algorithm=algorithm(f"fedscam(batches={batches})"), seed=seed
+        )
+        pilot, sizes = pilot_gradients(problem, training, point, none, round, client, np.arange(examples))
+        assert pilot is not None
+        return float(pilot.gradient) * sum(sizes), sizes
+
+    assert drawn() == drawn()
+    assert len({drawn()[0], drawn(seed=1)[0], drawn(round=1)[0], drawn(client=1)[0]}) == 4
+    assert drawn(examples=5)[1] == [2, 2] and drawn(examples=1)[1] == [1]
+    total, sizes = drawn(examples=7, batches=9)
+    assert sizes == [2, 2, 2] and f"{-round(total):b}".count("1") == 6
+
+
+def test_labels_are_read_from_the_device_once() -> None:
+    problem = problem_of(bed(rounds=1, size=2))
+    training: Any = SimpleNamespace(algorithm=algorithm("feddisco"))
+    first = label_scalars(problem, training, np.arange(2))
+    other = Examples(problem.data.train.inputs, torch.arange(len(problem.data.train)) % 2)
+    problem.data = dataclasses.replace(problem.data, train=other)
+    assert label_scalars(dataclasses.replace(problem), training, np.arange(2)) != first
+    assert label_scalars(problem, training, np.arange(2)) == first
+    assert first["divergence"].dtype == problem.dtype
 
 
 def test_156_gradient_of_fedawa() -> None:

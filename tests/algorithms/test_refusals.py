@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from fedflat.algorithms import Algorithm, algorithm, canonical
-from fedflat.algorithms.composition import parts
-from fedflat.algorithms.drift import Drift, Gloss, Mo, Scaffold
+from fedflat.algorithms.cards import CARDS
+from fedflat.algorithms.composition import parts, released_text
+from fedflat.algorithms.drift import Drift, Gloss, MemorylessAcg, Mo, Scaffold
 from fedflat.algorithms.local_optimiser import FedAdamW, FedMuon
 from fedflat.algorithms.lr_schedule import Linear
 from fedflat.algorithms.named import NAMED, RELEASED
-from fedflat.algorithms.perturbation import Guided, Lesam, RampedSam
+from fedflat.algorithms.perturbation import Guided, Lesam, RampedSam, Sam
 from fedflat.algorithms.server import Extrapolation, Sgd
 from fedflat.algorithms.slot import Slot
 from fedflat.errors import UserError
@@ -58,6 +59,7 @@ INVALID = {
     "feddyn(dual_scope=active)+awa": "dual_scope=active",
     "fedgloss+relaxed(server=average)": "server model",
     "fedexp+relaxed(server=average)": "displacements",
+    "fedavg+memoryless-acg+relaxed(server=average)": "server model",
     # variates of others assume plain displacements
     "fednova+scaffold": "drift correction .*nova",
     "ghbm+dyn": "drift correction .*ghbm",
@@ -277,6 +279,8 @@ AS_PUBLISHED: dict[str, Algorithm] = {
     "fedgloss": Algorithm(Gloss(alpha=0.1, ramp_rho=0.15, dual_divisor="cohort"), RampedSam(0.15)),
     # D35: eps times the cohort's size, decaying with the square of the learning rate
     "fedexp": Algorithm(server=Extrapolation(eps_scale="cohort", eps_decay=0.998**2)),
+    # D30: the script of 2026
+    "fednsam": Algorithm(MemorylessAcg(lam=0.85, beta=0.0), Sam(0.05)),
 }
 
 
@@ -284,7 +288,7 @@ AS_PUBLISHED: dict[str, Algorithm] = {
 def test_released_variants(name: str) -> None:
     built = algorithm(f"{name}(variant=released)")
     assert built == AS_PUBLISHED[name]
-    assert built == algorithm(show(name, RELEASED[name]))
+    assert built == RELEASED[name] == algorithm(released_text(name))
     assert built != algorithm(name) == algorithm(f"{name}(variant=paper)")
     assert len(canonical(built)) <= len(f"{name}(variant=released)")
     assert algorithm(canonical(built)) == built
@@ -297,9 +301,13 @@ def test_explicit_parameters_override_the_released_variant() -> None:
     )
     assert canonical(built) == "fedmoswa(variant=released,gamma=0.3)"
     assert algorithm("fedwmsam(variant=released,perturb_sign=1,indexing=vector)") == algorithm("fedwmsam")
+    assert algorithm("fednsam(variant=released,lam=0.5)").drift == MemorylessAcg(0.5, beta=0.0)
+    with pytest.raises(UserError, match="direction"):  # a parameter of LESAM, which the published code does not have
+        algorithm("fednsam(variant=released,direction=client)")
 
 
 @pytest.mark.parametrize("name", RELEASED)
 def test_released_values_are_parameters_that_differ(name: str) -> None:
-    for key, value in RELEASED[name].items():
+    values = CARDS[name].released
+    for key, value in values.items() if isinstance(values, dict) else ():
         assert algorithm(show(name, {key: value})) != algorithm(name)

@@ -149,3 +149,26 @@ def test_a_robust_centre_bounds_an_unnoticed_attack(centre: str, tmp_path: Path)
     record, lines = federated(tmp_path, [back] * 4, **{"federation.aggregation": centre, "federation.trim": 0.2})
     assert all(line["accepted"] == list(range(SITES)) for line in lines)
     assert accuracy(record) < 0.3 if centre == "mean" else accuracy(record) > 0.85
+
+
+CLAIMS: dict[str, list[tuple[str, float, str]]] = {
+    "feddisco": [
+        ("weights.divergence", 99.0, r"is 99, which is not between 0 and 2\.3"),  # log 10
+        ("weights.divergence", -1.0, "is -1, which is not between 0"),
+    ],
+    "feddisco(metric=l2)": [("weights.divergence", 1.0, r"is 1, which is not between 0 and 0\.949")],
+    "fedscam": [
+        ("perturbation.c", 5.0, "is 5, which is not between -1 and 1"),
+        ("perturbation.h", -5.0, "is -5, which is not between 0 and inf"),
+    ],
+}
+
+
+@pytest.mark.parametrize("text", CLAIMS)
+def test_numbers_that_choose_weights_have_bounds(text: str, tmp_path: Path) -> None:
+    lies = [array(name, lambda value, claim=claim: np.full_like(value, claim)) for name, claim, _ in CLAIMS[text]]
+    settings: dict[str, Any] = {"algorithm": text, "training.rounds": len(lies), "training.local_steps": 1}
+    _, lines = federated(tmp_path, lies, **settings)
+    for line, (name, _, reason) in zip(lines, CLAIMS[text], strict=True):
+        assert line["accepted"] == [0, 1, 2, 3]
+        assert re.search(f"{name} {reason}", line["refused"][str(ATTACKER)])

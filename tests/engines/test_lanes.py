@@ -22,6 +22,7 @@ from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu import layers as gpu_layers
 from fedflat.engines.gpu.engine import BATCHES_AT_ONCE, LaneEngine
 from fedflat.engines.gpu.lane import SELDOM, DoesNotFit, Lane, memory_needed
+from fedflat.engines.gpu.static_state import with_static_tensors
 from fedflat.engines.gpu.step import LocalStep, compiled_step, eager_step
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Engine, Training
@@ -199,6 +200,32 @@ def test_a_lane_reserves_memory_for_longer_clients(monkeypatch: pytest.MonkeyPat
     assert grown == [4, 12, 30, 61]
     indices, vector, scalars = 8 * 10 * 2 * 61, 4 * lane.problem.layout.size, 2 * 4
     assert lane.memory == indices + 3 * vector + scalars, "scaffold keeps three vectors per client"
+
+
+def test_the_memory_of_a_lane_includes_personal_starts_and_pilot_gradients() -> None:
+    setting = bed(rounds=1, size=2)
+
+    def lane(text: str) -> Lane:
+        engine = LaneEngine(problem_of(setting), lanes=1)
+        walk(text, setting, engine=engine)
+        return engine.lanes[0]
+
+    vector, scalar = 8 * setting.problem.A.shape[1], 8
+    assert lane("fedinit").memory - lane("fedavg").memory == 2 * vector, "the client's last model and its start"
+    # The pilot has a vector and a scalar; the radius, heterogeneity and alignment of the round are scalars.
+    assert lane("fedscam").memory - lane("fedsam").memory == vector + 4 * scalar
+
+
+@pytest.mark.parametrize("text", ["fedavg", "fedinit"])
+def test_a_start_has_its_own_memory_if_each_client_has_its_own(text: str) -> None:
+    setting = bed(rounds=1, size=2)
+    engine = LaneEngine(problem_of(setting), lanes=1)
+    walk(text, setting, engine=engine)
+    local = engine.lanes[0].local
+    assert local is not None
+    static = with_static_tensors(local)
+    assert (static.drift.z is local.drift.z) == (text == "fedavg")
+    assert static.drift.z is static.perturbation.z is static.optimiser.z
 
 
 @pytest.mark.parametrize(("device", "expected"), [("cuda", BATCHES_AT_ONCE), ("cpu", 1)])

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,13 +16,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fedflat.algorithms import algorithm
 from fedflat.bench.plain import PlainLoop, training_loss
 from fedflat.bench.setting import BenchmarkSetting, RandomImages
 from fedflat.data import Dataset, Examples
+from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.gpu.lane import RESERVE
 from fedflat.engines.gpu.step import LocalStep, compiled_step, eager_step
 from fedflat.engines.problem.problem import Problem
+from fedflat.engines.round.client_facts import label_scalars
 from fedflat.engines.round.contract import Training
 from fedflat.experiment.campaign.estimate import GpuForecast, forecast
 from fedflat.experiment.config import Config, config
@@ -30,7 +34,7 @@ from fedflat.experiment.store.run_folder import RunFolder
 from fedflat.flatness import Objective
 
 from ..quadratics import descent_of, problem_of, text_of, walk
-from ..reference import GOLDEN, GOLDEN_SOFTMAX, golden, golden_softmax
+from ..reference import GOLDEN, GOLDEN_SOFTMAX, bed, golden, golden_softmax
 from .test_engines_agree import TEXTS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
@@ -58,6 +62,29 @@ def test_golden_of_softmax_regression(name: str, step: Callable[[Problem, Traini
     text, descent = text_of(method, **parameters), descent_of(parameters)
     x = walk(text, setting, descent=descent, engine=engine, device="cuda").x
     assert np.abs(np.array([x[0], x[2]]) - np.array([first, third])).max() < 1e-9
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("text", ["fedinit", "fedscam", "fedscam+relaxed", "feddisco"])
+def test_one_lane_trains_clients_in_turn(text: str, step: Callable[[Problem, Training], LocalStep]) -> None:
+    """A replayed graph reads the start, the pilot gradients and the labels of the client that is loaded now."""
+    setting = bed(rounds=4, size=3).but(steps=[4, 3, 5, 1, 2])
+    loop = walk(text, setting, engine=LoopEngine(problem_of(setting), workers=1))
+    engine = LaneEngine(problem_of(setting, device="cuda"), lanes=1, step=step)
+    lanes = walk(text, setting, engine=engine, device="cuda")
+    assert np.abs(np.array(loop.x) - np.array(lanes.x)).max() < 1e-9
+
+
+def test_labels_are_counted_without_waiting_for_the_gpu() -> None:
+    setting = bed(rounds=1, size=3)
+    problem, training = problem_of(setting, device="cuda"), SimpleNamespace(algorithm=algorithm("feddisco"))
+    label_scalars(problem, training, np.arange(2))  # type: ignore[arg-type]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        scalars = label_scalars(problem, training, np.arange(3))  # type: ignore[arg-type]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert scalars["divergence"].is_cuda
 
 
 def experiment(
@@ -174,19 +201,43 @@ LANES: dict[str, str | int] = {"name": "lanes", "device": "cuda", "compile": "of
     torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0), reason="this GPU has no TF32"
 )
 def test_auto_is_tf32_and_a_resumed_run_keeps_its_precision(tmp_path: Path) -> None:
-    data, weights = bright(RandomImages(size=1000).dataset()), {}
+    data, weights, before = bright(RandomImages(size=1000).dataset()), {}, torch.backends.cuda.matmul.allow_tf32
     for precision in ("auto", "tf32", "float32"):
         run = Run(experiment("fedavg", LANES | {"precision": precision}, model="cnn"), tmp_path / precision, data=data)
         weights[precision] = run.execute().models["server"].weights
         assert RunFolder(tmp_path / precision).config().engine.precision == run.config.engine.precision
-        assert torch.backends.cuda.matmul.allow_tf32 == (precision != "float32")
     assert RunFolder(tmp_path / "auto").config().engine.precision == "tf32"
     difference = (weights["auto"] - weights["float32"]).norm() / weights["float32"].norm()
     assert 1e-7 < difference < 1e-2, "TF32 rounds, but only a little"
     assert (weights["auto"] - weights["tf32"]).norm() < difference * weights["float32"].norm()
     auto = experiment("fedavg", LANES | {"precision": "auto"}, model="cnn")
     resumed = Run(auto, tmp_path / "float32", data=data, resume=True)
-    assert resumed.config.engine.precision == "float32" and not torch.backends.cuda.matmul.allow_tf32
+    assert resumed.config.engine.precision == "float32" and torch.backends.cuda.matmul.allow_tf32 == before
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0), reason="this GPU has no TF32"
+)
+def test_runs_in_turn_keep_their_precisions() -> None:
+    """Rounds of a TF32 and a float32 run alternate, with a measurement of the other precision in between."""
+    data, alone = bright(RandomImages(size=1000).dataset()), []
+
+    def runs() -> list[Run]:
+        return [
+            Run(experiment("fedavg", LANES | {"precision": precision}, model="cnn"), data=data)
+            for precision in ("tf32", "float32")
+        ]
+
+    for run in runs():
+        alone.append(run.execute().models["server"].weights)
+    pair = runs()
+    for _ in zip(*(run.steps() for run in pair), strict=True):
+        torch.backends.cuda.matmul.allow_tf32 = not torch.backends.cuda.matmul.allow_tf32  # as a user might
+    torch.backends.cuda.matmul.allow_tf32 = False
+    together = [run.server.model.weights for run in pair]
+    rounding = (alone[0] - alone[1]).norm()
+    for single, turn in zip(alone, together, strict=True):
+        assert (single - turn).norm() < 0.1 * rounding
 
 
 def test_the_plan_counts_the_lanes_that_fit() -> None:

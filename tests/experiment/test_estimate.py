@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -146,6 +149,26 @@ def test_probes_are_compiled_if_the_run_is(monkeypatch: pytest.MonkeyPatch) -> N
     for rounds in (2, 1000):
         estimate.measure_speed(config({**SMALL, "training": {"rounds": rounds, "local_steps": 2}}))
     assert probed == ["off", "off", "on", "on"]
+
+
+def test_probes_keep_one_problem_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems: WeakSet[Problem] = WeakSet()
+    alive = []
+
+    class CountedRun(Run):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            alive.append(len(problems))
+            super().__init__(*arguments, **options)
+            problems.add(self.problem)
+
+    monkeypatch.setattr(estimate, "Run", CountedRun)
+    gc.disable()  # Python may otherwise collect a probe that was left in a cycle of references
+    try:
+        lanes = {"engine": {"name": "lanes", "device": "cpu"}}
+        assert estimate.measure_speed(config({**SMALL, **lanes})).whole_round
+    finally:
+        gc.enable()
+    assert alive == [0, 0, 0]
 
 
 def test_checkpoints_use_a_limited_fraction_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

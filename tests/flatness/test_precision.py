@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from fedflat.engines.cpu.engine import LoopEngine
+from fedflat.engines.gpu.engine import LaneEngine
+from fedflat.engines.problem.problem import Problem
+from fedflat.engines.round.contract import Engine, ModelState
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import device_of
 from fedflat.flatness import Ends, Operator, lanczos
 from fedflat.flatness.precision import allow_tf32, tf32_allowed
+
+from ..quadratics import Bowl, problem_of, walk
+from ..reference import bed
 
 MATMUL: Any = torch.backends.cuda.matmul
 CUDNN: Any = torch.backends.cudnn
@@ -88,13 +96,42 @@ def test_torch_without_the_new_switches(monkeypatch: pytest.MonkeyPatch) -> None
     )
 
 
-@pytest.mark.parametrize("precision", ["tf32", "float32"])
-@pytest.mark.parametrize("used", ["older", pytest.param("newer", marks=newer)])
-def test_a_run_sets_the_switches(monkeypatch: pytest.MonkeyPatch, precision: str, used: str) -> None:
+def test_finding_the_device_leaves_the_switches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
-    if used == "newer":
-        MATMUL.fp32_precision = "ieee" if precision == "tf32" else "tf32"
-    assert device_of(Config.model_validate({"engine": {"precision": precision}})).type == "cuda"
-    assert older() == 2 * [precision == "tf32"]
-    allow_tf32(False)
-    assert older() == [False, False]
+    before = older()
+    for precision in ("tf32", "float32"):
+        assert device_of(Config.model_validate({"engine": {"precision": precision}})).type == "cuda"
+        assert older() == before
+
+
+@pytest.mark.parametrize("used", ["older", pytest.param("newer", marks=newer)])
+def test_setting_the_switches(used: str) -> None:
+    for allowed in (True, False):
+        if used == "newer":
+            MATMUL.fp32_precision = "ieee" if allowed else "tf32"
+        allow_tf32(allowed)
+        assert older() == [allowed, allowed]
+
+
+@pytest.mark.parametrize("engine", [partial(LoopEngine, workers=1), LaneEngine])
+@pytest.mark.parametrize("text", ["fedavg", "mime"])
+def test_each_problem_computes_in_its_own_precision(
+    text: str, engine: Callable[[Problem], Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In local steps, full-batch gradients, evaluations and estimates of buffers; the caller's setting stays."""
+    seen: list[list[bool]] = []
+    forward = Bowl.forward
+    monkeypatch.setattr(Bowl, "forward", lambda self, inputs: seen.append(older()) or forward(self, inputs))
+    setting = bed(rounds=1, size=2)
+    for tf32, outer in [(True, False), (False, True)]:
+        MATMUL.allow_tf32 = CUDNN.allow_tf32 = outer
+        problem = problem_of(setting)
+        problem.tf32 = tf32
+        walk(text, setting, engine=engine(problem))
+        passes = len(seen)
+        state = ModelState(*problem.initial_state())
+        engine(problem).evaluate({"server": state}, {"test": problem.data.train})
+        assert len(seen) > passes
+        problem.estimate_buffers(state.weights, {})
+        assert older() == [outer, outer] and {tuple(switches) for switches in seen} == {(tf32, tf32)}
+        seen.clear()

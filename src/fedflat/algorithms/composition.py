@@ -10,10 +10,11 @@ from types import FunctionType
 from typing import Any, cast
 
 from fedflat.algorithms.algorithm import SLOTS, Algorithm
+from fedflat.algorithms.cards import CARDS
 from fedflat.algorithms.drift import DRIFTS, Drift
 from fedflat.algorithms.local_optimiser import LOCAL_OPTIMISERS, LocalOptimiser
 from fedflat.algorithms.lr_schedule import LR_SCHEDULES, LrSchedule
-from fedflat.algorithms.named import NAMED, RELEASED
+from fedflat.algorithms.named import NAMED, RELEASED, with_parameters
 from fedflat.algorithms.perturbation import PERTURBATIONS, Perturbation
 from fedflat.algorithms.server import SERVERS, Sgd
 from fedflat.algorithms.start import STARTS, Start
@@ -33,7 +34,6 @@ from fedflat.text import (
     parameters,
     parse,
     positional_parameters,
-    revise,
     show,
     with_names,
     write_value,
@@ -250,39 +250,35 @@ def _named(call: Call) -> Algorithm:
             raise UserError(f"'{call.name}' is a part, not an algorithm; add it to one, as in fedavg+{call.name}")
         _reject_setting(call.name)
         raise NAMED.unknown(call.name)
-    result = NAMED[name]
-    values = _values_of_call(name, call.values)
-    for slot in SLOTS:
-        part = getattr(result, slot)
-        names = [field.name for field in parameters(part)]
-        slot_values = {key: value for key, value in values.items() if key in names}
-        result = replace(result, **{slot: revise(part, slot_values, name)})
-    return result
+    values = dict(call.values)
+    variant = values.pop("variant", "paper")
+    if variant == "released" and name in RELEASED:
+        base = RELEASED[name]
+    elif variant == "paper":
+        base = NAMED[name]
+    else:
+        released = ", ".join(RELEASED)
+        raise UserError(f"{name} has no variant '{variant}'; expected paper, or released (available for {released})")
+    return with_parameters(base, _values_of_call(name, base, values), name)
 
 
-def _values_of_call(name: str, values: Mapping[str, Value]) -> dict[str, Value]:
+def _values_of_call(name: str, base: Algorithm, values: Mapping[str, Value]) -> dict[str, Value]:
     """Return the parameter values that a call such as ``fedsam(0.1)`` sets, by parameter name.
 
     A value without a name sets the positional parameter of the only part that distinguishes the algorithm from FedAvg.
-    ``variant=released`` adds the values in which the published code differs from the paper, unless the call sets them.
 
     Args:
         name: registered name of the algorithm.
-        values: the call's arguments as parsed.
+        base: the algorithm in the variant of the call.
+        values: the call's arguments as parsed, without the variant.
     """
-    slot_parts = [getattr(NAMED[name], slot) for slot in SLOTS]
+    slot_parts = [getattr(base, slot) for slot in SLOTS]
     known = {field.name for part in slot_parts for field in parameters(part)}
     own_parts = [part for part in slot_parts if not _is_default(part)]
     positional = [field.name for part in own_parts for field in parameters(part)]
     if len(own_parts) == 1:
         positional = positional_parameters(own_parts[0])
     named_values = with_names(values, positional, name)
-    variant = named_values.pop("variant", "paper")
-    if variant == "released" and name in RELEASED:
-        named_values = RELEASED[name] | named_values
-    elif variant != "paper":
-        released = ", ".join(RELEASED)
-        raise UserError(f"{name} has no variant '{variant}'; expected paper, or released (available for {released})")
     for parameter, value in named_values.items():
         if parameter not in known:
             options = [*known, "variant"]
@@ -333,6 +329,15 @@ def _reject_setting(name: str) -> None:
 
 def _part_text(part: Any) -> str:
     return show(part_name(part) or type(part).__name__, changed(part))
+
+
+def released_text(name: str) -> str:
+    """The text of an algorithm's ``variant=released`` without the word: its parameters, or its parts if others."""
+    released = CARDS[name].released
+    if isinstance(released, dict):
+        return show(name, released)
+    parts = [getattr(released, slot) for slot in SLOTS]
+    return "+".join(["fedavg", *(_part_text(part) for part in parts if not _is_default(part))])
 
 
 def _text_based_on(name: str, target: Algorithm, released: bool) -> str | None:

@@ -43,7 +43,7 @@ class LocalContext(NamedTuple):
     y: Tensor
     """Current model y_k of the client, shape (P,)."""
     z: Tensor
-    """Model that the client received and started from, shape (P,)."""
+    """Model from which the client started, shape (P,): the received one, unless the client has a start of its own."""
     server: State
     """The part of this slot's server state that is sent to clients."""
     client: State
@@ -73,7 +73,7 @@ class LocalContext(NamedTuple):
     common_gradient: Tensor | None = None
     """Mean of the cohort's full-batch gradients at z, weighted by samples, shape (P,); None unless requested."""
     received: Tensor | None = None
-    """Broadcast model, shape (P,), if the client starts from a model z of its own; else None, as z is the same."""
+    """Broadcast model, shape (P,), if the client starts from a model z of its own; else None. See ``broadcast``."""
     pilot: Pilot | None = None
     """Gradients of a few batches; only in the perturbation's ``begin``, and None unless it requests them."""
 
@@ -85,6 +85,11 @@ class LocalContext(NamedTuple):
     def perturbed(self, point: Tensor) -> Tensor:
         """Return ``point`` of shape (P,), shifted by the current perturbation."""
         return point if self.offset is None else point + self.offset
+
+    @property
+    def broadcast(self) -> Tensor:
+        """Model that all clients received, shape (P,): z, unless the client starts from a model of its own."""
+        return self.z if self.received is None else self.received
 
     @property
     def effective_steps(self) -> Tensor:
@@ -164,6 +169,13 @@ class Slot:
     def sends(self) -> Fields:
         """Declare what a client sends for this slot in addition to its displacement."""
         return ()
+
+    def message_ranges(self, classes: int) -> dict[str, tuple[float, float]]:
+        """Return the smallest and largest value that an honest client can send, by message; {} if there are no bounds.
+
+        A server of real sites rejects other values. ``classes`` is the number of classes of the task.
+        """
+        return {}
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
         """Return why this component cannot be combined with the algorithm's other components, or None if it can.

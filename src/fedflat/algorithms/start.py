@@ -21,14 +21,14 @@ class Start(Slot):
     def personal(self, z: Tensor, client: State) -> Tensor:
         """Return the model z_i from which a client starts, shape (P,), given z and the client's state for this slot.
 
-        All other slots see z_i in place of z, so the client's displacement is D_i = y_K - z_i.
+        Other slots see z_i as ``ctx.z``, so the client's displacement is D_i = y_K - z_i, and z as ``ctx.broadcast``.
         """
         return z
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
         """Return the new client state after the last local step, and this slot's messages to the server.
 
-        ``ctx.z`` is z_i and ``ctx.received`` the broadcast model. ``ctx.client`` holds the drift correction's state.
+        ``ctx.z`` is z_i and ``ctx.broadcast`` the broadcast model. ``ctx.client`` holds the drift correction's state.
         """
         return {}, {}
 
@@ -50,10 +50,11 @@ class Relaxed(Start):
       server model
     - y_K: the client's model after its K local steps
 
-    All other parts of the algorithm use z_i in place of z, so the displacement is D_i = y_K - z_i. By default, the
-    server adds the mean of D_i to z. With ``server=average``, it instead moves to the mean of the clients' models y_K;
-    clients then also send z_i - z. Both rules are equivalent if all clients participate in every round and the drift
-    correction keeps no state.
+    All other parts of the algorithm use z_i in place of z, so the displacement is D_i = y_K - z_i; only GHBM, LocalGHBM
+    and LESAM, which compare server models of different rounds, use z itself. By default, the server adds the mean of
+    D_i to z. With ``server=average``, it instead moves to the mean of the clients' models y_K; clients then also send
+    z_i - z. Both rules are equivalent if all clients participate in every round and the drift correction keeps no
+    state.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -80,8 +81,7 @@ class Relaxed(Start):
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
         """Keep the client's model as ``last``; with ``server=average``, send z_i - z."""
-        assert ctx.received is not None
-        sent = {"offset": ctx.z - ctx.received} if self.server == "average" else {}
+        sent = {"offset": ctx.z - ctx.broadcast} if self.server == "average" else {}
         return {"last": ctx.y}, sent
 
     def mean_start(self, means: CohortMeans) -> Tensor:

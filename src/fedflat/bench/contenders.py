@@ -13,13 +13,12 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedflat.bench.contender_process import LocalContender, RoundTimer
-from fedflat.bench.plain import PlainLoop, training_loss
+from fedflat.bench.plain import PlainLoop, problem_at_precision, training_loss
 from fedflat.engines.gpu.layers import with_gpu_layers
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RunView
 from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
-from fedflat.experiment.setup.problem import build_problem
 
 WARM_UPS = 3
 """Steps before a step is captured as a CUDA graph."""
@@ -88,7 +87,7 @@ class SpeedBound(LocalContender):
 
         The batch is as large as all batches of a cohort's local step together, with repeated examples if necessary.
         """
-        problem, _ = build_problem(config, data=self.setting.load_data())
+        problem, _ = problem_at_precision(config, self.setting.load_data())
         on_gpu = problem.device.type == "cuda"
         model = problem.model.train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if self.compiled and on_gpu:

@@ -17,16 +17,29 @@ from torch.func import functional_call
 
 from fedflat import models
 from fedflat.bench.setting import plan_of, sampler_of
-from fedflat.data import Dataset
+from fedflat.data import Dataset, Partition
 from fedflat.data.batches import move_examples
+from fedflat.engines.problem.precision import at_own_precision
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.plan import generator
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import build_problem
+from fedflat.flatness.precision import allow_tf32
 
 StateDict = dict[str, Tensor]
 LOSS_EXAMPLES = 1000
 """Training examples on which the losses of contenders are compared."""
+
+
+def problem_at_precision(config: Config, data: Dataset) -> tuple[Problem, Partition]:
+    """Build the problem and partition of a config, and set torch's global precision to the config's.
+
+    A contender's process is its own, and other simulators train with torch's global setting.
+    """
+    problem, partition = build_problem(config, data=data)
+    if problem.device.type == "cuda":
+        allow_tf32(problem.tf32)
+    return problem, partition
 
 
 class PlainLoop:
@@ -34,7 +47,7 @@ class PlainLoop:
 
     def __init__(self, config: Config, data: Dataset) -> None:
         self.config = config
-        self.problem, self.partition = build_problem(config, data=data)
+        self.problem, self.partition = problem_at_precision(config, data)
         # in torch's default memory format
         self._train = move_examples(data.train, self.problem.device, self.problem.dtype)
         self.state: StateDict = {name: tensor.clone() for name, tensor in self.problem.model.state_dict().items()}
@@ -106,6 +119,7 @@ class PlainLoop:
 
 
 @torch.no_grad()
+@at_own_precision
 def training_loss(problem: Problem, state: StateDict) -> float:
     """Return the mean cross-entropy of the model with weights ``state`` on the first ``LOSS_EXAMPLES`` examples.
 

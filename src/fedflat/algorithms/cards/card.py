@@ -23,5 +23,5 @@ class Card:
     """Parameter values reported in papers, as sentences without the last full stop."""
     differences: tuple[str, ...] = ()
     """Numbers of entries of ``DIFFERENCES``."""
-    released: dict[str, Value] = field(default_factory=dict)
-    """Parameters that ``variant=released`` sets to match the published code where it differs from the paper."""
+    released: dict[str, Value] | Algorithm = field(default_factory=dict)
+    """The published code where it differs from the paper: parameters that ``variant=released`` sets, or other parts."""

@@ -12,10 +12,11 @@ from fedflat.algorithms.drift import (
     Gmt,
     Hbm,
     LocalGhbm,
+    MemorylessAcg,
     Nova,
 )
 from fedflat.algorithms.local_optimiser import AdamW, FedAdamW, FedMuon, Muon
-from fedflat.algorithms.perturbation import Lesam, RampedSam, Scam, Sol
+from fedflat.algorithms.perturbation import Lesam, RampedSam, Sam, Scam, Sol
 from fedflat.algorithms.server import Extrapolation
 from fedflat.algorithms.start import Relaxed
 from fedflat.algorithms.weights import Aligned, Awa, Disco
@@ -58,8 +59,9 @@ LATER_METHODS: dict[str, Card] = {
         Algorithm(Acg(beta=0.0), Lesam(0.05, direction="global")),
         "Liu et al., MM 2025",
         "lam is 0.85 (gamma in the paper), rho is 0.05 in the paper and 0.01 in the published command, lr is 0.1 and "
-        "weight decay is 1e-3",
+        "weight decay is 1e-3. variant=released is the script of 2026, which is another method",
         ("D30", "D31", "D44"),
+        released=Algorithm(MemorylessAcg(beta=0.0), Sam(0.05)),
     ),
     "ghbm": Card(
         "GHBM",
@@ -161,7 +163,7 @@ LATER_METHODS: dict[str, Card] = {
         "ResNet-18, lr is 3e-2 and alpha is 0.5; for DeiT-Tiny, lr is 3e-4 and alpha is 10. The equations are those of "
         "the published code. In the paper, u is M and is orthogonalised exactly, O has no factor, and there is no "
         "weight decay",
-        ("D41",),
+        ("D41", "D45"),
         released={"shape_factor": "kernel"},
     ),
     "fedgmt": Card(

@@ -21,7 +21,10 @@ class HeavyBall(Drift):
     beta: float = param(0.9, "weight of the momentum in the sum of a round's local steps", low=0)
 
     def _per_step(self, difference: Tensor, ctx: LocalContext) -> Tensor:
-        """Return what each of the K local steps adds to its gradient; together, they move by -beta ``difference``."""
+        """Return what each of the K local steps adds to its gradient.
+
+        Together, steps with the learning rate of the first one move by -beta ``difference``.
+        """
         return self.beta * difference / (ctx.first_lr.clamp(min=TINY_LR) * ctx.steps)
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
@@ -52,8 +55,9 @@ class Ghbm(HeavyBall):
     - eta: learning rate of the round's first step
     - K: number of local steps in a round
 
-    All steps of a round together move the model by -beta m. If tau is the number of clients divided by the number of
-    clients per round, the last tau rounds cover about all clients. The server keeps its last tau models.
+    At a constant learning rate, all steps of a round together move the model by -beta m; if the learning rate falls
+    within the round, they move it less. If tau is the number of clients divided by the number of clients per round, the
+    last tau rounds cover about all clients. The server keeps its last tau models.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -71,7 +75,7 @@ class Ghbm(HeavyBall):
         return (vector("old", start="model"), *newer)
 
     def begin(self, ctx: LocalContext) -> State:
-        momentum = (ctx.round >= self.tau) * (ctx.server["old"] - ctx.z) / self.tau
+        momentum = (ctx.round >= self.tau) * (ctx.server["old"] - ctx.broadcast) / self.tau
         return {"momentum": self._per_step(momentum, ctx)}
 
     def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
@@ -132,13 +136,13 @@ class LocalGhbm(Anchored):
     """
 
     def begin(self, ctx: LocalContext) -> State:
-        return {"momentum": self._momentum(ctx.z, ctx)}
+        return {"momentum": self._momentum(ctx.broadcast, ctx)}
 
     def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
         return g + ctx.local["momentum"]
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        return {"last": ctx.z, "seen": ctx.lr_sum.new_ones(())}, {}
+        return {"last": ctx.broadcast, "seen": ctx.lr_sum.new_ones(())}, {}
 
 
 @dataclass(frozen=True)

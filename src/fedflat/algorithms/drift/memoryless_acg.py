@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from fedflat.algorithms.drift.acg import Acg
-from fedflat.algorithms.slot import CohortMeans
+from fedflat.algorithms.slot import CohortMeans, Slot
 from fedflat.algorithms.state import State
 
 
@@ -29,7 +30,7 @@ class MemorylessAcg(Acg):
     - D_i: displacement y_K - z of client i in the round, where K is its number of local steps
     - mean_S: mean over the round's cohort S
 
-    The published code corresponds to ``fedavg+memoryless-acg(beta=0)+sam(rho=0.05)`` (D30).
+    The published code, ``fednsam(variant=released)``, has beta = 0 and SAM on clients (D30).
 
     >>> from fedflat.testing import cohort_means
     >>> means = cohort_means(z=[1.0, 2.0], displacement=[0.2, -0.2], round=1)
@@ -41,3 +42,9 @@ class MemorylessAcg(Acg):
         """Return the target x + m and the new momentum m, which does not depend on the old one."""
         m = (1 + self.lam if means.round else 1.0) * means.displacement
         return means.x + m, {"m": m}
+
+    def conflict(self, slots: Mapping[str, Slot]) -> str | None:
+        """FedACG's conflicts, and why a start that replaces the broadcast model on the server has no effect."""
+        if getattr(slots["start"], "server", None) == "average":
+            return "memoryless-acg steps from the server model, so server=average has no effect; use displacement"
+        return super().conflict(slots)

@@ -63,7 +63,7 @@ class Lesam(Perturbation):
         ``indexing=tensor`` reproduces the published code: one scalar per parameter tensor instead of a unit vector.
         """
         if self.direction == "client":
-            towards_old = ctx.client["seen"] * (ctx.client["last"] - ctx.z)
+            towards_old = ctx.client["seen"] * (ctx.client["last"] - ctx.broadcast)
         else:
             towards_old = -ctx.server["step"]
         direction = unit(towards_old) if self.indexing == "vector" else scalar_shift(towards_old, ctx.layout)
@@ -82,7 +82,7 @@ class Lesam(Perturbation):
         """
         if self.direction == "global":
             return {}, {}
-        return {"last": ctx.z, "seen": ctx.lr_sum.new_ones(())}, {}
+        return {"last": ctx.broadcast, "seen": ctx.lr_sum.new_ones(())}, {}
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
         """Return an error message if the drift in ``slots`` is FedGloSS's, and None otherwise."""

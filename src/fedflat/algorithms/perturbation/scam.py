@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -67,6 +68,9 @@ class Scam(Perturbation):
 
     def sends(self) -> Fields:
         return (scalar("h"), scalar("c"))
+
+    def message_ranges(self, classes: int) -> dict[str, tuple[float, float]]:
+        return {"h": (0.0, math.inf), "c": (-1.0, 1.0)}
 
     def begin(self, ctx: LocalContext) -> State:
         """Return the client's alignment c and heterogeneity h, and the radius of the round."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,6 +48,11 @@ class Disco(ChosenWeights):
 
     def sends(self) -> Fields:
         return (scalar("divergence"),)
+
+    def message_ranges(self, classes: int) -> dict[str, tuple[float, float]]:
+        """The divergence is largest for a client that has one class only."""
+        largest = math.log(classes) if self.metric == "kl" else math.sqrt(1 - 1 / classes)
+        return {"divergence": (0.0, largest)}
 
     def measure(self, label_counts: Tensor) -> State:
         """Return the divergence of a client's label distribution from the uniform one, before it is normalised."""

@@ -16,7 +16,7 @@ from fedflat.algorithms.algorithm import SLOTS
 from fedflat.algorithms.cards import CARDS
 from fedflat.algorithms.composition import part_name
 from fedflat.algorithms.description import DIFFERENCES, describe
-from fedflat.algorithms.named import NAMED, RELEASED
+from fedflat.algorithms.named import NAMED
 from fedflat.text import changed, choices, parameters, parse, show, write_value
 
 Content = list[dict[str, Any]] | dict[str, Any]
@@ -186,15 +186,19 @@ def _cost(algorithm: Algorithm) -> Content:
 
 
 def _released(algorithm: Algorithm) -> Content:
-    """Return one row per parameter whose value in the published code differs from that in the paper."""
+    """Return one row per parameter, or per part, in which the published code differs from the paper."""
     base = named_base(algorithm)
+    released = CARDS[base].released if base in CARDS else {}
+    if isinstance(released, Algorithm):
+        paper, code = slot_texts(NAMED[base]), slot_texts(released)
+        return [{"parameter": slot, "paper": paper.get(slot, ""), "released": code.get(slot, "")} for slot in code]
     paper_values = {}
     for _, spec in specs_of(NAMED[base]):
         for field in parameters(spec):
             paper_values[field.name] = getattr(spec, field.name)
     return [
         {"parameter": name, "paper": write_value(paper_values[name]), "released": write_value(value)}
-        for name, value in RELEASED.get(base, {}).items()
+        for name, value in released.items()
     ]
 
 

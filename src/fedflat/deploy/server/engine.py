@@ -208,6 +208,11 @@ class _RoundAttempt:
             lr_sums={client: lr_sums[count] for client, count in steps.items()},
             bound=deployment.bound,
             clipping_norm=deployment.clipping_norm,
+            ranges={
+                f"{slot}.{name}": limits
+                for slot, component in training.algorithm.slots()
+                for name, limits in component.message_ranges(self.engine.problem.data.num_classes).items()
+            },
         )
 
     def _lr_sum(self, steps: int) -> float:

@@ -2,15 +2,15 @@
 
 The checks need no trust in the client. Names, shapes and types must match the algorithm; all numbers must be finite;
 the number of examples must be what the client joined with; steps and the sum of learning rates must match the plan;
-norms must be plausible within the cohort. An attack within these bounds goes unnoticed; robust
-aggregation (``federation.aggregation=median``) limits its effect.
+norms must be plausible within the cohort, and numbers that choose weights within their range. An attack within these
+bounds goes unnoticed; robust aggregation (``federation.aggregation=median``) limits its effect.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
@@ -52,6 +52,7 @@ class ExpectedUpdates:
         lr_sums: sum of each client's learning rates over its steps.
         bound: largest norm, as a multiple of the cohort's median norm.
         clipping_norm: norm to which sites must clip their displacement, if any.
+        ranges: smallest and largest value of some scalars among the arrays, by name.
     """
 
     arrays: Mapping[str, ArraySpec]
@@ -60,6 +61,7 @@ class ExpectedUpdates:
     lr_sums: Mapping[int, float]
     bound: float = 30.0
     clipping_norm: float | None = None
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def inspect_updates(updates: Sequence[Update], expected: ExpectedUpdates) -> tuple[list[Update], dict[int, str]]:
@@ -96,6 +98,10 @@ def find_flaw(update: Update, expected: ExpectedUpdates) -> str:
     square = update.arrays.get("server.square")  # FedExP computes its learning rate from it
     if square is not None and not math.isclose(square, _norm(update.arrays["displacement"]) ** 2, rel_tol=ROUNDING):
         return f"server.square is {float(square):.3g}, which is not the squared norm of displacement"
+    for name, (low, high) in expected.ranges.items():
+        value = float(update.arrays[name])
+        if not low - ROUNDING <= value <= high + ROUNDING:
+            return f"{name} is {value:.3g}, which is not between {low:.3g} and {high:.3g}"
     if expected.clipping_norm is not None:
         norm = _norm(update.arrays["displacement"])
         if norm > expected.clipping_norm * (1 + ROUNDING):

@@ -25,6 +25,7 @@ from fedflat.engines.round.cohort import CohortEngine
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
 from fedflat.engines.round.plan import seed_torch
 from fedflat.errors import UserError
+from fedflat.flatness.precision import tf32_allowed
 
 MOST_LANES = 16
 """Largest number of lanes: more streams do not help, because the GPU is fully used."""
@@ -113,9 +114,10 @@ class LaneEngine(CohortEngine):
         self._lanes_wait_for_main_stream()
         rows_and_clients = list(enumerate(cohort))
         reports: list[ClientReport] = []
-        while len(reports) < len(cohort):
-            remaining = rows_and_clients[len(reports) :]
-            reports += self._train_concurrently(training, round, remaining, integer_buffers)
+        with tf32_allowed(self.problem.tf32):  # a captured step keeps the precision that it was captured with
+            while len(reports) < len(cohort):
+                remaining = rows_and_clients[len(reports) :]
+                reports += self._train_concurrently(training, round, remaining, integer_buffers)
         self._main_stream_waits_for_lanes()
         return reports
 

@@ -160,7 +160,10 @@ class Lane:
         """Bytes of GPU memory that the lane keeps: its static tensors, and the memory of its captured graphs."""
         tensors = [self.statistics, *self.client.values(), *self.integer_buffers.values(), *self.batches.values()]
         tensors += [] if self.own_gradient is None else [self.own_gradient]
-        tensors += [] if self.local is None else changing_tensors(self.local)
+        tensors += [] if self.pilot is None else [*self.pilot]
+        if self.local is not None:
+            tensors += changing_tensors(self.local)
+            tensors += [] if self.local.drift.received is None else [self.local.drift.z]  # the client's own start
         return self._pool_bytes + sum(tensor.nbytes for tensor in tensors)
 
     def load(

@@ -13,12 +13,15 @@ from fedflat.algorithms.algorithm import LocalState
 def with_static_tensors(local: LocalState) -> LocalState:
     """Copy a client's state so that captured graphs can update it in place.
 
-    Tensors that change between steps or between clients are cloned; all others are shared with the original. Several
+    Tensors that change between steps or between clients are cloned; all others are shared with the original. The start
+    z changes between clients only if each has its own; otherwise it is the broadcast model of the whole cohort. Several
     fields may hold the same tensor, e.g. the contexts of drift and perturbation both hold the client's model y. These
     fields share one clone, so that an update of one reaches the others.
     """
     clones: dict[Any, Tensor] = {}
-    changing_fields = ("y", "local", "drift", "step", "lr_sum", "first_lr", "next_lr")
+    changing_fields = {"y", "local", "drift", "step", "lr_sum", "first_lr", "next_lr"}
+    if local.drift.received is not None:
+        changing_fields.add("z")
 
     def clone_if_changing(path: Any, leaf: Any) -> Any:
         """Return a leaf of the client's state, or its clone if it is a tensor that changes.

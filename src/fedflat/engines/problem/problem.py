@@ -30,6 +30,7 @@ from fedflat.engines.problem.parameters import (
     fails_in_channels_last,
     first_names,
 )
+from fedflat.engines.problem.precision import at_own_precision
 from fedflat.engines.problem.task import Task
 from fedflat.models.layout import Layout
 
@@ -46,6 +47,7 @@ class Problem:
         dtype: precision of weights, losses and updates.
         arithmetic: lower precision of the forward and backward pass, if any.
         device: where to compute; the data are moved there.
+        tf32: whether a GPU may round float32 matrix products to TF32.
         evaluation_batch: batch size of evaluations.
         evaluation_sets: sets to evaluate on, by name: the test set, and the validation split if there is one.
         batch_statistics: whether evaluation normalises by each batch's statistics, as SiLoBN does for unseen clients.
@@ -68,15 +70,15 @@ class Problem:
     evaluation_batch: int = 500
     evaluation_sets: dict[str, Examples] = field(default_factory=dict)
     batch_statistics: bool = False
+    tf32: bool = False
     narrow_size: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         """Move model and data to the device, derive the layouts of flat vectors, and prepare what all steps reuse."""
         self.model.to(self.device, self.dtype)
         self.data = replace(self.data, train=move_examples(self.data.train, self.device, self.dtype))
-        self.evaluation_sets = {
-            name: move_examples(examples, self.device, self.dtype) for name, examples in self.evaluation_sets.items()
-        }
+        held_out = self.evaluation_sets.items()
+        self.evaluation_sets = {name: move_examples(each, self.device, self.dtype) for name, each in held_out}
         self.layout = Layout.of_parameters(self.model)
         has_convolutions = any(parameter.ndim == 4 for parameter in self.model.parameters())
         self.channels_last = has_convolutions and not fails_in_channels_last(self.model)
@@ -303,7 +305,6 @@ class Problem:
         gradient, (loss, new_statistics, new_counters) = torch.func.grad(loss_and_buffers, has_aux=True)(vector)
         return PassResult(gradient, loss, new_statistics, new_counters)
 
-    @torch.no_grad()
     def predict(
         self, vector: Tensor, buffers: dict[str, Tensor], raw: Tensor, batch_statistics: bool | None = None
     ) -> Tensor:
@@ -314,6 +315,7 @@ class Problem:
         return self.predict_normalised(vector, buffers, self.normalised(raw), batch_statistics)
 
     @torch.no_grad()
+    @at_own_precision
     def predict_normalised(
         self, vector: Tensor, buffers: dict[str, Tensor], inputs: Tensor, batch_statistics: bool | None = None
     ) -> Tensor:
@@ -327,9 +329,7 @@ class Problem:
                 setting. Frozen layers always use their running statistics.
         """
         self.model.eval()
-        if batch_statistics is None:
-            batch_statistics = self.batch_statistics
-        if batch_statistics:
+        if self.batch_statistics if batch_statistics is None else batch_statistics:
             buffers = {name: b.clone() for name, b in buffers.items()}  # the forward pass updates them
             for norm in self._norms():
                 norm.train()
@@ -345,6 +345,7 @@ class Problem:
         return self.task.sums(self.predict(vector, buffers, examples.inputs), examples.targets)
 
     @torch.no_grad()
+    @at_own_precision
     def estimate_buffers(
         self, vector: Tensor, integer_buffers: dict[str, Tensor], batches: Iterable[Tensor] | None = None
     ) -> Tensor:

@@ -24,6 +24,7 @@ from fedflat.algorithms.slot import Pilot
 from fedflat.algorithms.state import Field, State
 from fedflat.algorithms.teacher import Teacher
 from fedflat.data.batches import Batch
+from fedflat.engines.problem.precision import at_own_precision
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.client_facts import label_scalars, pilot_gradients
 from fedflat.engines.round.contract import Client, Training
@@ -236,6 +237,7 @@ class StepGradient:
         return gradient
 
 
+@at_own_precision
 def train_client(
     problem: Problem,
     training: Training,
@@ -358,6 +360,7 @@ def seeded_full_gradient(
     return full_gradient(problem, training, cohort, round, client, indices, row)
 
 
+@at_own_precision
 def full_gradient(
     problem: Problem,
     training: Training,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,6 +14,10 @@ from fedflat.data.batches import Batch
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Training
 from fedflat.engines.round.plan import generator, seed_torch
+
+_HOST_TARGETS: WeakKeyDictionary[Problem, np.ndarray] = WeakKeyDictionary()
+"""Targets of the training examples of each problem in the host's memory, which can be read without waiting for a GPU.
+"""
 
 
 def pilot_gradients(
@@ -66,7 +72,9 @@ def label_scalars(problem: Problem, training: Training, indices: np.ndarray) -> 
     weights = training.algorithm.weights
     if not weights.needs_labels:
         return {}
-    targets = problem.data.train.targets
-    targets = targets[torch.from_numpy(indices).to(targets.device)]
-    counts = torch.zeros(problem.data.num_classes, dtype=problem.dtype, device=targets.device)
-    return weights.measure(counts.index_add_(0, targets, torch.ones_like(targets, dtype=problem.dtype)))
+    if problem not in _HOST_TARGETS:
+        _HOST_TARGETS[problem] = problem.data.train.targets.cpu().numpy()
+    counts = np.bincount(_HOST_TARGETS[problem][indices], minlength=problem.data.num_classes)
+    scalars = weights.measure(torch.from_numpy(counts).to(problem.dtype))
+    # A fill, unlike a copy, does not wait for the device.
+    return {name: torch.full_like(value, float(value), device=problem.device) for name, value in scalars.items()}

@@ -20,7 +20,9 @@ Measurements = dict[str, Any]
 
 
 def measure_cohort(algorithm: Algorithm, clients: list[Client], outcome: Outcome, states: States) -> Measurements:
-    """Measure how far the clients of a cohort moved from the broadcast model and how much they disagree.
+    """Measure how far the clients of a cohort moved during local training and how much they disagree.
+
+    Displacements start at the broadcast model, or with ``relaxed`` at the model from which each client starts.
 
     Args:
         algorithm: the algorithm that trained the cohort.

@@ -5,6 +5,7 @@ A probe is a short run that is only timed.
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 import warnings
@@ -269,12 +270,14 @@ def _probe_config(config: Config, at_once: int) -> Config:
 def measure_speed(config: Config) -> ProbedSpeed:
     """Time single steps and, if rounds are short, whole rounds, because fixed costs then matter.
 
-    Both probes are compiled if the run would be.
+    Both probes are compiled if the run would be. Only one run at a time is in memory, with its data and model.
     """
-    run, times = _build_quietly(config)
-    speed = probe(config.model_copy(update={"engine": run.config.engine}))
+    engine = _build_quietly(config)[0].config.engine
+    speed = probe(config.model_copy(update={"engine": engine}))
     if speed.seconds(config, 1) > SHORT_ROUND:
         return speed
+    gc.collect()  # lanes refer to themselves
+    run, times = _build_quietly(config)
     _execute_quietly(run, TIMED_ROUNDS)
     round_ends = times.rounds
     if len(round_ends) < 2:  # the run diverged in its first round

@@ -25,7 +25,7 @@ from fedflat.engines.round.plan import generator, seed_torch
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.weights import load_weights
-from fedflat.flatness.precision import allow_tf32, gpu_has_tf32
+from fedflat.flatness.precision import gpu_has_tf32
 from fedflat.models.lstm import CharacterNetwork
 
 MAX_PIXELS = 2**23
@@ -114,6 +114,7 @@ def build_problem(
         evaluation_batch=_evaluation_batch(config.evaluation.batch_size, data),
         evaluation_sets=_held_out_sets(data, partition, config.evaluation.examples),
         batch_statistics=config.training.statistics == "own",
+        tf32=device.type == "cuda" and decide_precision(config).engine.precision == "tf32",
     )
     if config.training.statistics == "own" and not problem.buffer_layout.names:
         warnings.warn(f"training.statistics=own has no effect: {config.model} has no BatchNorm layers", stacklevel=2)
@@ -312,7 +313,7 @@ def decide_precision(config: Config, recorded: Config | None = None) -> Config:
 
 
 def device_of(config: Config) -> torch.device:
-    """The device to train on; on a GPU, this also sets torch's global options for TF32 and cuDNN's autotuner."""
+    """The device to train on; on a GPU, this also turns on cuDNN's autotuner."""
     if config.engine.name == "ray":
         return torch.device("cpu")  # of the driver; workers have their own devices
     device = config.engine.device
@@ -320,7 +321,6 @@ def device_of(config: Config) -> torch.device:
         raise UserError("engine.device=cuda, but torch finds no GPU here; use engine.device=cpu")
     if device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    allow_tf32(decide_precision(config).engine.precision == "tf32")
     torch.backends.cudnn.benchmark = True
     return torch.device("cuda")
 
