@@ -351,11 +351,7 @@ def seeded_full_gradient(
     indices: np.ndarray,
     row: int,
 ) -> tuple[Tensor, GradientCost]:
-    """Seed dropout by round and client, then compute ``full_gradient``, which has the same arguments and results.
-
-    Used before local training, for drift corrections such as MIME's that need the mean of these gradients over the
-    cohort.
-    """
+    """Seed dropout by round and client, then compute ``full_gradient``, which has the same arguments and results."""
     seed_torch(training.seed, "whole gradient dropout", round, client)
     return full_gradient(problem, training, cohort, round, client, indices, row)
 
