@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedflat.flatness.objective import TwiceDifferentiable
+from fedflat.flatness.curvature.second_order import TwiceDifferentiable
 
 KINDS: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "plain": (F.conv2d, (2, 3, 5, 6), (4, 3, 2, 3), {}),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedflat.flatness.objective import TwiceDifferentiable
+from fedflat.flatness.curvature.second_order import TwiceDifferentiable
 
 Norm = Callable[[Tensor, Tensor, Tensor], Tensor]
 KINDS: dict[str, tuple[Norm, tuple[int, ...], tuple[int, ...]]] = {

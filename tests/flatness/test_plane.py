@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedflat.errors import UserError
 from fedflat.flatness.landscapes.grid import Model
+from fedflat.flatness.landscapes.path import path_of
 from fedflat.flatness.landscapes.plane import Plane, plane_landscape, plane_of, spread_axis
-from fedflat.flatness.landscapes.points import require_same_shapes
+from fedflat.flatness.landscapes.points import models_of, require_same_shapes
 from fedflat.flatness.objective import Objective
 from fedflat.models.layout import Layout
 
@@ -165,3 +169,54 @@ def test_a_plane_through_any_modules() -> None:
         plane_of(objective, {**modules, "d": nn.Linear(4, 2)})
     with pytest.raises(UserError, match=r"a has 5 .* 8"):
         plane_of(objective, {"a": torch.zeros(5)})
+
+
+def with_batchnorm(seed: int) -> nn.Module:
+    """A network whose BatchNorm statistics depend on the seed, in evaluation mode."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        network = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 3)).double()
+        network(1 + seed + (1 + seed) * torch.randn(50, 4).double())
+    return network.eval()
+
+
+def test_every_module_keeps_its_batchnorm_statistics() -> None:
+    """Modules are evaluated with their own statistics, and points between them with interpolated ones."""
+    inputs, targets = torch.randn(20, 4, generator=torch.Generator().manual_seed(0)).double(), torch.arange(20) % 3
+    networks = {name: with_batchnorm(seed) for seed, name in enumerate("abcd")}
+    losses = {name: F.cross_entropy(network(inputs), targets).item() for name, network in networks.items()}
+    objective = Objective(networks["a"], F.cross_entropy, (inputs, targets))
+    plane = plane_of(objective, networks, points=3)
+    assert {mark.name: mark.values["loss"] for mark in plane.marks} == pytest.approx(losses)
+
+    path = path_of(objective, {name: networks[name] for name in "bc"}, points=3)
+    middle = copy.deepcopy(networks["b"])
+    means = {key: (value + networks["c"].state_dict()[key]) / 2 for key, value in middle.state_dict().items()}
+    middle.load_state_dict(means)
+    expected = [losses["b"], F.cross_entropy(middle(inputs), targets).item(), losses["c"]]
+    assert path.values["loss"] == pytest.approx(np.array(expected))
+    # A vector has no statistics of its own, so the objective's are used.
+    vector = path_of(
+        objective,
+        {
+            "a": networks["a"],
+            "b": Layout.of_parameters(networks["b"]).flatten(dict(networks["b"].named_parameters())).detach(),
+        },
+        points=2,
+    )
+    assert vector.values["loss"][1] != pytest.approx(losses["b"])
+    # Far beyond the ends, variances would be negative; they count as 0.
+    assert np.isfinite(path_of(objective, {"a": networks["a"], "d": networks["d"]}, beyond=5).values["loss"]).all()
+
+
+def test_buffers_that_all_models_share_are_not_interpolated() -> None:
+    """0 times the infinite entries of a mask would be NaN."""
+    networks = [nn.Linear(2, 2) for _ in range(2)]
+    for network in networks:
+        network.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    objective = Objective(networks[0], F.mse_loss, (torch.ones(2, 2), torch.ones(2, 2)))
+    _, buffers = models_of(objective, dict(zip("ab", networks, strict=True)))
+    assert not buffers.names
+    networks[1].mask = torch.zeros(3)
+    with pytest.raises(UserError, match="cannot lie on one path: mask is 2 in the first and 3 in the second"):
+        path_of(objective, dict(zip("ab", networks, strict=True)))

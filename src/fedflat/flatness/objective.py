@@ -20,49 +20,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 
 from fedflat.errors import UserError
 from fedflat.flatness.batches import Batch, batch_sizes, batches_of, draw_positions, map_tensors, select_examples
 from fedflat.flatness.curvature.compiled import CompiledProduct
-from fedflat.flatness.curvature.convolution import convolution
-from fedflat.flatness.curvature.normalisation import group_norm, layer_norm
+from fedflat.flatness.curvature.second_order import TwiceDifferentiable
 from fedflat.flatness.precision import tf32_allowed
 from fedflat.models.layout import Layout
-
-REPLACEMENTS: dict[Callable[..., Any], Callable[..., Any]] = {
-    torch.conv1d: partial(convolution, torch.conv1d),
-    torch.conv2d: partial(convolution, torch.conv2d),
-    torch.conv3d: partial(convolution, torch.conv3d),
-    F.group_norm: group_norm,
-    F.layer_norm: layer_norm,
-}
-"""Torch functions and their versions with fast second derivatives."""
-
-
-class TwiceDifferentiable(TorchFunctionMode):
-    """Context in which convolutions, GroupNorm and LayerNorm have fast second derivatives.
-
-    >>> x, w = torch.ones(1, 1, 3), torch.ones(1, 1, 2)
-    >>> with TwiceDifferentiable():
-    ...     F.conv1d(x, w, torch.ones(1))
-    tensor([[[3., 3.]]])
-    """
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Call ``func`` or its replacement; torch calls this for every function in the context."""
-        return REPLACEMENTS.get(func, func)(*args, **kwargs or {})
-
 
 Loss = Callable[[Any, Any], Tensor]
 """Maps (model output, targets) to the mean loss over a batch, a scalar tensor."""
@@ -171,10 +141,19 @@ class Objective:
 
         self._compiled = CompiledProduct(product, examples=self._batch_sizes[0])
 
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """The model's floating-point buffers by name, e.g. BatchNorm statistics."""
+        tensors = {**dict(self.module.named_buffers()), **self._buffers}
+        return {name: tensor.detach() for name, tensor in tensors.items() if tensor.is_floating_point()}
+
     @torch.no_grad()
-    def loss(self, w: Tensor | None = None) -> Tensor:
-        """Return the mean loss at ``w`` [P] (default: the model's weights) as a scalar tensor."""
-        parameters = self._parameters_at(w)
+    def loss(self, w: Tensor | None = None, buffers: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Return the mean loss at ``w`` [P] (default: the model's weights) as a scalar tensor.
+
+        ``buffers`` replaces some of the model's buffers, by name.
+        """
+        parameters = {**self._parameters_at(w), **(buffers or {})}
         with self._evaluation_mode():
             return self._mean_over_batches(lambda batch: self._batch_loss(parameters, batch))
 
@@ -352,7 +331,7 @@ class Objective:
             keywords = inputs
         else:
             arguments = inputs if isinstance(inputs, tuple) else (inputs,)
-        tensors = {**parameters, **self._buffers}
+        tensors = {**self._buffers, **parameters}  # parameters may include buffers of another model
         return functional_call(self.module, tensors, arguments, keywords, tie_weights=self._has_tied_weights)
 
     def _to_device(self, value: Any) -> Any:

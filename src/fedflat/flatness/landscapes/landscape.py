@@ -76,8 +76,8 @@ def landscape_of(objective: Objective, **options: Any) -> Landscape:
 
     ``options`` are the keyword arguments of ``landscape_around``.
     """
-    (model,) = models_of(objective, {"model": objective.weights}).values()
-    return landscape_around(objective.layout, model, loss_of(objective), **options)
+    points, _ = models_of(objective, {"model": objective.weights})
+    return landscape_around(objective.layout, points["model"], loss_of(objective), **options)
 
 
 def symmetric_axis(radius: float, points: int) -> tuple[float, ...]:

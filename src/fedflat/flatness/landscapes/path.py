@@ -75,10 +75,15 @@ def path_landscape(
 def path_of(objective: Objective, models: dict[str, Tensor | nn.Module], **options: Any) -> Landscape:
     """Evaluate the loss of an objective on the straight line between two models.
 
-    ``models`` maps a label to each end point, a module or a flat vector of weights [P]. ``options`` are the
-    keyword arguments of ``path_landscape``.
+    Floating-point buffers, such as BatchNorm statistics, are interpolated like the weights.
+
+    Args:
+        objective: the loss as a function of the weights.
+        models: both end points by name: modules, or flat vectors of weights [P] with the objective's buffers.
+        options: keyword arguments of ``path_landscape``.
     """
-    return path_landscape(models_of(objective, models), loss_of(objective), **options)
+    points, buffers = models_of(objective, models, "one path")
+    return path_landscape(points, loss_of(objective, buffers), **options)
 
 
 def _interpolate(a: Model, b: Model, axis: Sequence[float]) -> Iterator[Model]:

@@ -138,11 +138,17 @@ def plane_landscape(
 
 
 def plane_of(objective: Objective, models: Mapping[str, Tensor | nn.Module], **options: Any) -> Landscape:
-    """Evaluate the loss of an objective on the plane through three modules or flat vectors [P], given by name.
+    """Evaluate the loss of an objective on the plane through three models; further models are projected onto it.
 
-    Further models are projected onto the plane. ``options`` are the keyword arguments of ``plane_landscape``.
+    Floating-point buffers, such as BatchNorm statistics, are interpolated with the same shares as the weights.
+
+    Args:
+        objective: the loss as a function of the weights.
+        models: modules, or flat vectors of weights [P] with the objective's buffers, by name.
+        options: keyword arguments of ``plane_landscape``.
     """
-    return plane_landscape(models_of(objective, models), loss_of(objective), **options)
+    points, buffers = models_of(objective, models)
+    return plane_landscape(points, loss_of(objective, buffers), **options)
 
 
 def spread_axis(positions: Sequence[float], points: int, margin: float) -> tuple[float, ...]:

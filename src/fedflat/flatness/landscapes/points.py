@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
 from fedflat.errors import UserError
@@ -11,28 +12,69 @@ from fedflat.flatness.landscapes.grid import Measure, Model
 from fedflat.flatness.objective import Objective
 from fedflat.models.layout import Layout
 
-
-def loss_of(objective: Objective) -> Measure:
-    """Return a measure of an objective's loss, with the objective's own buffers."""
-    return lambda model: {"loss": objective.loss(model.weights)}
+NO_BUFFERS = Layout((), ())
+"""Layout of points without buffers of their own."""
 
 
-def models_of(objective: Objective, models: Mapping[str, Tensor | nn.Module]) -> dict[str, Model]:
+def loss_of(objective: Objective, buffers: Layout = NO_BUFFERS) -> Measure:
+    """Return a measure of an objective's loss.
+
+    Args:
+        objective: the loss as a function of the weights.
+        buffers: names and shapes of the points' own buffers, which replace the objective's.
+    """
+
+    def measure(model: Model) -> dict[str, Tensor]:
+        own_buffers = buffers.views(model.buffers)
+        for name in own_buffers:
+            if name.endswith("running_var"):  # extrapolated variances may be negative
+                own_buffers[name] = own_buffers[name].clamp_min(0)
+        return {"loss": objective.loss(model.weights, own_buffers)}
+
+    return measure
+
+
+def models_of(
+    objective: Objective, models: Mapping[str, Tensor | nn.Module], where: str = "one plane"
+) -> tuple[dict[str, Model], Layout]:
     """Convert modules or flat vectors [P], given by name, to points of a landscape.
 
-    Raises a ``UserError`` if their architecture differs from the objective's.
+    A module is a point with its own weights and floating-point buffers, a vector one with the objective's buffers.
+    Buffers in which all points equal the objective, such as attention masks, are left out.
+
+    Args:
+        objective: defines architecture, device and dtype.
+        models: the modules or vectors. A ``UserError`` is raised if their architecture differs from the objective's.
+        where: completes "cannot lie on" in the message.
+
+    Returns:
+        The points by name, and names and shapes of their buffers.
     """
-    # The loss is evaluated with the objective's buffers for every model.
-    no_buffers = objective.weights.new_zeros(0)
-    points = {}
+    weights: dict[str, Tensor] = {}
+    buffers: dict[str, dict[str, Tensor]] = {}
     for name, model in models.items():
+        buffers[name] = objective.buffers
         if isinstance(model, nn.Module):
-            require_same_shapes({"the objective's model": objective.layout, name: Layout.of_parameters(model)})
+            own_buffers = {key: value.detach() for key, value in model.named_buffers() if value.is_floating_point()}
+            shapes = {"the objective's model": objective.layout, name: Layout.of_parameters(model)}
+            require_same_shapes(shapes, where)
+            require_same_shapes(
+                {"the objective's model": Layout.of(buffers[name]), name: Layout.of(own_buffers)}, where
+            )
+            buffers[name] = {key: value.to(buffers[name][key]) for key, value in own_buffers.items()}
             model = objective.layout.flatten({key: value.detach() for key, value in model.named_parameters()})
         elif len(model) != objective.size:
             raise UserError(f"{name} has {len(model)} entries, but the objective's model has {objective.size} weights")
-        points[name] = Model(model.to(objective.device, objective.dtype), no_buffers)
-    return points
+        weights[name] = model.to(objective.device, objective.dtype)
+    differing = Layout.of(
+        {
+            key: value
+            for key, value in objective.buffers.items()
+            if not all(torch.equal(own_buffers[key], value) for own_buffers in buffers.values())
+        }
+    )
+    points = {name: Model(weights[name], differing.flatten(buffers[name]).to(objective.device)) for name in weights}
+    return points, differing
 
 
 def require_same_shapes(layouts: Mapping[str, Layout], where: str = "one plane") -> None:
