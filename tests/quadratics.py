@@ -34,7 +34,7 @@ RENAMED = {"sign": "perturb_sign", "signal": "alpha_signal", "asam_eta": "eta"}
 class Bowl(nn.Module):
     """f(x) = 0.5 (x - b)^T A (x - b); an input is A and b, concatenated."""
 
-    def __init__(self, x0: np.ndarray, names: tuple[str, ...] = ("x",)) -> None:
+    def __init__(self, x0: np.ndarray, names: tuple[str, ...] = ("weight",)) -> None:
         super().__init__()
         for name, piece in zip(names, np.array_split(x0, len(names)), strict=True):
             self.register_parameter(name, nn.Parameter(torch.tensor(piece, dtype=torch.float64)))
@@ -137,7 +137,7 @@ def schedule_of(setting, decay: float = 1.0) -> Schedule:
 
 
 def problem_of(
-    setting, names: tuple[str, ...] = ("x",), scale: float = 1.0, quick: bool = False, device: str = "cpu"
+    setting, names: tuple[str, ...] = ("weight",), scale: float = 1.0, quick: bool = False, device: str = "cpu"
 ) -> Problem:
     """A setting of the reference as a problem: all samples of client i are (A_i, b_i)."""
     q = setting.problem
@@ -165,7 +165,7 @@ def walk(
     decay: float = 1.0,
     descent: Descent | None = None,
     engine: Engine | None = None,
-    names: tuple[str, ...] = ("x",),
+    names: tuple[str, ...] = ("weight",),
     scale: float = 1.0,
     quick: bool = False,
     record: bool = False,

@@ -164,3 +164,19 @@ def test_a_rise_that_is_not_finite() -> None:
     objective = Objective(network, lambda output, target: output.pow(30).mean(), (torch.ones(2, 1), torch.zeros(2)))
     with pytest.raises(UserError, match=r"is inf.*smaller radius"):
         sharpness_of(objective, "sam", rho=1e6)
+
+
+def test_asam_recognises_weights_by_dimension_if_no_name_contains_weight() -> None:
+    """A network with parameters W1, b1, ... has the scale of the same network with torch's names."""
+    network = case("mlp").network
+    renamed = nn.Module()
+    for number, parameter in enumerate(network.parameters()):
+        renamed.register_parameter(f"{'W' if parameter.ndim > 1 else 'b'}{number}", parameter)
+    objectives = [Objective(module, F.mse_loss, (torch.ones(1, 1), torch.ones(1, 1))) for module in (network, renamed)]
+    scales = [adaptive_scale(objective, eta=0.1) for objective in objectives]
+    assert torch.equal(*scales) and not bool((scales[1] == 1).all())
+    renamed.W0, renamed.W2 = (nn.Parameter(torch.ones(2)) for _ in range(2))
+    vectors_only = Objective(renamed, F.mse_loss, (torch.ones(1, 1), torch.ones(1, 1)))
+    with pytest.raises(UserError, match=r"W0.*scope=all"):
+        adaptive_scale(vectors_only)
+    assert len(adaptive_scale(vectors_only, scope="all")) == vectors_only.size

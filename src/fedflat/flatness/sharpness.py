@@ -76,7 +76,7 @@ def sharpness_of(
         rho: radius, in units of the weights; for ASAM, relative to the weights' magnitudes.
         steps: gradient ascent steps towards the worst case; 1 moves by rho along the gradient.
         eta: added to the weights' magnitudes in ASAM's scale |w| + eta.
-        scope: tensors that ASAM scales: those named ``weight``, or ``all``.
+        scope: tensors that ASAM scales: ``weight`` (not biases), or ``all``.
         directions: number of random directions of the average, each taken forwards and backwards.
         seed: seed of the random directions.
     """
@@ -97,15 +97,17 @@ def sharpness_of(
 def adaptive_scale(objective: Objective, eta: float = 0.0, scope: str = "weight") -> Tensor:
     """Return the diagonal of ASAM's scaling matrix T, [P]: |w| + eta in scaled tensors, 1 elsewhere.
 
-    ``scope`` selects the scaled tensors: those with ``weight`` in their names, or ``all``.
+    ``scope`` selects the scaled tensors: those with ``weight`` in their names (or, if there are none, with at least two
+    dimensions), or ``all``.
     """
     if scope not in SCOPES:
         raise one_of("ASAM scope", scope, SCOPES)
     if eta < 0:
         raise UserError(f"eta={eta:g} is invalid; expected at least 0")
     w = objective.weights
-    is_scaled = objective.layout.indicator(lambda name: scope == "all" or "weight" in name, w)
-    return torch.where(is_scaled, w.abs() + eta, torch.ones_like(w))
+    if scope == "all":
+        return w.abs() + eta
+    return torch.where(objective.layout.weight_indicator(w), w.abs() + eta, torch.ones_like(w))
 
 
 def _ascend(objective: Objective, scale: Tensor, rho: float, steps: int, seed: int) -> tuple[float, float]:

@@ -18,6 +18,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from fedflat.errors import UserError
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -77,6 +79,24 @@ class Layout:
         It is on the device of ``like``.
         """
         return _repeat_flags(tuple(chosen(name) for name in self.names), tuple(self.sizes), like.device)
+
+    def weight_indicator(self, like: Tensor) -> Tensor:
+        """Return a boolean vector [P], true for the entries of weights and false for biases, on the device of ``like``.
+
+        Weights are the tensors with "weight" in their name. If there are none, they are the tensors with at least two
+        dimensions. A model without either raises a ``UserError``.
+
+        >>> Layout(("W1", "b1"), ((1, 2), (1,))).weight_indicator(torch.zeros(3)).tolist()
+        [True, True, False]
+        """
+        weights = {name for name in self.names if "weight" in name}
+        weights = weights or {name for name, shape in zip(self.names, self.shapes, strict=True) if len(shape) > 1}
+        if not weights:
+            raise UserError(
+                f"cannot tell weights from biases among {', '.join(self.names)}: no name contains 'weight', and no "
+                "tensor has two dimensions; ASAM with scope=all scales all of them"
+            )
+        return self.indicator(weights.__contains__, like)
 
     def per_tensor(self, values: Tensor) -> Tensor:
         """Return a vector [P] in which all elements of tensor j equal ``values[j]``."""

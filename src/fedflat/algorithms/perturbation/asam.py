@@ -30,6 +30,7 @@ class Asam(Perturbation):
     - g: gradient that the local step uses
 
     Products are elementwise. For parameter tensors whose name does not contain "weight", T is 1 unless ``scope=all``.
+    In a model without such names, T scales the tensors with at least two dimensions.
 
     >>> from fedflat.testing import local_context
     >>> asam, ctx = Asam(rho=0.1, eta=0.0), local_context(y=[1.0, -2.0], z=[0.0, 0.0])
@@ -42,7 +43,8 @@ class Asam(Perturbation):
     eta: float = param(0.2, "constant added to |y_k|, so that weights near 0 are perturbed too", low=0)
     scope: Literal["weight", "all"] = param(
         "weight",
-        "parameters that T scales: those with weight in their name (weight), or every parameter (all)",
+        "parameters that T scales: those with weight in their name or, if there are none, with at least two dimensions "
+        "(weight), or every parameter (all)",
     )
     perturb_from: Literal["data", "total"] = param("data", PERTURB_FROM)
 
@@ -56,7 +58,9 @@ class Asam(Perturbation):
 
     def begin(self, ctx: LocalContext) -> State:
         """Return a boolean vector ``scaled`` of shape (P,), true for the entries that T scales."""
-        return {"scaled": ctx.layout.indicator(lambda name: self.scope == "all" or "weight" in name, ctx.z)}
+        if self.scope == "all":
+            return {"scaled": ctx.layout.indicator(lambda name: True, ctx.z)}
+        return {"scaled": ctx.layout.weight_indicator(ctx.z)}
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
         """Return the offset e = rho T r / ||r|| with r = T g(y_k), or None if rho is 0; no local state changes.
