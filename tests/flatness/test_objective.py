@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedflat import models
 from fedflat.engines.problem.task import Classification
 from fedflat.errors import UserError
 from fedflat.flatness import Objective
+from fedflat.models.layout import Layout
 
 from .networks import NETWORKS, Quadratic, case, symmetric, true_hessian
 
@@ -268,3 +270,28 @@ def test_every_model_of_the_package_has_symmetric_products(name: str) -> None:
     step = 1e-8 * v
     difference = (objective.gradient(objective.weights + step) - objective.gradient(objective.weights - step)) / 2e-8
     assert (difference - of_v).norm() < 0.05 * of_v.norm()
+
+
+def test_vectors_in_torchs_order_are_converted_or_rejected() -> None:
+    one = case("batch norm")
+    objective = one.objective()
+    torch_vector = parameters_to_vector(one.network.parameters()).detach()
+    assert torch.equal(objective.layout.from_torch_order(torch_vector), objective.weights)
+    assert torch.equal(objective.layout.to_torch_order(objective.weights), torch_vector)
+    assert torch.equal(objective.vector_of(one.network), objective.weights)
+    for wrong in (torch_vector, torch_vector + 0.01 * torch.randn_like(torch_vector)):
+        for call in (objective.loss, objective.gradient, lambda w: one.objective(weights=w)):
+            with pytest.raises(UserError, match="from_torch_order"):
+                call(wrong)
+    far = objective.weights + torch.randn_like(torch_vector)  # no order can be told apart, so it is accepted
+    assert objective.loss(far).isfinite() and one.objective(weights=far).loss().isfinite()
+    with pytest.raises(UserError, match=r"shape \(3,\)"):
+        one.objective(weights=torch.zeros(3))
+
+
+def test_the_order_matters_only_for_convolutions() -> None:
+    shapes = ((2, 3), (2,), (4, 1, 3, 3), (4, 5, 1, 1), (2, 3, 4))
+    layout = Layout(tuple("abcde"), shapes)
+    vector = torch.arange(float(layout.size))
+    assert layout.has_torch_order and torch.equal(layout.from_torch_order(vector), vector)
+    assert not Layout(("a",), ((1, 2, 1, 2),)).has_torch_order

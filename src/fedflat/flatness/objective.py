@@ -43,6 +43,10 @@ Sums = Callable[[Any, Any], Mapping[str, Tensor]]
 class Objective:
     """The loss of a module on fixed data, evaluated at any flat weight vector of shape [P].
 
+    Flat vectors store two-dimensional convolutions channels last, unlike ``torch.nn.utils.parameters_to_vector``. Use
+    ``vector_of`` to flatten a module, ``layout.views`` to read the tensors of a vector by name, and
+    ``layout.from_torch_order`` and ``layout.to_torch_order`` to convert vectors of torch.
+
     Args:
         module: the model; it is evaluated functionally and never modified.
         loss: maps (output, targets) to the mean loss over a batch.
@@ -76,17 +80,24 @@ class Objective:
         self.layout = Layout.of_parameters(module)
         if not self.layout.names:
             raise UserError("this model has no trainable parameters, so there is nothing to measure")
-        parameters = {name: p.detach() for name, p in module.named_parameters()}
-        self.weights = self.layout.flatten(parameters) if weights is None else weights.detach()
+        self.weights = self.vector_of(module)
+        if weights is not None:
+            self._check_vector(weights)
+            self.weights = weights.detach()
         self.batches: Sequence[Batch] = batches_of(data, batch)
         self._loss, self._prepare, self._sums, self._buffers = loss, prepare, sums, dict(buffers or {})
         self._batch_sizes = batch_sizes(self.batches)
         if channels_last is None:  # exact float32 kernels on a GPU are written for contiguous images
             channels_last = self.device.type != "cuda" or tf32
         self._channels_last = channels_last
-        self._has_tied_weights = len(list(module.named_parameters(remove_duplicate=False))) > len(parameters)
+        named_parameters = module.named_parameters
+        self._has_tied_weights = len(list(named_parameters(remove_duplicate=False))) > len(list(named_parameters()))
         self._is_recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())
         self._compiled: CompiledProduct | None = None
+
+    def vector_of(self, module: nn.Module) -> Tensor:
+        """Return the parameters of a module with this architecture as a flat vector [P]."""
+        return self.layout.flatten({name: parameter.detach() for name, parameter in module.named_parameters()})
 
     @property
     def size(self) -> int:
@@ -286,12 +297,30 @@ class Objective:
         """Split the flat vector ``w`` [P] (default: the model's weights) into parameters by name."""
         if w is None:
             w = self.weights
-        elif w.shape != self.weights.shape:
+        else:
+            self._check_vector(w)
+        views = self.layout.views(w.detach())  # flat vectors store filters channels last
+        return views if self._channels_last else {name: view.contiguous() for name, view in views.items()}
+
+    def _check_vector(self, w: Tensor) -> None:
+        """Raise a ``UserError`` if ``w`` does not have shape [P], or if it is in torch's order.
+
+        Only vectors near the model's weights reveal their order: one in torch's order is nearer to the weights in
+        torch's order.
+        """
+        if w.shape != self.weights.shape:
             raise UserError(
                 f"got a weight vector of shape {tuple(w.shape)}; expected ({self.size},), one entry per weight"
             )
-        views = self.layout.views(w.detach())  # flat vectors store filters channels last
-        return views if self._channels_last else {name: view.contiguous() for name, view in views.items()}
+        if self.layout.has_torch_order:
+            return
+        w, torch_weights = w.detach().to(self.weights), self.layout.to_torch_order(self.weights)
+        distance, torch_distance = torch.dist(w, self.weights), torch.dist(w, torch_weights)
+        if bool(2 * torch_distance < distance):
+            raise UserError(
+                "this weight vector is in the order of torch.nn.utils.parameters_to_vector; "
+                "convert it with objective.layout.from_torch_order(vector)"
+            )
 
     def _flatten(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return one tensor per parameter as a flat vector [P]."""

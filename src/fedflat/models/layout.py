@@ -1,7 +1,8 @@
 """A model as one flat vector of P numbers.
 
 Convolution weights are stored in the order out, height, width, in, so that their views are channels-last without a
-copy.
+copy. torch's ``parameters_to_vector`` stores them in the order out, in, height, width; ``from_torch_order`` and
+``to_torch_order`` convert between the two.
 
 >>> layout = Layout.of({"a.weight": torch.zeros(2, 3), "a.bias": torch.ones(2)})
 >>> layout.flatten(layout.views(torch.arange(8.0))).tolist()
@@ -72,6 +73,28 @@ class Layout:
         if not self.names:
             return torch.zeros(0)
         return torch.cat([_flatten(tensors[name]) for name in self.names])
+
+    def from_torch_order(self, vector: Tensor) -> Tensor:
+        """Convert a vector [P] from the order of ``torch.nn.utils.parameters_to_vector`` to the order of this layout.
+
+        Only convolution weights change their order.
+
+        >>> layout = Layout(("weight",), ((1, 2, 1, 2),))  # torch: in, width; here: width, in
+        >>> layout.from_torch_order(torch.tensor([0.0, 1.0, 2.0, 3.0])).tolist()
+        [0.0, 2.0, 1.0, 3.0]
+        """
+        pieces = zip(self.names, torch.split(vector, self.sizes), self.shapes, strict=True)
+        return self.flatten({name: piece.view(shape) for name, piece, shape in pieces})
+
+    def to_torch_order(self, vector: Tensor) -> Tensor:
+        """Convert a vector [P] to the order of ``torch.nn.utils.parameters_to_vector``."""
+        return torch.cat([tensor.reshape(-1) for tensor in self.views(vector).values()])
+
+    @property
+    def has_torch_order(self) -> bool:
+        """Whether vectors of this layout have the order of ``torch.nn.utils.parameters_to_vector``."""
+        # Moving the channels changes nothing if there is only one channel, or one position per filter.
+        return all(len(shape) != 4 or shape[1] == 1 or shape[2] * shape[3] == 1 for shape in self.shapes)
 
     def indicator(self, chosen: Callable[[str], bool], like: Tensor) -> Tensor:
         """Return a boolean vector [P], true for the entries of tensors whose name ``chosen`` accepts.

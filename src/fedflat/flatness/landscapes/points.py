@@ -62,7 +62,7 @@ def models_of(
                 {"the objective's model": Layout.of(buffers[name]), name: Layout.of(own_buffers)}, where
             )
             buffers[name] = {key: value.to(buffers[name][key]) for key, value in own_buffers.items()}
-            model = objective.layout.flatten({key: value.detach() for key, value in model.named_parameters()})
+            model = objective.vector_of(model)
         elif len(model) != objective.size:
             raise UserError(f"{name} has {len(model)} entries, but the objective's model has {objective.size} weights")
         weights[name] = model.to(objective.device, objective.dtype)
