@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedflat.errors import UserError
-from fedflat.flatness import Ends, Largest, Objective, Operator, lanczos, power
+from fedflat.flatness import Ends, Largest, Objective, Operator, Spectrum, lanczos, power, spectrum_of
 
-from .networks import NETWORKS, case, symmetric, true_hessian
+from .networks import NETWORKS, Quadratic, case, symmetric, true_hessian
 
 
 def descending(matrix: torch.Tensor) -> torch.Tensor:
@@ -105,7 +107,7 @@ def test_a_threefold_eigenvalue_is_found_three_times(dtype: torch.dtype) -> None
 
 
 def test_one_starting_vector_alone_would_not_find_it() -> None:
-    from fedflat.flatness.curvature.lanczos import Krylov
+    from fedflat.flatness.curvature.krylov import Krylov
 
     values = torch.tensor([9.0, 6.0, 6.0, 6.0, 4.0, 1.0] + 100 * [0.0])
     space = Krylov(Operator.of_matrix(symmetric(values)), 20)
@@ -234,3 +236,62 @@ def test_too_small_bases_and_non_finite_products_are_rejected() -> None:
         power(Operator.of_matrix(torch.eye(3)), 1, iterations=0)
     with pytest.raises(UserError, match=r"4 eigenvalues .* 3 parameters"):
         power(Operator.of_matrix(torch.eye(3)), 4)
+
+
+def diagonal(values: torch.Tensor, dtype: torch.dtype = torch.float64) -> Operator:
+    return Operator.of_matrix(symmetric(values).to(dtype))
+
+
+def test_a_smallest_eigenvalue_near_zero_does_not_delay_convergence() -> None:
+    """Its tolerance is relative to lambda_max; relative to itself it would need hundreds of products."""
+    values = torch.cat([torch.tensor([10.0]), torch.linspace(1e-7, 0.1, 299)])
+    found = lanczos(diagonal(values), Ends(1, 1))
+    assert found.converged and found.products <= 25
+    assert found.values.tolist() == pytest.approx([10.0, 0.0], abs=10 * 1e-3)
+    assert (found.values - torch.tensor([10.0, 1e-7])).abs().le(found.residuals).all()
+
+
+def test_eigenvalues_below_the_rounding_error_of_an_outlier_have_not_converged() -> None:
+    values = torch.cat([torch.tensor([1e6, 5.0, 3.0]), torch.linspace(-1, 1, 297)])
+    single, double = (lanczos(diagonal(values, dtype), Ends(3)) for dtype in (torch.float32, torch.float64))
+    assert not single.converged and double.converged
+    assert double.values.tolist() == pytest.approx([1e6, 5, 3], rel=1e-3)
+    assert (single.values[:2] - double.values[:2]).abs().le(single.residuals[:2]).all()
+    assert lanczos(diagonal(values, torch.float32), Ends(1)).converged  # the outlier itself is accurate
+
+
+def spectrum_on(values: torch.Tensor, count: int, dtype: torch.dtype = torch.float64, **options: Any) -> Spectrum:
+    matrix, zeros = symmetric(values).to(dtype), torch.zeros(len(values), dtype=dtype)
+    return spectrum_of(Quadratic(matrix, zeros, zeros).objective(), count, trace_draws=0, **options)
+
+
+def test_lambda_min_can_be_skipped() -> None:
+    values = torch.cat([torch.tensor([10.0]), torch.linspace(-1, 1, 99)])
+    with_smallest, without = (spectrum_on(values, 1, lambda_min=wanted) for wanted in (True, False))
+    assert without.lambda_min is None and without.lambda_min_residual is None and without.converged
+    assert with_smallest.lambda_min == pytest.approx(-1, rel=1e-3) and with_smallest.negative == 1
+    assert without.products < with_smallest.products and without.lambda_max == pytest.approx(10)
+
+
+def test_a_negative_eigenvalue_is_not_lambda_max() -> None:
+    """By magnitude, -9 is first, and nothing is known about the largest eigenvalue until a positive one appears."""
+    values = torch.cat([torch.tensor([-9.0, 4.0, -3.0]), torch.linspace(-0.1, 1, 47)])
+    for method in ("lanczos", "power"):
+        one, two = (spectrum_on(values, count, by="magnitude", method=method, iterations=200) for count in (1, 2))
+        assert (
+            one.eigenvalues[0] == pytest.approx(-9, rel=1e-3)
+            and one.lambda_max is None
+            and "lambda_max" not in repr(one)
+        )
+        assert two.lambda_max == pytest.approx(4, rel=1e-3)
+    five = spectrum_on(values, 5, by="magnitude")
+    assert five.ratio is None  # -9 and -3 are among the five
+    assert "unknown" in one.plot().axes[0].get_legend().get_texts()[0].get_text()
+    assert spectrum_on(torch.tensor([-1.0, -2.0]), 2, by="magnitude").lambda_max == pytest.approx(-1)
+
+
+def test_the_message_names_the_eigenvalue_that_has_not_converged() -> None:
+    values = torch.cat([torch.tensor([1e6, 5.0]), torch.linspace(0, 1e-3, 98)])
+    found = spectrum_on(values, 2, torch.float32)
+    assert not found.converged and found.unconverged.startswith("lambda_2 = ")
+    assert "converged=no: lambda_2" in repr(found) and spectrum_on(values, 1).unconverged == ""

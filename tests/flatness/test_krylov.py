@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedflat.flatness import Operator
-from fedflat.flatness.curvature.lanczos import Krylov
+from fedflat.flatness.curvature.krylov import Krylov
 
 from .networks import symmetric
 

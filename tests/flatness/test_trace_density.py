@@ -12,7 +12,7 @@ import torch
 
 from fedflat.errors import UserError
 from fedflat.flatness import Ends, Operator, lanczos, spectrum_of
-from fedflat.flatness.curvature.lanczos import Krylov
+from fedflat.flatness.curvature.krylov import Krylov
 from fedflat.flatness.curvature.trace import hutchinson, lanczos_quadrature
 from fedflat.flatness.estimate import estimate
 

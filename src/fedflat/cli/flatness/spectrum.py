@@ -47,8 +47,9 @@ _method_option = partial(typer.Option, rich_help_panel=METHOD)
 def spectrum(
     models: list[str] = MODELS,
     eigenvalues: int | None = optional("--eigenvalues", "number of eigenvalues", "50", metavar="K", min=1),
-    by: str = typer.Option(
-        "value", "--by", metavar="ORDER", help="value (largest eigenvalues and the smallest one) or magnitude"
+    by: str = typer.Option("value", "--by", metavar="ORDER", help="value (largest eigenvalues) or magnitude"),
+    lambda_min: bool = typer.Option(
+        True, "--lambda-min/--no-lambda-min", help="by value: also compute the smallest eigenvalue"
     ),
     density: bool = typer.Option(False, "--density", help="also estimate the spectral density"),
     on: str = ON,
@@ -59,7 +60,9 @@ def spectrum(
     method: str = _method_option(
         "lanczos", "--method", metavar="NAME", help="lanczos, or power (deflated power iteration, as in the ECCV paper)"
     ),
-    tolerance: float = _method_option(1e-3, "--tolerance", help="Lanczos: maximum relative residual"),
+    tolerance: float = _method_option(
+        1e-3, "--tolerance", help="Lanczos: maximum relative residual (lambda_min: relative to lambda_max)"
+    ),
     iterations: int = _method_option(20, "--iterations", min=1, help="power iteration: products per eigenvalue"),
     trace_draws: int = _method_option(30, "--trace-draws", min=0, help="random vectors for the trace; 0 skips it"),
     density_draws: int = _method_option(5, "--density-draws", min=1, help="random vectors for the density"),
@@ -99,6 +102,7 @@ def spectrum(
                     eigenvalues,
                     method=method,
                     by=by,
+                    lambda_min=lambda_min,
                     tolerance=tolerance,
                     iterations=iterations,
                     trace_draws=trace_draws,
@@ -161,14 +165,9 @@ def _print_spectra(spectra: dict[str, list[Spectrum]], document: dict[str, Any],
     rows = [_row(name, per_subset, shown_tests[name]) for name, per_subset in spectra.items()]
     print_table(heading, columns, rows, note)
     for name, per_subset in spectra.items():
-        if not all(result.converged for result in per_subset):
-            worst = max(_largest_relative_residual(result) for result in per_subset)
-            screen().print(f"{name}: not converged; relative residuals up to {100 * worst:.3g} %", markup=False)
-
-
-def _largest_relative_residual(spectrum: Spectrum) -> float:
-    pairs = zip(spectrum.eigenvalues, spectrum.residuals, strict=True)
-    return max((residual / abs(eigenvalue) for eigenvalue, residual in pairs if eigenvalue), default=0.0)
+        for result in per_subset:
+            if not result.converged:
+                screen().print(f"{name}: not converged; {result.unconverged}", markup=False)
 
 
 def _row(name: str, per_subset: Sequence[Spectrum], test_metric: str) -> tuple[object, ...]:

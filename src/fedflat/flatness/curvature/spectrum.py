@@ -42,6 +42,8 @@ class Spectrum:
     """Norm of H v - lambda v for each eigenvalue lambda, with eigenvector v: a bound on the eigenvalue's error."""
     lambda_min: float | None
     """The smallest (most negative) eigenvalue; None if it was not computed."""
+    lambda_min_residual: float | None
+    """Norm of H v - lambda_min v, with eigenvector v; None if ``lambda_min`` was not computed."""
     trace: Estimate | None
     """Estimated trace; None if it was not requested."""
     density: Density | None
@@ -66,19 +68,44 @@ class Spectrum:
     """Precision of matrix products: ``tf32``, ``float32`` or ``float64``."""
 
     @property
-    def lambda_max(self) -> float:
-        """The largest eigenvalue."""
-        return max(self.eigenvalues)
+    def lambda_max(self) -> float | None:
+        """The largest eigenvalue; None if all computed ones are negative and were chosen by magnitude."""
+        return self._largest[0] if self._largest else None
 
     @property
     def ratio(self) -> float | None:
         """The largest eigenvalue divided by the fifth largest, which shows how fast the spectrum decays.
 
-        Used by Jastrzebski et al. (2020) and Caldarola et al. (2022). None if fewer than five eigenvalues were computed
-        or the fifth is 0.
+        Used by Jastrzebski et al. (2020) and Caldarola et al. (2022). None if the five largest eigenvalues were not
+        computed or the fifth is 0.
         """
-        descending = sorted(self.eigenvalues, reverse=True)
-        return descending[0] / descending[4] if len(descending) > 4 and descending[4] else None
+        return self._largest[0] / self._largest[4] if len(self._largest) > 4 and self._largest[4] else None
+
+    @property
+    def _largest(self) -> list[float]:
+        """The eigenvalues that are certain to be the largest ones of the Hessian, in descending order."""
+        values = sorted(self.eigenvalues, reverse=True)
+        if (self.by == "value" and self.method == "lanczos") or len(values) == self.parameters:
+            return values
+        return [
+            value for value in values if value > 0
+        ]  # by magnitude, larger values than a negative one may be missing
+
+    @property
+    def unconverged(self) -> str:
+        """Describe the eigenvalue with the largest residual relative to its tolerance; empty if all have converged."""
+        if self.converged:
+            return ""
+        values, residuals = list(self.eigenvalues), list(self.residuals)
+        names = [f"lambda_{number}" for number in range(1, len(values) + 1)]
+        relative = [residual / abs(value) if value else 0.0 for value, residual in zip(values, residuals, strict=True)]
+        if self.lambda_min is not None and self.lambda_min_residual is not None:
+            names.append("lambda_min")
+            relative.append(self.lambda_min_residual / max(map(abs, values)))  # its tolerance is relative to lambda_max
+            values.append(self.lambda_min)
+            residuals.append(self.lambda_min_residual)
+        worst = relative.index(max(relative))
+        return f"{names[worst]} = {values[worst]:.4g} has a residual of {residuals[worst]:.2g}"
 
     @property
     def negative(self) -> int:
@@ -86,7 +113,7 @@ class Spectrum:
         count = sum(value < -residual for value, residual in zip(self.eigenvalues, self.residuals, strict=True))
         # lambda_min is usually not among ``eigenvalues``, which are the largest ones.
         if self.lambda_min is not None and self.lambda_min not in self.eigenvalues:
-            count += self.lambda_min < 0
+            count += self.lambda_min < -(self.lambda_min_residual or 0.0)
         return count
 
     def __repr__(self) -> str:
@@ -99,12 +126,12 @@ class Spectrum:
     def _overview(self) -> dict[str, str | None]:
         """Return the main values by name, formatted; None for values that were not computed."""
         return {
-            "lambda_max": f"{self.lambda_max:.4g}",
+            "lambda_max": None if self.lambda_max is None else f"{self.lambda_max:.4g}",
             "lambda_min": None if self.lambda_min is None else f"{self.lambda_min:.4g}",
             "trace": None if self.trace is None else f"{self.trace.value:.4g} ± {self.trace.half_width:.2g}",
             "eigenvalues": f"{len(self.eigenvalues)} of {self.parameters:,}",
             "examples": f"{self.examples:,}",
-            "converged": "yes" if self.converged else "no",
+            "converged": "yes" if self.converged else f"no: {self.unconverged}",
         }
 
     def plot(self, name: str = "model") -> Figure:
@@ -132,6 +159,7 @@ def spectrum_of(
     *,
     method: str = "lanczos",
     by: str = "value",
+    lambda_min: bool = True,
     tolerance: float = TOLERANCE,
     iterations: int = 20,
     trace_draws: int = DRAWS,
@@ -148,9 +176,10 @@ def spectrum_of(
         objective: the loss as a function of the weights.
         count: number of eigenvalues; default: 50, or all if there are fewer.
         method: ``lanczos`` or ``power``.
-        by: ``value`` (the largest eigenvalues, and the smallest one in addition) or ``magnitude`` (those of largest
-            magnitude).
-        tolerance: residual at which Lanczos accepts an eigenvalue, relative to its magnitude.
+        by: ``value`` (the largest eigenvalues) or ``magnitude`` (those of largest magnitude).
+        lambda_min: whether Lanczos by value also computes the smallest eigenvalue.
+        tolerance: residual at which Lanczos accepts an eigenvalue, relative to its magnitude; for lambda_min, relative
+            to the largest magnitude.
         iterations: maximum number of products per eigenvalue of power iteration.
         trace_draws: number of random vectors for the trace; 0 skips it.
         density_draws: number of random vectors for the spectral density; 0 skips it.
@@ -187,8 +216,8 @@ def spectrum_of(
     if method == "power":
         pairs = power(operator, count, iterations=iterations, seed=seed, progress=report)
     else:
-        # By value, the smallest eigenvalue is computed too, unless the largest ones already include it.
-        wanted = Largest(count) if by == "magnitude" else Ends(high=count, low=1 if count < objective.size else 0)
+        low = int(lambda_min and count < objective.size)  # all eigenvalues include the smallest one
+        wanted = Largest(count) if by == "magnitude" else Ends(high=count, low=low)
         pairs = lanczos(operator, wanted, tolerance=tolerance, room=room, seed=seed, progress=report)
     trace = density = None
     if trace_draws:
@@ -212,10 +241,12 @@ def spectrum_of(
             progress=lambda products: progress(f"density: {products} of {total} Hessian-vector products"),
         )
     eigenvalues, residuals = _sorted_eigenvalues(pairs, count, method, by)
+    has_smallest = method == "lanczos" and by == "value" and lambda_min
     return Spectrum(
         eigenvalues,
         residuals,
-        lambda_min=float(pairs.values[-1]) if method == "lanczos" and by == "value" else None,
+        lambda_min=float(pairs.values[-1]) if has_smallest else None,
+        lambda_min_residual=float(pairs.residuals[-1]) if has_smallest else None,
         trace=trace,
         density=density,
         method=method,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedflat.errors import UserError
-from fedflat.flatness.curvature.lanczos import Krylov
+from fedflat.flatness.curvature.krylov import Krylov
 from fedflat.flatness.curvature.operator import Operator
 from fedflat.flatness.estimate import Estimate, estimate
 from fedflat.flatness.precision import tf32_allowed

@@ -72,7 +72,9 @@ def _draw_eigenvalues(axes: Axes, label: str, spectra: Sequence[Spectrum], style
     """Draw the mean eigenvalues of ``spectra`` and a band of one standard deviation; the label adds the largest one."""
     values = np.array([spectrum.eigenvalues for spectrum in spectra])  # [subsets of examples, eigenvalues]
     mean, ranks = values.mean(0), np.arange(1, values.shape[1] + 1)
-    axes.plot(ranks, mean, **style.line, lw=1.6, label=f"{label}   {mean[0]:.3g}")
+    largest = [spectrum.lambda_max for spectrum in spectra if spectrum.lambda_max is not None]
+    shown_largest = f"{np.mean(largest):.3g}" if len(largest) == len(spectra) else "unknown"
+    axes.plot(ranks, mean, **style.line, lw=1.6, label=f"{label}   {shown_largest}")
     if len(values) > 1:
         std = values.std(0, ddof=1)
         axes.fill_between(ranks, mean - std, mean + std, color=style.colour, alpha=0.15, lw=0)

@@ -137,7 +137,7 @@ def _spectrum_values(label: str, subsets: Sequence[Mapping[str, Any]], on: str) 
         "examples": subsets[0].get("examples"),
         "subsets": len(subsets),
         "eigenvalues": [_rounded(eigenvalue) for eigenvalue in eigenvalues],
-        "lambda_max": fmean(subset["lambda_max"] for subset in subsets),
+        "lambda_max": _mean_of_numbers(subset["lambda_max"] for subset in subsets),
         "lambda_min": _mean_of_numbers(subset.get("lambda_min") for subset in subsets),
         "ratio": _mean_of_numbers(subset.get("lambda_max_over_lambda_5") for subset in subsets),
         "trace": _mean_of_numbers(subset["trace"]["value"] for subset in subsets if subset.get("trace")),
