@@ -10,10 +10,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from matplotlib.figure import Figure
 from PIL import Image
+from torch import nn
+from torch.nn.functional import cross_entropy
 
 from fedflat.errors import UserError
+from fedflat.flatness import Objective, landscape_of, plane_of
 from fedflat.flatness.landscapes.grid import Landscape, Mark
 from fedflat.reporting.figures.landscape_page import landscape_page
 from fedflat.reporting.figures.landscape_scale import BASIN, LandscapeScale, common_line, shown_tick
@@ -239,3 +243,24 @@ def test_lines_have_a_page_too() -> None:
     assert "Plotly.newPlot(" in landscape_page([Panel("a", line(0.1)), Panel("b", line(0.3))])
     with pytest.raises(UserError, match="cannot share a page"):
         landscape_page([Panel("a", line(0.1)), PANELS[0]])
+
+
+def test_landscapes_of_modules_have_units_and_marked_models() -> None:
+    torch.manual_seed(0)
+    modules = {name: nn.Linear(4, 3) for name in ("global", "client", "averaged")}
+    objective = Objective(modules["global"], cross_entropy, (torch.randn(9, 4), torch.arange(9) % 3))
+    around = landscape_of(objective, points=3)
+    axes = contours([Panel("global", around, "a caption")]).axes[0]
+    assert axes.get_xlabel() == "direction 1 (filter norms)\na caption"
+    assert axes.get_ylabel() == "direction 2 (filter norms)"
+    assert "Plotly.newPlot(" in landscape_page([Panel("global", around)])
+    plane = plane_of(objective, modules, points=3)
+    axes = plane.plot().axes[0]
+    assert axes.get_xlabel().startswith("x (distance in weight space)") and "weight space" in axes.get_ylabel()
+    surface = surfaces([Panel("plane", plane)])
+    drawn = {line.get_label(): line.get_data_3d() for line in surface.axes[0].get_lines()}
+    assert [text.get_text() for text in surface.legends[0].get_texts()] == list(drawn) == list(modules)
+    for mark in plane.marks:
+        assert [float(values[0]) for values in drawn[mark.name]][:2] == pytest.approx(mark.position)
+    with pytest.raises(UserError, match=r"Linear; expected an Objective.*flatness.landscape\(module, loss, data\)"):
+        landscape_of(modules["global"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedflat import models
 from fedflat.engines.problem.task import Classification
 from fedflat.errors import UserError
-from fedflat.flatness import Objective
+from fedflat.flatness import Objective, landscape_of
 from fedflat.models.layout import Layout
 
 from .networks import NETWORKS, Quadratic, case, symmetric, true_hessian
@@ -295,3 +296,19 @@ def test_the_order_matters_only_for_convolutions() -> None:
     vector = torch.arange(float(layout.size))
     assert layout.has_torch_order and torch.equal(layout.from_torch_order(vector), vector)
     assert not Layout(("a",), ((1, 2, 1, 2),)).has_torch_order
+
+
+@pytest.mark.parametrize("reduced", ["module", "function"])
+def test_sums_and_class_weights_are_rejected(reduced: str) -> None:
+    one, weights = case("mlp"), torch.tensor([1.0, 2.0, 5.0]).double()
+    sums, weighted = nn.CrossEntropyLoss(reduction="sum"), nn.CrossEntropyLoss(weight=weights)
+    if reduced == "function":  # nothing but the values reveals them
+        sums = partial(F.cross_entropy, reduction="sum")
+        weighted = partial(F.cross_entropy, weight=weights)
+    data = (one.inputs, one.targets)
+    with pytest.raises(UserError, match=r"sum over the batch.*reduction='mean'"):
+        Objective(one.network, sums, data, batch=24).check()
+    with pytest.raises(UserError, match=r"class weights.*one batch of 24 examples"):
+        landscape_of(Objective(one.network, weighted, data, batch=7), points=3)
+    Objective(one.network, weighted, data, batch=24).check()  # a single batch has one meaning
+    Objective(one.network, F.cross_entropy, data, batch=7).check()

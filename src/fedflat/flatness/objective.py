@@ -17,7 +17,6 @@ During every evaluation, convolutions, GroupNorm and LayerNorm are replaced by v
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -29,6 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedflat.errors import UserError
 from fedflat.flatness.batches import Batch, batch_sizes, batches_of, draw_positions, map_tensors, select_examples
+from fedflat.flatness.checks import check_objective
 from fedflat.flatness.curvature.compiled import CompiledProduct
 from fedflat.flatness.curvature.second_order import TwiceDifferentiable
 from fedflat.flatness.precision import tf32_allowed
@@ -273,25 +273,8 @@ class Objective:
         return {name: float(value) / self.examples for name, value in totals.items()}
 
     def check(self) -> None:
-        """Raise a ``UserError`` if the loss or its gradient is not finite or not deterministic."""
-        loss = float(self.loss())
-        if not math.isfinite(loss):
-            raise UserError(f"the loss is {loss}, so its curvature is undefined; use a model that did not diverge")
-        first_batch = self.with_data(self.batches[:1])
-        first, second = first_batch.loss_and_gradient(), first_batch.loss_and_gradient()
-        first_loss, first_gradient = first
-        if not bool(first_gradient.isfinite().all()):
-            raise UserError(
-                "the gradient is not finite, so the curvature is undefined; use a model that did not diverge"
-            )
-        # Between two passes, GPU reductions in a different order change the last digits, dropout the leading ones.
-        tolerance = 1e-4 if self.dtype == torch.float64 else 1e-2
-        for before, after in zip(first, second, strict=True):  # the losses, then the gradients
-            if float((before - after).norm()) > tolerance * float(before.norm()) + torch.finfo(self.dtype).eps:
-                raise UserError(
-                    f"the loss is not deterministic ({float(first_loss):.6g}, then {float(second[0]):.6g}); "
-                    "disable randomness in its forward pass and its data, such as dropout or augmentation"
-                )
+        """Raise a ``UserError`` if the loss or its gradient is not finite or not deterministic, or no mean."""
+        check_objective(self)
 
     def _parameters_at(self, w: Tensor | None) -> dict[str, Tensor]:
         """Split the flat vector ``w`` [P] (default: the model's weights) into parameters by name."""

@@ -59,7 +59,7 @@ class Ends:
         It is the value's own magnitude. At the low end it is the largest magnitude of all, because the smallest
         eigenvalue of a Hessian is often near 0, where its own magnitude would ask for needless digits.
         """
-        scales = np.abs(values)
+        scales: np.ndarray = np.abs(values)
         if self.low:
             scales[: self.low + 1] = scales.max()  # including the next value, which shows that none was missed
         return scales
@@ -82,7 +82,7 @@ class Largest:
 
     def scales(self, values: np.ndarray) -> np.ndarray:
         """Return the magnitude to which the tolerance of each value is relative, its own, [size]."""
-        return np.abs(values)
+        return np.asarray(np.abs(values))
 
     def extended(self) -> Largest:
         """Return a request for one more eigenvalue."""

@@ -21,7 +21,7 @@ from fedflat.flatness.landscapes.grid import (
     measure_marks,
     silent,
 )
-from fedflat.flatness.landscapes.points import loss_of, models_of
+from fedflat.flatness.landscapes.points import loss_of, models_of, require_objective
 from fedflat.flatness.objective import Objective
 from fedflat.models.layout import Layout
 
@@ -76,6 +76,7 @@ def landscape_of(objective: Objective, **options: Any) -> Landscape:
 
     ``options`` are the keyword arguments of ``landscape_around``.
     """
+    require_objective(objective)
     points, _ = models_of(objective, {"model": objective.weights})
     return landscape_around(objective.layout, points["model"], loss_of(objective), **options)
 

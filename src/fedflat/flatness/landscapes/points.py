@@ -8,12 +8,22 @@ import torch
 from torch import Tensor, nn
 
 from fedflat.errors import UserError
+from fedflat.flatness.checks import check_mean
 from fedflat.flatness.landscapes.grid import Measure, Model
 from fedflat.flatness.objective import Objective
 from fedflat.models.layout import Layout
 
 NO_BUFFERS = Layout((), ())
 """Layout of points without buffers of their own."""
+
+
+def require_objective(objective: object) -> None:
+    """Raise a ``UserError`` for anything but an objective, e.g. a module."""
+    if not isinstance(objective, Objective):
+        raise UserError(
+            f"objective is a {type(objective).__name__}; expected an Objective(module, loss, data), "
+            "or use flatness.landscape(module, loss, data)"
+        )
 
 
 def loss_of(objective: Objective, buffers: Layout = NO_BUFFERS) -> Measure:
@@ -23,6 +33,7 @@ def loss_of(objective: Objective, buffers: Layout = NO_BUFFERS) -> Measure:
         objective: the loss as a function of the weights.
         buffers: names and shapes of the points' own buffers, which replace the objective's.
     """
+    check_mean(objective)
 
     def measure(model: Model) -> dict[str, Tensor]:
         own_buffers = buffers.views(model.buffers)
@@ -50,6 +61,7 @@ def models_of(
     Returns:
         The points by name, and names and shapes of their buffers.
     """
+    require_objective(objective)
     weights: dict[str, Tensor] = {}
     buffers: dict[str, dict[str, Tensor]] = {}
     for name, model in models.items():

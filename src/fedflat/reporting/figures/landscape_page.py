@@ -11,6 +11,7 @@ import numpy as np
 from fedflat.errors import UserError
 from fedflat.flatness.landscapes.grid import Landscape, Mark
 from fedflat.reporting.figures.landscape_scale import (
+    AXIS_TITLES,
     BASIN,
     NOT_FINITE,
     LandscapeScale,
@@ -19,6 +20,7 @@ from fedflat.reporting.figures.landscape_scale import (
     shown_line,
     shown_tick,
     shown_value,
+    values_to_plot,
 )
 from fedflat.reporting.figures.landscapes import FAINT, INK, Panel
 from fedflat.reporting.figures.style import MARKERS, LineStyle, line_styles
@@ -51,7 +53,6 @@ SYMBOLS = dict(
 SYMBOLS_3D = frozenset({"circle", "square", "diamond", "cross", "x"})
 TEXT = "%{text}<extra></extra>"
 """A tooltip that shows only a name."""
-AXIS_TITLES = {"around": ("direction 1 (filter norms)", "direction 2 (filter norms)"), "plane": ("x", "y")}
 TRANSPARENT = "rgba(0,0,0,0)"
 GRID_COLOUR = "#e5e2dc"
 FONT = "Helvetica, Arial, sans-serif"
@@ -67,10 +68,15 @@ p {{ color: {faint}; }}
 """
 
 
-def landscape_page(panels: Sequence[Panel], value: str = "train_loss", title: str = "Landscapes") -> str:
+def landscape_page(panels: Sequence[Panel], value: str | None = None, title: str = "Landscapes") -> str:
     """Render an interactive HTML page of landscapes on one scale.
 
     Two-dimensional ones become a surface and a contour plot each, one-dimensional ones curves in one plot.
+
+    Args:
+        panels: landscapes of the same dimension.
+        value: name of the plotted value; default: the training loss, or the only loss.
+        title: heading of the page.
     """
     note, rows = landscape_parts(panels, value)
     figures = "".join(f'<div class="panels">{"".join(row)}</div>' for row in rows)
@@ -80,7 +86,7 @@ def landscape_page(panels: Sequence[Panel], value: str = "train_loss", title: st
 
 def landscape_parts(
     panels: Sequence[Panel],
-    value: str = "train_loss",
+    value: str | None = None,
     library: bool = True,
     styles: Mapping[str, LineStyle] | None = None,
 ) -> tuple[str, list[list[str]]]:
@@ -88,7 +94,7 @@ def landscape_parts(
 
     Args:
         panels: landscapes of the same dimension.
-        value: name of the plotted value.
+        value: name of the plotted value; default: the training loss, or the only loss.
         library: whether to embed the Plotly library in the first figure.
         styles: colours and markers by title; default: chosen by the titles.
     """
@@ -96,6 +102,7 @@ def landscape_parts(
         raise UserError("no landscape to plot")
     if len({panel.landscape.dimensions for panel in panels}) > 1:
         raise UserError("one- and two-dimensional landscapes cannot share a page; plot them separately")
+    value = value or values_to_plot(panels[0].landscape)[0]
     scale = LandscapeScale.over([panel.landscape for panel in panels], value)
     styles = line_styles(panel.title for panel in panels) | dict(styles or {})
     if panels[0].landscape.dimensions == 1:

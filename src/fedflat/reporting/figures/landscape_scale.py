@@ -34,6 +34,11 @@ LABELS = {
     "train_accuracy": "training accuracy",
     "test_accuracy": "test accuracy",
 }
+AXIS_TITLES = {
+    "around": ("direction 1 (filter norms)", "direction 2 (filter norms)"),
+    "plane": ("x (distance in weight space)", "y (distance in weight space)"),
+}
+"""Titles of both axes with their units, by kind of landscape."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from fedflat.errors import UserError
 from fedflat.flatness.landscapes.grid import Landscape, Mark
 from fedflat.flatness.landscapes.path import barrier
 from fedflat.reporting.figures.landscape_scale import (
+    AXIS_TITLES,
     BASIN,
     NOT_FINITE,
     LandscapeScale,
@@ -94,10 +95,11 @@ def contours(
     line = common_line([panel.landscape for panel in panels], scale)
     figure, grid = _panel_axes(len(panels), width=3.15, height=3.6, has_shared_bar=True)
     styles = line_styles(panel.title for panel in panels) | dict(styles or {})
-    for axes, panel in zip(grid, panels, strict=True):
+    for index, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
         draw_contours(axes, panel.landscape, scale, line)
         draw_marks(axes, panel.landscape.marks, styles[panel.title])
         _add_titles(axes, panel)
+        _add_axis_titles(axes, panel.landscape, panel.caption, is_leftmost=index % PER_ROW == 0)
     _add_colour_bar(figure, grid, scale, line)
     _add_caption(figure, title, "; ".join(filter(None, (shown_line(line, scale), scale.notes))))
     return figure
@@ -129,20 +131,24 @@ def draw_contours(axes: Axes, landscape: Landscape, scale: LandscapeScale, line:
     axes.spines[:].set_visible(False)
 
 
-def draw_marks(axes: Axes, marks: Sequence[Mark], single_style: LineStyle | None = None) -> None:
+def draw_marks(
+    axes: Axes, marks: Sequence[Mark], single_style: LineStyle | None = None, heights: Sequence[float] = ()
+) -> None:
     """Mark the models in the colours and with the markers of their algorithms, labelled for a legend.
 
     Args:
         axes: where to draw.
         marks: the models.
         single_style: style of the model if there is only one; otherwise, or if None, names determine the styles.
+        heights: the third coordinate of each mark, on a surface.
     """
     styles = line_styles(mark.name for mark in marks)
-    for mark in marks:
+    for index, mark in enumerate(marks):
         style = single_style if single_style is not None and len(marks) == 1 else styles[mark.name]
         label = f"{mark.name} ({mark.distance:.2g} from the plane)" if mark.distance > 0 else mark.name
         edge: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 1.2, "linestyle": "none"}
-        axes.plot(*mark.position, style.marker, zorder=5, label=label, color=style.colour, markersize=9, **edge)
+        coordinates = [[coordinate] for coordinate in (*mark.position, *heights[index : index + 1])]
+        axes.plot(*coordinates, marker=style.marker, zorder=5, label=label, color=style.colour, markersize=9, **edge)
 
 
 def plane_picture(landscape: Landscape, values: Sequence[str] = (), title: str = "") -> Figure:
@@ -166,8 +172,7 @@ def plane_picture(landscape: Landscape, values: Sequence[str] = (), title: str =
         axes.set_aspect("equal" if 1 / 3 < ratio < 3 else "auto")
         draw_marks(axes, landscape.marks)
         axes.set_title(shown_value(value), loc="left", fontsize=11, fontweight="bold", color=INK, pad=8)
-        if scale.notes:
-            axes.set_xlabel(scale.notes, fontsize=7.5, color=FAINT)
+        _add_axis_titles(axes, landscape, scale.notes, is_leftmost=value == values[0])
         _add_colour_bar(figure, axes, scale)
     handles, labels = grid[0].get_legend_handles_labels()
     columns = min(len(labels), 4)
@@ -190,20 +195,35 @@ def surfaces(panels: Sequence[Panel], value: str | None = None, title: str = "")
     figure, grid = _panel_axes(len(panels), width=3.3, height=3.4, has_shared_bar=True, subplot_kw=projection)
     for axes, panel in zip(grid, panels, strict=True):
         draw_surface(axes, panel.landscape, scale)
-        _add_titles(axes, panel, is_3d=True)
+        _add_titles(axes, panel)
+        _add_caption_3d(axes, panel.caption)
+    marked = next((panel.landscape.marks for panel in panels if panel.landscape.kind == "plane"), ())
+    if marked:
+        options: dict[str, Any] = {"ncols": 2, "frameon": False, "fontsize": 8, "labelcolor": INK}
+        figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper left", **options)  # notes are below
     _add_colour_bar(figure, grid, scale)
     _add_caption(figure, title, scale.notes)
     return figure
 
 
 def draw_surface(axes: Any, landscape: Landscape, scale: LandscapeScale) -> None:
-    """Draw one landscape as a surface without a frame; the height is the logarithm of the value."""
+    """Draw one landscape as a surface without a frame; the height is the logarithm of the value.
+
+    The models of a plane are marked on the surface. Around a model, the centre is the model.
+    """
     xs, ys = np.meshgrid(*landscape.axes, indexing="ij")
     values = scale.clipped(grid_of(landscape, scale.value))
     height = np.log10(values)
     colours = COLOUR_MAP(LogNorm(scale.low, scale.high)(np.nan_to_num(values, nan=scale.high)))
     lines: dict[str, Any] = {"rcount": 120, "ccount": 120, "linewidth": 0.15, "edgecolor": (1, 1, 1, 0.35)}
     axes.plot_surface(xs, ys, height, facecolors=colours, shade=False, **lines)
+    if landscape.kind == "plane":
+        axes.computed_zorder = False  # otherwise the surface hides the marks
+        heights = [
+            np.log10(np.clip(landscape.at(scale.value, *mark.position), scale.low, scale.high))
+            for mark in landscape.marks
+        ]
+        draw_marks(axes, landscape.marks, heights=heights)
     axes.set_zlim(np.log10(scale.low), np.log10(scale.high))
     axes.set_box_aspect((1, 1, 0.72), zoom=1.28)
     axes.view_init(elev=28, azim=-52)
@@ -321,15 +341,21 @@ def _panel_axes(
     return figure, subplot_list(figure, count, columns, **options)
 
 
-def _add_titles(axes: Any, panel: Panel, is_3d: bool = False) -> None:
-    """Add the title above a panel and its caption below; 3D axes hide their x label, so there it is placed as text."""
-    axes.set_title(panel.title, fontsize=12.5, fontweight="bold", color=INK, pad=2 if is_3d else 8)
-    if not panel.caption:
-        return
-    if is_3d:
-        axes.text2D(0.5, 0.0, panel.caption, transform=axes.transAxes, ha="center", fontsize=9.5, color=FAINT)
-    else:
-        axes.set_xlabel(panel.caption, fontsize=10.5, color=INK, labelpad=6)
+def _add_titles(axes: Any, panel: Panel) -> None:
+    axes.set_title(panel.title, fontsize=12.5, fontweight="bold", color=INK, pad=2 if axes.name == "3d" else 8)
+
+
+def _add_axis_titles(axes: Axes, landscape: Landscape, note: str, *, is_leftmost: bool) -> None:
+    """Label the axes with their units, the vertical one in the leftmost panel, and add a note below the panel."""
+    x_title, y_title = AXIS_TITLES[landscape.kind]
+    axes.set_xlabel("\n".join(filter(None, (x_title, note))), fontsize=9, color=INK, labelpad=4)
+    if is_leftmost:
+        axes.set_ylabel(y_title, fontsize=9, color=INK)
+
+
+def _add_caption_3d(axes: Any, caption: str) -> None:
+    """Place the caption as text, because 3D axes without a frame hide their labels."""
+    axes.text2D(0.5, 0.0, caption, transform=axes.transAxes, ha="center", fontsize=9.5, color=FAINT)
 
 
 def _add_colour_bar(figure: Figure, axes: Any, scale: LandscapeScale, line: float | None = None) -> None:

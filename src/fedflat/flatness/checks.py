@@ -1,0 +1,64 @@
+"""Checks of a loss before it is measured: finite, deterministic, and a mean over examples."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedflat.errors import UserError
+from fedflat.flatness.batches import count_examples, select_rows
+
+if TYPE_CHECKING:
+    from fedflat.flatness.objective import Objective
+
+
+def check_objective(objective: Objective) -> None:
+    """Raise a ``UserError`` if the loss or its gradient is not finite or not deterministic, or no mean."""
+    loss = float(objective.loss())
+    if not math.isfinite(loss):
+        raise UserError(f"the loss is {loss}, so its curvature is undefined; use a model that did not diverge")
+    first_batch = objective.with_data(objective.batches[:1])
+    first, second = first_batch.loss_and_gradient(), first_batch.loss_and_gradient()
+    first_loss, first_gradient = first
+    if not bool(first_gradient.isfinite().all()):
+        raise UserError("the gradient is not finite, so the curvature is undefined; use a model that did not diverge")
+    # Between two passes, GPU reductions in a different order change the last digits, dropout the leading ones.
+    tolerance = 1e-4 if objective.dtype == torch.float64 else 1e-2
+    for before, after in zip(first, second, strict=True):  # the losses, then the gradients
+        if float((before - after).norm()) > tolerance * float(before.norm()) + torch.finfo(objective.dtype).eps:
+            raise UserError(
+                f"the loss is not deterministic ({float(first_loss):.6g}, then {float(second[0]):.6g}); "
+                "disable randomness in its forward pass and its data, such as dropout or augmentation"
+            )
+    check_mean(objective)
+
+
+def check_mean(objective: Objective) -> None:
+    """Raise a ``UserError`` if the loss of a batch is the sum over its examples, or another weighting of them.
+
+    The loss of the first batch is compared with the losses of its first third and of the rest. A weighted mean, e.g.
+    with class weights, is accepted if there is only one batch, or if an example has several targets: images of a
+    segmentation have different numbers of labelled pixels.
+    """
+    inputs, targets = objective.batches[0]
+    count = count_examples(targets)
+    if count < 2:
+        return
+    rows, part = torch.arange(count), max(1, count // 3)
+
+    def loss_on(rows: Tensor) -> float:
+        return float(objective.with_data([(select_rows(inputs, rows), select_rows(targets, rows))]).loss())
+
+    whole, first, rest = loss_on(rows), loss_on(rows[:part]), loss_on(rows[part:])
+    if not math.isfinite(whole) or math.isclose(whole, (part * first + (count - part) * rest) / count, rel_tol=1e-3):
+        return
+    if math.isclose(whole, first + rest, rel_tol=1e-3):
+        raise UserError("the loss is a sum over the batch; expected the mean over its examples (reduction='mean')")
+    if len(objective.batches) > 1 and isinstance(targets, Tensor) and targets.ndim == 1:
+        raise UserError(
+            "the loss of a batch is not the mean over its examples, as with class weights, so it would depend on the "
+            f"batch size; use an unweighted loss, or one batch of {objective.examples} examples"
+        )
