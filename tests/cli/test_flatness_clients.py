@@ -132,6 +132,7 @@ def test_bounds_state_their_premises(looked_at: Path) -> None:
     shown = call("flatness", "bounds", looked_at, *LITTLE).stdout
     assert "not met: 3 of" in shown
     assert "random guessing" in shown
+    assert "tightened (ours)" in shown and "void)" in shown and "not of every example" in shown
 
 
 def test_stability(tmp_path: Path) -> None:

@@ -185,7 +185,18 @@ def test_the_theory_of_a_run_reports_its_inputs(digits_split) -> None:
         "rounds": 7,
     }
     assert found["trivial"] == pytest.approx(math.log(10))
-    assert found["at_own_rates"]["fedsam"]["vacuous"]
+    assert found["at_own_rates"]["fedsam"]["vacuous"] and found["tightened"]["fedswa"]["void"]
+
+
+def test_bounds_are_void_if_the_run_violates_a_condition(digits_split) -> None:
+    """The bound at the run's own learning rates does not depend on the condition on learning rates."""
+    federation, training = {"clients_per_round": 50}, {"local_steps": 1, "rounds": 1, "lr": 1.0}
+    for lr, voids in ((1.0, (True, False)), (1e-3, (False, False))):
+        made = config({"algorithm": "fedsam", "federation": federation, "training": training | {"lr": lr}})
+        found = theory(made, digits_split, math.log(10), [CONSTANTS]).document()
+        assert tuple(found[kind]["fedsam"]["void"] for kind in ("tightened", "at_own_rates")) == voids
+    made = config({"algorithm": "fedsam", "training": training})  # 10 of 50 clients per round
+    assert theory(made, digits_split, math.log(10), [CONSTANTS]).document()["at_own_rates"]["fedsam"]["void"]
 
 
 @pytest.fixture

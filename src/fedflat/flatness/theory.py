@@ -13,12 +13,17 @@ e^(1 + 1/T) becomes e^(1 - mu / ((beta + mu) T)) and c becomes b = 1 + (mu / ((b
 
 The factor (2 + 1/(K T))^(K-1) comes from a step of the proof (Lemma E.4) that bounds products of (1 + beta eta) <= c
 by powers of 1 + c. Powers of c suffice, which gives c = 1 + (1 + 1/(K T))^(K-1) / T <= 1 + e^(1/T) / T. The option
-``tight`` uses this smaller c.
+``tight`` uses this smaller c. It is our improvement, not the paper's, and needs the same conditions.
+
+The proof of Theorem I.3 (FedSAM, eqs. 103 and 107) takes gradient steps at the unperturbed model, i.e. those of
+FedAvg. Its bound does not depend on rho.
 
 Bounds can exceed the largest float, so everything is computed in logarithms.
 
-The theorems use suprema over all models and examples as constants: gradient norms, gradient noise and heterogeneity.
-The constants here are maxima over the measured models and examples, hence lower bounds.
+The theorems use suprema over all models and examples as constants. The L here is a maximum over the measured models
+and examples, hence a lower bound. sigma and sigma_g are estimated from samples of examples and clients, so they can be
+too small or too large. beta is that of the mean loss, which is at most the theorem's beta, that of the loss of every
+single example, and often far smaller. The largest allowed learning rate 1 / (beta K T) is therefore too large.
 """
 
 from __future__ import annotations
@@ -44,11 +49,11 @@ class Constants:
     lipschitz: float
     """L: the largest ||grad l(theta; z)|| of a single example."""
     smoothness: float
-    """beta: the largest eigenvalue of a Hessian."""
+    """beta: the largest eigenvalue of the Hessian of the mean loss; at most that of the loss of a single example."""
     noise: float
-    """sigma: the largest (E_z ||grad l(theta; z) - grad F_i(theta)||^2)^(1/2) of a client."""
+    """sigma: the largest (E_z ||grad l(theta; z) - grad F_i(theta)||^2)^(1/2) of a client, estimated on a sample."""
     heterogeneity: float
-    """sigma_g: 1/m sum_i ||grad F_i(theta) - grad F(theta)||."""
+    """sigma_g: 1/m sum_i ||grad F_i(theta) - grad F(theta)||, estimated on a sample of clients."""
     convexity: float | None = None
     """mu, if known to be positive."""
 

@@ -28,6 +28,7 @@ from fedflat.flatness.theory import (
 )
 
 TITLES = {name: CARDS[name].name for name in ALGORITHMS}
+LR_CONDITION = "local learning rate at most 1/(beta K T)"
 
 
 @dataclass(frozen=True)
@@ -43,23 +44,31 @@ class Theory:
     printed: dict[str, GeneralisationBound]
     """The theorem as stated, at its own learning rates."""
     tight: dict[str, GeneralisationBound]
-    """The theorem with powers of c instead of 1 + c, which its proof allows."""
+    """Our improvement of the theorem, with powers of c instead of 1 + c, which its proof allows."""
     own_rates: dict[str, GeneralisationBound]
     """The tight bound at the learning rates that each algorithm has in this run."""
     conditions: list[tuple[str, bool, str]]
     """(condition, whether it is met, the run's value)."""
 
+    def is_void(self, own_rates: bool = False) -> bool:
+        """Whether the run violates a condition, so that no bound applies to it.
+
+        The bound at the run's learning rates (``own_rates``) does not depend on the condition on learning rates.
+        """
+        return any(not met for text, met, _ in self.conditions if not (own_rates and text == LR_CONDITION))
+
     def document(self) -> Measurements:
         """The bounds and their inputs as JSON-compatible values; bounds above the ``trivial`` loss are vacuous."""
 
-        def as_values(bounds: dict[str, GeneralisationBound]) -> Measurements:
-            """Bounds by algorithm as JSON-compatible values."""
+        def as_values(bounds: dict[str, GeneralisationBound], own_rates: bool = False) -> Measurements:
+            """Bounds by algorithm as JSON-compatible values; they are void if the run violates their conditions."""
             return {
                 name: {
                     "log10": bound.log10,
                     "value": bound.value if math.isfinite(bound.value) else None,  # too large for a float
                     "log10_factor": bound.factor,
                     "vacuous": bound.is_vacuous(self.trivial),
+                    "void": self.is_void(own_rates),
                 }
                 for name, bound in bounds.items()
             }
@@ -71,7 +80,7 @@ class Theory:
             "trivial": self.trivial,
             "as_printed": as_values(self.printed),
             "tightened": as_values(self.tight),
-            "at_own_rates": as_values(self.own_rates),
+            "at_own_rates": as_values(self.own_rates, own_rates=True),
             "conditions": [{"condition": text, "met": met, "here": value} for text, met, value in self.conditions],
         }
 
@@ -178,9 +187,10 @@ def conditions(
         ("one of FedSAM, FedSWA, FedMoSWA", _base_name(config.algorithm) in ALGORITHMS, config.algorithm),
         ("every client in every round", is_full, f"{per_round} of {size.clients} clients per round"),
         (
-            "local learning rate at most 1/(beta K T)",
+            LR_CONDITION,
             largest_used <= largest_allowed,
-            f"{largest_used:.3g}; allowed: {largest_allowed:.3g}",
+            # beta is that of the mean loss, at most the theorem's.
+            f"{largest_used:.3g}; allowed: {largest_allowed:.3g} or less",
         ),
         ("server_lr = 1", server_lr == 1, f"{server_lr:g}"),
     ]
