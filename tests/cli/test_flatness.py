@@ -133,6 +133,30 @@ def test_sharpness_of_every_kind(fedflat, run):
     assert len(list((run / "flatness").glob("sharpness*"))) == 2
 
 
+def test_m_sharpness_over_several_radii_is_drawn(fedflat, run):
+    flags = (
+        "--examples",
+        "40",
+        "--subsets",
+        "1",
+        "--m",
+        "10",
+        "--rho",
+        "0.05",
+        "--rho",
+        "0.1",
+        "--kind",
+        "sam,average",
+        "--json",
+    )
+    found = json.loads(fedflat("flatness", "sharpness", run, *flags, "--directions", "2", "--out", "curves").stdout)
+    (model,) = found["models"].values()
+    sams, averages = model["sharpness"][:2], model["sharpness"][2:]
+    assert [result["m"] for (result,) in sams] == [10, 10] and sams[0][0]["value"] < sams[1][0]["value"]
+    assert all(result["interval"]["draws"] == 4 for (result,) in sams) and averages[0][0]["m"] is None
+    assert Path("curves/sharpness.png").stat().st_size > 5_000
+
+
 @pytest.mark.parametrize(
     ("model", "flags", "sentence"),
     [

@@ -180,3 +180,21 @@ def test_asam_recognises_weights_by_dimension_if_no_name_contains_weight() -> No
     with pytest.raises(UserError, match=r"W0.*scope=all"):
         adaptive_scale(vectors_only)
     assert len(adaptive_scale(vectors_only, scope="all")) == vectors_only.size
+
+
+def test_m_sharpness_of_a_linear_loss() -> None:
+    """The loss of a group is w . mean(x), so its rise is rho |mean(x)|; the groups' means differ."""
+    inputs = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)).double()
+    model = nn.Linear(3, 1, bias=False).double()
+    objective = Objective(model, lambda output, target: output.mean(), (inputs, torch.zeros(12)), batch=5)
+    each, pairs, whole = (sharpness_of(objective, rho=0.1, m=m) for m in (1, 2, 12))
+    assert each.value == pytest.approx(0.1 * float(inputs.norm(dim=1).mean()))
+    assert whole.value == pytest.approx(0.1 * float(inputs.mean(0).norm())) and whole.interval is None
+    assert whole.value == pytest.approx(sharpness_of(objective, rho=0.1).value)
+    assert each.value > pairs.value > whole.value and pairs.interval is not None and pairs.interval.draws == 6
+    assert pairs.m == 2 and pairs.loss == pytest.approx(float(objective.loss()))
+    assert sharpness_of(objective, rho=0.1, m=5).interval.draws == 3  # groups of 4
+    with pytest.raises(UserError, match="m=2 with kind average"):
+        sharpness_of(objective, "average", m=2)
+    with pytest.raises(UserError, match="m=0"):
+        sharpness_of(objective, m=0)

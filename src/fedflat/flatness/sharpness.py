@@ -11,20 +11,26 @@ unchanged (Kwon et al. 2021). With the gradient g, the worst perturbation to fir
 
     e = rho T^2 g / |T g|,
 
-and several steps of projected ascent find a worse one. The average uses antithetic pairs e and -e, so the gradient term
-cancels. On a quadratic with Hessian H and P weights, the mean is rho^2 tr H / 2P.
+and several steps of projected ascent find a worse one. m-sharpness (Foret et al. 2021) is the mean worst case of the
+losses of groups of m examples, each with its own perturbation, as in training with batches of m examples.
+
+The average uses antithetic pairs e and -e, so the gradient term cancels. On a quadratic with Hessian H and P weights,
+the mean is rho^2 tr H / 2P.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedflat.errors import UserError, one_of
-from fedflat.flatness.batches import generator
+from fedflat.flatness.batches import generator, select_examples
 from fedflat.flatness.estimate import Estimate, estimate
 from fedflat.flatness.objective import Objective
 
@@ -45,11 +51,13 @@ class Sharpness:
     value: float
     """The largest rise that was found (``sam``, ``asam``), or the mean rise (``average``)."""
     interval: Estimate | None = None
-    """Confidence interval of the mean rise; None for ``sam`` and ``asam``."""
+    """Confidence interval of the mean rise over directions or groups of examples; None if there is no such mean."""
     steps: int = 1
     """Number of gradient ascent steps that searched for the largest rise; 0 for ``average``."""
     examples: int = 0
     """Number of examples over which the loss is averaged."""
+    m: int | None = None
+    """Maximum number of examples per group of m-sharpness; None if all examples share one perturbation."""
 
     def document(self) -> dict[str, Any]:
         """Return all values as a dictionary."""
@@ -64,6 +72,7 @@ def sharpness_of(
     steps: int = 1,
     eta: float = 0.0,
     scope: str = "weight",
+    m: int | None = None,
     directions: int = 20,
     seed: int = 0,
 ) -> Sharpness:
@@ -77,21 +86,30 @@ def sharpness_of(
         steps: gradient ascent steps towards the worst case; 1 moves by rho along the gradient.
         eta: added to the weights' magnitudes in ASAM's scale |w| + eta.
         scope: tensors that ASAM scales: ``weight`` (not biases), or ``all``.
+        m: maximum size of the groups of m-sharpness (``sam``, ``asam``), into which the examples are drawn with
+            nearly equal sizes; default: one group of all examples.
         directions: number of random directions of the average, each taken forwards and backwards.
-        seed: seed of the random directions.
+        seed: seed of the random directions and groups.
     """
     if kind not in KINDS:
         raise one_of("sharpness kind", kind, KINDS)
     if not 0 < rho < float("inf"):
         raise UserError(f"rho={rho:g} is invalid; expected a finite radius above 0")
+    if m is not None and (m < 1 or kind == "average"):
+        raise UserError(f"m={m} with kind {kind} is invalid; expected at least 1 example per group, and sam or asam")
     objective.check()
     if kind == "average":
         return _average(objective, rho, directions, seed)
     if steps < 1:
         raise UserError(f"steps={steps} is invalid; expected at least 1 ascent step")
     scale = adaptive_scale(objective, eta, scope) if kind == "asam" else torch.ones_like(objective.weights)
-    loss, largest_rise = _ascend(objective, scale, rho, steps, seed)
-    return Sharpness(kind, rho, loss, value=largest_rise, steps=steps, examples=objective.examples)
+    if m is None:
+        loss, largest_rise = _ascend(objective, scale, rho, steps, seed)
+        return Sharpness(kind, rho, loss, value=largest_rise, steps=steps, examples=objective.examples)
+    rises = [_ascend(group, scale, rho, steps, seed)[1] for group in _groups(objective, m, seed)]
+    mean = estimate(rises)
+    interval = mean if len(rises) > 1 else None
+    return Sharpness(kind, rho, float(objective.loss()), mean.value, interval, steps, objective.examples, m)
 
 
 def adaptive_scale(objective: Objective, eta: float = 0.0, scope: str = "weight") -> Tensor:
@@ -145,6 +163,13 @@ def _ascend(objective: Objective, scale: Tensor, rho: float, steps: int, seed: i
             perturbed_loss = objective.loss(perturbed)
         rises.append(perturbed_loss - loss)
     return _finite(loss, "loss"), _finite(torch.stack(rises).max(), "rise of the loss")
+
+
+def _groups(objective: Objective, m: int, seed: int) -> Iterator[Objective]:
+    """Yield the objective on disjoint random groups of at most m examples, whose sizes differ by at most one."""
+    positions = generator(seed, "m-sharpness").permutation(objective.examples)
+    for group in np.array_split(positions, math.ceil(objective.examples / m)):
+        yield objective.with_data(select_examples(objective.batches, torch.from_numpy(np.sort(group))))
 
 
 def _average(objective: Objective, rho: float, directions: int, seed: int) -> Sharpness:

@@ -60,6 +60,9 @@ def sharpness(
     scope: str = typer.Option(
         "weight", "--scope", metavar="WHICH", help="tensors that asam scales: weight (not biases) or all"
     ),
+    m: int | None = no_default(
+        "--m", "m-sharpness: mean worst case of groups of at most M examples", None, metavar="M", min=1
+    ),
     directions: int = typer.Option(20, "--directions", min=2, help="antithetic pairs of random directions for average"),
     on: str = ON,
     client: int | None = CLIENT,
@@ -81,6 +84,7 @@ def sharpness(
     Example: fedflat flatness sharpness runs/fedavg-digits-seed0 runs/fedsam-digits-seed0 --rho 0.05 --ascent-steps 10
     """
     from fedflat.flatness import sharpness_of
+    from fedflat.reporting.figures.sharpness import sharpness_picture
 
     kinds = [name.strip() for name in kind.split(",") if name.strip()]
     if not kinds:
@@ -97,16 +101,18 @@ def sharpness(
             results[name] = {}
             for measure, radius in measures:
                 progress(f"{name}: {measure} within {radius:g}")
+                group_size = None if measure == "average" else m
                 results[name][measure, radius] = [
-                    sharpness_of(objective, measure, rho=radius, **options) for objective in objectives
+                    sharpness_of(objective, measure, rho=radius, m=group_size, **options) for objective in objectives
                 ]
     data = data_name(on, client)
-    document: dict[str, Any] = {"on": data, "seed": seed, "ascent_steps": steps, "eta": eta, "scope": scope}
+    document: dict[str, Any] = {"on": data, "seed": seed, "ascent_steps": steps, "eta": eta, "scope": scope, "m": m}
     document["models"] = {}
     for name, model in opened.items():
         documents = [[result.document() for result in per_subset] for per_subset in results[name].values()]
         document["models"][name] = {"model": model.label, "test": test_metric(model), "sharpness": documents}
-    files = write_results(result_folder(out, default_folder(opened, "sharpness")), "sharpness", document)
+    curves = sharpness_picture(results) if len(rho) > 1 else None
+    files = write_results(result_folder(out, default_folder(opened, "sharpness")), "sharpness", document, curves)
     if as_json:
         print_json({"files": files, **document})
         return
@@ -137,6 +143,8 @@ def _print_results(results: Results, document: dict[str, Any], seconds: float) -
     if len(subset_results) > 1:
         examples = f"{len(subset_results)} subsets of {examples}"
         interval = "standard deviation over subsets"
+    if document["m"]:
+        interval = f"{interval} or groups of {document['m']} examples"
     worst_case = "first-order direction" if steps == 1 else f"{steps} ascent steps"
     note = f"± {interval}; worst case: {worst_case}; {shown_seconds(seconds)}"
     print_table(f"Rise of the loss on {document['on']}, {examples}", columns, rows, note)
