@@ -40,7 +40,7 @@ from fedflat.experiment.analysis.replay import (
 )
 from fedflat.experiment.analysis.scoring import take_on_device
 from fedflat.experiment.store.checkpoint import checkpoint_rounds
-from fedflat.experiment.store.run_folder import Record, client_statistics, load_record
+from fedflat.experiment.store.run_folder import Record, client_statistics, load_record, saved_rounds
 from fedflat.flatness import Landscape, Objective, Sharpness, Spectrum, sharpness_of, spectrum_of
 from fedflat.flatness.batches import TensorBatches
 
@@ -382,7 +382,13 @@ def moment_after(server: RunModel, problem: Problem, rounds: int | None = None) 
     if record.folder is None:
         raise UserError("this run has no folder, so its rounds cannot be replayed; pass out=... to fedflat.run")
     run_algorithm = algorithm(record.config.algorithm)
-    if rounds is None or rounds == checkpoint_rounds(record.folder):
+    try:
+        at_checkpoint = rounds is None or rounds == checkpoint_rounds(record.folder)
+    except UserError:  # the checkpoint cannot be read, but a saved model may be all that is needed
+        if rounds not in saved_rounds(record.folder.path):
+            raise
+        at_checkpoint = False
+    if at_checkpoint:
         return moment_at_checkpoint(record.folder, run_algorithm, problem, record.config)
     return moment_at_model(rounds, state_of(record, "server", problem, rounds), run_algorithm, record.config)
 
