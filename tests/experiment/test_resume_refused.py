@@ -181,6 +181,16 @@ def test_a_checkpoint_of_other_settings_is_not_replayed(run: Path, saving: Path)
         replay_after(open_model(load_record(run)))
 
 
+def test_server_state_may_change_its_shape(tmp_path: Path) -> None:
+    """FedAWA's server keeps the number 0 before the first round, and then one number per client."""
+    rounds = fedflat.rounds("fedawa", out=tmp_path / "half", **SETTINGS)
+    next(rounds)
+    rounds.close()
+    fedflat.resume(tmp_path / "half")
+    fedflat.run("fedawa", out=tmp_path / "whole", progress=False, **SETTINGS)
+    assert contents(tmp_path / "half") == contents(tmp_path / "whole")
+
+
 def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
     """The partition of both datasets is the same, because it depends on the labels only."""
     for features in (3, 4):

@@ -213,7 +213,7 @@ WRONG_CONTENT: dict[str, tuple[Change, str, tuple[str, ...]]] = {
     "model of a newer version": (
         with_format("run/model.safetensors", 3),
         "upgradefedflat",
-        ("evaluate run", "export run:server --out new.pt", "flatness sharpness run:server --examples 8"),
+        ("evaluate run", "export run --average server --out new.pt", "flatness sharpness run:server --examples 8"),
     ),
     "run of a newer version": (
         with_text("run/config.yaml", "format: 1", "format: 2"),

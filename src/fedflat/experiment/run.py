@@ -349,7 +349,7 @@ class Run:
 
     def _restore(self, folder: RunFolder, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
         """Continue from a checkpoint, given its tensors and metadata; discard all that was written after it."""
-        self.history = require_same_run(folder, tensors, metadata, self.server, self._stores)
+        self.history = require_same_run(folder, tensors, metadata, self.server.model, self._stores)
         folder.rewind_logs(metadata["metrics"], metadata["rounds"])
         self.server = ServerState.from_checkpoint(tensors, metadata)
         loss = math.nan if metadata["loss"] is None else metadata["loss"]

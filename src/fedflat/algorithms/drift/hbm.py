@@ -58,7 +58,9 @@ class Ghbm(HeavyBall):
     tensor([ 0.6000, -0.4000])
     """
 
-    tau: int = param(10, "number of rounds over which the momentum averages; clients / clients_per_round", low=1)
+    tau: int = param(
+        10, "number of rounds over which the momentum averages; clients / clients_per_round", low=1, high=10_000
+    )
 
     def on_server(self) -> Fields:
         """Declare the last tau server models, ``x1`` being one round old; clients receive only the oldest, ``old``."""

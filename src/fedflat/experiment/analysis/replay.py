@@ -19,7 +19,7 @@ from fedflat.algorithms.algorithm import States, flat_fields
 from fedflat.algorithms.state import State
 from fedflat.data import Partition
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.contract import Client, CohortRows, Cost, Engine, ModelState, Outcome
+from fedflat.engines.round.contract import Client, CohortRows, Engine, ModelState, Outcome
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.engine import decide_compile, engine_for, sampler_of, training_of
@@ -184,8 +184,7 @@ def moment_at_checkpoint(
     metadata = checkpoint.header
     require_same_settings(folder, folder.config(), metadata)
     initial = initial or ModelState(*problem.initial_state())
-    before_training = ServerState(0, initial, algorithm.new_server(initial.weights), Cost())
-    require_same_shapes(folder, checkpoint.tensors, before_training.tensors())
+    require_same_shapes(folder, checkpoint.tensors, initial)
     tensors = {name: tensor.to(problem.device) for name, tensor in checkpoint.tensors.items()}
     server = ServerState.from_checkpoint(tensors, metadata)
     own_statistics = config.training.statistics == "own"

@@ -383,13 +383,11 @@ def moment_after(server: RunModel, problem: Problem, rounds: int | None = None) 
         raise UserError("this run has no folder, so its rounds cannot be replayed; pass out=... to fedflat.run")
     run_algorithm = algorithm(record.config.algorithm)
     try:
-        at_checkpoint = rounds is None or rounds == checkpoint_rounds(record.folder)
-    except UserError:  # the checkpoint cannot be read, but a saved model may be all that is needed
-        if rounds not in saved_rounds(record.folder.path):
+        if rounds is None or rounds == checkpoint_rounds(record.folder):
+            return moment_at_checkpoint(record.folder, run_algorithm, problem, record.config)
+    except UserError:  # the checkpoint cannot be used, but a saved model may be all that is needed
+        if rounds is None or rounds not in saved_rounds(record.folder.path):
             raise
-        at_checkpoint = False
-    if at_checkpoint:
-        return moment_at_checkpoint(record.folder, run_algorithm, problem, record.config)
     return moment_at_model(rounds, state_of(record, "server", problem, rounds), run_algorithm, record.config)
 
 

@@ -127,6 +127,6 @@ def branchable_rounds(run: Path) -> list[int]:
     rounds = sorted(number for number in available if number is not None)
     if errors and not rounds:
         raise errors[0]
-    for error in errors:
-        warnings.warn(f"not available for branching: {error}", stacklevel=2)
+    for reason in errors:
+        warnings.warn(f"not available for branching: {reason}", stacklevel=2)
     return rounds

@@ -46,12 +46,8 @@ class ServerState:
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors of the model and the algorithm's server state, under their names in a checkpoint."""
-        return {
-            "weights": self.model.weights,
-            "buffers": self.model.buffers,
-            **{f"integers/{name}": value for name, value in self.model.integer_buffers.items()},
-            **{f"server/{name}": value for name, value in flat_state(self.states).items()},
-        }
+        server = {f"server/{name}": value for name, value in flat_state(self.states).items()}
+        return {**_model_tensors(self.model), **server}
 
     @classmethod
     def from_checkpoint(cls, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Self:
@@ -59,6 +55,12 @@ class ServerState:
         model = ModelState(tensors["weights"], tensors["buffers"], with_prefix(tensors, "integers/"))
         states = nested_state(with_prefix(tensors, "server/"))
         return cls(header["rounds"], model, states, Cost(**header["cost"]))
+
+
+def _model_tensors(model: ModelState) -> dict[str, Tensor]:
+    """The tensors of a model under their names in a checkpoint."""
+    integers = {f"integers/{name}": value for name, value in model.integer_buffers.items()}
+    return {"weights": model.weights, "buffers": model.buffers, **integers}
 
 
 class Checkpoint(NamedTuple):
@@ -246,9 +248,12 @@ def require_same_settings(folder: RunFolder, settings: Config, header: Mapping[s
         )
 
 
-def require_same_shapes(folder: RunFolder, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Raise a ``DamagedFile`` if a checkpoint lacks one of the ``expected`` tensors or has another shape."""
-    for name, tensor in expected.items():
+def require_same_shapes(folder: RunFolder, tensors: Mapping[str, Tensor], model: ModelState) -> None:
+    """Raise ``DamagedFile`` unless a checkpoint has the tensors of a model like ``model``, with the same shapes.
+
+    Server state is not compared, because its shapes may change during a run.
+    """
+    for name, tensor in _model_tensors(model).items():
         present = list(tensors[name].shape) if name in tensors else "missing"
         if present != list(tensor.shape):
             raise DamagedFile(
@@ -285,7 +290,7 @@ def require_same_run(
     folder: RunFolder,
     tensors: Mapping[str, Tensor],
     header: Mapping[str, Any],
-    initial: ServerState,
+    initial: ModelState,
     stores: Mapping[str, RowStore],
 ) -> list[dict[str, Any]]:
     """Check that a checkpoint, rows and metrics belong to the run that is resumed; return the evaluations up to it.
@@ -294,13 +299,13 @@ def require_same_run(
         folder: the run folder, which is not changed.
         tensors: tensors of the checkpoint.
         header: its header.
-        initial: the state before the first round.
+        initial: the model before the first round.
         stores: the run's row stores.
 
     Raises:
         DamagedFile: a file has lost data or belongs to another run.
     """
-    require_same_shapes(folder, tensors, initial.tensors())
+    require_same_shapes(folder, tensors, initial)
     require_rows(folder, stores, header)
     path, present, needed = folder.path / "metrics.jsonl", folder.metrics_length(), header["metrics"]
     if present < needed:
@@ -309,7 +314,7 @@ def require_same_run(
             f"restore it, {folder.remedy}"
         )
     history = folder.metrics(needed)  # a killed run may have left damaged lines after the checkpoint
-    last = history[-1] if history else {"round": initial.rounds}
+    last = history[-1] if history else {"round": -1}
     belongs = last["round"] <= header["rounds"]
     if last["round"] == header["rounds"]:
         belongs = last.get("train_loss") == header["loss"] and last.get("samples") == header["cost"]["samples"]

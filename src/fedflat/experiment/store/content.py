@@ -75,7 +75,7 @@ def check_partition(path: Path, partition: Mapping[str, Any], config: Config, re
         remedy: the end of the error message.
     """
     missing = [key for key, kind in _PARTITION.items() if not isinstance(partition.get(key), kind)]
-    sizes, histogram = partition.get("sizes"), partition.get("histogram")
+    sizes, histogram = partition.get("sizes", {}), partition.get("histogram")
     if not missing and not all(isinstance(sizes.get(key), NUMBER) for key in ("min", "max", "median")):
         missing = ["sizes"]
     if not missing and not (histogram and all(isinstance(row, list) and row for row in histogram)):
