@@ -92,7 +92,9 @@ def test_a_file_of_arrays_is_a_dataset(fedflat):
     rng = np.random.default_rng(0)
     np.savez("Wine.npz", x_train=rng.random((40, 3)), y_train=np.arange(40) % 2, x_test=rng.random((4, 3)),
              y_test=np.arange(4) % 2)  # fmt: skip
-    document = json.loads(fedflat("run", "--dataset", "Wine.npz", "--dry-run", "--json").stdout)
+    document = json.loads(
+        fedflat("run", "--dataset", "Wine.npz", "--partition", "iid", "--clients", "10", "--dry-run", "--json").stdout
+    )
     assert document["data"]["dataset"] == f"arrays(path={Path.cwd()}/Wine.npz)"
     assert json.loads(fedflat("data", "describe", "Wine.npz", "--json").stdout)["train"] == 40
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 import fedflat
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.post_hoc import post_hoc
 from fedflat.experiment.analysis.run_model import open_model, replay_after
-from fedflat.experiment.campaign.branch import branchable_rounds
+from fedflat.experiment.campaign.branch import branch_point, branchable_rounds
 from fedflat.experiment.store.checkpoint import CHECKPOINT, PREVIOUS
 from fedflat.experiment.store.run_folder import RunFolder, load_record
+from fedflat.experiment.store.tensor_files import checksum
 
 SETTINGS = {
     "rounds": 6,
@@ -69,9 +72,38 @@ def changed(old: str, new: str) -> Harm:
     return change
 
 
+def with_format(version: int | None) -> Harm:
+    """Write the checkpoint as another version of fedflat; the first one wrote neither format nor checksum."""
+
+    def change(run: Path) -> None:
+        tensors, header = RunFolder(run).read_tensors(CHECKPOINT)
+        header = {key: value for key, value in header.items() if key != "format"}
+        if version is not None:
+            header["format"] = version
+            header["sha256"] = checksum(tensors, header)
+        save_file(tensors, run / CHECKPOINT, {"fedflat": json.dumps(header)})
+
+    return change
+
+
+def with_other_losses(run: Path) -> None:
+    """Change the losses in metrics.jsonl but not its length, as if it were the file of another run."""
+    text = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(
+        re.sub(r'("train_loss": \d\.)(\d)', lambda match: f"{match[1]}{9 - int(match[2])}", text)
+    )
+
+
 @pytest.mark.parametrize(
     ("harm", "told"),
     [
+        (with_other_losses, r"metrics.jsonl is of another run: its line of round 4 does not match the checkpoint"),
+        (
+            lambda run: shutil.copy(run / "model.safetensors", run / CHECKPOINT),
+            r"state.safetensors is not a checkpoint; restore it",
+        ),
+        (with_format(3), r"state.safetensors has format 3, .* reads format 2; upgrade fedflat"),
+        (with_format(None), r"state.safetensors was written by an earlier version .* delete .*checkpoint"),
         (
             lambda run: shutil.rmtree(run / "state" / "clients"),
             r"state/clients has lost rows: it has 0, .* needs \d+; .*delete .*checkpoint",
@@ -116,13 +148,61 @@ def test_a_run_without_its_checkpoint_starts_from_the_beginning(run: Path, whole
     assert contents(run) == whole
 
 
-def test_a_checkpoint_of_an_earlier_version_is_refused(run: Path) -> None:
-    """Earlier checkpoints have no format, and their row files no checksums."""
-    _, about = RunFolder(run).read_tensors(CHECKPOINT)
-    del about["format"]
-    save_file(load_file(run / CHECKPOINT), run / CHECKPOINT, {"fedflat": json.dumps(about)})
-    with pytest.raises(UserError, match=r"state.safetensors was written by an earlier version .* delete .*checkpoint"):
-        fedflat.resume(run)
+@pytest.mark.parametrize(("version", "told"), [(None, "earlier version"), (3, "upgrade fedflat")])
+def test_saved_models_of_a_run_do_not_need_its_checkpoint(
+    saving: Path, tmp_path: Path, version: int | None, told: str
+) -> None:
+    run = Path(shutil.copytree(saving, tmp_path / "run"))
+    with_format(version)(run)
+    with pytest.warns(UserWarning, match=told):
+        assert branchable_rounds(run) == [0, 1, 2]
+    moments, reason = post_hoc(load_record(run)).moments()
+    assert [moment.rounds for moment in moments] == [0, 1, 2] and told in reason
+    assert replay_after(open_model(load_record(run)), 1).moment.rounds == 1
+    with pytest.raises(UserError, match=told):
+        replay_after(open_model(load_record(run)))
+    shutil.rmtree(run / "models")
+    (run / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=told):
+        branch_point(str(run))
+
+
+@pytest.fixture(scope="module")
+def saving(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without client state that saves its model after every round."""
+    folder = tmp_path_factory.mktemp("saving") / "run"
+    fedflat.run("fedavg", out=folder, progress=False, **{**SETTINGS, "rounds": 2, "save_every": 1})
+    return folder
+
+
+def test_a_checkpoint_of_other_settings_is_not_replayed(run: Path, saving: Path) -> None:
+    shutil.copy(saving / CHECKPOINT, run / CHECKPOINT)
+    with pytest.raises(UserError, match=r"of another run \(algorithm=scaffold\+wima\(window=3\) instead of fedavg"):
+        replay_after(open_model(load_record(run)))
+
+
+def test_server_state_may_change_its_shape(tmp_path: Path) -> None:
+    """FedAWA's server keeps the number 0 before the first round, and then one number per client."""
+    rounds = fedflat.rounds("fedawa", out=tmp_path / "half", **SETTINGS)
+    next(rounds)
+    rounds.close()
+    fedflat.resume(tmp_path / "half")
+    fedflat.run("fedawa", out=tmp_path / "whole", progress=False, **SETTINGS)
+    assert contents(tmp_path / "half") == contents(tmp_path / "whole")
+
+
+def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
+    """The partition of both datasets is the same, because it depends on the labels only."""
+    for features in (3, 4):
+        inputs = np.random.default_rng(0).random((40, features), dtype=np.float32)
+        np.savez(tmp_path / "data.npz", inputs=inputs, targets=np.arange(40) % 2)
+        if features == 3:
+            dataset = str(tmp_path / "data.npz")
+            rounds = fedflat.rounds("fedavg", out=tmp_path / "run", dataset=dataset, **{**SETTINGS, "partition": "iid"})
+            next(rounds)
+            rounds.close()
+    with pytest.raises(UserError, match=r"is of another model or dataset: weights is \[50\], .*\[58\]"):
+        fedflat.resume(tmp_path / "run")
 
 
 def flip(path: Path, position: int) -> None:

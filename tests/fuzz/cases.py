@@ -14,7 +14,7 @@ from fedflat.data import AUGMENTATIONS, PARTITION_MODIFIERS, PARTITIONERS
 from fedflat.experiment.config import setting_names
 from fedflat.models import MODELS
 from fedflat.text import parameters
-from tests.fuzz.workspace import DAMAGE, DAMAGED_FOLDER, FILES
+from tests.fuzz.workspace import DAMAGE, DAMAGED_FOLDER, FILES, WRONG_CONTENT
 
 HOSTILE = {
     "empty": "",
@@ -114,22 +114,26 @@ class Case:
         arguments: the command line without ``fedflat``.
         is_nonsense: whether the command must reject it.
         damage: a file of the workspace to damage first, and how.
+        wrong_content: an entry of ``WRONG_CONTENT`` to apply first.
     """
 
     arguments: tuple[str, ...]
     is_nonsense: bool = False
     damage: tuple[str, str] | None = None
+    wrong_content: str | None = None
 
     def __str__(self) -> str:
         words = " ".join(
             repr(word[:60]) if not word.isprintable() or " " in word else word[:60] for word in self.arguments
         )
+        if self.wrong_content is not None:
+            return f"{words} [{self.wrong_content}]"
         return words if self.damage is None else f"{words} [{self.damage[0]}: {self.damage[1]}]"
 
 
 def all_cases() -> list[Case]:
     """Every case, in a fixed order."""
-    return [*option_cases(), *setting_cases(), *component_cases(), *file_cases()]
+    return [*option_cases(), *setting_cases(), *component_cases(), *file_cases(), *content_cases()]
 
 
 def commands() -> dict[str, Any]:
@@ -210,3 +214,10 @@ def file_cases() -> Iterator[Case]:
     for command in ("show", "report", "resume", "evaluate", "export", "watch", "clean", "flatness gap"):
         for damage in DAMAGE:
             yield Case(command_line(command), damage=(DAMAGED_FOLDER, damage))
+
+
+def content_cases() -> Iterator[Case]:
+    """Every file with wrong content, for every command that reads it."""
+    for name, (_, _, lines) in WRONG_CONTENT.items():
+        for line in lines:
+            yield Case(tuple(line.split()), wrong_content=name)

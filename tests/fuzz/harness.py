@@ -21,9 +21,14 @@ import typer
 
 import fedflat
 from fedflat.cli.application import app
+from fedflat.cli.shared.one_run import draw_curve
 from fedflat.errors import UserError
+from fedflat.experiment.config import config
+from fedflat.papers.cost import speeds
+from fedflat.papers.library import papers
+from fedflat.reporting.result import Result
 from tests.fuzz.cases import VALID, Case, command_line
-from tests.fuzz.workspace import damage
+from tests.fuzz.workspace import WRONG_CONTENT, damage
 from tests.time_limits import scaled
 
 SECONDS = 20
@@ -34,17 +39,27 @@ _FAILED = 99
 
 
 def preload(workspace: Path) -> None:
-    """Import all of fedflat that is installed, and what valid calls import, so that forked processes need not."""
+    """Import all of fedflat that is installed and what calls of every command import; forked processes then need not.
+
+    Also fill caches of parsed algorithms, of the papers' settings and of text sizes in figures.
+    """
     for module in pkgutil.walk_packages(fedflat.__path__, "fedflat."):
         if not module.name.endswith("__main__"):
             with contextlib.suppress(ImportError, UserError):
                 importlib.import_module(module.name)
-    for name in VALID:
+    wrong_call = Case(("run", "--rounds=many"))
+    for case in (*(Case(command_line(name)) for name in VALID), wrong_call):
         with tempfile.NamedTemporaryFile("r") as modules:
-            problem_of(Case(command_line(name)), workspace, modules.name)
+            problem_of(case, workspace, modules.name)
             for module_name in modules.read().split():
                 with contextlib.suppress(Exception):
                     importlib.import_module(module_name)
+    for text in ("fedavg", "fedsam"):
+        config({"algorithm": text})
+    speeds()
+    for table in papers()["fedswa"].tables.values():
+        all(cell.configs for cell in table.cells.values())
+    draw_curve(Result.load(workspace / "run"))
     gc.freeze()  # collections in forked processes then copy fewer pages
 
 
@@ -58,6 +73,8 @@ def problem_of(case: Case, workspace: Path, modules: str | None = None) -> str |
         shutil.copytree(workspace, folder)
         if case.damage is not None:
             damage(folder / case.damage[0], case.damage[1], str(case))
+        if case.wrong_content is not None:
+            WRONG_CONTENT[case.wrong_content][0](folder)
         output = Path(scratch, "output")
         output.touch()
         sys.stdout.flush()
@@ -120,4 +137,8 @@ def _judge(case: Case, child: int, output: Path) -> str | None:
         return f"used {used.ru_maxrss >> 10} MB of memory"
     if case.is_nonsense and code == 0:
         return f"was accepted: {last_line}"
+    if case.wrong_content is not None:
+        expected = WRONG_CONTENT[case.wrong_content][1]
+        if expected not in "".join(text.split()):
+            return f"does not mention {expected}: {last_line}"
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -23,10 +24,14 @@ from fedflat.experiment.config import config
 from fedflat.experiment.setup.problem import build_problem
 from fedflat.experiment.setup.weights import read_weights
 from fedflat.experiment.store.export import format_of
+from fedflat.experiment.store.run_folder import RunFolder, load_record
 from fedflat.flatness.landscapes.grid import check_grid_size
+from fedflat.papers.results import read_results
+from fedflat.reporting.page.gather import gather
+from fedflat.reporting.page.page import write_report
 from fedflat.setting_names import SHORT_NAMES
 from fedflat.yaml_text import load_yaml
-from tests.fuzz.workspace import build
+from tests.fuzz.workspace import STORED_RESULT, build
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.random((12, 4)), np.arange(12) % 3
@@ -108,6 +113,8 @@ RUNS: dict[str, tuple[Callable[[], Any], str]] = {
     "NUL in a path": (lambda: config({"data": {"dataset": "a\0b"}}), "NUL"),
     "text that is not UTF-8": (lambda: config({"engine": {"ray_address": "\udcff"}}), "not UTF-8"),
     "state beyond float32": (lambda: algorithm("fedavg+adam(tau=1e30)"), "at most"),
+    "models without end": (lambda: algorithm("fedavg+ghbm(tau=1e12)"), "at most 10000"),
+    "steps without end": (lambda: algorithm("fedavg+awa(server_steps=1e12)"), "at most 10000"),
     "initial state beyond float32": (lambda: algorithm("fedavg+adam(v_init=1e40)"), "at most"),
     "large client": (lambda: run(partition="virtual(size=1e12)"), "at most"),
     "evaluation of nothing": (lambda: run().evaluate(on=[]), "selects nothing"),
@@ -156,6 +163,84 @@ def test_float64_data_keep_their_precision(tmp_path: Path) -> None:
                     assert values.dtype == dtype and is_rounded == (precision == "float32")
     mixed = from_arrays(X, Y, X.astype(np.float32), Y)
     assert mixed.train.inputs.dtype == mixed.test.inputs.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("status.json", {"status": "done"}, "has no status; expected one of running, paused"),
+        ("status.json", {"rounds": 9}, "status.json is of another run: finished after 9 rounds"),
+        ("status.json", {"rounds": 1}, "status.json is of another run: finished after 1 rounds"),
+        ("status.json", {"averages": 5}, "invalid value of averages"),
+        ("status.json", {"metric": "rmse"}, "of different runs: the metric is rmse"),
+        ("partition.json", {"sizes": {"min": 1}}, "partition.json is incomplete: it has no valid sizes"),
+        ("partition.json", {"histogram": [[], 1]}, "partition.json is incomplete: it has no valid histogram"),
+        ("partition.json", {"hash": None}, "partition.json is incomplete: it has no valid hash"),
+        ("partition.json", {"partitioner": "dirichlet"}, "of another run: its partitioner is dirichlet, .* iid"),
+        ("partition.json", {"seed": 7}, "of another run: its seed is 7, .* 0"),
+    ],
+)
+def test_files_of_a_run_fit_each_other(
+    workspace: Path, tmp_path: Path, file: str, change: dict[str, Any], message: str
+) -> None:
+    run_folder = shutil.copytree(workspace / "run", tmp_path / "run")
+    content = json.loads((run_folder / file).read_text()) | change
+    (run_folder / file).write_text(json.dumps(content))
+    with pytest.raises(UserError, match=message):
+        gather([run_folder])
+    with pytest.raises(UserError, match=message):  # a status that is wrong must not end a run
+        RunFolder(run_folder).partition() if file == "partition.json" else load_record(run_folder)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"round": 1, "test": {"server": {}}}', "line 4 is of round 1, after one of round 2"),
+        ('{"round": 3, "test": {"wima": {}}}', "line 4 has no round and test"),
+        ('{"round": 3, "test": {"server": {}, "wima": 1}}', "line 4 has no scores of a model"),
+        ('{"round": 3, "test": {"server": {}}}', "metrics.jsonl is of another run: it has round 3, .* rounds 0 to 2"),
+    ],
+)
+def test_metrics_fit_the_run(workspace: Path, tmp_path: Path, line: str, message: str) -> None:
+    run_folder = shutil.copytree(workspace / "run", tmp_path / "run")
+    with (run_folder / "metrics.jsonl").open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(UserError, match=message):
+        load_record(run_folder)
+
+
+def test_damaged_measurements_are_left_out_of_a_report(workspace: Path, tmp_path: Path) -> None:
+    run_folder = shutil.copytree(workspace / "run", tmp_path / "run")
+    (run_folder / "flatness").mkdir()
+    contents = {
+        "spectrum": '{"models": {"server": {"subsets": [{}]}}}',
+        "clients": "[1]",
+        "landscape": '{"landscapes": {"a": {"format": 1}}}',
+    }
+    for name, content in contents.items():
+        (run_folder / "flatness" / f"{name}.json").write_text(content)
+    with pytest.warns(UserWarning) as caught:
+        write_report(gather([run_folder]), tmp_path / "report", figures=False)
+    for name in contents:
+        assert any(f"{name}.json is damaged or of another version" in str(warning.message) for warning in caught)
+
+
+def test_results_with_another_protocol_are_refused(tmp_path: Path) -> None:
+    text = STORED_RESULT.read_text()
+    (tmp_path / "result.json").write_text(text)
+    assert len(read_results(tmp_path)) == 1
+    for changed in (text.replace('"protocol_hash": "', '"protocol_hash": "0'), text.replace('"algorithm":', '"a":', 1)):
+        (tmp_path / "result.json").write_text(changed)
+        with pytest.raises(UserError, match=r"result.json was changed: its protocol_hash"):
+            read_results(tmp_path)
+    (tmp_path / "result.json").write_bytes(b"\xff")
+    with pytest.raises(UserError, match="not UTF-8"):
+        read_results(tmp_path)
+
+
+def test_words_of_settings_ignore_case() -> None:
+    settings = config({"training": {"task": "MSE"}, "engine": {"device": " CPU", "compile": "Off"}})
+    assert (settings.training.task, settings.engine.device, settings.engine.compile) == ("mse", "cpu", "off")
 
 
 def test_paths_may_be_quoted(tmp_path: Path) -> None:
@@ -212,6 +297,7 @@ def test_damaged_arrays_are_reported(workspace: Path, tmp_path: Path) -> None:
         load(f"arrays(path={tmp_path})", tmp_path)
 
 
+DRY = ("--dry-run", "--dataset", "data.npz", "--clients", "10", "--clients-per-round", "5")
 COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "NUL": (("run", "a\0b"), "NUL"),
     "bytes": (("show", "\udcff"), "not UTF-8"),
@@ -219,13 +305,21 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "count": (("flatness", "spectrum", "run", "--examples", "1000000000000"), "at most"),
     "seeds": (("compare", "fedavg", "--seeds", "1000000000000"), "more than 10000 runs"),
     "grid": (("flatness", "landscape", "run", "--points", "99999999"), "days"),
-    "sites": (("deploy", "init", "new", "--clients", "99999999"), "--clients"),
+    "sites": (("deploy", "init", "new", "--clients", "99999999"), "files of about 10.0 GB; expected at most 10000"),
+    "keys": (("deploy", "certificates", "new", "--sites", "99999999"), "files of about 80.0 GB"),
     "host": (("deploy", "certificates", "new", "--host", "bad host!"), "is not a host"),
     "validity": (("deploy", "certificates", "new", "--days", "99999999"), "--days"),
     "certificate": (("deploy", "check", "localhost:1", "--root-certificates", "."), "not a PEM certificate"),
     "inside a run": (("compare", "fedavg", "fedsam", "--rounds", "1", "--out", "run/new"), "is in the run folder"),
     "sweep": (("sweep", "large.yaml", "--dry-run"), "10000000000 combinations"),
     "journal": (("tune", "tune.yaml", "--out", "search"), "tune.journal is damaged: line 1"),
+    "missing partition": (("run", *DRY, "--partition", "listed(path=missing.json)"), "cannot read the partition"),
+    "impossible partition": (("run", *DRY, "--partition", "natural"), "natural"),
+    "too few clients": (("run", *DRY, "--partition", "iid+held-out(share=0.9)"), "exceeds the partition's"),
+    "impossible model": (("run", *DRY, "--model", "lenet"), "lenet"),
+    "missing weights": (("run", *DRY, "--init", "missing.pt"), "missing.pt does not exist"),
+    "missing data": (("run", "--dry-run", "--dataset", "missing.npz"), "missing.npz"),
+    "unknown model": (("run", "--dry-run", "--dataset", "cifar10", "--data-dir", ".", "--model", "lenett"), "lenett"),
 }
 
 
@@ -246,6 +340,13 @@ def test_commands_are_checked(
     result = CliRunner().invoke(app, list(arguments))
     assert result.exit_code == 2 and isinstance(result.exception, SystemExit), result.exception
     assert message in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_a_dry_run_downloads_nothing(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workspace)
+    result = CliRunner().invoke(app, ["run", "--dry-run", "--dataset", "cifar10", "--data-dir", "datasets"])
+    assert result.exit_code == 0 and "algorithm: fedavg" in result.stdout
+    assert "not checked, because cifar10 is missing" in result.stderr and not Path("datasets").exists()
 
 
 def test_one_algorithm_with_one_seed_gets_a_warning(

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
 
 import fedflat
+from fedflat.experiment.store import tensor_files
+from fedflat.experiment.store.checkpoint import CHECKPOINT
 
 DAMAGED_FOLDER = "run"
 """Damaging this folder damages one of its files, drawn at random."""
@@ -30,7 +35,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "table.parquet": (f"{DESCRIBE} table.parquet",),
     "folder/inputs.npy": (f"{DESCRIBE} arrays(path=folder)",),
     "folder/targets.npy": (f"{DESCRIBE} arrays(path=folder)",),
-    "partition.json": (f"{RUN} --partition listed(path=partition.json) --set data.clients=null",),
+    "partition.json": (f"{RUN} --partition listed(path=partition.json)",),
     "weights.pt": (f"{RUN} --partition iid --init weights.pt", f"{SPECTRUM} weights.pt"),
     "weights.safetensors": (f"{RUN} --partition iid --init weights.safetensors", f"{SPECTRUM} weights.safetensors"),
     "module.py": (f"{SPECTRUM} weights.pt",),
@@ -39,6 +44,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "ca.crt": ("deploy check localhost:1 --root-certificates ca.crt",),
 }
 """Command lines that read each file."""
+STORED_RESULT = Path(__file__).parents[2] / "results/tuned/fedswa/table2/cifar10-lenet-5/fedswa-seed0.json"
 
 
 def build(folder: Path) -> None:
@@ -68,10 +74,18 @@ def build(folder: Path) -> None:
     (folder / "ca.crt").write_text("-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n")
     (folder / "search").mkdir()
     (folder / "search/tune.journal").write_text('{"op_code": 0}\n')
-    fedflat.run(
-        "fedmoswa+wima", out=folder / "run", dataset=str(folder / "data.npz"), model="mlp(hidden=2)", partition="iid",
-        clients=4, clients_per_round=2, rounds=2, local_steps=1, workers=1, save_every=1, device="cpu", progress=False,
-    )  # fmt: skip
+    (folder / "stored").mkdir()
+    shutil.copy(STORED_RESULT, folder / "stored")
+    settings: dict[str, Any] = {
+        "dataset": str(folder / "data.npz"), "model": "mlp(hidden=2)", "partition": "iid", "clients": 4,
+        "clients_per_round": 2, "rounds": 2, "local_steps": 1, "workers": 1, "save_every": 1, "device": "cpu",
+    }  # fmt: skip
+    fedflat.run("fedmoswa+wima", out=folder / "run", progress=False, **settings)
+    rounds = fedflat.rounds("fedmoswa+wima", out=folder / "paused", **settings)
+    next(rounds)
+    rounds.close()
+    other = {"model": "mlp(hidden=3)", "rounds": 4, "clients": 5, "seed": 1}
+    fedflat.run("scaffold", out=folder / "other", progress=False, **{**settings, **other})
 
 
 def _write_parquet(folder: Path) -> None:
@@ -118,3 +132,138 @@ def damage(path: Path, how: str, seed: str) -> Path:
     else:
         path.write_bytes(content)
     return path
+
+
+Change = Callable[[Path], object]
+
+
+def copied(source: str, target: str) -> Change:
+    """Replace a file of the workspace by another one."""
+    return lambda folder: shutil.copy(folder / source, folder / target)
+
+
+def with_values(file: str, **values: Any) -> Change:
+    """Change values in a JSON file."""
+
+    def change(folder: Path) -> None:
+        content = json.loads((folder / file).read_text())
+        (folder / file).write_text(json.dumps(content | values) + "\n")
+
+    return change
+
+
+def with_text(file: str, old: str, new: str) -> Change:
+    """Replace text that a file contains."""
+
+    def change(folder: Path) -> None:
+        text = (folder / file).read_text()
+        assert old in text, f"{file} does not contain {old!r}"
+        (folder / file).write_text(text.replace(old, new))
+
+    return change
+
+
+def with_arrays(**arrays: Any) -> Change:
+    """Replace arrays in data.npz."""
+    return lambda folder: np.savez(folder / "data.npz", **{**np.load(folder / "data.npz"), **arrays})
+
+
+def with_format(file: str, version: int | None) -> Change:
+    """Write a safetensors file as another version of fedflat; the first one wrote neither format nor checksum."""
+
+    def change(folder: Path) -> None:
+        tensors, header = tensor_files.read_tensors(folder / file)
+        header = {key: value for key, value in header.items() if key != "format"}
+        if version is not None:
+            header["format"] = version
+            header["sha256"] = tensor_files.checksum(tensors, header)
+        save_file(tensors, folder / file, {"fedflat": json.dumps(header)})
+
+    return change
+
+
+def with_linear_layer(folder: Path) -> None:
+    """Replace the weights by those of another model."""
+    weights = torch.nn.Linear(4, 2).state_dict()
+    torch.save(weights, folder / "weights.pt")
+    save_file(weights, folder / "weights.safetensors")
+
+
+PAUSED = f"paused/{CHECKPOINT}"
+READERS = ("show run", "report run --out new", "watch run --once", "evaluate run", "report run other --apart --out new")
+STATE_READERS = ("resume paused", "branch paused fedavg --rounds 6 --dry-run --out new", "flatness clients paused")
+USERS_OF_WEIGHTS = (*FILES["weights.pt"], *FILES["weights.safetensors"])
+WRONG_CONTENT: dict[str, tuple[Change, str, tuple[str, ...]]] = {
+    "metrics of another run": (copied("other/metrics.jsonl", "run/metrics.jsonl"), "metrics.jsonl", READERS),
+    "metrics of another paused run": (
+        lambda folder: (folder / "paused/metrics.jsonl").write_text(
+            "".join((folder / "other/metrics.jsonl").read_text().splitlines(keepends=True)[:2]) + " " * 9999
+        ),
+        "metrics.jsonl",
+        ("resume paused",),
+    ),
+    "more rounds than the run": (with_values("run/status.json", rounds=7), "status.json", READERS),
+    "rounds in words": (with_values("run/status.json", rounds="many"), "status.json", READERS),
+    "averages without a list": (with_values("run/status.json", averages=5), "status.json", READERS),
+    "another metric": (with_values("run/status.json", metric="rmse"), "status.json", READERS),
+    "checkpoint of another run": (copied(f"other/{CHECKPOINT}", PAUSED), "checkpoint", STATE_READERS),
+    "a model as checkpoint": (copied("paused/model.safetensors", PAUSED), "state.safetensors", STATE_READERS),
+    "checkpoint of an earlier version": (with_format(PAUSED, None), "earlierversion", STATE_READERS),
+    "checkpoint of a newer version": (with_format(PAUSED, 3), "upgradefedflat", STATE_READERS),
+    "model of a newer version": (
+        with_format("run/model.safetensors", 3),
+        "upgradefedflat",
+        ("evaluate run", "export run --average server --out new.pt", "flatness sharpness run:server --examples 8"),
+    ),
+    "run of a newer version": (
+        with_text("run/config.yaml", "format: 1", "format: 2"),
+        "upgradefedflat",
+        (*READERS, "resume run", "branch run fedavg --rounds 6 --dry-run --out new", "flatness clients run"),
+    ),
+    "partition of another run": (
+        copied("other/partition.json", "paused/partition.json"),
+        "partition.json",
+        ("show paused", "show paused --json", "report paused --out new", "resume paused"),
+    ),
+    "partition without sizes": (
+        with_values("run/partition.json", sizes=[1, 2]),
+        "partition.json",
+        ("show run", "report run --out new"),
+    ),
+    "indices out of range": (
+        with_values("partition.json", clients=[[0, 99], [1]]),
+        "listsexample99",
+        FILES["partition.json"],
+    ),
+    "more clients than examples": (
+        with_values("partition.json", clients=[[0]] * 4),
+        "4times",
+        FILES["partition.json"],
+    ),
+    "partition of a larger dataset": (with_values("partition.json", examples=99), "99", FILES["partition.json"]),
+    "edited seed": (with_text("paused/config.yaml", "\nseed: 0", "\nseed: 1"), "seed=1insteadof0", STATE_READERS),
+    "edited model": (with_text("paused/config.yaml", "(hidden=2)", "(hidden=5)"), "hidden=5", STATE_READERS),
+    "edited algorithm": (with_text("paused/config.yaml", "fedmoswa", "fedmosaw"), "fedmosaw", STATE_READERS),
+    "edited rounds": (with_text("run/config.yaml", "rounds: 2", "rounds: 1"), "config.yaml", READERS),
+    "complex labels": (with_arrays(targets=np.ones(40, complex)), "neitherintegersnorwords", FILES["data.npz"]),
+    "dates as labels": (with_arrays(targets=np.zeros(40, "M8[s]")), "neitherintegersnorwords", FILES["data.npz"]),
+    "struct labels": (with_arrays(targets=np.zeros(40, [("a", "f4")])), "neitherintegersnorwords", FILES["data.npz"]),
+    "weights of another model": (with_linear_layer, "weights.", USERS_OF_WEIGHTS),
+    "sweep file of another version": (
+        lambda folder: (folder / "sweep.yaml").write_text("format: 2\nruns: {lr: [0.1]}\n"),
+        "sweep.yaml",
+        FILES["sweep.yaml"],
+    ),
+    "result with another hash": (
+        with_text(f"stored/{STORED_RESULT.name}", '"protocol_hash": "', '"protocol_hash": "0'),
+        "protocol_hash",
+        ("papers --measured --results stored",),
+    ),
+    "result with another protocol": (
+        with_text(f"stored/{STORED_RESULT.name}", '"lr": ', '"lr": 1'),
+        "protocol_hash",
+        ("papers --measured --results stored",),
+    ),
+}
+"""Files that are valid by themselves but do not fit the others: by name, a change of the workspace, a text that the
+output must contain (without spaces), and command lines to try."""

@@ -161,6 +161,7 @@ def test_onnx_computes_what_torch_does(run: Path, tmp_path: Path) -> None:
         ("vit-s16(width=32,depth=1,heads=2)", (3, 32, 32)),
     ],
 )
+@pytest.mark.skipif(torch.__version__ < "2.7", reason="the exporter of torch 2.6 fixes the batch size of ViTs")
 def test_vision_transformers_become_graphs_too(text: str, shape: tuple[int, ...], tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")

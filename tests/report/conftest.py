@@ -13,6 +13,7 @@ import yaml
 import fedflat
 from fedflat.algorithms import algorithm as build_algorithm
 from fedflat.averaging import average_name
+from fedflat.data import canonical_partition
 
 Clone = Callable[..., Path]
 
@@ -33,6 +34,7 @@ def write_run(source: Path, folder: Path, values: Sequence[float], algorithm: st
     config["data"] |= more.get("data", {})
     config["flatness"]["every"] = None
     partition = json.loads((source / "partition.json").read_text()) | {
+        "partitioner": canonical_partition(config["data"]["partition"]),
         "seed": seed,
         "hash": more.get("hash", f"{seed:064x}"),
     }

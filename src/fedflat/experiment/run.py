@@ -37,7 +37,7 @@ from fedflat.experiment.store.checkpoint import (
     CheckpointInterval,
     ServerState,
     last_checkpoint,
-    require_rows,
+    require_same_run,
     with_prefix,
     write_checkpoint,
 )
@@ -348,7 +348,7 @@ class Run:
 
     def _restore(self, folder: RunFolder, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
         """Continue from a checkpoint, given its tensors and metadata; discard all that was written after it."""
-        require_rows(folder, self._stores, metadata)
+        self.history = require_same_run(folder, tensors, metadata, self.server.model, self._stores)
         folder.rewind_logs(metadata["metrics"], metadata["rounds"])
         self.server = ServerState.from_checkpoint(tensors, metadata)
         loss = math.nan if metadata["loss"] is None else metadata["loss"]
@@ -359,7 +359,6 @@ class Run:
         for store in self._stores.values():
             store.rewind(self.rounds)
         remove_snapshots_after(folder.path, self.rounds)
-        self.history = folder.metrics()
 
     def _save_models(self) -> None:
         """Save all models if the number of completed rounds is a multiple of ``evaluation.save_every``."""

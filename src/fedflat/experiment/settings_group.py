@@ -18,9 +18,13 @@ class SettingsGroup(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _check_raw_value(cls, value: Any, info: ValidationInfo) -> Any:
-        """Reject booleans where a number is expected, large numbers, and text with forbidden characters."""
-        if isinstance(value, bool) and info.field_name is not None:
-            accepted = _accepted_types(cls.model_fields[info.field_name].annotation)
+        """Reject booleans where a number is expected, large numbers, and text with forbidden characters.
+
+        A word such as ``MSE`` gets the spelling of the setting's choices, ``mse``.
+        """
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool):
+            accepted = _accepted_types(annotation)
             if {int, float} & accepted and bool not in accepted:
                 raise PydanticCustomError("number_type", "expected a number")
         largest = MAX_SEED if str(info.field_name).endswith("seed") else MAX_COUNT
@@ -28,7 +32,8 @@ class SettingsGroup(BaseModel):
             raise PydanticCustomError("too_large", f"expected at most {largest}")
         if isinstance(value, str) and (forbidden := forbidden_character(value)):
             raise PydanticCustomError("forbidden_character", f"the text contains {forbidden}")
-        return value
+        is_word = isinstance(value, str) and get_origin(annotation) is Literal
+        return value.strip().lower() if is_word else value
 
 
 def _accepted_types(annotation: Any) -> set[type]:

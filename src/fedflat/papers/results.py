@@ -217,16 +217,31 @@ def read_result(path: Path) -> StoredResult:
     """Read and validate the file of a result."""
     try:
         return StoredResult.model_validate_json(path.read_text("utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is no stored result: it is not UTF-8") from None
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(f"{path} is no stored result: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 def read_results(folder: Path) -> list[StoredResult]:
-    """Read every result below a folder."""
+    """Read every result below a folder; raises a ``UserError`` if one was changed, so that its hash is wrong."""
     if not folder.is_dir():
         raise UserError(f"there is no results folder {folder}; fedflat reproduce ... --record {folder} creates it")
-    return [read_result(path) for path in sorted(folder.rglob("*.json"))]
+    results = {path: read_result(path) for path in sorted(folder.rglob("*.json"))}
+    for path, result in results.items():
+        try:
+            # The protocol of released code has other keys; its hash is that of the study's file.
+            is_intact = result.kind == "released" or protocol_hash(result.protocol) == result.protocol_hash
+        except (KeyError, AttributeError):
+            is_intact = False
+        if not is_intact:
+            raise UserError(
+                f"{path} was changed: its protocol_hash {result.protocol_hash} is not that of its protocol; restore it"
+            )
+    return list(results.values())
 
 
 @cache

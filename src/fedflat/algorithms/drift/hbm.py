@@ -67,7 +67,9 @@ class Ghbm(HeavyBall):
     tensor([ 0.6000, -0.4000])
     """
 
-    tau: int = param(10, "rounds over which the momentum averages, ideally clients / clients_per_round", low=1)
+    tau: int = param(
+        10, "rounds over which the momentum averages, ideally clients / clients_per_round", low=1, high=10_000
+    )
 
     def on_server(self) -> Fields:
         """Declare the last tau server models: ``x1``, ``x2``, ... by age, and ``old``, which clients receive."""

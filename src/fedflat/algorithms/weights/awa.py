@@ -44,7 +44,7 @@ class Awa(ChosenWeights):
     (tensor([0.5000, 0.5000]), {'moved': tensor([-0.1000,  0.1000])})
     """
 
-    server_steps: int = param(1, "number of Adam steps per round", low=1)
+    server_steps: int = param(1, "number of Adam steps per round", low=1, high=10_000)
     weights_lr: float = param(1e-3, "learning rate of Adam", above=0)
     weights_from: Literal["before", "after"] = param(
         "before", "whether the weights are those before or after the last Adam step"

@@ -9,6 +9,7 @@ import typer
 from fedflat.cli.shared.completion import complete_algorithm
 from fedflat.cli.shared.flags import JSON, CommandGroup
 from fedflat.cli.shared.screen import print_json
+from fedflat.errors import UserError
 
 MAX_SITES = 10_000
 MAX_DAYS = 36_500
@@ -33,7 +34,7 @@ def init(
         help="algorithm, e.g. scaffold or fedmoswa+asam(rho=0.5)",
         autocompletion=complete_algorithm,
     ),
-    clients: int = typer.Option(3, "--clients", min=1, max=MAX_SITES, metavar="N", help="number of sites"),
+    clients: int = typer.Option(3, "--clients", min=1, metavar="N", help="number of sites"),
     as_json: bool = JSON,
 ) -> None:
     """Create a Flower project that runs in simulation and on a real federation.
@@ -45,6 +46,7 @@ def init(
     from fedflat.deploy.flower.project import write_project
     from fedflat.deploy.flower.version import require_flower
 
+    _check_sites("--clients", clients, bytes_each=100)
     canonical_algorithm = canonical(parse_algorithm(algorithm))
     require_flower()
     paths = write_project(folder, canonical_algorithm, clients)
@@ -63,7 +65,7 @@ def certificates(
         ["127.0.0.1"], "--host", metavar="TEXT", help="server name or address as seen by the sites; repeatable"
     ),
     sites: int = typer.Option(
-        0, "--sites", min=0, max=MAX_SITES, metavar="N", help="also create keys for N sites, for trials on one machine"
+        0, "--sites", min=0, metavar="N", help="also create keys for N sites, for trials on one machine"
     ),
     days: int = typer.Option(365, "--days", min=1, max=MAX_DAYS, metavar="N", help="validity in days"),
     as_json: bool = JSON,
@@ -76,6 +78,7 @@ def certificates(
     """
     from fedflat.deploy.flower.version import require_flower
 
+    _check_sites("--sites", sites, bytes_each=800)
     require_flower()
     from fedflat.deploy.trust.certificates import start_commands, write_certificates
 
@@ -111,3 +114,10 @@ def check(
         print(f"The SuperLink at {address} answers: without TLS; use this only on a single machine.")
     else:
         print(f"The SuperLink at {address} answers: its certificate is valid until {expiry:%Y-%m-%d}.")
+
+
+def _check_sites(flag: str, sites: int, bytes_each: int) -> None:
+    """Reject a number of sites whose files, with ``bytes_each`` bytes per site, would be too large."""
+    if sites > MAX_SITES:
+        size = f"{sites * bytes_each / 1e9:.1f} GB"
+        raise UserError(f"{flag} {sites} would write files of about {size}; expected at most {MAX_SITES} sites")

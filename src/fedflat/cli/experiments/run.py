@@ -49,7 +49,7 @@ def run(
     config: Path | None = CONFIG,
     assignments: list[str] = SET,
     out: Path | None = optional("--out", "a new folder for the run", "runs/ALGORITHM-DATA-seedSEED", metavar="FOLDER"),
-    dry_run: bool = typer.Option(False, "--dry-run", help="print the complete config and stop"),
+    dry_run: bool = typer.Option(False, "--dry-run", help="check and print the complete config, and stop"),
     track: str | None = TRACK,
     as_json: bool = JSON,
     quiet: bool = QUIET,
@@ -65,7 +65,9 @@ def run(
     run_config = make_config(config, settings, assignments)
     if not dry_run:
         _train(run_config, out or new_folder(run_config), as_json, quiet, track)
-    elif as_json:
+        return
+    _check(run_config)
+    if as_json:
         print_json(run_config.model_dump(mode="json"))
     else:
         print(run_config.to_yaml(), end="")
@@ -103,6 +105,26 @@ def resume(
     else:
         print(f"The run in {folder} is already {record.status}; nothing to resume.")
         print_run(record)
+
+
+def _check(config: Config) -> None:
+    """Build the data, partition and model of a dry run, with the same errors as the run; nothing is downloaded."""
+    from fedflat.data import data_dir, dataset_source
+    from fedflat.experiment.campaign.sweep import check_names
+    from fedflat.experiment.setup.problem import build_problem, is_user_supplied
+    from fedflat.experiment.stopping import check_target
+
+    data = config.data
+    if not is_user_supplied(data.dataset):
+        check_names(config.model, data.dataset, data.partition, data.augmentation)
+        if not dataset_source(data.dataset).is_local(data_dir(data.dir)):
+            print(f"fedflat: partition and model are not checked, because {data.dataset} is missing", file=sys.stderr)
+            return
+    # The run may be meant for another machine, so its device need not be here.
+    engine = config.engine.model_copy(update={"device": "cpu"})
+    problem, _ = build_problem(config.model_copy(update={"engine": engine}))
+    if config.stop.target is not None:
+        check_target(config.stop.target, problem.task.metric)
 
 
 def _train(config: Config, folder: Path, as_json: bool, quiet: bool, track: str | None, resume: bool = False) -> None:

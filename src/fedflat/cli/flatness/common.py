@@ -226,7 +226,7 @@ def result_folder(out: Path | None, default: Path) -> Path:
 
 
 def _text_of(file: Path) -> str:
-    return file.read_text(encoding="utf-8") if file.exists() else ""
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
 
 
 def write_results(folder: Path, name: str, document: dict[str, Any], figure: Figure | None = None) -> dict[str, Path]:

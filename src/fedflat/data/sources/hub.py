@@ -67,6 +67,10 @@ class Hub(DatasetSource):
         arrays |= json.loads((entry / "about.json").read_text(encoding="utf-8"))
         return dataset_of_arrays(self.text, arrays, entry, data_dir)
 
+    def is_local(self, data_dir: Path) -> bool:
+        """Always False: whether the dataset is cached becomes clear only when it is read."""
+        return False
+
     def _write_arrays(self, folder: Path) -> None:
         """Download the dataset and write its arrays, class names and statistics to ``folder``.
 

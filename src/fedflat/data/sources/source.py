@@ -151,6 +151,10 @@ class DatasetSource(ABC):
         """Return the required files that are missing."""
         return tuple(file for file in self.files if self.find(data_dir, file) is None)
 
+    def is_local(self, data_dir: Path) -> bool:
+        """Whether the dataset can be read without a download."""
+        return not self.missing(data_dir)
+
     def is_intact(self, data_dir: Path, file: str) -> bool:
         """Whether a file exists and is valid."""
         return self.find(data_dir, file) is not None

@@ -365,6 +365,6 @@ def load_landscapes(path: Path) -> dict[str, Landscape]:
         documents = dict(json.loads(path.read_text())["landscapes"])
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; {expected}") from None
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{path} is not a landscape file; {expected}") from None
     return {name: Landscape.from_document(document) for name, document in documents.items()}

@@ -159,7 +159,7 @@ class PostHoc:
 
         A moment has the model and the state of server and clients: at the start, at a saved model if the algorithm
         needs no other state, and at the last checkpoint. The second value says why rounds after other saved models
-        cannot be replayed; it is empty if all can.
+        or after the checkpoint cannot be replayed; it is empty if all can.
         """
         start = self.config.init_rounds  # 0, unless the run branches off another run's later round
         moments = {start: moment_at_start(self.algorithm, self.initial_model, self.config)}
@@ -168,19 +168,22 @@ class PostHoc:
         if not missing:
             for number in saved:
                 moments[number] = moment_at_model(number, self.model(number), self.algorithm, self.config)
+        reasons = []
         if self.record.folder is not None and self._has_checkpoint:
-            last = moment_at_checkpoint(
-                self.record.folder, self.algorithm, self.problem, self.config, self.initial_model
-            )
-            moments[last.rounds] = last
-        reason = ""
+            try:
+                last = moment_at_checkpoint(
+                    self.record.folder, self.algorithm, self.problem, self.config, self.initial_model
+                )
+                moments[last.rounds] = last
+            except UserError as error:  # e.g. of an earlier version; the other moments do not need it
+                reasons.append(f"the last checkpoint cannot be used: {error}")
         left_out = [str(number) for number in saved if number not in moments]
         if left_out:
-            reason = (
+            reasons.append(
                 f"rounds after {', '.join(left_out)} cannot be replayed: "
                 f"{self.config.algorithm} needs {missing}, which only the last checkpoint has"
             )
-        return [moments[number] for number in sorted(moments)], reason
+        return [moments[number] for number in sorted(moments)], "; ".join(reasons)
 
     def clients(self, numbers: Sequence[int] | None = None, curvature: bool = True) -> tuple[list[Measurements], str]:
         """Replay rounds, and measure the drift of their clients and the curvature of the clients' models.

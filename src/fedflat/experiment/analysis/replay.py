@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedflat.algorithms import Algorithm, algorithm
-from fedflat.algorithms.algorithm import States, flat_fields, nested_state
+from fedflat.algorithms.algorithm import States, flat_fields
 from fedflat.algorithms.state import State
 from fedflat.data import Partition
 from fedflat.engines.problem.problem import Problem
@@ -24,7 +24,13 @@ from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.engine import decide_compile, engine_for, sampler_of, training_of
 from fedflat.experiment.setup.timing import depends_on_time
-from fedflat.experiment.store.checkpoint import newest_checkpoint, require_rows, with_prefix
+from fedflat.experiment.store.checkpoint import (
+    ServerState,
+    newest_checkpoint,
+    require_rows,
+    require_same_settings,
+    require_same_shapes,
+)
 from fedflat.experiment.store.client_states import ClientStateStore, PastRowStore, RowStore
 from fedflat.experiment.store.run_folder import RunFolder
 
@@ -186,8 +192,11 @@ def moment_at_checkpoint(
     if checkpoint is None:
         raise UserError(f"the run in {folder.path} has no checkpoint yet, so its rounds cannot be replayed")
     metadata = checkpoint.header
+    require_same_settings(folder, folder.config(), metadata)
+    initial = initial or ModelState(*problem.initial_state())
+    require_same_shapes(folder, checkpoint.tensors, initial)
     tensors = {name: tensor.to(problem.device) for name, tensor in checkpoint.tensors.items()}
-    model = ModelState(tensors["weights"], tensors["buffers"], with_prefix(tensors, "integers/"))
+    server = ServerState.from_checkpoint(tensors, metadata)
     own_statistics = config.training.statistics == "own"
     rows_file = folder.path / "state" / "clients"
 
@@ -200,7 +209,6 @@ def moment_at_checkpoint(
         require_rows(folder, {rows_file.name: store}, metadata)
         return store
 
-    initial = initial or ModelState(*problem.initial_state())
     client_states = ClientStateStore(algorithm, initial, own_statistics, open_rows)
 
     def client_memory(number: int) -> ClientMemory:
@@ -214,7 +222,7 @@ def moment_at_checkpoint(
             )
         return client_states.read(number)
 
-    return Moment(metadata["rounds"], model, nested_state(with_prefix(tensors, "server/")), client_memory)
+    return Moment(server.rounds, server.model, server.states, client_memory)
 
 
 def moment_at_model(rounds: int, model: ModelState, algorithm: Algorithm, config: Config) -> Moment:

@@ -40,7 +40,7 @@ from fedflat.experiment.analysis.replay import (
 )
 from fedflat.experiment.analysis.scoring import take_on_device
 from fedflat.experiment.store.checkpoint import checkpoint_rounds
-from fedflat.experiment.store.run_folder import Record, client_statistics, load_record
+from fedflat.experiment.store.run_folder import Record, client_statistics, load_record, saved_rounds
 from fedflat.flatness import Landscape, Objective, Sharpness, Spectrum, sharpness_of, spectrum_of
 from fedflat.flatness.batches import TensorBatches
 
@@ -386,14 +386,15 @@ def moment_after(server: RunModel, problem: Problem, after_round: int | None = N
     if record.folder is None:
         raise UserError("this run has no folder, so its rounds cannot be replayed; pass out=... to fedflat.run")
     run_algorithm = algorithm(record.config.algorithm)
-    if after_round is None or after_round == checkpoint_rounds(record.folder):
-        return moment_at_checkpoint(record.folder, run_algorithm, problem, record.config)
-    model = state_of(record, "server", problem, after_round)
-    return moment_at_model(after_round, model, run_algorithm, record.config)
+    try:
+        if after_round is None or after_round == checkpoint_rounds(record.folder):
+            return moment_at_checkpoint(record.folder, run_algorithm, problem, record.config)
+    except UserError:  # the checkpoint cannot be used, but a saved model may be all that is needed
+        if after_round is None or after_round not in saved_rounds(record.folder.path):
+            raise
+    return moment_at_model(after_round, state_of(record, "server", problem, after_round), run_algorithm, record.config)
 
 
 def _precision(model: RunModel) -> str:
     """The precision in which a model is measured."""
-    if model.problem.dtype == torch.float64:
-        return "float64"
-    return "tf32" if model.tf32 else "float32"
+    return "float64" if model.problem.dtype == torch.float64 else "tf32" if model.tf32 else "float32"

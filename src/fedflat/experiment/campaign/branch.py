@@ -8,7 +8,9 @@ and metrics start anew.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +112,21 @@ def branch_point(text: str) -> BranchPoint:
 
 
 def branchable_rounds(run: Path) -> list[int]:
-    """The rounds after which a run can be branched: saved models, the checkpoint and the final model."""
+    """The rounds after which a run can be branched: saved models, the checkpoint and the final model.
+
+    A checkpoint or final model that cannot be read is left out with a warning; it is an error if there is no other.
+    """
     folder = RunFolder(run)
-    available = {*saved_rounds(run), checkpoint_rounds(folder), folder.rounds_in_file(model_file("server"))}
-    return sorted(rounds for rounds in available if rounds is not None)
+    available: set[int | None] = {*saved_rounds(run)}
+    errors: list[UserError] = []
+    for read_rounds in (partial(checkpoint_rounds, folder), partial(folder.rounds_in_file, model_file("server"))):
+        try:
+            available.add(read_rounds())
+        except UserError as error:
+            errors.append(error)
+    rounds = sorted(number for number in available if number is not None)
+    if errors and not rounds:
+        raise errors[0]
+    for reason in errors:
+        warnings.warn(f"not available for branching: {reason}", stacklevel=2)
+    return rounds

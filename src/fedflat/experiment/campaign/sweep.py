@@ -139,14 +139,14 @@ def make_run_config(base: Values, varied: Values) -> Config:
     try:
         run_config = config(nest(fill_placeholders({**base, **varied})))
         data = run_config.data
-        _check_names(run_config.model, data.dataset, data.partition, data.augmentation)
+        check_names(run_config.model, data.dataset, data.partition, data.augmentation)
         return run_config
     except UserError as error:
         raise UserError(f"the combination {describe(varied)} is not possible: {error}") from None
 
 
 @lru_cache(maxsize=1024)
-def _check_names(model: str, dataset: str, partition: str, augmentation: str) -> None:
+def check_names(model: str, dataset: str, partition: str, augmentation: str) -> None:
     """Raise a ``UserError`` for an unknown name now, not only when the run starts."""
     model_spec(model)
     datasets.dataset_source(dataset)
@@ -353,7 +353,7 @@ def write_index(sweep: Sweep) -> None:
     create_folder(sweep.out)
     with locked(sweep.out, wait=True):
         path = sweep.out / SWEEP
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
+        if not path.is_file() or path.read_bytes() != text.encode():
             write_atomically(path, text)
 
 

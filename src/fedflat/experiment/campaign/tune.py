@@ -10,7 +10,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -358,7 +358,9 @@ def evaluate_best(search: Search) -> dict[str, Any]:
     trial = {"trial": number, "settings": study.values(number, search.space), "validation": score, "folders": folders}
     with locked(search.out, wait=True):
         file = search.out / BEST
-        previous: Values = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        previous: Values = {}
+        with suppress(OSError, ValueError):  # a missing or damaged file is written again
+            previous = json.loads(file.read_text(encoding="utf-8"))
         content = {**previous, "folders": folders} if _describes(previous, trial) else _with_test_scores(trial)
         if content != previous:
             write_atomically(file, json.dumps(content, indent=1, default=str) + "\n")
@@ -384,5 +386,7 @@ def _with_test_scores(trial: Values) -> Values:
 
 def _describes(content: Values, trial: Values) -> bool:
     """Whether ``best.json`` has this trial with all test scores; folders may have been moved, so they may differ."""
+    if not isinstance(content, dict) or not isinstance(content.get("test"), list):
+        return False
     is_same = all(content.get(name) == trial[name] for name in ("trial", "settings", "validation"))
     return is_same and len(content["test"]) == len(trial["folders"])

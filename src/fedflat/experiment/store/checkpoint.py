@@ -28,6 +28,8 @@ ROUNDS_BETWEEN, SECONDS_BETWEEN = 10, 5.0
 """By default, the rounds between checkpoints are a multiple of 10 and take at least 5 seconds."""
 MAX_TIME_FRACTION = 1 / 20
 """Largest fraction of a run's time that default checkpoints may take."""
+_HEADER = frozenset({"rounds", "metrics", "cost", "loss", "rows", "settings"})
+"""Keys in the header of every checkpoint."""
 
 
 @dataclass
@@ -44,12 +46,8 @@ class ServerState:
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors of the model and the algorithm's server state, under their names in a checkpoint."""
-        return {
-            "weights": self.model.weights,
-            "buffers": self.model.buffers,
-            **{f"integers/{name}": value for name, value in self.model.integer_buffers.items()},
-            **{f"server/{name}": value for name, value in flat_state(self.states).items()},
-        }
+        server = {f"server/{name}": value for name, value in flat_state(self.states).items()}
+        return {**_model_tensors(self.model), **server}
 
     @classmethod
     def from_checkpoint(cls, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Self:
@@ -57,6 +55,12 @@ class ServerState:
         model = ModelState(tensors["weights"], tensors["buffers"], with_prefix(tensors, "integers/"))
         states = nested_state(with_prefix(tensors, "server/"))
         return cls(header["rounds"], model, states, Cost(**header["cost"]))
+
+
+def _model_tensors(model: ModelState) -> dict[str, Tensor]:
+    """The tensors of a model under their names in a checkpoint."""
+    integers = {f"integers/{name}": value for name, value in model.integer_buffers.items()}
+    return {"weights": model.weights, "buffers": model.buffers, **integers}
 
 
 class TimelineState(NamedTuple):
@@ -187,14 +191,7 @@ def last_checkpoint(
     if checkpoint.file == PREVIOUS:  # it becomes the last one, so that the next checkpoint does not replace it
         with explain_os_error(folder.path / CHECKPOINT):
             rename(folder.path / PREVIOUS, folder.path / CHECKPOINT)
-    current = settings.fixed_settings()
-    differing = describe_difference(config(current), config(header["settings"]))
-    if differing:
-        file = folder.path / "config.yaml"
-        raise UserError(
-            f"{file} was changed since the run began ({differing}); restore it, or start a new run with the new "
-            f"settings (fedflat run --config {file} with another --out)"
-        )
+    require_same_settings(folder, settings, header)
     if header.get("frozen", "") != frozen:
         raise UserError(
             f"the frozen part of the model differs from the one that the run in {folder.path} began with; "
@@ -209,9 +206,16 @@ def has_checkpoint(folder: RunFolder) -> bool:
 
 
 def checkpoint_rounds(folder: RunFolder) -> int | None:
-    """The number of completed rounds at the newest checkpoint; None if there is none."""
+    """The number of completed rounds at the newest checkpoint; None if there is none.
+
+    Raises:
+        UserError: the checkpoint cannot be read or is of another run.
+    """
     checkpoint = newest_checkpoint(folder)
-    return None if checkpoint is None else int(checkpoint.header["rounds"])
+    if checkpoint is None:
+        return None
+    require_same_settings(folder, folder.config(), checkpoint.header)
+    return int(checkpoint.header["rounds"])
 
 
 def newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
@@ -240,7 +244,34 @@ def _read(folder: RunFolder, file: str) -> Checkpoint:
             f"{folder.path / file} was written by an earlier version of fedflat; continue with that version, "
             f"or {_restart_hint(folder)}"
         )
+    if not header.keys() >= _HEADER:
+        raise DamagedFile(f"{folder.path / file} is not a checkpoint; restore it, {folder.remedy}")
     return Checkpoint(file, tensors, header)
+
+
+def require_same_settings(folder: RunFolder, settings: Config, header: Mapping[str, Any]) -> None:
+    """Raise a ``UserError`` unless ``settings`` are those of the run that wrote the checkpoint with this header."""
+    differing = describe_difference(config(settings.fixed_settings()), config(header["settings"]))
+    if differing:
+        file = folder.path / "config.yaml"
+        raise UserError(
+            f"{file} was changed since the run began, or the checkpoint is of another run ({differing}); restore it, "
+            f"or start a new run with the new settings (fedflat run --config {file} with another --out)"
+        )
+
+
+def require_same_shapes(folder: RunFolder, tensors: Mapping[str, Tensor], model: ModelState) -> None:
+    """Raise ``DamagedFile`` unless a checkpoint has the tensors of a model like ``model``, with the same shapes.
+
+    Server state is not compared, because its shapes may change during a run.
+    """
+    for name, tensor in _model_tensors(model).items():
+        present = list(tensors[name].shape) if name in tensors else "missing"
+        if present != list(tensor.shape):
+            raise DamagedFile(
+                f"{folder.path / CHECKPOINT} is of another model or dataset: {name} is {present}, but the run needs "
+                f"{list(tensor.shape)}; restore the checkpoint and the data, {folder.remedy}"
+            )
 
 
 def _restart_hint(folder: RunFolder) -> str:
@@ -265,6 +296,46 @@ def require_rows(folder: RunFolder, stores: Mapping[str, RowStore], header: Mapp
             if present >= needed:
                 problem = f"{path / 'index.bin'} is damaged: its rows are not those of the checkpoint"
             raise DamagedFile(f"{problem}; restore the folder, or {_restart_hint(folder)}")
+
+
+def require_same_run(
+    folder: RunFolder,
+    tensors: Mapping[str, Tensor],
+    header: Mapping[str, Any],
+    initial: ModelState,
+    stores: Mapping[str, RowStore],
+) -> list[dict[str, Any]]:
+    """Check that a checkpoint, rows and metrics belong to the run that is resumed; return the evaluations up to it.
+
+    Args:
+        folder: the run folder, which is not changed.
+        tensors: tensors of the checkpoint.
+        header: its header.
+        initial: the model before the first round.
+        stores: the run's row stores.
+
+    Raises:
+        DamagedFile: a file has lost data or belongs to another run.
+    """
+    require_same_shapes(folder, tensors, initial)
+    require_rows(folder, stores, header)
+    path, present, needed = folder.path / "metrics.jsonl", folder.metrics_length(), header["metrics"]
+    if present < needed:
+        raise DamagedFile(
+            f"{path} has lost lines: it has {present} bytes, but the checkpoint needs {needed}; "
+            f"restore it, {folder.remedy}"
+        )
+    history = folder.metrics(needed)  # a killed run may have left damaged lines after the checkpoint
+    last = history[-1] if history else {"round": -1}
+    belongs = last["round"] <= header["rounds"]
+    if last["round"] == header["rounds"]:
+        belongs = last.get("train_loss") == header["loss"] and last.get("samples") == header["cost"]["samples"]
+    if not belongs:
+        raise DamagedFile(
+            f"{path} is of another run: its line of round {last['round']} does not match the checkpoint after round "
+            f"{header['rounds']}; restore it, {folder.remedy}"
+        )
+    return history
 
 
 def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

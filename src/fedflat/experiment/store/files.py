@@ -106,12 +106,15 @@ def _write(path: Path, data: bytes | str, flags: int, *, sync: bool) -> None:
         os.close(descriptor)
 
 
-def read_log(path: Path, required: Mapping[str, type | UnionType]) -> list[dict[str, Any] | None]:
+def read_log(
+    path: Path, required: Mapping[str, type | UnionType], length: int | None = None
+) -> list[dict[str, Any] | None]:
     """Read a log with one JSON object per line; an incomplete last line, which a killed process may leave, is ignored.
 
     Args:
         path: the log; a missing file counts as an empty log.
         required: keys that every object must have, with the types of their values.
+        length: number of bytes to read; default: all.
 
     Returns:
         One object per line; None for a line that is damaged or lacks a required key.
@@ -124,7 +127,7 @@ def read_log(path: Path, required: Mapping[str, type | UnionType]) -> list[dict[
         except (ValueError, LookupError, TypeError):
             return None
 
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    text = path.read_bytes()[:length].decode(errors="replace") if path.is_file() else ""
     complete_lines = text.split("\n")[:-1]  # what follows the last newline is empty or incomplete
     return [parse(line) for line in complete_lines]
 

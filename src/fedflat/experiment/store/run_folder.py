@@ -20,7 +20,7 @@ from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config, config
 from fedflat.experiment.stopping import ENDED_STATUSES
-from fedflat.experiment.store import tensor_files
+from fedflat.experiment.store import content, tensor_files
 from fedflat.experiment.store.client_states import FileRowStore
 from fedflat.experiment.store.files import (
     LOCK_FILE,
@@ -181,23 +181,23 @@ class RunFolder:
         paused also has ``rounds`` and ``reason``.
         """
         status = self._read_json("status.json")
-        if not isinstance(status.get("status"), str):
-            raise DamagedFile(f"{self.path / 'status.json'} has no status; {self.resume_command} repairs it")
+        content.check_status(self.path / "status.json", status, self.resume_command)
         return status
 
     def partition(self) -> dict[str, Any]:
         """The content of partition.json: the partition's description and the fingerprints of user-supplied objects."""
-        return self._read_json("partition.json")
+        partition = self._read_json("partition.json")
+        content.check_partition(self.path / "partition.json", partition, self.config(), self.remedy)
+        return partition
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """The evaluations in order; an incomplete last line, which a killed run may leave, is ignored."""
+    def metrics(self, length: int | None = None) -> list[dict[str, Any]]:
+        """The evaluations in order; an incomplete last line, which a killed run may leave, is ignored.
+
+        Args:
+            length: number of bytes to read; default: all.
+        """
         path = self.path / "metrics.jsonl"
-        lines = read_log(path, {"round": int, "test": dict})
-        if None in lines:
-            raise DamagedFile(
-                f"{path} is damaged: line {lines.index(None) + 1} has no round and test; restore it, {self.remedy}"
-            )
-        return [line for line in lines if line is not None]
+        return content.check_metrics(path, read_log(path, {"round": int, "test": dict}, length), self.remedy)
 
     def timing(self) -> list[dict[str, Any]]:
         """Elapsed seconds and memory at every evaluation; damaged lines are left out."""
@@ -238,13 +238,7 @@ class RunFolder:
 
     def rewind_logs(self, metrics_length: int, rounds: int) -> None:
         """Cut the logs to their state after ``rounds`` rounds, when metrics.jsonl had ``metrics_length`` bytes."""
-        path, present = self.path / "metrics.jsonl", self.metrics_length()
-        if present < metrics_length:
-            raise DamagedFile(
-                f"{path} has lost lines: it has {present} bytes, but the checkpoint needs {metrics_length}; "
-                f"restore it, {self.remedy}"
-            )
-        truncate(path, metrics_length)
+        truncate(self.path / "metrics.jsonl", metrics_length)
         timing = [line for line in self.timing() if line["round"] <= rounds]
         write_atomically(self.path / "timing.jsonl", "".join(json.dumps(line) + "\n" for line in timing))
 
@@ -341,6 +335,7 @@ def load_record(path: Path) -> Record:
     folder = RunFolder(path)
     config = folder.config()
     status, history = folder.status(), folder.metrics()
+    content.check_rounds(path, config, status, history, folder.remedy)
     last_evaluated_round = history[-1]["round"] if history else config.init_rounds
     return Record(
         config,

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from fedflat.errors import UserError
 from fedflat.experiment.store.files import DamagedFile, write_atomically
 
 FORMAT = 2
@@ -36,6 +37,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
     Raises:
         DamagedFile: the file is incomplete, or its checksum does not match its content.
+        UserError: a newer version of fedflat wrote the file.
         OSError: the file cannot be opened.
     """
     path.open("rb").close()  # raises the actual OSError; safetensors reports every unreadable file as missing
@@ -50,8 +52,16 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     # A file of version 1 has neither of these entries; a file with only one of them is damaged.
     if "format" in header or "sha256" in header:
         recorded = header.pop("sha256", None)
+        version = header.get("format")
+        is_newer = isinstance(version, int) and version > FORMAT
         if checksum(tensors, header) != recorded:
-            raise DamagedFile(f"{path} is damaged: its checksum does not match its content")
+            cause = f" or has a newer format ({version}; this version of fedflat reads {FORMAT})" if is_newer else ""
+            raise DamagedFile(f"{path} is damaged{cause}: its checksum does not match its content")
+        if is_newer:
+            raise UserError(
+                f"{path} has format {version}, but this version of fedflat reads format {FORMAT}; "
+                "upgrade fedflat with pip install --upgrade fedflat"
+            )
     return tensors, header
 
 

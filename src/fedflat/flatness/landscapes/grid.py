@@ -196,7 +196,7 @@ class Landscape:
                 mark_values = {name: float(value) for name, value in mark["values"].items()}
                 marks.append(Mark(mark["name"], tuple(mark["at"]), float(mark["off"]), mark_values))
             return cls(document["kind"], axes, values, tuple(marks), dict(document["made"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(
                 f"not a fedflat landscape ({error}); "
                 "expected a file written by fedflat flatness landscape, plane or path"

@@ -74,10 +74,8 @@ def _folders_with(path: Path, name: str) -> set[Path]:
 def _load_complete(path: Path) -> Record:
     """Load the record of a run folder; raise a ``UserError`` if the folder is incomplete."""
     record, folder = load_record(path), RunFolder(path)
-    status, partition = folder.status(), folder.partition()
-    if "hash" not in partition or "histogram" not in partition:
-        raise UserError(f"{path / 'partition.json'} is incomplete; copy the run again")
-    rounds = int(status.get("rounds", 0))
+    folder.partition()  # raises an error if it is incomplete
+    rounds = int(folder.status().get("rounds", 0))
     last_evaluated = int(record.history[-1]["round"]) if record.history else 0
     evaluable = rounds - 1 if record.status == "diverged" else rounds  # the round of divergence is not evaluated
     # An ended run whose last evaluations are missing was copied while it was running.

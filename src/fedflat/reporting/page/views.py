@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from math import ceil
 from pathlib import Path
@@ -49,14 +51,11 @@ def landscapes_of(group: Group) -> dict[str, Landscape]:
     """Load up to ``MAX_LANDSCAPES`` two-dimensional landscapes of a group's runs, by name; skip unreadable files."""
     landscapes: dict[str, Landscape] = {}
     for _, path in _measurement_files(group.records, "landscape.json"):
-        try:
-            loaded = load_landscapes(path)
-        except UserError:
-            continue
-        for name, landscape in loaded.items():
-            if landscape.dimensions == 2 and len(landscapes) < MAX_LANDSCAPES:
-                label = name if name not in landscapes else f"{name} ({relative_paths(str(path.parent))})"
-                landscapes[label] = landscape
+        with _left_out_if_damaged(path):
+            for name, landscape in load_landscapes(path).items():
+                if landscape.dimensions == 2 and len(landscapes) < MAX_LANDSCAPES:
+                    label = name if name not in landscapes else f"{name} ({relative_paths(str(path.parent))})"
+                    landscapes[label] = landscape
     return landscapes
 
 
@@ -68,13 +67,14 @@ def _measurement_files(records: Sequence[Record], name: str) -> Iterator[tuple[R
                 yield record, path
 
 
-def _read_json(path: Path) -> Values:
-    """Read a JSON object; empty if the file is damaged, so that a report does not fail because of it."""
+@contextmanager
+def _left_out_if_damaged(path: Path) -> Iterator[None]:
+    """Turn an error that a measurement file causes into a warning, so that the report does not fail because of it."""
     try:
-        values = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}
+        yield
+    except (UserError, OSError, ValueError, LookupError, TypeError, AttributeError):
+        file = relative_paths(str(path))
+        warnings.warn(f"{file} is damaged or of another version, and left out; measure again", stacklevel=3)
 
 
 def _flatness_log(group: Group) -> Values:
@@ -108,12 +108,13 @@ def _spectra(group: Group) -> list[Values]:
     """
     spectra: dict[str, Values] = {}
     for _, path in _measurement_files(group.records, "spectrum.json"):
-        document = _read_json(path)
-        for name, model in document.get("models", {}).items():
-            if model.get("subsets"):
-                label = name if name not in spectra else f"{name} ({relative_paths(str(path.parent))})"
-                spectra[label] = _spectrum_values(label, model["subsets"], document.get("on", ""))
-                spectra[label]["described"] = model.get("described", "")
+        with _left_out_if_damaged(path):
+            document = json.loads(path.read_text())
+            for name, model in document.get("models", {}).items():
+                if model.get("subsets"):
+                    label = name if name not in spectra else f"{name} ({relative_paths(str(path.parent))})"
+                    values = _spectrum_values(label, model["subsets"], document.get("on", ""))
+                    spectra[label] = {**values, "described": model.get("described", "")}
     styles = {label: style.number for label, style in group.styles.items()}
     for label, spectrum in spectra.items():
         unused = next(number for number in count() if number not in styles.values())
@@ -154,22 +155,23 @@ def _client_views(records: Sequence[Record]) -> list[Values]:
     """Collect, for each measured run, the accuracy of every class and client over rounds, and forgetting."""
     views = []
     for record, path in _measurement_files(records, "clients.json"):
-        document = _read_json(path)
-        entries = document.get("models", [])  # measurements of the server model, one entry per measured round
-        if not entries or "accuracy" not in entries[-1] or not is_share(record.metric):  # cells are shaded from 0 to 1
-            continue
-        step = ceil(len(entries) / MAX_ROUNDS)
-        last = len(entries) - 1
-        shown = entries[last % step :: step]  # always includes the last round
-        views.append(
-            {
-                "label": f"{record.config.algorithm}, seed {record.config.seed}",
-                "rounds": [entry["round"] for entry in shown],
-                "classes": _accuracies(shown, "classes"),
-                "clients": _accuracies(shown, "clients"),
-                "forgetting": document.get("forgetting", {}),
-            }
-        )
+        with _left_out_if_damaged(path):
+            document = json.loads(path.read_text())
+            entries = document.get("models", [])  # measurements of the server model, one entry per measured round
+            if not entries or "accuracy" not in entries[-1] or not is_share(record.metric):  # shades are from 0 to 1
+                continue
+            step = ceil(len(entries) / MAX_ROUNDS)
+            last = len(entries) - 1
+            shown = entries[last % step :: step]  # always includes the last round
+            views.append(
+                {
+                    "label": f"{record.config.algorithm}, seed {record.config.seed}",
+                    "rounds": [entry["round"] for entry in shown],
+                    "classes": _accuracies(shown, "classes"),
+                    "clients": _accuracies(shown, "clients"),
+                    "forgetting": document.get("forgetting", {}),
+                }
+            )
     return views
 
 
