@@ -179,6 +179,8 @@ def test_a_checkpoint_of_other_settings_is_not_replayed(run: Path, saving: Path)
     shutil.copy(saving / CHECKPOINT, run / CHECKPOINT)
     with pytest.raises(UserError, match=r"of another run \(algorithm=scaffold\+wima\(window=3\) instead of fedavg"):
         replay_after(open_model(load_record(run)))
+    with pytest.warns(UserWarning, match="the checkpoint is of another run"):
+        assert branchable_rounds(run) == [4]  # the final model
 
 
 def test_server_state_may_change_its_shape(tmp_path: Path) -> None:

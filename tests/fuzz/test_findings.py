@@ -169,8 +169,8 @@ def test_float64_data_keep_their_precision(tmp_path: Path) -> None:
     ("file", "change", "message"),
     [
         ("status.json", {"status": "done"}, "has no status; expected one of running, paused"),
-        ("status.json", {"rounds": 9}, "status.json is of another run: finished after 9 rounds"),
-        ("status.json", {"rounds": 1}, "status.json is of another run: finished after 1 rounds"),
+        ("status.json", {"rounds": 9}, "status.json does not fit the other files: finished after 9 rounds"),
+        ("status.json", {"rounds": 1}, "status.json does not fit the other files: finished after 1 rounds"),
         ("status.json", {"averages": 5}, "invalid value of averages"),
         ("status.json", {"metric": "rmse"}, "of different runs: the metric is rmse"),
         ("partition.json", {"sizes": {"min": 1}}, "partition.json is incomplete: it has no valid sizes"),
@@ -190,6 +190,14 @@ def test_files_of_a_run_fit_each_other(
         gather([run_folder])
     with pytest.raises(UserError, match=message):  # a status that is wrong must not end a run
         RunFolder(run_folder).partition() if file == "partition.json" else load_record(run_folder)
+
+
+def test_rounds_of_a_finished_run_fit_its_config(workspace: Path, tmp_path: Path) -> None:
+    run_folder = shutil.copytree(workspace / "run", tmp_path / "run")
+    text = (run_folder / "config.yaml").read_text()
+    (run_folder / "config.yaml").write_text(text.replace("rounds: 2", "rounds: 3"))
+    with pytest.raises(UserError, match=r"finished after 2 rounds, but .* config.yaml has 3 rounds"):
+        load_record(run_folder)
 
 
 @pytest.mark.parametrize(

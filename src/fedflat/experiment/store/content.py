@@ -117,9 +117,9 @@ def check_rounds(
     first_possible = limit if status["status"] == "finished" and "rounds" in status else last
     if not first_possible <= rounds <= limit:
         raise DamagedFile(
-            f"{path / 'status.json'} is of another run: {status['status']} after {rounds} rounds, but metrics.jsonl "
-            f"ends at round {last} and config.yaml has {limit} rounds; restore it, or delete it and use "
-            f"fedflat resume {path}"
+            f"{path / 'status.json'} does not fit the other files: {status['status']} after {rounds} rounds, but "
+            f"metrics.jsonl ends at round {last} and config.yaml has {limit} rounds; restore the changed file, or "
+            f"delete status.json and use fedflat resume {path}"
         )
     if history and "metric" in status and status["metric"] not in history[-1]["test"]["server"]:
         raise DamagedFile(
