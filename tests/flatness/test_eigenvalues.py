@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -294,4 +295,6 @@ def test_the_message_names_the_eigenvalue_that_has_not_converged() -> None:
     values = torch.cat([torch.tensor([1e6, 5.0]), torch.linspace(0, 1e-3, 98)])
     found = spectrum_on(values, 2, torch.float32)
     assert not found.converged and found.unconverged.startswith("lambda_2 = ")
+    assert replace(found, lambda_min=-1e-3).negative == 0  # within its residual of 0.1
+    assert replace(found, lambda_min=-1.0).negative == 1
     assert "converged=no: lambda_2" in repr(found) and spectrum_on(values, 1).unconverged == ""

@@ -87,9 +87,8 @@ class Spectrum:
         values = sorted(self.eigenvalues, reverse=True)
         if (self.by == "value" and self.method == "lanczos") or len(values) == self.parameters:
             return values
-        return [
-            value for value in values if value > 0
-        ]  # by magnitude, larger values than a negative one may be missing
+        # By magnitude, values above a negative one may be missing.
+        return [value for value in values if value > 0]
 
     @property
     def unconverged(self) -> str:
