@@ -33,7 +33,7 @@ from fedflat.timing.traces import digest
 
 CHUNK = 2**16
 """Clients whose times are computed at once, which bounds the memory of a scan over all clients."""
-WAIT_SECONDS = 60.0
+WAIT_SECONDS: float = 60.0
 """Virtual seconds after which the server looks again if no client is available."""
 
 CLOCK_PARTS: Registry[type[Any]] = Registry("part of a clock", see="fedflat settings")
