@@ -53,6 +53,11 @@ def test_steps_before_a_deadline() -> None:
     assert len(pickle.dumps(StepLimit(times, 1.0))) < 2000
 
 
+def test_a_deadline_that_is_met_exactly_up_to_rounding_is_met() -> None:
+    clock = ClientClock(clock_spec("constant(seconds=0.01)"))
+    assert clock.steps_within(np.arange(1), 0.29) == [29]
+
+
 def test_a_million_clients_with_traces_in_bounded_memory(tmp_path: Path) -> None:
     speeds, sessions = tmp_path / "speeds.csv", tmp_path / "sessions.csv"
     speeds.write_text(
@@ -96,7 +101,10 @@ def test_sessions(tmp_path: Path) -> None:
         (SpeedTrace, "client,seconds_per_step\n", "no rows"),
         (SessionTrace, "client,start,end\n0,5,5\n", "expected 0 <= start < end"),
         (SessionTrace, "client,start,end\n0,0,9\n0,5,12\n", "overlapping sessions"),
-        (SessionTrace, "client,start,end\n-1,0,9\n", "numbered from 0"),
+        (SessionTrace, "client,start,end\n-1,0,9\n", "expected integers from 0"),
+        (SessionTrace, "client,start,end\n0.5,0,9\n", "client 0.5 in data row 1"),
+        (SessionTrace, "client,start,end\n1e12,0,9\n", "expected integers from 0"),
+        (SpeedTrace, "client,seconds_per_step\n#0,1\n", "cannot be read"),
     ],
 )
 def test_bad_traces_are_explained(kind: type, content: str, message: str, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_the_server_looks_again_for_available_clients_while_others_train() -> No
         wait_seconds=60.0,
     )
     first = simulation.next_update()
-    assert [(flight.client, flight.time) for flight in first.arrived] == [(1, 125.0)]
+    assert [(flight.client, flight.time) for flight in first.arrived] == [(1, 185.0)]  # it looks at times 60 and 180
 
 
 def test_a_round_without_progress_if_nobody_is_there() -> None:
@@ -110,7 +110,7 @@ def test_a_round_without_progress_if_nobody_is_there() -> None:
     simulation = Schedule(
         concurrency=1,
         buffer=2,
-        choose=lambda draw, count, time, busy: [],
+        choose=lambda draw, count, time, busy: [4],
         cohort=lambda version, time: [3] if version != 1 else [],
         seconds=lambda version, client, repetition: 5.0,
         wait_seconds=60.0,
@@ -119,5 +119,33 @@ def test_a_round_without_progress_if_nobody_is_there() -> None:
     idle = simulation.next_update()
     assert (idle.version, idle.time, idle.arrived, idle.dispatched) == (1, 60.0, [], [])
     update = simulation.next_update()
-    assert [flight.time for flight in update.arrived] == [65.0, 70.0]
-    assert [flight.repetition for flight in update.dispatched] == [0, 1]
+    assert [(flight.client, flight.time) for flight in update.arrived] == [(3, 65.0), (4, 70.0)]
+
+
+def test_rounds_without_progress_do_not_make_updates_stale() -> None:
+    """Client 0 arrives and stays in the buffer while nobody is available."""
+    simulation = Schedule(
+        concurrency=1,
+        buffer=2,
+        choose=lambda draw, count, time, busy: [1] if time >= 200 else [],
+        cohort=lambda version, time: [1] if time >= 200 else [0] if time == 0 else [],
+        seconds=lambda version, client, repetition: 5.0,
+        wait_seconds=60.0,
+    )
+    updates = [simulation.next_update() for _ in range(5)]
+    assert [len(update.arrived) for update in updates] == [0, 0, 0, 0, 2]
+    assert [updates[-1].staleness(flight) for flight in updates[-1].arrived] == [0, 0]
+    assert simulation.state.idle_versions == []
+
+
+def test_a_cohort_starts_only_once_from_a_version() -> None:
+    """If the buffer is larger than the number of clients in flight, other clients fill it."""
+    simulation = Schedule(
+        concurrency=1,
+        buffer=3,
+        choose=lambda draw, count, time, busy: [10 + draw],
+        cohort=lambda version, time: [version],
+        seconds=lambda version, client, repetition: 1.0,
+        wait_seconds=60.0,
+    )
+    assert [[f.client for f in simulation.next_update().arrived] for _ in range(2)] == [[0, 10, 11], [1, 12, 13]]

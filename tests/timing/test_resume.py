@@ -63,6 +63,12 @@ def test_a_killed_run_resumes_to_the_same_bytes(policy: str, tmp_path: Path) -> 
     assert [name for name in whole if whole[name] != parts[name]] == []
 
 
+def test_statistics_of_clients_are_no_part_of_updates_in_flight(tmp_path: Path) -> None:
+    settings = SETTINGS | {"policy": "fedbuff(buffer=1)", "clock": "lognormal(1)", "training__statistics": "own"}
+    settings |= {"model": "resnet20(norm=batch)", "rounds": 2, "engine__checkpoint_every": 1}
+    assert fedflat.run("fedavg", out=tmp_path / "run", **settings).status == "finished"
+
+
 def test_a_trace_that_changed_is_noticed(tmp_path: Path) -> None:
     file = tmp_path / "speeds.csv"
     file.write_text("client,seconds_per_step\n0,1\n1,2\n")

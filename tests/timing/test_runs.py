@@ -171,6 +171,29 @@ def test_stale_control_variates_stay_the_mean_of_those_of_clients_that_arrived()
         torch.testing.assert_close(round.server_state()["drift.c"], mean / 4, rtol=0, atol=1e-5)
 
 
+def test_momentum_of_fedmo_moves_towards_stale_control_variates_from_its_current_value() -> None:
+    settings = DIGITS | {"clock": "lognormal(1)", "policy": "fedbuff(buffer=1)", "rounds": 8}
+    momentum, stale = None, 0
+    for round in fedflat.rounds("fedmo", **settings):
+        run = round.run
+        (client,) = run.timeline.participants
+        c, m = run.client(client).state["drift"]["c"], run.server.states["drift"]["m"]
+        if momentum is not None:
+            torch.testing.assert_close(m, momentum + 0.2 * (c - momentum))
+        momentum, stale = m, stale + run.history[-1]["staleness"]
+    assert stale
+
+
+def test_momentum_of_fedcm_is_a_mean_of_directions_without_the_mixing_weight() -> None:
+    """With one client, the first directions of FedAsync and of the synchronous run are the same."""
+    settings = DIGITS | {"clients": 1, "clients_per_round": 1, "rounds": 1}
+    one, other = (
+        next(iter(fedflat.rounds("fedcm", **settings | more))).run.server.states["drift"]["momentum"]
+        for more in ({}, {"clock": "constant", "policy": "fedasync(alpha=0.5)"})
+    )
+    assert torch.equal(one, other)
+
+
 def test_a_client_that_starts_twice_from_one_version_draws_other_batches() -> None:
     """With equal batches, the mean of the two displacements would be that of FedAvg's only client."""
     settings = {"clients": 1, "clients_per_round": 1, "rounds": 1}
@@ -276,6 +299,8 @@ def test_algorithms_that_need_a_common_start_are_refused(algorithm: str) -> None
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"algorithm": "fedcm", "policy": "fedbuff(sum=true)"}, "also computes server state; use fedbuff without sum"),
+        ({"clock": "constant+markov", "federation__dropout": 0.5}, "decides who is available"),
         ({"policy": "deadline"}, "needs virtual time; add a clock, such as --clock 'lognormal"),
         ({"clock": "lognormal", "policy": "deadline(0.001)"}, "even the fastest one needs .* s; use a longer deadline"),
         ({"clock": "lognormal+constant"}, "sets the speed twice"),

@@ -209,10 +209,19 @@ class Slot:
     def asynchronous_conflict(self) -> str | None:
         """Return why clients must not start from different versions of the server model, or None if they may.
 
-        Under an asynchronous policy, ``CohortMeans`` describes a buffer of updates: displacements and directions are
-        scaled by staleness weights, messages are plain means, and ``x``, ``z`` and ``round`` are the current ones.
+        Under an asynchronous policy, ``CohortMeans`` describes a buffer of updates: displacements are scaled by
+        staleness weights, directions are averaged with these weights, messages are plain means, and ``x``, ``z`` and
+        ``round`` are the current ones.
         """
         return None
+
+    @property
+    def relative_messages(self) -> Mapping[str, str]:
+        """Messages that are differences to a server vector, by name, and the name of that vector.
+
+        An asynchronous server makes the messages of late clients relative to its current vector.
+        """
+        return {}
 
 
 FullGradient = Literal["none", "own", "common"]

@@ -242,7 +242,7 @@ class Run:
         if self.rounds < self.config.training.rounds:  # the engine may load the next clients' data in the background
             self.engine.prepare(self.training, self.rounds, self.timeline.upcoming(self.rounds))
         flat_model = _flat(model)
-        for average in self.averages.values():
+        for average in self.averages.values() if outcome else ():  # a round without progress has no new model
             average.update(round_index, flat_model)
         self._notify("round_done")
 

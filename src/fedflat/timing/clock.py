@@ -33,6 +33,8 @@ from fedflat.timing.traces import digest
 
 CHUNK = 2**16
 """Clients whose times are computed at once, which bounds the memory of a scan over all clients."""
+TOLERANCE = 1e-9
+"""Relative rounding error that does not count as missing a deadline."""
 WAIT_SECONDS: float = 60.0
 """Virtual seconds after which the server looks again if no client is available."""
 
@@ -160,7 +162,7 @@ class ClientClock:
         remaining = seconds - self.transfer_seconds(clients)
         step_seconds = self.step_seconds(clients)
         with np.errstate(divide="ignore", invalid="ignore"):
-            steps = np.where(remaining < 0, 0.0, np.floor(remaining / step_seconds))
+            steps = np.where(remaining < 0, 0.0, np.floor(remaining / step_seconds * (1 + TOLERANCE)))
         return np.where((remaining >= 0) & (step_seconds == 0), np.inf, steps)
 
     def shortest(self, clients: int, steps: int) -> float:

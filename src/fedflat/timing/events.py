@@ -7,10 +7,11 @@ Rules:
 2. When the buffer is full, the server updates its model, which increases its version, and empties the buffer.
 3. All clients that arrive at one instant are replaced together, after the last of them has been processed. Their
    replacements start from the model of that moment.
-4. Replacements are drawn among the available clients that are not in flight. If nobody is in flight, the server samples
-   a whole cohort, as in a synchronous round.
-5. If too few clients are available, the server looks again after ``wait_seconds``, or earlier if a client arrives. If
-   nobody is in flight and nobody is available, the round ends without progress after ``wait_seconds``.
+4. Replacements are drawn among the available clients that are not in flight. If nobody is in flight and nobody has
+   started from this version yet, the server samples a whole cohort, as in a synchronous round.
+5. If too few clients are available, the server looks again after ``wait_seconds``, then after twice as long, and so on,
+   or earlier if a client arrives. If nobody is in flight and nobody is available, the round ends without progress after
+   ``wait_seconds``.
 """
 
 from __future__ import annotations
@@ -45,6 +46,12 @@ class ServerUpdate(NamedTuple):
     """The content of the full buffer, in order of arrival; empty if the round ended without progress."""
     dispatched: list[Flight]
     """All clients that started from this version, in order of their start."""
+    idle_versions: tuple[int, ...] = ()
+    """Versions that ended without an update of the model, since the oldest flight started."""
+
+    def staleness(self, flight: Flight) -> int:
+        """tau: the number of updates of the server model since a client started."""
+        return self.version - flight.version - sum(version >= flight.version for version in self.idle_versions)
 
 
 @dataclass
@@ -61,10 +68,12 @@ class ScheduleState:
     """In order of arrival."""
     buffer: list[Flight] = field(default_factory=list)
     """Arrived, and not yet part of an update."""
+    idle_versions: list[int] = field(default_factory=list)
+    """Versions without progress, since the oldest flight started."""
 
     def copy(self) -> ScheduleState:
         """An independent copy."""
-        return replace(self, in_flight=list(self.in_flight), buffer=list(self.buffer))
+        return replace(self, in_flight=[*self.in_flight], buffer=[*self.buffer], idle_versions=[*self.idle_versions])
 
     def to_json(self) -> dict[str, Any]:
         """The state as plain values."""
@@ -107,7 +116,7 @@ class Schedule:
 
     def next_update(self) -> ServerUpdate:
         """Simulate until the buffer is full, or until nobody is in flight or available."""
-        state, dispatched = self.state, list[Flight]()
+        state, dispatched, wait = self.state, list[Flight](), self._wait_seconds
         while True:
             instant_is_over = not state.in_flight or state.in_flight[0].time > state.time
             if state.free and instant_is_over:
@@ -116,8 +125,9 @@ class Schedule:
                 state.time += self._wait_seconds
                 return self._end_version(dispatched, [])
             arrival = state.in_flight[0].time
-            if state.free and instant_is_over and arrival > state.time + self._wait_seconds:
-                state.time += self._wait_seconds  # look again for available clients
+            if state.free and instant_is_over and arrival > state.time + wait:
+                state.time += wait  # look again for available clients, less and less often
+                wait *= 2
                 continue
             flight = state.in_flight.pop(0)
             state.time = flight.time
@@ -130,8 +140,12 @@ class Schedule:
     def _end_version(self, dispatched: list[Flight], arrived: list[Flight]) -> ServerUpdate:
         """Advance to the next version."""
         state = self.state
+        idle = tuple(state.idle_versions)
+        oldest = min((flight.version for flight in (*state.in_flight, *state.buffer)), default=state.version)
+        state.idle_versions = [version for version in state.idle_versions if version >= oldest]
+        state.idle_versions += [] if arrived else [state.version]
         state.version += 1
-        return ServerUpdate(state.version - 1, state.time, arrived, dispatched)
+        return ServerUpdate(state.version - 1, state.time, arrived, dispatched, idle)
 
     def _dispatch(self, dispatched: list[Flight]) -> list[Flight]:
         """Start replacements for all free clients, as far as clients are available; returns their flights.
@@ -139,7 +153,7 @@ class Schedule:
         ``dispatched`` are the earlier flights from the current version.
         """
         state = self.state
-        if state.in_flight:
+        if state.in_flight or dispatched:
             busy = {flight.client for flight in state.in_flight}
             clients = self._choose(state.dispatches, state.free, state.time, busy)
             state.dispatches += 1

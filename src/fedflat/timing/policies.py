@@ -12,7 +12,7 @@ import numpy as np
 from fedflat.errors import UserError
 from fedflat.registry import Registry
 from fedflat.text import make, param, parse_one
-from fedflat.timing.clock import ClientClock, StepLimit
+from fedflat.timing.clock import TOLERANCE, ClientClock, StepLimit
 from fedflat.timing.draws import FloatArray, IntArray
 
 
@@ -79,7 +79,7 @@ class OverSelect(Synchronous):
     have arrived. At equal times, the client with the lower number counts.
     """
 
-    extra: float = param(0.3, "additional clients, as a share of clients_per_round", low=0)
+    extra: float = param(0.3, "additional clients, as a share of clients_per_round", low=0, high=1000)
 
     def cohort_size(self, clients_per_round: int, clients: int) -> int:
         return min(ceil(round((1 + self.extra) * clients_per_round, 6)), clients)
@@ -113,7 +113,7 @@ class Deadline(Synchronous):
 
     def check(self, clock: ClientClock, clients: int, fewest_steps: int) -> None:
         needed = clock.shortest(clients, 1 if self.late == "partial" else fewest_steps)
-        if needed > self.seconds:
+        if needed > self.seconds * (1 + TOLERANCE):
             raise UserError(
                 f"no client can meet the deadline of {self.seconds:g} s: even the fastest one needs {needed:.3g} s; "
                 f"use a longer deadline, such as --policy 'deadline(seconds={2 * needed:.2g})', or a faster --clock"
@@ -143,7 +143,7 @@ class Asynchronous(Policy, ABC):
     staleness: Literal["constant", "polynomial", "hinge"] = param(
         "polynomial", "weight of an update as a function of its staleness tau"
     )
-    a: float | None = param(None, "parameter of the weight; default: 0.5 for polynomial, 10 for hinge", low=0)
+    a: float | None = param(None, "parameter of the weight; default: 0.5 for polynomial, 10 for hinge", low=0, high=100)
     b: float = param(4.0, "staleness up to which hinge has weight 1", low=0)
 
     @property

@@ -16,6 +16,8 @@ import numpy as np
 from fedflat.errors import UserError, similar_file
 from fedflat.timing.draws import BoolArray, FloatArray, IntArray
 
+MAX_CLIENT = 10**8
+"""Largest client number in a trace; memory grows with it."""
 SPEED_COLUMNS = ("client", "seconds_per_step")
 LINK_COLUMNS = ("uplink_mbps", "downlink_mbps")
 SESSION_COLUMNS = ("client", "start", "end")
@@ -79,8 +81,6 @@ class SessionTrace:
             raise UserError(
                 f"{path}: client {numbers[row]} has overlapping sessions, one of which starts at {self._starts[row]:g}"
             )
-        if numbers[0] < 0:
-            raise UserError(f"{path}: client {numbers[0]} is invalid; clients are numbered from 0")
         self.clients = int(numbers[-1]) + 1
         self._first_row = np.searchsorted(numbers, np.arange(self.clients + 1))  # of each client's sessions
 
@@ -100,16 +100,30 @@ class SessionTrace:
         return present
 
 
-@lru_cache(maxsize=8)
 def speed_trace(path: str) -> SpeedTrace:
-    """Read a trace of speeds, once per process."""
+    """Read a trace of speeds, again only if the file has changed."""
+    return _speed_trace(path, _stamp(path))
+
+
+def session_trace(path: str) -> SessionTrace:
+    """Read a trace of sessions, again only if the file has changed."""
+    return _session_trace(path, _stamp(path))
+
+
+@lru_cache(maxsize=8)
+def _speed_trace(path: str, stamp: tuple[int, int]) -> SpeedTrace:
     return SpeedTrace(Path(path))
 
 
 @lru_cache(maxsize=8)
-def session_trace(path: str) -> SessionTrace:
-    """Read a trace of sessions, once per process."""
+def _session_trace(path: str, stamp: tuple[int, int]) -> SessionTrace:
     return SessionTrace(Path(path))
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    """Time of the last change and size of a file; zeros if it does not exist, which reading it reports."""
+    status = Path(path).stat() if Path(path).exists() else None
+    return (status.st_mtime_ns, status.st_size) if status else (0, 0)
 
 
 def digest(path: str) -> str:
@@ -132,14 +146,17 @@ def _read(path: Path, required: tuple[str, ...], optional: tuple[str, ...]) -> d
     if not path.is_file():
         raise UserError(f"the trace {path} does not exist{similar_file(path)}; expected a CSV file")
     with path.open(newline="", encoding="utf-8-sig") as file:
-        header = [name.strip() for name in next(csv.reader(file), [])]
+        try:
+            header = [name.strip() for name in next(csv.reader(file), [])]
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise UserError(f"{path} cannot be read: {error}; expected a CSV file in UTF-8") from None
         if not set(required) <= set(header) <= {*required, *optional} or len(set(header)) < len(header):
             may = f", and optionally {', '.join(optional)}" if optional else ""
             raise UserError(f"{path} has the columns {', '.join(header)}; expected {', '.join(required)}{may}")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # numpy warns of a file without rows, which is an error below
-                table = np.loadtxt(file, delimiter=",", ndmin=2, dtype=np.float64)
+                table = np.loadtxt(file, delimiter=",", ndmin=2, dtype=np.float64, comments=None)
         except ValueError as error:
             raise UserError(f"{path} cannot be read: {error}; expected one number per column in each row") from None
     if not len(table) or table.shape[1] != len(header):
@@ -147,4 +164,11 @@ def _read(path: Path, required: tuple[str, ...], optional: tuple[str, ...]) -> d
     if not np.isfinite(table).all():
         row, column = np.argwhere(~np.isfinite(table))[0]
         raise UserError(f"{path}: {header[column]} in data row {row + 1} is not a finite number")
+    clients = table[:, header.index("client")]
+    invalid = np.flatnonzero((clients != np.floor(clients)) | (clients < 0) | (clients > MAX_CLIENT))
+    if len(invalid):
+        raise UserError(
+            f"{path}: client {clients[invalid[0]]:g} in data row {invalid[0] + 1} is invalid; expected integers from 0 "
+            f"to {MAX_CLIENT:,}"
+        )
     return {name: table[:, column].copy() for column, name in enumerate(header)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -70,6 +71,10 @@ class Mo(Drift):
 
     def sends(self) -> Fields:
         return (vector("dm"),)
+
+    @property
+    def relative_messages(self) -> Mapping[str, str]:
+        return {"dm": "m"}
 
     def begin(self, ctx: LocalContext) -> State:
         return {"correction": ctx.server["m"] - ctx.client["c"]}

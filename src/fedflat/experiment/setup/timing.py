@@ -64,6 +64,12 @@ def check_asynchronous(config: Config, algorithm: Algorithm) -> None:
             f"{setting} does not work with {config.algorithm}: {conflict}; use a synchronous policy, or an algorithm "
             "such as fedavg, fedprox, scaffold or fedmoswa"
         )
+    keeps_momentum = any(fields for slot, fields in algorithm.server_fields().items() if slot != "server")
+    if policy.scale(0) != 1 and not policy.mixes_models and keeps_momentum:
+        raise UserError(
+            f"{setting} scales displacements, from which {config.algorithm} also computes server state; use "
+            "fedbuff without sum and reference, and set the learning rate of the server, e.g. fedavg+sgd(server_lr=2)"
+        )
     if federation.aggregation != "mean":
         raise UserError(
             f"{setting} does not work with federation.aggregation={federation.aggregation}, which needs the updates of "

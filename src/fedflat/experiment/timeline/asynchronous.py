@@ -42,6 +42,7 @@ class ClientUpdates:
         samples: their numbers of examples.
         tensors: means over the clients, by name: ``displacement``, ``uniform`` and ``direction`` as in ``CohortMeans``;
             ``model``, the clients' mean model; ``buffers``, ``loss``, ``sent/slot.field`` and ``integers/name``.
+            Messages that are relative to a server vector (``Slot.relative_messages``) are stored as absolute values.
         cost: what their training cost.
         outcome: what the engine returned, unless the updates were read from a checkpoint.
     """
@@ -53,18 +54,29 @@ class ClientUpdates:
     outcome: Outcome | None = None
 
     @classmethod
-    def of(cls, flights: list[Flight], outcome: Outcome, with_model: bool) -> ClientUpdates:
-        """Keep what is needed of an engine's outcome; ``with_model`` keeps the clients' mean model as well."""
+    def of(
+        cls, flights: list[Flight], outcome: Outcome, server: ServerState, setup: TimelineSetup, with_model: bool
+    ) -> ClientUpdates:
+        """Keep what is needed of an engine's outcome.
+
+        Args:
+            flights: the clients' flights.
+            outcome: what the engine returned.
+            server: the server that the clients started from.
+            setup: what the timeline knows about the run.
+            with_model: whether to keep the clients' mean model as well.
+        """
         returned = outcome.returned
         tensors = {
             "displacement": returned.displacement,
             "uniform": returned.uniform,
             "direction": returned.direction,
-            "buffers": outcome.buffers,
             "loss": outcome.loss,
-            **{f"sent/{name}": value for name, value in flat_state(outcome.means).items()},
-            **{f"integers/{name}": value for name, value in outcome.integer_buffers.items()},
+            **_absolute(flat_state(outcome.means), server, setup, 1.0),
         }
+        if not setup.training.own_statistics:  # otherwise the outcome has the server's
+            tensors["buffers"] = outcome.buffers
+            tensors |= {f"integers/{name}": value for name, value in outcome.integer_buffers.items()}
         if with_model:
             tensors["model"] = returned.z + returned.displacement
         samples = [len(client.indices) for client in outcome.clients]
@@ -136,7 +148,7 @@ class AsynchronousTimeline(Timeline):
             self.idle_rounds += 1
             return TrainedRound([], None, trained, Cost())
         for flight in update.arrived:
-            self._staleness[0] += update.version - flight.version
+            self._staleness[0] += update.staleness(flight)
             self._staleness[1] += 1
         members = {flight for group in together for flight in group.flights}
         groups = together + [self._pending.pop(flight) for flight in update.arrived if flight not in members]
@@ -161,7 +173,7 @@ class AsynchronousTimeline(Timeline):
                 clients.append([self._client(flight, trained, read_client) for flight in flights_of_group])
             outcomes = train_groups(engine, self.setup.training, update.version, server.model, server.states, clients)
             for flights_of_group, outcome in zip(groups, outcomes, strict=True):
-                updates = ClientUpdates.of(flights_of_group, outcome, self._policy.mixes_models)
+                updates = ClientUpdates.of(flights_of_group, outcome, server, self.setup, self._policy.mixes_models)
                 for flight, client in zip(flights_of_group, outcome.clients, strict=True):
                     trained[flight.client] = client._replace(number=flight.client)
                 if flights_of_group is group:
@@ -184,10 +196,11 @@ class AsynchronousTimeline(Timeline):
     ) -> Outcome:
         """The outcome of a full buffer.
 
-        Displacements and directions are scaled by their staleness and their clients' shares of the buffer. Messages,
-        such as changes of control variates, are averaged without staleness weights, because they keep the server's
-        state equal to a mean of client states. BatchNorm statistics are mixed into the current ones with the clients'
-        shares times their staleness weights.
+        Displacements are scaled by their staleness and their clients' shares of the buffer. Directions, which estimate
+        gradients, are averaged with the same weights, normalised to sum to 1. Messages, such as changes of control
+        variates, are averaged without staleness weights. Those that are relative to a server vector are made relative
+        to its current value. BatchNorm statistics are mixed into the current ones with the clients' shares times their
+        staleness weights.
 
         Args:
             server: the server before the update.
@@ -195,8 +208,8 @@ class AsynchronousTimeline(Timeline):
             groups: what the buffer contains.
             clients: the clients that were trained, with their new states.
         """
-        scales = [self._policy.scale(update.version - group.version) for group in groups]
-        weights = [self._policy.weight(update.version - group.version) for group in groups]
+        ages = [update.staleness(group.flights[0]) for group in groups]
+        scales, weights = [self._policy.scale(tau) for tau in ages], [self._policy.weight(tau) for tau in ages]
         first = groups[0].outcome
         if len(groups) == 1 and scales == weights == [1.0] and groups[0].version == update.version and first:
             return Outcome(**{**vars(first), "clients": clients, "rows": None})
@@ -213,22 +226,25 @@ class AsynchronousTimeline(Timeline):
         displacement = _weighted_sum([group.tensors["displacement"] for group in groups], scaled["aggregation"])
         if self._policy.mixes_models and groups[0].version != update.version:  # otherwise the displacement is y - z
             displacement = scales[0] * (groups[0].tensors["model"] - z)
+        directed = [p * weight for p, weight in zip(shares["uniform"], weights, strict=True)]
+        directed = [weight / sum(directed) for weight in directed]
         returned = CohortMeans(
             x=x,
             z=z,
             displacement=displacement,
             uniform=_weighted_sum([group.tensors["uniform"] for group in groups], scaled["uniform"]),
-            direction=_weighted_sum([group.tensors["direction"] for group in groups], scaled["uniform"]),
+            direction=_weighted_sum([group.tensors["direction"] for group in groups], directed),
             mean={},
             share=len(samples) / training.clients,
             cohort_size=len(samples),
             round=update.version,
         )
         fields = flat_fields(training.algorithm.message_fields())
-        means = {
+        absolute = {
             name: _weighted_sum([group.tensors[f"sent/{name}"] for group in groups], shares[field.weighting])
             for name, field in fields.items()
         }
+        means = with_prefix(_absolute(absolute, server, self.setup, -1.0), "sent/")
         mixed = [p * weight for p, weight in zip(shares["aggregation"], weights, strict=True)]
         passes = [group.cost.backward_passes / sum(group.cost.backward_passes for group in groups) for group in groups]
         return Outcome(
@@ -240,7 +256,9 @@ class AsynchronousTimeline(Timeline):
             else _weighted_sum(
                 [server.model.buffers, *(group.tensors["buffers"] for group in groups)], [1 - sum(mixed), *mixed]
             ),
-            integer_buffers=with_prefix(groups[0].tensors, "integers/"),
+            integer_buffers=server.model.integer_buffers
+            if training.own_statistics
+            else with_prefix(groups[0].tensors, "integers/"),
             loss=_weighted_sum([group.tensors["loss"] for group in groups], passes),
             cost=sum((group.cost for group in groups), Cost()),
         )
@@ -272,6 +290,19 @@ class AsynchronousTimeline(Timeline):
             flight = Flight(*entry["flight"])
             updates = with_prefix(tensors, f"{number}/")
             self._pending[flight] = ClientUpdates([flight], entry["samples"], updates, Cost(**entry["cost"]))
+
+
+def _absolute(
+    messages: Mapping[str, Tensor], server: ServerState, setup: TimelineSetup, sign: float
+) -> dict[str, Tensor]:
+    """Messages under their names in ``ClientUpdates``, plus (or, with ``sign`` -1, minus) what they are relative to."""
+    states = flat_state(server.states)
+    relative = {
+        f"{slot}.{name}": states[f"{slot}.{field}"]
+        for slot, part in setup.algorithm.slots()
+        for name, field in part.relative_messages.items()
+    }
+    return {f"sent/{n}": m + sign * relative[n] if n in relative else m for n, m in messages.items()}
 
 
 def _by_group(groups: list[ClientUpdates], weights: list[float]) -> list[float]:

@@ -122,9 +122,14 @@ class SynchronousTimeline(Timeline):
     def __init__(self, setup: TimelineSetup) -> None:
         """Start at time 0; raises a ``UserError`` if no client can meet the deadline."""
         super().__init__(setup)
-        policy = policy_of(setup.config)
+        policy, federation = policy_of(setup.config), setup.config.federation
         assert isinstance(policy, Synchronous)
         self._policy = policy
+        if not self.clock.always_available and (federation.dropout or federation.sampling != "fixed"):
+            raise UserError(
+                f"federation.clock={federation.clock} decides who is available, which federation.dropout and "
+                "federation.sampling=bernoulli also do; remove these, or the availability from the clock"
+            )
         self._cohorts: dict[int, tuple[list[int], float, int]] = {}  # of the next round; see ``_cohort``
         if self._has_time:
             smallest = min(len(setup.indices[client]) for client in range(min(len(setup.indices), 1000)))
