@@ -94,7 +94,7 @@ def test_a_node_is_lost_then_the_driver_is_killed_and_the_run_resumed(cluster: N
         os.kill(driver.pid, signal.SIGKILL)
         driver.wait()
     assert not (folder / "model.safetensors").exists()
-    with python("-m", "fedflat", "resume", str(folder), "--quiet") as again:
+    with python("-m", "fedflat", "resume", str(folder), "--workers", "1", "--quiet") as again:
         errors = again.communicate(timeout=scaled(300))[1]
     assert again.returncode == 0, errors[-2000:]
     fedflat.run(base=config, engine="loop", workers=1, out=tmp_path / "loop")

@@ -23,7 +23,7 @@ from fedflat.engines.round.plan import Plan
 
 
 class QuadraticModel(nn.Module):
-    """A model whose only parameter is the point x of shape (P,), and whose inputs are quadratics.
+    """A model whose only parameter, ``weight``, is the point x of shape (P,), and whose inputs are quadratics.
 
     A quadratic is f(x) = 0.5 (x - b)^T A (x - b), with the matrix A of shape (P, P) and the centre b of shape (P,). An
     input of shape (n, P^2 + P) has one row per quadratic: A, flattened, then b. The output of shape (n, 2, P) holds
@@ -32,13 +32,13 @@ class QuadraticModel(nn.Module):
 
     def __init__(self, x: Tensor) -> None:
         super().__init__()
-        self.x = nn.Parameter(x.clone())
+        self.weight = nn.Parameter(x.clone())  # ASAM recognises weights by this name
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Compute x - b and A (x - b) for the A and b in each row of ``inputs``."""
-        size = len(self.x)
+        size = len(self.weight)
         matrices, centres = inputs[:, : size**2].reshape(-1, size, size), inputs[:, size**2 :]
-        offsets = self.x - centres
+        offsets = self.weight - centres
         return torch.stack([offsets, torch.einsum("npq,nq->np", matrices, offsets)], 1)
 
 

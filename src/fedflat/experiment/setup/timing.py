@@ -48,6 +48,8 @@ def client_clock(config: Config, algorithm: Algorithm, problem: Problem) -> Clie
 
 def step_limit(config: Config, algorithm: Algorithm, problem: Problem) -> StepLimit | None:
     """How many steps clients complete before the deadline of a run; None if it does not end training early."""
+    if not has_time(config):
+        return None
     policy = policy_of(config)
     return policy.step_limit(client_clock(config, algorithm, problem)) if isinstance(policy, Synchronous) else None
 
