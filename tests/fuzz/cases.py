@@ -14,6 +14,7 @@ from fedflat.data import AUGMENTATIONS, PARTITION_MODIFIERS, PARTITIONERS
 from fedflat.experiment.config import setting_names
 from fedflat.models import MODELS
 from fedflat.text import parameters
+from fedflat.timing import CLOCK_PARTS, POLICIES
 from tests.fuzz.workspace import DAMAGE, DAMAGED_FOLDER, FILES, WRONG_CONTENT
 
 HOSTILE = {
@@ -184,11 +185,13 @@ def setting_cases() -> Iterator[Case]:
 
 
 def component_cases() -> Iterator[Case]:
-    """Hostile values for every parameter of every model, partition, augmentation and part of an algorithm."""
+    """Hostile values for every parameter of every model, partition, augmentation, clock, policy and algorithm part."""
     registries: dict[str, Mapping[str, Any]] = {
         "--model": MODELS,  # type: ignore[dict-item]
         "--partition": {**PARTITIONERS, **PARTITION_MODIFIERS},
         "--augmentation": AUGMENTATIONS,
+        "--clock": CLOCK_PARTS,
+        "--policy": POLICIES,
     }
     for flag, registry in registries.items():
         for name in registry:
@@ -196,7 +199,8 @@ def component_cases() -> Iterator[Case]:
                 for value in NUMBERS:
                     text = f"{name}({field.name}={value})"
                     text = f"iid+{text}" if name in PARTITION_MODIFIERS else text
-                    yield Case(command_line("run", {flag: text}), is_nonsense=value in ("nan", "inf"))
+                    changed = {flag: text} | ({"--clock": "lognormal"} if flag == "--policy" else {})
+                    yield Case(command_line("run", changed), is_nonsense=value in ("nan", "inf"))
     for parts in PART_REGISTRIES.values():
         for name in parts:
             for field in parameters(parts[name]):

@@ -41,6 +41,8 @@ FILES: dict[str, tuple[str, ...]] = {
     "module.py": (f"{SPECTRUM} weights.pt",),
     "plugin.py": ("algorithms --plugin plugin.py",),
     "search/tune.journal": ("tune tune.yaml --out search",),
+    "speeds.csv": (f"{RUN} --partition iid --clock trace(path=speeds.csv)",),
+    "sessions.csv": (f"{RUN} --partition iid --clock lognormal+sessions(path=sessions.csv)",),
     "ca.crt": ("deploy check localhost:1 --root-certificates ca.crt",),
 }
 """Command lines that read each file."""
@@ -52,6 +54,8 @@ def build(folder: Path) -> None:
     generator = np.random.default_rng(0)
     inputs, targets = generator.random((40, 3), dtype=np.float32), np.arange(40) % 2
     np.savez(folder / "data.npz", inputs=inputs, targets=targets)
+    (folder / "speeds.csv").write_text("client,seconds_per_step\n" + "".join(f"{client},0.1\n" for client in range(4)))
+    (folder / "sessions.csv").write_text("client,start,end\n" + "".join(f"{client},0,9e9\n" for client in range(4)))
     (folder / "folder").mkdir()
     np.save(folder / "folder/inputs.npy", inputs)
     np.save(folder / "folder/targets.npy", targets)

@@ -114,6 +114,13 @@ def test_bad_traces_are_explained(kind: type, content: str, message: str, tmp_pa
         kind(file)
 
 
+def test_a_trace_that_was_edited_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    for seconds in (1, 25):
+        file.write_text(f"client,seconds_per_step\n0,{seconds}\n")
+        assert clock(f"trace({file})").seconds(np.arange(1), np.ones(1, dtype=np.int64)) == [seconds]
+
+
 def test_a_trace_must_describe_every_client_unless_it_repeats(tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     file.write_text("client,seconds_per_step,downlink_mbps\n0,1,8\n1,2,4\n")

@@ -90,7 +90,7 @@ def _hashes(examples: Examples) -> set[bytes]:
 def _classes(targets: Tensor, data: Dataset) -> set[int]:
     """Return the classes that occur in ``targets``; empty for regression.
 
-    The value ``IGNORED`` marks unlabelled pixels, unless the dataset has so many classes that it is a class itself.
+    The value ``IGNORED`` marks unlabelled pixels. In a dataset with more classes than ``IGNORED``, it is a class.
     """
     if data.target_type == "numbers":
         return set()

@@ -245,20 +245,19 @@ class AsynchronousTimeline(Timeline):
             for name, field in fields.items()
         }
         means = with_prefix(_absolute(absolute, server, self.setup, -1.0), "sent/")
-        mixed = [p * weight for p, weight in zip(shares["aggregation"], weights, strict=True)]
+        buffers, integer_buffers = server.model.buffers, server.model.integer_buffers
+        if not training.own_statistics:
+            mixed = [p * weight for p, weight in zip(shares["aggregation"], weights, strict=True)]
+            received = [group.tensors["buffers"] for group in groups]
+            buffers = _weighted_sum([buffers, *received], [1 - sum(mixed), *mixed])
+            integer_buffers = with_prefix(groups[0].tensors, "integers/")
         passes = [group.cost.backward_passes / sum(group.cost.backward_passes for group in groups) for group in groups]
         return Outcome(
             returned=returned,
             means=nested_state(means),
             clients=clients,
-            buffers=server.model.buffers
-            if training.own_statistics
-            else _weighted_sum(
-                [server.model.buffers, *(group.tensors["buffers"] for group in groups)], [1 - sum(mixed), *mixed]
-            ),
-            integer_buffers=server.model.integer_buffers
-            if training.own_statistics
-            else with_prefix(groups[0].tensors, "integers/"),
+            buffers=buffers,
+            integer_buffers=integer_buffers,
             loss=_weighted_sum([group.tensors["loss"] for group in groups], passes),
             cost=sum((group.cost for group in groups), Cost()),
         )
