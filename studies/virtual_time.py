@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from study import Numbers, common_arguments, common_settings, saved_numbers, stage, top_eigenvalues, trained
+from study import Numbers, common_arguments, common_settings, saved_numbers, stage, top_eigenvalues, write_figure
 
 import fedflat
 from fedflat.experiment.analysis.run_model import open_model
@@ -39,28 +39,32 @@ def policies(deadline: float, buffer: int) -> dict[str, str]:
 
 
 def run_study(arguments: argparse.Namespace) -> Path:
-    """Train every algorithm with every policy, and save curves, staleness and curvature."""
+    """Train every algorithm with every policy and seed, and save curves, staleness and curvature."""
     settings = common_settings(arguments) | {
         "clients": arguments.clients,
         "clients_per_round": arguments.clients_per_round,
         "local_steps": arguments.local_steps,
+        "batch_size": arguments.batch_size,
         "lr": arguments.lr,
         "clock": arguments.clock,
         "eval_every": max(1, arguments.rounds // 100),
         "save_every": None,
     }
+    del settings["seed"]
     about = {name: str(value) for name, value in settings.items() if name not in ("data_dir", "device", "workers")}
     deadline = arguments.deadline or 0.15 * arguments.local_steps
-    numbers = Numbers(arguments.out / "numbers.json", **about, deadline=deadline)
-    for name, algorithm in ALGORITHMS.items():
-        for policy, text in policies(deadline, arguments.clients_per_round).items():
-            values = numbers.part("runs", name, policy)
-            if values:
-                continue
-            with stage(f"training {name}, {policy}"):
-                record = trained(algorithm, arguments.out / "runs" / policy, policy=text, **settings)
-            values.update(_values_of(record, arguments))
-            numbers.save()
+    numbers = Numbers(arguments.out / "numbers.json", **about, seeds=arguments.seeds, deadline=deadline)
+    seeds = range(arguments.seed, arguments.seed + arguments.seeds)
+    for policy, text in policies(deadline, arguments.clients_per_round).items():
+        out, jobs = arguments.out / "runs" / policy, arguments.jobs
+        with stage(f"training, {policy}"):
+            comparison = fedflat.compare(
+                [*ALGORITHMS.values()], seeds=seeds, out=out, jobs=jobs, progress=False, policy=text, **settings
+            )
+        for name, algorithm in ALGORITHMS.items():
+            records = [record for record in comparison.records if record.config.algorithm == algorithm]
+            numbers.part("runs", name)[policy] = [_values_of(record, arguments) for record in records]
+        numbers.save()
     return numbers.path
 
 
@@ -70,7 +74,7 @@ def _values_of(record: Record, arguments: argparse.Namespace) -> dict[str, Any]:
     last = [value for _, value in curve[-max(1, round(WINDOW * len(curve))) :]]
     staleness = [entry["staleness"] for entry in record.history if entry.get("staleness") is not None]
     objective = open_model(record, name="server", device=arguments.device).objective("train")
-    sample = objective.subset(min(arguments.examples, objective.examples), arguments.seed)
+    sample = objective.subset(min(arguments.examples, objective.examples), record.config.seed)
     return {
         "seconds": [x for x, _ in curve],
         "accuracy": [y for _, y in curve],
@@ -87,20 +91,36 @@ def time_to(values: dict[str, Any], target: float) -> float | None:
 
 
 def summary(numbers: dict[str, Any]) -> str:
-    """A table with one line per run: accuracy, time to a common target, staleness and curvature."""
+    """A table with one line per algorithm and policy: accuracy, time to a common target, staleness and curvature.
+
+    Values are means over seeds, followed by the standard deviation for accuracy and time to target.
+    """
     lines = [
-        f"{'algorithm':10} {'policy':12} {'accuracy':>8} {'time':>7} {'to target':>9} {'stale':>6} {'lambda_max':>10}"
+        f"{'algorithm':10} {'policy':12} {'accuracy (%)':>12} {'time (s)':>8} {'to target (s)':>14} {'staleness':>9} "
+        f"{'lambda_max':>10}"
     ]
-    for name, runs in numbers["runs"].items():
-        target = 0.95 * min(values["last"] for values in runs.values())  # which every policy reaches
-        for policy, values in runs.items():
-            reached = time_to(values, target)
-            shown = "–" if reached is None else f"{reached:.0f} s"
-            lines.append(
-                f"{name:10} {policy:12} {100 * values['last']:7.1f}% {values['seconds'][-1]:5.0f} s {shown:>9} "
-                f"{values['staleness']:6.2f} {values['lambda_max']:10.3g}"
+    for name, policies_of in numbers["runs"].items():
+        target = 0.95 * min(run["last"] for runs in policies_of.values() for run in runs)  # which every run reaches
+        for policy, runs in policies_of.items():
+            times = [time_to(run, target) for run in runs]
+            reached = [time for time in times if time is not None]
+            accuracy = _spread([100 * run["last"] for run in runs], ".1f")
+            time = _spread(reached, ".0f") if len(reached) == len(runs) else "–"
+            total, staleness, curvature = (
+                float(np.mean([run[field] if field != "seconds" else run[field][-1] for run in runs]))
+                for field in ("seconds", "staleness", "lambda_max")
             )
-    return "\n".join([*lines, "", "Target: 95 % of the lowest final accuracy of the algorithm's three policies.", ""])
+            lines.append(
+                f"{name:10} {policy:12} {accuracy:>12} {total:8.0f} {time:>14} {staleness:9.2f} {curvature:10.3g}"
+            )
+    about = "Target: 95 % of the lowest final accuracy of the algorithm's runs. ±: standard deviation over seeds."
+    return "\n".join([*lines, "", about, ""])
+
+
+def _spread(values: list[float], form: str) -> str:
+    """Mean and, with several values, standard deviation."""
+    mean = f"{np.mean(values):{form}}"
+    return f"{mean} ± {np.std(values, ddof=1):{form}}" if len(values) > 1 else mean
 
 
 def draw(path: Path) -> None:
@@ -109,20 +129,21 @@ def draw(path: Path) -> None:
     about = numbers["about"]
     figure = Figure(figsize=(11, 3.2), layout="constrained")
     panels = figure.subplots(1, len(numbers["runs"]), sharey=True, squeeze=False)[0]
-    for axes, (name, runs) in zip(panels, numbers["runs"].items(), strict=True):
-        for policy, values in runs.items():
-            axes.plot(
-                values["seconds"], 100 * np.array(values["accuracy"]), color=COLOURS[policy], label=policy, lw=1.5
-            )
+    for axes, (name, policies_of) in zip(panels, numbers["runs"].items(), strict=True):
+        for policy, runs in policies_of.items():
+            grid = np.linspace(0, min(run["seconds"][-1] for run in runs), 200)
+            curves = np.array([np.interp(grid, run["seconds"], run["accuracy"]) for run in runs]) * 100
+            axes.plot(grid, curves.mean(0), color=COLOURS[policy], label=policy, lw=1.5)
+            axes.fill_between(grid, curves.min(0), curves.max(0), color=COLOURS[policy], alpha=0.2, lw=0)
         axes.set_title(name)
         axes.set_xlabel("virtual seconds")
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("test accuracy (%)")
     panels[-1].legend(frameon=False, loc="lower right")
-    scale = f"{about['dataset']}, {about['model']}, {about['clients']} clients, {about['rounds']} rounds, one seed"
+    seeds = "one seed" if about["seeds"] == 1 else f"mean and range of {about['seeds']} seeds"
+    scale = f"{about['dataset']}, {about['model']}, {about['clients']} clients, {about['rounds']} rounds, {seeds}"
     figure.suptitle(scale, fontsize=9)
-    for suffix in ("png", "pdf"):
-        figure.savefig(path.with_name(f"virtual_time.{suffix}"), dpi=150)
+    write_figure(figure, path.with_name("virtual_time.png"), dpi=150)
     write_atomically(path.with_name("summary.txt"), summary(numbers))
     print(summary(numbers))
 
@@ -133,6 +154,9 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--clients", type=int, default=100, help="number of clients")
     parser.add_argument("--clients-per-round", type=int, default=10, help="clients per round, and size of the buffer")
     parser.add_argument("--local-steps", type=int, default=20, help="local steps per round")
+    parser.add_argument("--batch-size", type=int, default=50, help="local batch size")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, from --seed on")
+    parser.add_argument("--jobs", type=int, default=1, help="concurrent runs")
     parser.add_argument("--lr", type=float, default=0.05, help="local learning rate")
     parser.add_argument("--clock", default="lognormal(sigma=0.6)", help="virtual time of the clients")
     deadline = "deadline in virtual seconds; default: 1.5 times the median FedAvg client of the default clock"

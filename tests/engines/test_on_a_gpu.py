@@ -120,6 +120,25 @@ def test_float32_agrees_with_the_loop(text: str) -> None:
     assert (loop - lanes).norm() < 1e-3 * loop.norm()
 
 
+@pytest.mark.parametrize("text", ["scaffold", "fedmoswa+sam"])
+@pytest.mark.parametrize(
+    "federation", [{"policy": "fedbuff(buffer=4)"}, {"clock": "lognormal(1)", "policy": "fedbuff(3)"}]
+)
+def test_asynchronous_runs_agree_with_the_loop(text: str, federation: dict[str, str]) -> None:
+    """Also with clients that train in several groups; without latency, a buffer of cohort size is synchronous."""
+    data, models = RandomImages(size=1000).dataset(), []
+    for device, changed in (("cpu", federation), ("cuda", federation), ("cuda", {})):
+        base = experiment(text, LOOP if device == "cpu" else LANES, model="lenet5")
+        settings = {
+            "federation": base.federation.model_copy(update=changed),
+            "training": base.training.model_copy(update={"rounds": 4}),
+        }
+        models.append(Run(base.model_copy(update=settings), data=data).execute().models["server"].weights.cpu())
+    loop, lanes, synchronous = models
+    assert (loop - lanes).norm() < 1e-3 * loop.norm()
+    assert ((lanes - synchronous).norm() < 1e-5 * lanes.norm()) == ("clock" not in federation)
+
+
 def test_a_compiled_step_agrees_with_the_loop() -> None:
     """With replaced GPU layers, and BatchNorm that counts batches."""
     torch.manual_seed(0)
