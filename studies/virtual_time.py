@@ -46,6 +46,8 @@ def run_study(arguments: argparse.Namespace) -> Path:
         "local_steps": arguments.local_steps,
         "batch_size": arguments.batch_size,
         "lr": arguments.lr,
+        "clip": 10.0,
+        "weight_decay": 0.001,
         "clock": arguments.clock,
         "eval_every": max(1, arguments.rounds // 100),
         "save_every": None,
