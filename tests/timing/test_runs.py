@@ -151,7 +151,7 @@ def test_zero_latency_and_a_buffer_of_cohort_size_is_synchronous(algorithm: str)
 def test_loop_and_lanes_agree_on_asynchronous_runs() -> None:
     """Eight of twelve clients are in flight, so that some train in one group, and others alone or repeatedly."""
     settings = {"clock": "lognormal(1)", "policy": "fedbuff(buffer=6)", "clients_per_round": 8, "rounds": 6}
-    for algorithm in ("scaffold", "fedmoswa+sam"):
+    for algorithm in ("fedavg", "scaffold", "fedmoswa+sam"):
         assert torch.equal(
             weights(algorithm, engine="loop", **settings), weights(algorithm, engine="lanes", **settings)
         )

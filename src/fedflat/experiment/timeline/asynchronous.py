@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,8 @@ class AsynchronousTimeline(Timeline):
         policy = policy_of(setup.config)
         assert isinstance(policy, Asynchronous)
         self._policy, self._clients = policy, len(setup.indices)
+        fields = setup.algorithm.client_fields()
+        self._has_client_state = setup.training.own_statistics or any(fields.values())
         self._schedule = Schedule(
             self.sampler.clients_per_round,
             policy.buffer_size,
@@ -164,22 +167,23 @@ class AsynchronousTimeline(Timeline):
             new states. What the others will send is kept in ``_pending``.
         """
         arrived, together, trained = set(update.arrived), list[ClientUpdates](), dict[int, Client]()
-        for repetition in range(1 + max((flight.repetition for flight in update.dispatched), default=-1)):
-            flights = [flight for flight in update.dispatched if flight.repetition == repetition]
-            group = [flight for flight in flights if flight in arrived]
-            groups = ([group] if group else []) + [[flight] for flight in flights if flight not in arrived]
-            clients = []
-            for flights_of_group in groups:
-                clients.append([self._client(flight, trained, read_client) for flight in flights_of_group])
+        flights = sorted(update.dispatched, key=lambda flight: flight.repetition)
+        # A client's next repetition starts from the state that the last one left; without state, all train together.
+        batches = [list(batch) for _, batch in groupby(flights, lambda flight: flight.repetition)]
+        for batch in batches if self._has_client_state else [flights] if flights else []:
+            landed = [flight for flight in batch if flight in arrived]
+            groups = [list(group) for _, group in groupby(landed, lambda flight: flight.repetition)]
+            groups += [[flight] for flight in batch if flight not in arrived]
+            clients = [[self._client(flight, trained, read_client) for flight in group] for group in groups]
             outcomes = train_groups(engine, self.setup.training, update.version, server.model, server.states, clients)
-            for flights_of_group, outcome in zip(groups, outcomes, strict=True):
-                updates = ClientUpdates.of(flights_of_group, outcome, server, self.setup, self._policy.mixes_models)
-                for flight, client in zip(flights_of_group, outcome.clients, strict=True):
+            for group, outcome in zip(groups, outcomes, strict=True):
+                updates = ClientUpdates.of(group, outcome, server, self.setup, self._policy.mixes_models)
+                for flight, client in zip(group, outcome.clients, strict=True):
                     trained[flight.client] = client._replace(number=flight.client)
-                if flights_of_group is group:
+                if group[0] in arrived:
                     together.append(updates)
                 else:
-                    self._pending[flights_of_group[0]] = replace(updates, outcome=None)  # frees the engine's tensors
+                    self._pending[group[0]] = replace(updates, outcome=None)  # frees the engine's tensors
         return together, list(trained.values())
 
     def _client(self, flight: Flight, trained: dict[int, Client], read_client: ReadClient) -> Client:
