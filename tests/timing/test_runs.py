@@ -256,10 +256,11 @@ def test_sam_takes_twice_as_long_and_twice_the_upload_too() -> None:
 
 @pytest.mark.parametrize("policy", ["wait", "fedbuff(buffer=2)"])
 def test_rounds_without_anybody_make_no_progress(policy: str, tmp_path: Path) -> None:
-    """All clients are there until 10 s, and again from 200 s on."""
+    """All clients are there until 10 s, and again from 200 s on. Early stopping does not count the three idle rounds."""
     file = tmp_path / "sessions.csv"
     file.write_text("client,start,end\n" + "".join(f"{c},0,10\n{c},200,9999\n" for c in range(12)))
     settings = DIGITS | {"clients_per_round": 2, "rounds": 7, "local_steps": 1, "policy": policy}
+    settings |= {"data__validation": 0.2, "stop__patience": 3}
     history = fedflat.run("fedavg+ema", clock=f"constant(20)+sessions({file})", **settings).record.history
     times, idle = [line["virtual_seconds"] for line in history], [line["idle_rounds"] for line in history]
     assert times == [0, 20, 80, 140, 200, 220, 240, 260] and idle == [0, 0, 1, 2, 3, 3, 3, 3]
