@@ -278,6 +278,7 @@ def build_outcome(
         loss=losses.sum() / sum(report.steps for report in reports),
         cost=cost,
         rows=rows,
+        lr_sums=_stack_scalars([report.lr_sum for report in reports], z),
     )
 
 
