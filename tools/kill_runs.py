@@ -74,7 +74,7 @@ def start_or_resume(text: str, interval: str, folder: Path) -> None:
         fedflat.resume(folder, progress=False)
     else:
         name, _, policy = text.partition(" policy=")
-        virtual_time = {"clock": CLOCK, "policy": policy} if policy else {}
+        virtual_time: dict[str, Any] = {"clock": CLOCK, "policy": policy} if policy else {}
         every = 2 if interval == "fixed" else None
         fedflat.run(name, out=folder, engine__checkpoint_every=every, **SETTINGS, **virtual_time)
 
