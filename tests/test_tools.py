@@ -139,7 +139,7 @@ def test_only_the_publishing_job_may_request_a_token_and_all_python_versions_are
 
 def test_a_killed_run_is_compared_with_an_undisturbed_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kill_runs, log = tool("kill_runs"), tmp_path / "kills.jsonl"
-    assert {"scaffold", "fedwmsam", "fedadam"} <= set(kill_runs.stateful_algorithms())
+    assert {"scaffold", "fedwmsam", "fedadam", "fedavgm policy=fedasync"} <= set(kill_runs.stateful_algorithms())
     entry = {"seed": 0, "algorithm": "scaffold", "interval": "fixed", "kills": 1, "differing": ["metrics.jsonl"]}
     log.write_text(json.dumps({**entry, "trial": 0}) + "\n")
     assert kill_runs.main(["--kills", "1", "--log", str(log)]) == 1

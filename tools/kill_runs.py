@@ -42,18 +42,27 @@ SETTINGS: dict[str, Any] = {
 }
 INTERVALS = ("fixed", "timed")
 """Checkpoints every 2 rounds, or as by default when enough time has passed (here 20 ms instead of 5 s)."""
+CLOCK = "lognormal(sigma=1)+uplink(mbps=0.1)+diurnal(share=0.7,period=20)"
+WITH_POLICY = {
+    "scaffold+ema": "fedbuff(buffer=3)",
+    "fedmoswa": "fedbuff(buffer=6)",
+    "fedavgm": "fedasync",
+    "fednova": "deadline(seconds=1,late=partial)",
+}
+"""Algorithms that run with ``CLOCK`` and a policy; their name in the log is ALGORITHM policy=POLICY."""
 NOT_GUARANTEED = {"fixed": ("timing.jsonl", ".lock"), "timed": ("timing.jsonl", ".lock", "state/", "previous.")}
 """Parts of the paths of files that may differ; docs/reliability.md lists them."""
 
 
 def stateful_algorithms() -> list[str]:
-    """The named algorithms whose server or clients keep state, and one with averages."""
+    """The named algorithms whose server or clients keep state, one with averages, and some with virtual time."""
     named = [
         name
         for name in NAMED
         if flat_fields(algorithm(name).client_fields()) or flat_fields(algorithm(name).server_fields())
     ]
-    return [*named, "scaffold+wima(window=4)+swa(start=0.3,every=2)+ema"]
+    with_policy = [f"{name} policy={policy}" for name, policy in WITH_POLICY.items()]
+    return [*named, "scaffold+wima(window=4)+swa(start=0.3,every=2)+ema", *with_policy]
 
 
 def start_or_resume(text: str, interval: str, folder: Path) -> None:
@@ -64,8 +73,10 @@ def start_or_resume(text: str, interval: str, folder: Path) -> None:
     if RunFolder(folder).exists:
         fedflat.resume(folder, progress=False)
     else:
+        name, _, policy = text.partition(" policy=")
+        virtual_time: dict[str, Any] = {"clock": CLOCK, "policy": policy} if policy else {}
         every = 2 if interval == "fixed" else None
-        fedflat.run(text, out=folder, engine__checkpoint_every=every, **SETTINGS)
+        fedflat.run(name, out=folder, engine__checkpoint_every=every, **SETTINGS, **virtual_time)
 
 
 def in_child(work: Callable[[], None], kill_after: float | None = None) -> bool:

@@ -16,6 +16,7 @@ from fedflat.algorithms.named import NAMED, RELEASED
 from fedflat.data import from_arrays
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.round.contract import ModelState
+from fedflat.experiment.analysis.replay import Replay
 from fedflat.experiment.setup.problem import build_problem
 
 from .federations import engine_of, same, small, walk
@@ -114,6 +115,23 @@ def test_a_run_with_user_supplied_data_and_model(ray: Any, tmp_path: Path) -> No
     assert runs[0].history == runs[1].history
     one, other = (run.state_dict("ema") for run in runs)
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_groups_of_clients_train_together(ray: Any) -> None:
+    """One message for all groups; afterwards, their states can be read, and each group has the loop's outcome."""
+    config = small(algorithm="scaffold")
+    engine, replay = engine_of(config, 2), Replay(config, *build_problem(config), workers=1)
+    first, second, *others = replay.clients()
+    groups, moment = [others, [second], [first]], replay.moment
+    before = engine._state_version
+    train = replay._training, 0, moment.model, moment.states, groups
+    cluster, loop = engine.train_groups(*train), replay.engine.train_groups(*train)
+    assert engine._state_version == before + 1 and len(cluster) == 3
+    for one, other in zip(cluster, loop, strict=True):
+        assert torch.equal(one.returned.displacement, other.returned.displacement) and one.cost == other.cost
+        for client, expected in zip(one.clients, other.clients, strict=True):
+            assert client.number == expected.number
+            assert torch.equal(client.state["drift"]["c"], expected.state["drift"]["c"])
 
 
 @pytest.mark.parametrize("policy", ["fedbuff(buffer=3)", "fedasync", "deadline(seconds=0.6,late=partial)"])

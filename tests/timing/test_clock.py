@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import tracemalloc
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedflat.errors import UserError
-from fedflat.timing import ClientClock, StepLimit, clock_spec
+from fedflat.timing import ClientClock, StepLimit, Synchronous, clock_spec, policy_spec
 from fedflat.timing.traces import SessionTrace, SpeedTrace
 
 MILLION = np.arange(10**6)
@@ -54,8 +55,13 @@ def test_steps_before_a_deadline() -> None:
 
 
 def test_a_deadline_that_is_met_exactly_up_to_rounding_is_met() -> None:
-    clock = ClientClock(clock_spec("constant(seconds=0.01)"))
-    assert clock.steps_within(np.arange(1), 0.29) == [29]
+    hundredths = clock("constant(seconds=0.01)")
+    assert hundredths.steps_within(np.arange(1), 0.29) == [29] and hundredths.steps_within(np.arange(1), 0.2899) == [28]
+    deadline = policy_spec("deadline(seconds=0.3)")
+    assert isinstance(deadline, Synchronous)
+    deadline.check(clock("constant(seconds=0.1)"), clients=1, fewest_steps=3)  # 3 * 0.1 > 0.3
+    with pytest.raises(UserError, match=r"no client can meet the deadline of 0\.3 s"):
+        deadline.check(clock("constant(seconds=0.1001)"), clients=1, fewest_steps=3)
 
 
 def test_a_million_clients_with_traces_in_bounded_memory(tmp_path: Path) -> None:
@@ -115,9 +121,11 @@ def test_bad_traces_are_explained(kind: type, content: str, message: str, tmp_pa
 
 
 def test_a_trace_that_was_edited_is_read_again(tmp_path: Path) -> None:
+    """Its time of change, its size, or both may tell that it was edited."""
     file = tmp_path / "trace.csv"
-    for seconds in (1, 25):
+    for seconds, changed in ((1, 10), (2, 20), (25, 20)):
         file.write_text(f"client,seconds_per_step\n0,{seconds}\n")
+        os.utime(file, (changed, changed))
         assert clock(f"trace({file})").seconds(np.arange(1), np.ones(1, dtype=np.int64)) == [seconds]
 
 

@@ -105,6 +105,20 @@ def test_the_server_looks_again_for_available_clients_while_others_train() -> No
     assert [(flight.client, flight.time) for flight in first.arrived] == [(1, 185.0)]  # it looks at times 60 and 180
 
 
+def test_an_arrival_when_the_server_looks_again_does_not_delay_its_next_look() -> None:
+    """Client 0 arrives at time 60, so the server looks at times 60 and 120; client 1 is available from time 100 on."""
+    simulation = Schedule(
+        concurrency=3,
+        buffer=2,
+        choose=lambda draw, count, time, busy: [1] if time >= 100 and 1 not in busy else [],
+        cohort=lambda version, time: [0, 2],
+        seconds=lambda version, client, repetition: {0: 60.0, 1: 5.0, 2: 1000.0}[client],
+        wait_seconds=60.0,
+    )
+    update = simulation.next_update()
+    assert [(flight.client, flight.time) for flight in update.arrived] == [(0, 60.0), (1, 125.0)]
+
+
 def test_a_round_without_progress_if_nobody_is_there() -> None:
     """The first client arrives, then nobody is available: the buffer keeps its update for the next round."""
     simulation = Schedule(

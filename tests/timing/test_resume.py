@@ -9,6 +9,10 @@ import pytest
 
 import fedflat
 from fedflat.errors import UserError
+from fedflat.experiment.store.checkpoint import CHECKPOINT
+from fedflat.experiment.store.run_folder import RunFolder
+
+from ..experiment.test_resume import contents, die_at, in_a_process_to_be_killed
 
 SETTINGS: dict[str, Any] = {
     "rounds": 8,
@@ -29,11 +33,6 @@ POLICIES = {
     "deadline(seconds=1,late=partial)": "fednova",
 }
 CLOCK = "lognormal(1)+uplink(mbps=0.1)+diurnal(share=0.7,period=20)"
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "timing.jsonl")
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 class Killed(fedflat.Callback):
@@ -63,10 +62,35 @@ def test_a_killed_run_resumes_to_the_same_bytes(policy: str, tmp_path: Path) -> 
     assert [name for name in whole if whole[name] != parts[name]] == []
 
 
+def test_killed_by_the_operating_system_with_updates_in_flight(tmp_path: Path) -> None:
+    """The process is killed within a checkpoint of its first rounds, and its successor in a later one."""
+    settings = SETTINGS | {"policy": "fedbuff(buffer=3)", "clock": CLOCK}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    fedflat.run("scaffold", out=whole, **settings)
+    assert in_a_process_to_be_killed(lambda: fedflat.run("scaffold", out=parts, **settings), die_at(70))
+    assert in_a_process_to_be_killed(lambda: fedflat.resume(parts), die_at(40))
+    assert (parts / CHECKPOINT).exists() and not RunFolder(parts).is_over
+    fedflat.resume(parts)
+    assert contents(parts) == contents(whole)
+
+
 def test_statistics_of_clients_are_no_part_of_updates_in_flight(tmp_path: Path) -> None:
     settings = SETTINGS | {"policy": "fedbuff(buffer=1)", "clock": "lognormal(1)", "training__statistics": "own"}
     settings |= {"model": "resnet20(norm=batch)", "rounds": 2, "engine__checkpoint_every": 1}
     assert fedflat.run("fedavg", out=tmp_path / "run", **settings).status == "finished"
+
+
+@pytest.mark.parametrize("policy", ["fedbuff(buffer=1)", "fedasync"])
+def test_a_checkpoint_has_one_vector_per_update_in_flight(policy: str) -> None:
+    """FedAsync also needs each model that clients in flight started from, once."""
+    most = 0
+    for round in fedflat.rounds("fedcm", **SETTINGS | {"policy": policy, "clock": "lognormal(1)"}):
+        timeline, size = round.run.timeline, len(round.server.model.weights)
+        vectors = [tensor for tensor in timeline.state().tensors.values() if tensor.numel() == size]
+        starts = {flight.version for flight in timeline._pending} if policy == "fedasync" else ()
+        assert len(vectors) == len(timeline._pending) + len(starts)
+        most = max(most, len(vectors))
+    assert most >= 3
 
 
 def test_a_trace_that_changed_is_noticed(tmp_path: Path) -> None:

@@ -8,12 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import fedflat
+from fedflat.algorithms.algorithm import flat_fields, flat_state
 from fedflat.data import from_clients
+from fedflat.engines.round.contract import Cost
 from fedflat.errors import UserError
+from fedflat.experiment.timeline.asynchronous import ClientUpdates
 from fedflat.testing.quadratics import QuadraticModel, ValueTask
+from fedflat.timing import Flight, ServerUpdate
 
 from ..reference.arrivals import arrivals, iterates
 
@@ -144,14 +148,15 @@ def test_identities_of_the_specification(tmp_path: Path) -> None:
 )
 def test_zero_latency_and_a_buffer_of_cohort_size_is_synchronous(algorithm: str) -> None:
     synchronous = weights(algorithm)
-    assert torch.equal(weights(algorithm, policy="fedbuff(buffer=4)"), synchronous)
+    for engine in ("loop", "lanes"):
+        assert torch.equal(weights(algorithm, engine=engine, policy="fedbuff(buffer=4)"), synchronous)
     assert torch.equal(weights(algorithm, clock="lognormal+uplink(mbps=1)"), synchronous)
 
 
 def test_loop_and_lanes_agree_on_asynchronous_runs() -> None:
     """Eight of twelve clients are in flight, so that some train in one group, and others alone or repeatedly."""
     settings = {"clock": "lognormal(1)", "policy": "fedbuff(buffer=6)", "clients_per_round": 8, "rounds": 6}
-    for algorithm in ("scaffold", "fedmoswa+sam"):
+    for algorithm in ("fedavg", "scaffold", "fedmoswa+sam"):
         assert torch.equal(
             weights(algorithm, engine="loop", **settings), weights(algorithm, engine="lanes", **settings)
         )
@@ -169,6 +174,32 @@ def test_stale_control_variates_stay_the_mean_of_those_of_clients_that_arrived()
         pending = [update.tensors["sent/drift.dc"] for update in round.run.timeline._pending.values()]
         mean = torch.stack(trained).sum(0) - torch.stack(pending).sum(0) if pending else torch.stack(trained).sum(0)
         torch.testing.assert_close(round.server_state()["drift.c"], mean / 4, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("algorithm", "message"), [("scaffold", 1.5), ("mimelite-sgdm", 1.25)])
+def test_a_buffer_is_combined_by_shares_and_staleness(algorithm: str, message: float) -> None:
+    """An update with 3 samples, staleness 3 and weight 1/2, and a fresh one with 1 sample and weight 1."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 10))
+    settings = DIGITS | {"model": model, "policy": "fedbuff(buffer=2)", "rounds": 1}
+    run = next(iter(fedflat.rounds(algorithm, **settings))).run
+    x, buffers = run.server.model.weights, run.server.model.buffers
+    (name,) = flat_fields(run.algorithm.message_fields())
+
+    def update(flight: Flight, samples: int, value: float, lr_sum: float, passes: int) -> ClientUpdates:
+        tensors = {"displacement": torch.full_like(x, value), f"sent/{name}": torch.full_like(x, value)}
+        tensors |= {"lr_sum": torch.tensor(lr_sum), "loss": torch.tensor(value)}
+        tensors["buffers"] = torch.full_like(buffers, 4 * value)
+        return ClientUpdates([flight], [samples], tensors, Cost(backward_passes=passes))
+
+    flights = [Flight(1.0, 0, version=0, repetition=0), Flight(2.0, 1, version=3, repetition=0)]
+    groups = [update(flights[0], 3, 1.0, 0.5, 1), update(flights[1], 1, 2.0, 0.25, 3)]
+    outcome = run.timeline._combine(run.server, ServerUpdate(3, 2.0, flights, []), groups, [])
+    assert outcome.returned.displacement.unique().item() == 3 / 4 / 2 * 1 + 1 / 4 * 2
+    assert outcome.returned.uniform.unique().item() == 1 / 2 / 2 * 1 + 1 / 2 * 2
+    torch.testing.assert_close(outcome.returned.direction, torch.full_like(x, (-2 / 2 - 8) / 1.5))
+    torch.testing.assert_close(outcome.buffers, (1 - 0.375 - 0.25) * buffers + 0.375 * 4 + 0.25 * 8)
+    assert flat_state(outcome.means)[name].unique().item() == message
+    assert outcome.loss == (1 * 1 + 3 * 2) / 4
 
 
 def test_momentum_of_fedmo_moves_towards_stale_control_variates_from_its_current_value() -> None:
@@ -256,10 +287,11 @@ def test_sam_takes_twice_as_long_and_twice_the_upload_too() -> None:
 
 @pytest.mark.parametrize("policy", ["wait", "fedbuff(buffer=2)"])
 def test_rounds_without_anybody_make_no_progress(policy: str, tmp_path: Path) -> None:
-    """All clients are there until 10 s, and again from 200 s on."""
+    """All clients are there until 10 s, and again from 200 s on. Early stopping ignores the three idle rounds."""
     file = tmp_path / "sessions.csv"
     file.write_text("client,start,end\n" + "".join(f"{c},0,10\n{c},200,9999\n" for c in range(12)))
     settings = DIGITS | {"clients_per_round": 2, "rounds": 7, "local_steps": 1, "policy": policy}
+    settings |= {"data__validation": 0.2, "stop__patience": 3}
     history = fedflat.run("fedavg+ema", clock=f"constant(20)+sessions({file})", **settings).record.history
     times, idle = [line["virtual_seconds"] for line in history], [line["idle_rounds"] for line in history]
     assert times == [0, 20, 80, 140, 200, 220, 240, 260] and idle == [0, 0, 1, 2, 3, 3, 3, 3]

@@ -55,7 +55,9 @@ def stopping_verdict(
             "stopped", f"{metric} {test_value:.4f} reached the target {stop.target:g} after round {newest['round']}"
         )
     if stop.patience is not None:
-        values = [record["validation"][model][metric] for record in history if model in record["validation"]]
+        # Of evaluations between which all rounds were idle, only the last one counts: they evaluate the same model.
+        records = {record["round"] - record.get("idle_rounds", 0): record for record in history}.values()
+        values = [record["validation"][model][metric] for record in records if model in record["validation"]]
         # A metric that was not finite is None.
         scores = [-math.inf if value is None else sign * value for value in values]
         evaluations_since_best = len(scores) - 1 - scores.index(max(scores)) if scores else 0

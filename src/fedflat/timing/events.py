@@ -47,7 +47,7 @@ class ServerUpdate(NamedTuple):
     dispatched: list[Flight]
     """All clients that started from this version, in order of their start."""
     idle_versions: tuple[int, ...] = ()
-    """Versions that ended without an update of the model, since the oldest flight started."""
+    """Versions that ended without an update of the model, since the oldest update in the buffer started."""
 
     def staleness(self, flight: Flight) -> int:
         """tau: the number of updates of the server model since a client started."""
@@ -69,7 +69,7 @@ class ScheduleState:
     buffer: list[Flight] = field(default_factory=list)
     """Arrived, and not yet part of an update."""
     idle_versions: list[int] = field(default_factory=list)
-    """Versions without progress, since the oldest flight started."""
+    """Versions without progress, since the oldest update in the buffer started."""
 
     def copy(self) -> ScheduleState:
         """An independent copy."""
@@ -141,7 +141,8 @@ class Schedule:
         """Advance to the next version."""
         state = self.state
         idle = tuple(state.idle_versions)
-        oldest = min((flight.version for flight in (*state.in_flight, *state.buffer)), default=state.version)
+        # A version ends without progress only if nobody is in flight, so it matters only to updates in the buffer.
+        oldest = min((flight.version for flight in state.buffer), default=state.version)
         state.idle_versions = [version for version in state.idle_versions if version >= oldest]
         state.idle_versions += [] if arrived else [state.version]
         state.version += 1

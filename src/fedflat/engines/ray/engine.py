@@ -31,8 +31,8 @@ from fedflat.engines.ray.results import (
     RoundContext,
     in_cohort_order,
     most_common_state,
-    outcome_from_rows,
     outcome_from_sums,
+    outcomes_from_rows,
 )
 from fedflat.engines.ray.scheduling import ClientCosts, aggregation_blocks, assign_shares, split_share
 from fedflat.engines.ray.state_directory import StateDirectory, client_state_bytes
@@ -73,7 +73,7 @@ class RayEngine:
     Attributes:
         sums_shares: whether a worker returns one sum over all clients it trained instead of sums over blocks; true on
             GPUs, where sending rows would take longer than training. These sums differ from sums over blocks in
-            rounding.
+            rounding. Rows of several groups of clients are always sent.
         costs: measured cost of clients.
         slowest: seconds that the slowest worker trained in the last round.
         buffers: rows of the last cohort, if they reached the driver.
@@ -116,6 +116,13 @@ class RayEngine:
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
         """Train a cohort for one round on the workers, and average what it sends, in cohort order."""
+        return self.train_groups(training, round, model, server, [cohort])[0]
+
+    def train_groups(
+        self, training: Training, round: int, model: ModelState, server: States, groups: list[list[Client]]
+    ) -> list[Outcome]:
+        """Train several groups of clients together on the workers, and average what each group sends."""
+        cohort = [client for group in groups for client in group]
         with one_thread():
             z = training.algorithm.broadcast(model.weights, server)  # the model that clients start from
             initial_state = most_common_state(cohort)
@@ -124,11 +131,14 @@ class RayEngine:
             common_gradient, gradient_cost = self._common_gradient(context, z)
             if common_gradient is not None:
                 context = context._replace(gradient_ref=self.ray.put(common_gradient.numpy()))
-            results = self._train_clients(context, model, z, common_gradient, gradient_cost)
-            workers_returned_rows = bool(results.items[0].result.rows)
-            if workers_returned_rows:
-                return outcome_from_rows(results, self._buffers_for(results), server)
-            return outcome_from_sums(results)
+            weights = None
+            if len(groups) == 1 and self._workers_return_sums(training, len(cohort)):
+                weights = CohortWeights.of(training.aggregation, [len(client.indices) for client in cohort])
+            items, states = self._train_clients(context, weights)
+            results = CohortResults(context, model, z, common_gradient, items, states, gradient_cost)
+            if weights is None:
+                return outcomes_from_rows(results, self._buffers_for(results), server, groups)
+            return [outcome_from_sums(results)]
 
     def _build_broadcast(
         self,
@@ -185,23 +195,12 @@ class RayEngine:
         weights = weights_by_samples([len(client.indices) for client in context.cohort])
         return weighted_sum(gradients, weights), GradientCost.total(costs)
 
-    def _train_clients(
-        self,
-        context: RoundContext,
-        model: ModelState,
-        z: Tensor,
-        common_gradient: Tensor | None,
-        gradient_cost: GradientCost,
-    ) -> CohortResults:
-        """Train the cohort on the workers; its new states stay there until they are fetched.
+    def _train_clients(self, context: RoundContext, weights: CohortWeights | None) -> tuple[list[WorkItem], list[Any]]:
+        """Train the cohort on the workers, which return sums if ``weights`` are given, and otherwise every row.
 
-        The arguments become fields of the result: ``common_gradient`` is the cohort's mean gradient at z, if the drift
-        correction needs it, and ``gradient_cost`` its backward passes and samples.
+        Returns the work items and the clients' new states, which stay on the workers until they are fetched.
         """
         training, cohort = context.training, context.cohort
-        weights = None
-        if self._workers_return_sums(training, len(cohort)):
-            weights = CohortWeights.of(training.aggregation, [len(client.indices) for client in cohort])
         items = self._work_items("train", context, weights)
         # The driver fetches the last round's states while the workers train, or at the latest after that.
         self.pool.run(items, self._source, meanwhile=self.states.fetch_all)
@@ -216,7 +215,7 @@ class RayEngine:
             states = in_cohort_order(
                 (rows, self._remote_states(worker, context, rows)) for worker, rows in rows_by_worker.items()
             )
-        return CohortResults(context, model, z, common_gradient, items, states, gradient_cost)
+        return items, states
 
     def _record_costs(self, context: RoundContext, items: list[WorkItem]) -> None:
         """Record how long clients took, and the time of the slowest worker."""

@@ -14,7 +14,7 @@ from fedflat.algorithms.state import State
 from fedflat.engines.ray.messages import Broadcast
 from fedflat.engines.ray.worker_pool import WorkItem
 from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost
-from fedflat.engines.round.cohort import build_outcome, reduce_rows
+from fedflat.engines.round.cohort import build_outcome, reduce_groups
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training, sum_of_blocks
 
 
@@ -69,11 +69,13 @@ class CohortResults(NamedTuple):
         return in_cohort_order((item.rows, item.result.reports) for item in self.items)
 
 
-def outcome_from_rows(results: CohortResults, buffers: CohortBuffers, server: States) -> Outcome:
-    """The outcome of a round in which workers returned every client's row, i.e. all that the client sends.
+def outcomes_from_rows(
+    results: CohortResults, buffers: CohortBuffers, server: States, groups: list[list[Client]]
+) -> list[Outcome]:
+    """The outcome of each group in a round in which workers returned every client's row, i.e. all that it sends.
 
-    Copies the rows to ``buffers``, which have space for the whole cohort, and averages them; ``server`` is the server's
-    state before the round, by slot.
+    Copies the rows to ``buffers``, which have space for the whole cohort, and averages those of each group. ``server``
+    is the server's state before the round, by slot. The cohort consists of the clients of all groups, in order.
     """
     for item in results.items:
         # Through numpy, which copies from the object store only once.
@@ -84,13 +86,13 @@ def outcome_from_rows(results: CohortResults, buffers: CohortBuffers, server: St
             sent.numpy()[item.rows] = rows[f"sent/{name}"]
     if results.common_gradient is not None:
         buffers.common_gradient.copy_(results.common_gradient)
-    return reduce_rows(
+    return reduce_groups(
         results.context.training,
         results.context.broadcast.round,
         results.model,
         results.z,
         buffers,
-        results.context.cohort,
+        groups,
         results.reports,
         results.gradient_cost,
         server,

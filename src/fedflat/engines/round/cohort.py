@@ -147,6 +147,32 @@ def reduce_rows(
     return outcome
 
 
+def reduce_groups(
+    training: Training,
+    round: int,
+    model: ModelState,
+    z: Tensor,
+    buffers: CohortBuffers,
+    groups: list[list[Client]],
+    reports: list[ClientReport],
+    gradient_cost: GradientCost,
+    server: States,
+    states: Sequence[Mapping[str, State]] | None = None,
+) -> list[Outcome]:
+    """Build the outcome of each of several groups of clients that trained together.
+
+    The arguments are those of ``reduce_rows``; rows, reports and states are in the order of the groups.
+    """
+    outcomes, first = [], 0
+    for group in groups:
+        rows = slice(first, first + len(group))
+        rows_of_group = buffers.part(rows) if len(groups) > 1 else buffers
+        own = reports[rows], gradient_cost, server, None if states is None else states[rows]
+        outcomes.append(reduce_rows(training, round, model, z, rows_of_group, group, *own))
+        first, gradient_cost = rows.stop, GradientCost()  # a common gradient is counted once
+    return outcomes
+
+
 def _chosen_weights(
     training: Training, z: Tensor, buffers: CohortBuffers, weights: CohortWeights, cohort: list[Client], state: State
 ) -> tuple[Tensor, State]:
@@ -252,6 +278,7 @@ def build_outcome(
         loss=losses.sum() / sum(report.steps for report in reports),
         cost=cost,
         rows=rows,
+        lr_sums=_stack_scalars([report.lr_sum for report in reports], z),
     )
 
 
@@ -301,15 +328,7 @@ class CohortEngine(ABC):
             weights = weights_by_samples([len(client.indices) for client in cohort])
             buffers.common_gradient.copy_(weighted_sum(buffers.gradient[: len(cohort)], weights))
         reports = self.train_rows(training, round, buffers, cohort, model.integer_buffers)
-        outcomes, first = [], 0
-        for group in groups:
-            rows = slice(first, first + len(group))
-            rows_of_group = buffers.part(rows) if len(groups) > 1 else buffers
-            outcomes.append(
-                reduce_rows(training, round, model, z, rows_of_group, group, reports[rows], gradient_cost, server)
-            )
-            first, gradient_cost = rows.stop, GradientCost()  # a common gradient is counted once
-        return outcomes
+        return reduce_groups(training, round, model, z, buffers, groups, reports, gradient_cost, server)
 
     @abstractmethod
     def allocate(self, training: Training, rows: int, like: Tensor) -> CohortBuffers:

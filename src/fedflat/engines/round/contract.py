@@ -243,6 +243,7 @@ class Outcome:
         loss: mean training loss over all steps of all clients, a scalar.
         cost: what the round cost.
         rows: every client's row, where the engine has them; for in-run measurements, not for training.
+        lr_sums: each client's sum of learning rates H_i [cohort]; None if clients of several rounds were combined.
     """
 
     returned: CohortMeans
@@ -253,6 +254,7 @@ class Outcome:
     loss: Tensor
     cost: Cost = field(default_factory=Cost)
     rows: CohortRows | None = None
+    lr_sums: Tensor | None = None
 
 
 class Engine(Protocol):

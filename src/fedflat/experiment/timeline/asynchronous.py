@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -40,9 +41,10 @@ class ClientUpdates:
     Attributes:
         flights: their flights, in order of arrival.
         samples: their numbers of examples.
-        tensors: means over the clients, by name: ``displacement``, ``uniform`` and ``direction`` as in ``CohortMeans``;
-            ``model``, the clients' mean model; ``buffers``, ``loss``, ``sent/slot.field`` and ``integers/name``.
-            Messages that are relative to a server vector (``Slot.relative_messages``) are stored as absolute values.
+        tensors: means over the clients, by name: ``displacement``, ``buffers``, ``loss``, ``sent/slot.field`` and
+            ``integers/name``. Messages that are relative to a server vector (``Slot.relative_messages``) are stored as
+            absolute values. Also, of several clients, ``uniform`` and ``direction`` as in ``CohortMeans``; of one
+            client, its sum of learning rates ``lr_sum``, from which both follow.
         cost: what their training cost.
         outcome: what the engine returned, unless the updates were read from a checkpoint.
     """
@@ -54,9 +56,7 @@ class ClientUpdates:
     outcome: Outcome | None = None
 
     @classmethod
-    def of(
-        cls, flights: list[Flight], outcome: Outcome, server: ServerState, setup: TimelineSetup, with_model: bool
-    ) -> ClientUpdates:
+    def of(cls, flights: list[Flight], outcome: Outcome, server: ServerState, setup: TimelineSetup) -> ClientUpdates:
         """Keep what is needed of an engine's outcome.
 
         Args:
@@ -64,21 +64,21 @@ class ClientUpdates:
             outcome: what the engine returned.
             server: the server that the clients started from.
             setup: what the timeline knows about the run.
-            with_model: whether to keep the clients' mean model as well.
         """
         returned = outcome.returned
         tensors = {
             "displacement": returned.displacement,
-            "uniform": returned.uniform,
-            "direction": returned.direction,
             "loss": outcome.loss,
             **_absolute(flat_state(outcome.means), server, setup, 1.0),
         }
+        if len(flights) > 1:
+            tensors |= {"uniform": returned.uniform, "direction": returned.direction}
+        else:
+            assert outcome.lr_sums is not None
+            tensors["lr_sum"] = outcome.lr_sums[0]
         if not setup.training.own_statistics:  # otherwise the outcome has the server's
             tensors["buffers"] = outcome.buffers
             tensors |= {f"integers/{name}": value for name, value in outcome.integer_buffers.items()}
-        if with_model:
-            tensors["model"] = returned.z + returned.displacement
         samples = [len(client.indices) for client in outcome.clients]
         return cls(flights, samples, tensors, outcome.cost, outcome)
 
@@ -86,6 +86,18 @@ class ClientUpdates:
     def version(self) -> int:
         """Version of the server model that the clients started from."""
         return self.flights[0].version
+
+    @property
+    def uniform(self) -> Tensor:
+        """The uniform mean of the displacements [parameters]."""
+        return self.tensors.get("uniform", self.tensors["displacement"])
+
+    @property
+    def direction(self) -> Tensor:
+        """The uniform mean of the displacements divided by -H_i, in units of a gradient [parameters]."""
+        if "direction" in self.tensors:
+            return self.tensors["direction"]
+        return self.tensors["displacement"] * (-1 / self.tensors["lr_sum"]) + 0.0  # as a sum of rows, without -0
 
 
 class AsynchronousTimeline(Timeline):
@@ -102,6 +114,8 @@ class AsynchronousTimeline(Timeline):
         policy = policy_of(setup.config)
         assert isinstance(policy, Asynchronous)
         self._policy, self._clients = policy, len(setup.indices)
+        fields = setup.algorithm.client_fields()
+        self._has_client_state = setup.training.own_statistics or any(fields.values())
         self._schedule = Schedule(
             self.sampler.clients_per_round,
             policy.buffer_size,
@@ -113,6 +127,7 @@ class AsynchronousTimeline(Timeline):
         )
         self._next: tuple[ScheduleState, ServerUpdate] | None = None  # the state before the next update, and the update
         self._pending: dict[Flight, ClientUpdates] = {}  # trained, not yet part of an update; each of one client
+        self._starts: dict[int, Tensor] = {}  # what pending clients started from, by version, if models are mixed
         self._staleness = [0, 0]  # sum, and number of arrivals, since the last evaluation
 
     def _choose(self, draw: int, count: int, time: float, busy: set[int]) -> list[int]:
@@ -152,7 +167,10 @@ class AsynchronousTimeline(Timeline):
             self._staleness[1] += 1
         members = {flight for group in together for flight in group.flights}
         groups = together + [self._pending.pop(flight) for flight in update.arrived if flight not in members]
-        return TrainedRound([], self._combine(server, update, groups, trained), trained, Cost())
+        outcome = self._combine(server, update, groups, trained)
+        needed = {flight.version for flight in self._pending}
+        self._starts = {version: z for version, z in self._starts.items() if version in needed}
+        return TrainedRound([], outcome, trained, Cost())
 
     def _train_dispatched(
         self, engine: Engine, server: ServerState, update: ServerUpdate, read_client: ReadClient
@@ -164,22 +182,25 @@ class AsynchronousTimeline(Timeline):
             new states. What the others will send is kept in ``_pending``.
         """
         arrived, together, trained = set(update.arrived), list[ClientUpdates](), dict[int, Client]()
-        for repetition in range(1 + max((flight.repetition for flight in update.dispatched), default=-1)):
-            flights = [flight for flight in update.dispatched if flight.repetition == repetition]
-            group = [flight for flight in flights if flight in arrived]
-            groups = ([group] if group else []) + [[flight] for flight in flights if flight not in arrived]
-            clients = []
-            for flights_of_group in groups:
-                clients.append([self._client(flight, trained, read_client) for flight in flights_of_group])
+        flights = sorted(update.dispatched, key=lambda flight: flight.repetition)
+        # A client's next repetition starts from the state that the last one left; without state, all train together.
+        batches = [list(batch) for _, batch in groupby(flights, lambda flight: flight.repetition)]
+        for batch in batches if self._has_client_state else [flights] if flights else []:
+            landed = [flight for flight in batch if flight in arrived]
+            groups = [list(group) for _, group in groupby(landed, lambda flight: flight.repetition)]
+            groups += [[flight] for flight in batch if flight not in arrived]
+            clients = [[self._client(flight, trained, read_client) for flight in group] for group in groups]
             outcomes = train_groups(engine, self.setup.training, update.version, server.model, server.states, clients)
-            for flights_of_group, outcome in zip(groups, outcomes, strict=True):
-                updates = ClientUpdates.of(flights_of_group, outcome, server, self.setup, self._policy.mixes_models)
-                for flight, client in zip(flights_of_group, outcome.clients, strict=True):
+            for group, outcome in zip(groups, outcomes, strict=True):
+                updates = ClientUpdates.of(group, outcome, server, self.setup)
+                for flight, client in zip(group, outcome.clients, strict=True):
                     trained[flight.client] = client._replace(number=flight.client)
-                if flights_of_group is group:
+                if group[0] in arrived:
                     together.append(updates)
-                else:
-                    self._pending[flights_of_group[0]] = replace(updates, outcome=None)  # frees the engine's tensors
+                    continue
+                self._pending[group[0]] = replace(updates, outcome=None)  # frees the engine's tensors
+                if self._policy.mixes_models:
+                    self._starts[update.version] = outcome.returned.z
         return together, list(trained.values())
 
     def _client(self, flight: Flight, trained: dict[int, Client], read_client: ReadClient) -> Client:
@@ -225,15 +246,16 @@ class AsynchronousTimeline(Timeline):
         scaled = {kind: [p * scale for p, scale in zip(shares[kind], scales, strict=True)] for kind in shares}
         displacement = _weighted_sum([group.tensors["displacement"] for group in groups], scaled["aggregation"])
         if self._policy.mixes_models and groups[0].version != update.version:  # otherwise the displacement is y - z
-            displacement = scales[0] * (groups[0].tensors["model"] - z)
+            model = self._starts[groups[0].version] + groups[0].tensors["displacement"]
+            displacement = scales[0] * (model - z)
         directed = [p * weight for p, weight in zip(shares["uniform"], weights, strict=True)]
         directed = [weight / sum(directed) for weight in directed]
         returned = CohortMeans(
             x=x,
             z=z,
             displacement=displacement,
-            uniform=_weighted_sum([group.tensors["uniform"] for group in groups], scaled["uniform"]),
-            direction=_weighted_sum([group.tensors["direction"] for group in groups], directed),
+            uniform=_weighted_sum([group.uniform for group in groups], scaled["uniform"]),
+            direction=_weighted_sum([group.direction for group in groups], directed),
             mean={},
             share=len(samples) / training.clients,
             cohort_size=len(samples),
@@ -271,7 +293,7 @@ class AsynchronousTimeline(Timeline):
     def state(self) -> TimelineState:
         """Virtual time, the schedule, and what the clients in flight will send."""
         before = self._next[0] if self._next else self._schedule.state
-        tensors: dict[str, Tensor] = {}
+        tensors = {f"start/{version}": z for version, z in self._starts.items()}
         pending = []
         for number, (flight, updates) in enumerate(self._pending.items()):
             tensors |= {f"{number}/{name}": value for name, value in updates.tensors.items()}
@@ -284,6 +306,7 @@ class AsynchronousTimeline(Timeline):
         super().restore(tensors, values)
         self._schedule.state, self._next = ScheduleState.from_json(values["schedule"]), None
         self._staleness = list(values["staleness"])
+        self._starts = {int(version): z for version, z in with_prefix(tensors, "start/").items()}
         self._pending = {}
         for number, entry in enumerate(values["pending"]):
             flight = Flight(*entry["flight"])
