@@ -5,6 +5,7 @@ Holds only mathematics on modules and tensors. May import ``fedflat.models.layou
 """
 
 from fedflat.flatness.curvature.lanczos import Eigenpairs, Ends, Largest, lanczos
+from fedflat.flatness.curvature.layers import LayerCurvature
 from fedflat.flatness.curvature.operator import Operator
 from fedflat.flatness.curvature.power import power
 from fedflat.flatness.curvature.spectrum import Spectrum, spectrum_of
@@ -27,6 +28,7 @@ __all__ = [
     "Estimate",
     "Landscape",
     "Largest",
+    "LayerCurvature",
     "Mark",
     "Model",
     "Objective",

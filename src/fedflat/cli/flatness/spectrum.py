@@ -37,8 +37,10 @@ from fedflat.cli.shared.flags import DATA_DIR, JSON, QUIET, SEED, optional
 from fedflat.cli.shared.screen import print_json, screen, shown_count, shown_seconds, status_line
 
 if TYPE_CHECKING:
-    from fedflat.flatness import Spectrum
+    from fedflat.flatness import LayerCurvature, Spectrum
 
+MATRICES = ("hessian", "gauss-newton", "empirical-fisher")
+"""For completion; ``fedflat.flatness`` is not imported here, because torch takes seconds to import."""
 METHOD = "Method"
 """Help panel."""
 _method_option = partial(typer.Option, rich_help_panel=METHOD)
@@ -50,6 +52,16 @@ def spectrum(
     by: str = typer.Option("value", "--by", metavar="ORDER", help="value (largest eigenvalues) or magnitude"),
     lambda_min: bool = typer.Option(
         True, "--lambda-min/--no-lambda-min", help="by value: also compute the smallest eigenvalue"
+    ),
+    matrix: str = typer.Option(
+        "hessian",
+        "--matrix",
+        metavar="NAME",
+        help="hessian, gauss-newton (for cross-entropy, the Fisher matrix) or empirical-fisher",
+        autocompletion=lambda: list(MATRICES),
+    ),
+    per_layer: bool = typer.Option(
+        False, "--per-layer", help="also compute the largest eigenvalue and trace of each parameter's diagonal block"
     ),
     density: bool = typer.Option(False, "--density", help="also estimate the spectral density"),
     on: str = ON,
@@ -83,7 +95,7 @@ def spectrum(
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Compute the Hessian spectrum of the loss around models: eigenvalues, trace and density.
+    """Compute the spectrum of the Hessian (or Fisher matrix) of the loss around models: eigenvalues, trace and density.
 
     Example: fedflat flatness spectrum runs/fedavg-digits-seed0 runs/fedsam-digits-seed0 --examples 500 --subsets 3
     """
@@ -100,6 +112,8 @@ def spectrum(
                 spectrum_of(
                     objective,
                     eigenvalues,
+                    matrix=matrix,
+                    per_layer=per_layer,
                     method=method,
                     by=by,
                     lambda_min=lambda_min,
@@ -161,13 +175,26 @@ def _print_spectra(spectra: dict[str, list[Spectrum]], document: dict[str, Any],
         "products",
         "time",
     )
-    heading = f"Curvature on {document['on']}, {examples} examples, {first.precision}, {first.method}"
+    matrix = "" if first.matrix == "hessian" else f" ({first.matrix})"
+    heading = f"Curvature{matrix} on {document['on']}, {examples} examples, {first.precision}, {first.method}"
     rows = [_row(name, per_subset, shown_tests[name]) for name, per_subset in spectra.items()]
     print_table(heading, columns, rows, note)
     for name, per_subset in spectra.items():
+        if first.layers:
+            layers = [_layer_row([result.layers[index] for result in per_subset]) for index in range(len(first.layers))]
+            print_table(f"Parameters of {name}", ("parameter", "weights", "lambda_max", "trace"), layers, note)
         for result in per_subset:
             if not result.converged:
                 screen().print(f"{name}: not converged; {result.unconverged}", markup=False)
+
+
+def _layer_row(per_subset: Sequence[LayerCurvature]) -> tuple[object, ...]:
+    """Return the table row of a parameter, given its curvature on each subset of examples."""
+    first = per_subset[0]
+    trace = f"{first.trace.value:.4g} ± {first.trace.half_width:.2g}"
+    if len(per_subset) > 1:
+        trace = plus_minus([layer.trace.value for layer in per_subset])
+    return first.name, shown_count(first.size), plus_minus([layer.lambda_max for layer in per_subset]), trace
 
 
 def _row(name: str, per_subset: Sequence[Spectrum], test_metric: str) -> tuple[object, ...]:
