@@ -109,8 +109,10 @@ def test_power_iteration_and_density(fedflat, run):
 
 
 def test_the_fisher_matrix_and_single_layers(fedflat, run):
-    flags = ("--eigenvalues", "2", "--examples", "30", "--subsets", "2", "--trace-draws", "2", "--out", "here")
-    result = fedflat("flatness", "spectrum", run, *flags, "--matrix", "gauss-newton", "--per-layer")
+    flags = ("--eigenvalues", "2", "--examples", "30", "--subsets", "2", "--trace-draws", "4", "--out", "here")
+    result = fedflat(
+        "flatness", "spectrum", run, *flags, "--matrix", "gauss-newton", "--per-layer", "--trace-estimator", "hutch++"
+    )
     assert result.exit_code == 0, result.stderr
     for word in ("Curvature (gauss-newton) on train", "Parameters of fedavg+wima", "weights", "±"):
         assert word in result.stdout

@@ -76,7 +76,14 @@ def spectrum(
         1e-3, "--tolerance", help="Lanczos: maximum relative residual (lambda_min: relative to lambda_max)"
     ),
     iterations: int = _method_option(20, "--iterations", min=1, help="power iteration: products per eigenvalue"),
-    trace_draws: int = _method_option(30, "--trace-draws", min=0, help="random vectors for the trace; 0 skips it"),
+    trace_draws: int = _method_option(30, "--trace-draws", min=0, help="products for the trace; 0 skips it"),
+    trace_estimator: str = _method_option(
+        "hutchinson",
+        "--trace-estimator",
+        metavar="NAME",
+        help="hutchinson or hutch++",
+        autocompletion=lambda: ["hutchinson", "hutch++"],
+    ),
     density_draws: int = _method_option(5, "--density-draws", min=1, help="random vectors for the density"),
     density_steps: int = _method_option(80, "--density-steps", min=1, help="products per random vector"),
     batch: int | None = BATCH,
@@ -120,6 +127,7 @@ def spectrum(
                     tolerance=tolerance,
                     iterations=iterations,
                     trace_draws=trace_draws,
+                    trace_estimator=trace_estimator,
                     density_draws=density_draws if density else 0,
                     density_steps=density_steps,
                     compile=compile,

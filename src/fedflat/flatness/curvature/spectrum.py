@@ -15,7 +15,7 @@ from fedflat.flatness.curvature.lanczos import TOLERANCE, Eigenpairs, Ends, Larg
 from fedflat.flatness.curvature.layers import LayerCurvature, layer_curvatures
 from fedflat.flatness.curvature.operator import Operator
 from fedflat.flatness.curvature.power import power
-from fedflat.flatness.curvature.trace import DRAWS, Density, check_draws, hutchinson, lanczos_quadrature
+from fedflat.flatness.curvature.trace import DRAWS, Density, check_draws, lanczos_quadrature, trace_estimator_of
 from fedflat.flatness.estimate import Estimate
 from fedflat.flatness.objective import Objective
 
@@ -175,6 +175,7 @@ def spectrum_of(
     tolerance: float = TOLERANCE,
     iterations: int = 20,
     trace_draws: int = DRAWS,
+    trace_estimator: str = "hutchinson",
     density_draws: int = 0,
     density_steps: int = 80,
     per_layer: bool = False,
@@ -195,7 +196,8 @@ def spectrum_of(
         tolerance: residual at which Lanczos accepts an eigenvalue, relative to its magnitude; for lambda_min, relative
             to the largest magnitude.
         iterations: maximum number of products per eigenvalue of power iteration.
-        trace_draws: number of random vectors for the trace; 0 skips it.
+        trace_draws: number of products for the trace; 0 skips it.
+        trace_estimator: ``hutchinson`` or ``hutch++``; both estimate only what the eigenvectors leave.
         density_draws: number of random vectors for the spectral density; 0 skips it.
         density_steps: Lanczos steps per random vector of the density.
         per_layer: whether to also compute the largest eigenvalue and the trace of each parameter's diagonal block.
@@ -214,8 +216,9 @@ def spectrum_of(
             f"cannot compute {count} eigenvalues of a model with {objective.size} parameters; "
             f"expected 1 to {objective.size}"
         )
+    estimate_trace = trace_estimator_of(trace_estimator)
     if trace_draws:
-        check_draws(trace_draws)
+        check_draws(trace_draws, trace_estimator)
     start = time.monotonic()
     progress("checking that the loss is deterministic")
     objective.check()
@@ -240,7 +243,7 @@ def spectrum_of(
     if trace_draws:
         # Deflation needs accurate eigenvectors, which power iteration does not give.
         values, vectors = (pairs.values, pairs.vectors) if method == "lanczos" else (None, None)
-        trace = hutchinson(
+        trace = estimate_trace(
             operator,
             draws=trace_draws,
             seed=seed,
