@@ -46,6 +46,7 @@ def test_all_commands_are_listed():
     assert {
         "spectrum",
         "sharpness",
+        "norms",
         "clients",
         "gap",
         "bounds",

@@ -85,6 +85,7 @@ VALID: dict[str, Call] = {
     "doctor": ((), {}),
     "flatness spectrum": (("run",), {**FEW, "--iterations": "2", "--eigenvalues": "1"}),
     "flatness sharpness": (("run",), FEW),
+    "flatness norms": (("run",), {**FEW, "--draws": "2", "--directions": "1"}),
     "flatness landscape": (("run",), {**FEW, "--points": "3", "--dimensions": "1"}),
     "flatness plane": (("run", "run:server@1", "run:server@0"), {**FEW, "--points": "3"}),
     "flatness path": (("run:server@0", "run"), {**FEW, "--points": "3"}),

@@ -36,6 +36,7 @@ from fedflat.cli.flatness.clients import clients
 from fedflat.cli.flatness.generalisation import bounds, gap
 from fedflat.cli.flatness.landscape import landscape, path, plane
 from fedflat.cli.flatness.log import log
+from fedflat.cli.flatness.norms import norms
 from fedflat.cli.flatness.sharpness import sharpness
 from fedflat.cli.flatness.spectrum import spectrum
 from fedflat.cli.flatness.stability import stability
@@ -242,7 +243,7 @@ EXPERIMENTS, LOOKUP = "Experiments", "Looking things up"
 EXPERIMENT_COMMANDS = (run, compare, sweep, tune, branch, reproduce, resume, show, watch, report, evaluate, export)
 for _command in (*EXPERIMENT_COMMANDS, new, clean, bench):
     app.command(rich_help_panel=EXPERIMENTS)(_command)
-for _command in (spectrum, sharpness, landscape, plane, path, clients, log, gap, bounds, stability):
+for _command in (spectrum, sharpness, norms, landscape, plane, path, clients, log, gap, bounds, stability):
     flatness.command()(_command)
 app.add_typer(flatness, name="flatness", rich_help_panel=EXPERIMENTS)
 app.add_typer(deploy, name="deploy", rich_help_panel=EXPERIMENTS)

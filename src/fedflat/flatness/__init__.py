@@ -16,7 +16,8 @@ from fedflat.flatness.landscapes.grid import Landscape, Mark, Model
 from fedflat.flatness.landscapes.landscape import landscape_around, landscape_of
 from fedflat.flatness.landscapes.path import Barrier, barrier, path_landscape, path_of
 from fedflat.flatness.landscapes.plane import Plane, plane_landscape, plane_of
-from fedflat.flatness.module_api import density, landscape, sharpness, spectrum, trace
+from fedflat.flatness.module_api import density, landscape, norms, sharpness, spectrum, trace
+from fedflat.flatness.norms import Norms, norms_of, relative_flatness
 from fedflat.flatness.objective import Objective
 from fedflat.flatness.sharpness import Sharpness, sharpness_of
 
@@ -31,6 +32,7 @@ __all__ = [
     "LayerCurvature",
     "Mark",
     "Model",
+    "Norms",
     "Objective",
     "Operator",
     "Plane",
@@ -44,11 +46,14 @@ __all__ = [
     "landscape",
     "landscape_around",
     "landscape_of",
+    "norms",
+    "norms_of",
     "path_landscape",
     "path_of",
     "plane_landscape",
     "plane_of",
     "power",
+    "relative_flatness",
     "sharpness",
     "sharpness_of",
     "spectrum",

@@ -19,6 +19,7 @@ from fedflat.flatness.curvature.trace import DRAWS, Density, lanczos_quadrature,
 from fedflat.flatness.estimate import Estimate
 from fedflat.flatness.landscapes.grid import Landscape
 from fedflat.flatness.landscapes.landscape import landscape_of
+from fedflat.flatness.norms import Norms, norms_of
 from fedflat.flatness.objective import Loss, Objective
 from fedflat.flatness.sharpness import Sharpness, sharpness_of
 
@@ -114,6 +115,21 @@ def sharpness(
         options: further arguments of ``sharpness_of``, e.g. the radius ``rho``.
     """
     return sharpness_of(_objective(model, loss, data, batch), kind, **options)
+
+
+def norms(
+    model: nn.Module | Objective, loss: Loss | None = None, data: Any = None, *, batch: int = 500, **options: Any
+) -> Norms:
+    """Measure flatness relative to the size of the weights: relative flatness, Fisher-Rao norm, PAC-Bayes sharpness.
+
+    Args:
+        model: evaluated in evaluation mode and left unchanged; an ``Objective`` includes loss and data.
+        loss: ``loss(output, target)``, the mean over a batch.
+        data: a DataLoader, a list of batches, or a pair of tensors (inputs, targets).
+        batch: batch size for a pair of tensors.
+        options: further arguments of ``norms_of``, e.g. the ``layer`` of relative flatness.
+    """
+    return norms_of(_objective(model, loss, data, batch), **options)
 
 
 def landscape(
