@@ -47,6 +47,7 @@ def test_all_commands_are_listed():
         "spectrum",
         "sharpness",
         "norms",
+        "similarity",
         "clients",
         "gap",
         "bounds",

@@ -90,6 +90,7 @@ VALID: dict[str, Call] = {
     "flatness plane": (("run", "run:server@1", "run:server@0"), {**FEW, "--points": "3"}),
     "flatness path": (("run:server@0", "run"), {**FEW, "--points": "3"}),
     "flatness clients": (("run",), {"--examples": "8"}),
+    "flatness similarity": (("run",), {"--examples": "8", "--eigenvectors": "1"}),
     "flatness log": (("run",), {}),
     "flatness gap": (("run",), {"--examples": "8"}),
     "flatness bounds": (("run",), {"--examples": "8", "--clients": "2"}),

@@ -20,6 +20,7 @@ from fedflat.flatness.module_api import density, landscape, norms, sharpness, sp
 from fedflat.flatness.norms import Norms, norms_of, relative_flatness
 from fedflat.flatness.objective import Objective
 from fedflat.flatness.sharpness import Sharpness, sharpness_of
+from fedflat.flatness.similarity import subspace_overlap, top_eigenvectors
 
 __all__ = [
     "Barrier",
@@ -58,5 +59,7 @@ __all__ = [
     "sharpness_of",
     "spectrum",
     "spectrum_of",
+    "subspace_overlap",
+    "top_eigenvectors",
     "trace",
 ]
