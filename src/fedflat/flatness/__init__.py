@@ -20,7 +20,7 @@ from fedflat.flatness.module_api import density, landscape, norms, sharpness, sp
 from fedflat.flatness.norms import Norms, norms_of, relative_flatness
 from fedflat.flatness.objective import Objective
 from fedflat.flatness.sharpness import Sharpness, sharpness_of
-from fedflat.flatness.similarity import subspace_overlap, top_eigenvectors
+from fedflat.flatness.similarity import features_of, linear_cka, subspace_overlap, top_eigenvectors
 
 __all__ = [
     "Barrier",
@@ -42,11 +42,13 @@ __all__ = [
     "barrier",
     "density",
     "directions_around",
+    "features_of",
     "filter_normalised",
     "lanczos",
     "landscape",
     "landscape_around",
     "landscape_of",
+    "linear_cka",
     "norms",
     "norms_of",
     "path_landscape",

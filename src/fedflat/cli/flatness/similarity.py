@@ -30,6 +30,7 @@ from fedflat.cli.shared.screen import print_json, status_line
 COLUMNS = {
     "overlap_at_server": "overlap at the server model",
     "overlap": "overlap at the client's model",
+    "cka": "CKA of features",
 }
 """Measures of a client and their titles."""
 
@@ -51,7 +52,7 @@ def similarity(
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Compare clients with the server model: overlap of the eigenspaces of largest curvature.
+    """Compare clients with the server model: overlap of top eigenspaces, and CKA of features.
 
     The round after the server model is trained again to obtain the clients' models.
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fedflat.engines.cpu.engine import one_thread
+from fedflat.engines.problem.task import finite_or_none
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.cohort import Measurements
 from fedflat.experiment.analysis.run_model import RunModel, replay_after
 from fedflat.flatness import Objective
-from fedflat.flatness.similarity import subspace_overlap, top_eigenvectors
+from fedflat.flatness.similarity import features_of, linear_cka, subspace_overlap, top_eigenvectors
 
 
 def client_similarity(
@@ -36,7 +37,8 @@ def client_similarity(
     Returns:
         One row per client: ``client``, ``overlap_at_server`` and ``overlap``, the overlap of the top eigenspaces of
         the client's loss and of the global loss at the server model. The client's loss is taken at the server model,
-        or at the client's own model after local training.
+        or at the client's own model after local training. ``cka`` is the linear CKA of the features of client's and
+        server's model on the examples of the global loss; None if the features are constant.
     """
     if server.name != "server":
         raise UserError(f"clients train from the server model, not from {server.name}; name RUN:server or RUN:server@N")
@@ -53,6 +55,7 @@ def client_similarity(
         progress("eigenvectors of the global loss")
         global_loss = sampled(server.objective(batch=batch))
         top = top_eigenvectors(global_loss, eigenvectors, seed=seed)
+        features = features_of(global_loss)
         for client, state in zip(cohort, states, strict=True):
             progress(f"client {client.number}")
             at_server = sampled(server.objective(client=client.number, batch=batch))
@@ -64,5 +67,7 @@ def client_similarity(
                 subspace_overlap(top, top_eigenvectors(loss, eigenvectors, seed=seed))
                 for loss in (at_server, at_client)
             ]
-            rows.append({"client": client.number, "overlap_at_server": overlaps[0], "overlap": overlaps[1]})
+            row: Measurements = {"client": client.number, "overlap_at_server": overlaps[0], "overlap": overlaps[1]}
+            client_features = features_of(sampled(server.objective(batch=batch, state=own)))
+            rows.append(row | {"cka": finite_or_none(linear_cka(features, client_features))})
     return rows
