@@ -88,7 +88,7 @@ VALID: dict[str, Call] = {
     "flatness norms": (("run",), {**FEW, "--draws": "2", "--directions": "1"}),
     "flatness landscape": (("run",), {**FEW, "--points": "3", "--dimensions": "1"}),
     "flatness plane": (("run", "run:server@1", "run:server@0"), {**FEW, "--points": "3"}),
-    "flatness path": (("run:server@0", "run"), {**FEW, "--points": "3"}),
+    "flatness path": (("run:server@0", "run"), {**FEW, "--points": "3", "--curve-steps": "2"}),
     "flatness clients": (("run",), {"--examples": "8"}),
     "flatness similarity": (("run",), {"--examples": "8", "--eigenvectors": "1"}),
     "flatness log": (("run",), {}),

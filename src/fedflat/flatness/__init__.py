@@ -11,6 +11,8 @@ from fedflat.flatness.curvature.power import power
 from fedflat.flatness.curvature.spectrum import Spectrum, spectrum_of
 from fedflat.flatness.curvature.trace import Density
 from fedflat.flatness.estimate import Estimate
+from fedflat.flatness.landscapes.alignment import aligned
+from fedflat.flatness.landscapes.curve import curve_of
 from fedflat.flatness.landscapes.directions import directions_around, filter_normalised
 from fedflat.flatness.landscapes.grid import Landscape, Mark, Model
 from fedflat.flatness.landscapes.landscape import landscape_around, landscape_of
@@ -39,7 +41,9 @@ __all__ = [
     "Plane",
     "Sharpness",
     "Spectrum",
+    "aligned",
     "barrier",
+    "curve_of",
     "density",
     "directions_around",
     "features_of",
