@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedflat.algorithms import algorithm, canonical
@@ -258,3 +259,84 @@ def test_virtual_time_from_training_to_the_figure(tmp_path: Path, capsys: pytest
     assert (tmp_path / "virtual_time.png").exists()
     assert (tmp_path / "summary.txt").read_text() in capsys.readouterr().out
     virtual_time.main([*SMALL, *options, str(tmp_path), "--draw-only"])
+
+
+def measured_models(flatness_study: ModuleType) -> list[dict[str, Any]]:
+    """Made-up models: the trace determines the gap, and lambda_max follows the training loss, which the gap ignores."""
+    rng, models = np.random.default_rng(0), []
+    columns = ("lambda_max", "trace", *flatness_study.INVARIANT)
+    for family, algorithms in flatness_study.FAMILIES.items():
+        for name in algorithms:
+            for seed in range(3):
+                loss, trace = rng.uniform(size=2)
+                measures = {column: rng.uniform() for column in columns} | {"lambda_max": loss**2, "trace": trace}
+                outcomes = {"gap": trace + 0.05 * rng.normal(), "accuracy_gap": loss, "test_error": rng.uniform(0, 0.5)}
+                labels = {"dataset": "digits", "alpha": 0.1, "algorithm": name, "seed": seed, "family": family}
+                labels |= {"comparison": "equal rounds", "excluded": ""}
+                models.append({**labels, "train_loss": loss, "measures": measures, **outcomes})
+    return models
+
+
+def test_the_flatness_study_finds_the_measure_that_predicts(tmp_path: Path) -> None:
+    flatness_study = study("flatness_study")
+    models = measured_models(flatness_study)
+    diverged = {**models[0], "excluded": "diverged"}
+    untrained, incomplete = {**models[0], "test_error": 0.9}, {**models[0], "gap": None}
+    (tmp_path / "models").mkdir()
+    for number, model in enumerate([*models, diverged, untrained, incomplete]):
+        (tmp_path / "models" / f"{number:03}.json").write_text(json.dumps(model))
+    document = flatness_study.analyse(tmp_path, resamples=100)
+    assert document["models"] == len(models) + 3 and len(document["excluded"]) == 3
+    (cell,) = document["cells"].values()
+    assert (cell["models"], cell["algorithms"]) == (84, 28)
+    for kind in ("across", "partial", "within"):
+        trace, noise = (cell[kind]["gap"][name] for name in ("trace", "asam"))
+        assert trace["value"] > 0.9 and trace["low"] > 0.85 and trace["holm"] < 0.2 < noise["holm"]
+        assert noise["low"] < 0 < noise["high"]
+    # lambda_max orders the accuracy gap only through the training loss.
+    assert cell["across"]["accuracy_gap"]["lambda_max"]["value"] == pytest.approx(1)
+    assert cell["partial"]["accuracy_gap"]["lambda_max"]["value"] is None
+    assert "holm" not in cell["across"]["gap"]["train_loss"]
+    assert cell["gain_over_lambda_max"].keys() == set(flatness_study.INVARIANT)
+    assert "| trace | +0.9" in (tmp_path / "analysis.md").read_text()
+
+
+def test_statements_are_judged_by_the_sign_in_every_seed() -> None:
+    flatness_study, models = study("flatness_study"), []
+    for name, errors in {
+        "fedsam": (0.1, 0.2),
+        "fedavg": (0.3, 0.3),
+        "fedasam": (0.4, 0.4),
+        "fedavg+swa": (0.2, 0.4),
+    }.items():
+        for seed, error in enumerate(errors):
+            labels = {"dataset": "digits", "comparison": "equal loss", "alpha": 1.0, "algorithm": name, "seed": seed}
+            models.append({**labels, "test_error": error, "measures": {"lambda_max": 1.0}})
+    verdicts = {row["statement"]: row["verdict"] for row in flatness_study.statements(models)}
+    assert [verdicts[f"{name} has a lower test_error than fedavg"] for name in ("fedsam", "fedasam", "fedavg+swa")] == [
+        *("supported", "contradicted", "mixed")
+    ]
+    assert verdicts["fedsam has a lower lambda_max than fedavg"] == "mixed"  # equal
+    assert verdicts["fedsam+swa has a lower test_error than fedsam"] == "not measured"
+    assert "fedswa has a lower test_error than fedsam" not in verdicts  # stated for alpha 0.1 only
+
+
+def test_the_round_at_equal_loss_is_the_first_that_reaches_it() -> None:
+    rows = {0: {"train_loss": 2.0}, 5: {"train_loss": None}, 10: {"train_loss": 0.4}, 15: {"train_loss": 0.3}}
+    flatness_study = study("flatness_study")
+    assert [flatness_study.round_at_loss(rows, target) for target in (0.4, 0.35, 0.1)] == [10, 15, None]
+
+
+@pytest.mark.slow
+def test_the_flatness_study_is_resumable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flatness_study = study("flatness_study")
+    monkeypatch.setattr(flatness_study, "ALPHAS", (1.0,))
+    options = words("--seeds 1 --algorithms fedsam fedavg+ema --resamples 5 --out")
+    flatness_study.main([*SMALL, *options, str(tmp_path)])
+    files = sorted((tmp_path / "models").iterdir())
+    assert len(files) == 6
+    final = json.loads((tmp_path / "models" / "digits-alpha1-fedavg-seed0-equal-rounds.json").read_text())
+    assert final["round"] == 3 and final["measures"]["lambda_max"] > 0 and final["family"] == "server optimiser"
+    times = [file.stat().st_mtime_ns for file in files]
+    flatness_study.main([*SMALL, *options, str(tmp_path)])
+    assert [file.stat().st_mtime_ns for file in files] == times

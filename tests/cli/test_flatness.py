@@ -108,6 +108,30 @@ def test_power_iteration_and_density(fedflat, run):
     assert len(found["subsets"][0]["density"]["nodes"]) == 2 and found["subsets"][0]["products"] <= 6 * 5 + 2 + 12
 
 
+def test_the_fisher_matrix_and_single_layers(fedflat, run):
+    flags = ("--eigenvalues", "2", "--examples", "30", "--subsets", "2", "--trace-draws", "4", "--out", "here")
+    result = fedflat(
+        "flatness", "spectrum", run, *flags, "--matrix", "gauss-newton", "--per-layer", "--trace-estimator", "hutch++"
+    )
+    assert result.exit_code == 0, result.stderr
+    for word in ("Curvature (gauss-newton) on train", "Parameters of fedavg+wima", "weights", "±"):
+        assert word in result.stdout
+    (model,) = json.loads(Path("here/spectrum.json").read_text())["models"].values()
+    assert [subset["matrix"] for subset in model["subsets"]] == ["gauss-newton", "gauss-newton"]
+    assert len(model["subsets"][0]["layers"]) == 4
+
+
+def test_norms(fedflat, run):
+    flags = ("--examples", "30", "--subsets", "2", "--draws", "2", "--directions", "1")
+    result = fedflat("flatness", "norms", run, f"{run}:server", *flags)
+    assert result.exit_code == 0, result.stderr
+    for word in ("2 subsets of 30 examples", "relative flatness", "Fisher-Rao norm", "magnitude-aware sigma", "wima"):
+        assert word in result.stdout
+    wima, _ = json.loads((run / "flatness/norms/norms.json").read_text())["models"].values()
+    assert len(wima["subsets"]) == 2 and wima["subsets"][0]["sigma"] > 0
+    told(fedflat("flatness", "norms", run, "--layer", "none"), "layer 'none'")
+
+
 def test_a_local_model_of_a_client(fedflat, run):
     result = fedflat(
         "flatness", "spectrum", f"{run}:server", f"{run}:client0", *FEW, "--trace-draws", "0", "--out", "o"

@@ -224,3 +224,19 @@ def test_a_run_without_saved_models(tmp_path: Path) -> None:
     assert result.exit_code == 2
     for word in (str(tmp_path / "a"), "no checkpoint", "--save-every N", "--flatness every=N"):
         assert word in result.stderr
+
+
+def test_similarity_of_clients_and_server(fedflat, looked_at, tmp_path):
+    flags = ("--eigenvectors", 2, "--examples", 30, "--out", tmp_path)
+    result = fedflat("flatness", "similarity", f"{looked_at}:server@2", *flags)
+    assert result.exit_code == 0, result.stderr
+    assert (
+        "overlap at the client's model" in result.stdout
+        and "CKA of features" in result.stdout
+        and "server@2" in result.stdout
+    )
+    clients = json.loads((tmp_path / "similarity.json").read_text())["clients"]
+    assert len(clients) == 3 and all(0 <= row[name] <= 1.001 for row in clients for name in row if name != "client")
+    assert all(row["overlap"] != row["overlap_at_server"] and 0.2 < row["cka"] < 0.9999 for row in clients)
+    result = fedflat("flatness", "similarity", f"{looked_at}:wima", *flags)
+    assert result.exit_code == 2 and "clients train from the server model" in result.stderr

@@ -64,6 +64,17 @@ def test_a_path_and_its_barrier_as_json(fedflat: Fedflat, finished: Path, tmp_pa
     assert re.search(rf"^test error %.* {error:.2f} ", shown, re.MULTILINE), shown
 
 
+def test_a_curve_between_aligned_models(fedflat: Fedflat, finished: Path, tmp_path: Path) -> None:
+    models = (f"{finished}:server", f"{finished}:client3")
+    flags = (*FAST, "--quiet", "--out", tmp_path, "--curve", "--curve-steps", "5", "--align")
+    result = fedflat("flatness", "path", *models, *flags)
+    assert result.exit_code == 0, result.stderr
+    assert "From server to client3 on a trained curve after alignment, distance" in result.stdout
+    (landscape,) = json.loads((tmp_path / "landscape.json").read_text())["landscapes"].values()
+    made = landscape["made"]
+    assert made["curved"] and made["aligned"] and made["curve_steps"] == 5
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -46,6 +46,8 @@ def test_all_commands_are_listed():
     assert {
         "spectrum",
         "sharpness",
+        "norms",
+        "similarity",
         "clients",
         "gap",
         "bounds",

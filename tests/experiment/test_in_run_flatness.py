@@ -71,7 +71,9 @@ def test_all_requested_measurements_are_present() -> None:
     assert list(found) == [0, 2, 4]
     assert "cohort" not in found[0]
     last = found[4]
-    assert last.keys() == {"models", "accuracy", "features", "constants", "gradients", "cohort"}
+    assert last.keys() == {
+        *("models", "stability_threshold", "accuracy", "features", "constants", "gradients", "cohort"),
+    }
     assert last["models"].keys() == {"server", "wima"}
     assert last["models"]["wima"].keys() == {
         "lambda_max",
@@ -87,6 +89,15 @@ def test_all_requested_measurements_are_present() -> None:
     assert len(last["accuracy"]["classes"]) == 10
     assert len(last["features"]) == len(last["accuracy"]["clients"]) == 3
     assert json.loads(json.dumps(last)) == last
+
+
+def test_the_edge_of_stability_follows_the_learning_rate() -> None:
+    settings = {"flatness": "every=2,what=lambda_max", "flatness__examples": 10, "training__lr_decay": 0.5}
+    log = looks(run("fedswa", lr=0.1, **settings))  # the linear schedule starts each round at the round's rate
+    assert [look["stability_threshold"] for look in log.values()] == pytest.approx([20, 40, 160])
+    log = looks(run("fedavg", lr=0.1, training__momentum=0.5, **settings))
+    assert [look["stability_threshold"] for look in log.values()] == pytest.approx([30, 60, 240])
+    assert looks(run("local-adamw", **settings))[4]["stability_threshold"] is None
 
 
 def test_the_last_round_is_always_measured() -> None:

@@ -15,7 +15,7 @@ def record(*looks: tuple[int, dict]) -> Record:
     return Record(config({}), [*history, {"round": 99, "test": {"server": {}}}], "finished", "", 1.0, {})
 
 
-FIRST = {"models": {"server": {"lambda_max": 2.0, "gap": 0.1}}}
+FIRST = {"models": {"server": {"lambda_max": 2.0, "gap": 0.1}}, "stability_threshold": 20.0}
 SECOND = {
     "models": {"server": {"lambda_max": 3.0, "gap": None}, "wima": {"lambda_max": 1.0, "gap": 0.3}},
     "cohort": {
@@ -33,6 +33,7 @@ SECOND = {
 def test_every_quantity_by_hand() -> None:
     assert logged(record((0, FIRST), (5, SECOND)), "wima") == {
         "lambda_max": [(0, 2.0), (5, 1.0)],
+        "2/lr": [(0, 20.0)],
         "gap": [(0, 0.1), (5, 0.3)],
         "cosine": [(5, pytest.approx(0.3))],
         "diversity": [(5, 5.0)],
@@ -54,11 +55,15 @@ def test_a_panel_for_each_quantity_and_a_line_for_each_run() -> None:
     runs = {"fedavg": logged(record((0, FIRST), (5, SECOND))), "fedsam": logged(record((0, FIRST)))}
     figure = log_picture(runs)
     shown = [axes for axes in figure.axes if axes.get_visible()]
-    assert [axes.get_title(loc="left") for axes in shown] == [
-        QUANTITIES[name][0] for name in QUANTITIES if name in runs["fedavg"]
-    ]
-    assert [len(axes.lines) for axes in shown[:3]] == [2, 2, 1]
-    assert len({line.get_marker() for line in shown[0].lines}) == 2
+    titles = [QUANTITIES[name][0] for name in QUANTITIES if name in runs["fedavg"] and name != "2/lr"]
+    assert [axes.get_title(loc="left") for axes in shown] == [f"{titles[0]} (dashed: 2/lr)", *titles[1:]]
+    assert [len(axes.lines) for axes in shown[:3]] == [4, 2, 1]
+    curve, threshold = shown[0].lines[:2]
+    assert (
+        list(threshold.get_ydata()) == [20.0] and shown[0].get_yscale() == "log" and threshold.get_linestyle() == "--"
+    )
+    assert threshold.get_color() == curve.get_color()
+    assert len({line.get_marker() for line in shown[0].lines[::2]}) == 2
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["fedavg", "fedsam"]
 
 

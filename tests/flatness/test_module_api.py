@@ -43,6 +43,19 @@ def test_the_spectrum_of_a_regression(kind: str) -> None:
     assert (found.parameters, found.examples, found.precision, found.converged) == (6, 40, "float64", True)
 
 
+def test_estimators_of_the_trace() -> None:
+    model, data, hessian = regression()
+    by_hutch = flatness.trace(model, F.mse_loss, data, estimator="hutch++", draws=18)  # its subspace is the whole space
+    assert by_hutch.value == pytest.approx(float(hessian.trace())) and by_hutch.half_width < 1e-9
+    spectrum = flatness.spectrum(model, F.mse_loss, data, 1, trace_estimator="hutch++", trace_draws=18)
+    assert spectrum.trace is not None and spectrum.trace.value == pytest.approx(float(hessian.trace()))
+    assert spectrum.trace.half_width < 1e-9
+    with pytest.raises(UserError, match=r"hutch\+\+"):
+        flatness.trace(model, F.mse_loss, data, estimator="hutch")
+    with pytest.raises(UserError, match="at least 4"):
+        flatness.spectrum(model, F.mse_loss, data, 1, trace_estimator="hutch++", trace_draws=3)
+
+
 def test_the_spectrum_of_a_network_with_negative_curvature() -> None:
     one, truth = case("group norm"), torch.linalg.eigvalsh(true_hessian("group norm")).flip(0)
     data = (one.inputs, one.targets)

@@ -13,7 +13,7 @@ import torch
 from fedflat.errors import UserError
 from fedflat.flatness import Ends, Operator, lanczos, spectrum_of
 from fedflat.flatness.curvature.krylov import Krylov
-from fedflat.flatness.curvature.trace import hutchinson, lanczos_quadrature
+from fedflat.flatness.curvature.trace import hutch_plus_plus, hutchinson, lanczos_quadrature
 from fedflat.flatness.estimate import estimate
 
 from .networks import NETWORKS, case, symmetric, true_hessian
@@ -52,6 +52,28 @@ def test_known_eigenvectors_narrow_the_interval() -> None:
     for one in (plain, better):
         assert abs(one.value - truth) <= 2 * one.half_width
     assert better.half_width < plain.half_width / 100
+
+
+def test_hutch_plus_plus_needs_fewer_products() -> None:
+    matrix = symmetric(torch.cat([torch.linspace(5, 50, 8), torch.linspace(0, 0.01, 192)]))
+    operators = Operator.of_matrix(matrix), Operator.of_matrix(matrix)
+    plain, better = hutchinson(operators[0], draws=30), hutch_plus_plus(operators[1], draws=30)
+    assert operators[0].products == operators[1].products == 30 and better.draws == 10
+    truth = float(matrix.trace())
+    assert abs(better.value - truth) <= 2 * better.half_width and better.half_width < plain.half_width / 100
+    pairs = lanczos(Operator.of_matrix(matrix), Ends(4), tolerance=1e-8)  # the sketch finds the other four
+    both = hutch_plus_plus(operators[1], draws=15, values=pairs.values, vectors=pairs.vectors)
+    assert abs(both.value - truth) <= 2 * both.half_width and both.half_width < plain.half_width / 100
+
+
+def test_hutch_plus_plus_covers_and_is_exact_in_a_small_space() -> None:
+    matrix = symmetric(torch.linspace(-1, 4, 60) ** 3)
+    truth = float(matrix.trace())
+    intervals = [hutch_plus_plus(Operator.of_matrix(matrix), draws=30, seed=seed) for seed in range(100)]
+    assert 0.88 <= np.mean([interval.low <= truth <= interval.high for interval in intervals]) <= 1
+    assert np.mean([interval.value for interval in intervals]) == pytest.approx(truth, rel=0.02)
+    small = hutch_plus_plus(Operator.of_matrix(matrix[:3, :3]), draws=12)
+    assert small.value == pytest.approx(float(matrix[:3, :3].trace())) and small.half_width < 1e-9
 
 
 def test_a_diagonal_matrix_needs_one_draw() -> None:

@@ -36,7 +36,9 @@ from fedflat.cli.flatness.clients import clients
 from fedflat.cli.flatness.generalisation import bounds, gap
 from fedflat.cli.flatness.landscape import landscape, path, plane
 from fedflat.cli.flatness.log import log
+from fedflat.cli.flatness.norms import norms
 from fedflat.cli.flatness.sharpness import sharpness
+from fedflat.cli.flatness.similarity import similarity
 from fedflat.cli.flatness.spectrum import spectrum
 from fedflat.cli.flatness.stability import stability
 from fedflat.cli.lookup.algorithms import algorithms
@@ -231,7 +233,7 @@ def about() -> None:
     """Measure flatness around the models of runs: curvature, sharpness, landscapes, clients, generalisation.
 
     A model is RUN (the run's primary model), RUN:MODEL, or RUN:MODEL@ROUND for runs with --save-every.
-    Nothing is retrained, with two exceptions: `clients` retrains single rounds, and `stability` trains new runs.
+    Nothing is retrained, except that `clients` and `similarity` retrain single rounds and `stability` trains runs.
 
     Example: fedflat flatness spectrum runs/fedavg-digits-seed0 runs/fedmoswa-digits-seed0:wima
     """
@@ -242,7 +244,7 @@ EXPERIMENTS, LOOKUP = "Experiments", "Looking things up"
 EXPERIMENT_COMMANDS = (run, compare, sweep, tune, branch, reproduce, resume, show, watch, report, evaluate, export)
 for _command in (*EXPERIMENT_COMMANDS, new, clean, bench):
     app.command(rich_help_panel=EXPERIMENTS)(_command)
-for _command in (spectrum, sharpness, landscape, plane, path, clients, log, gap, bounds, stability):
+for _command in (spectrum, sharpness, norms, landscape, plane, path, clients, similarity, log, gap, bounds, stability):
     flatness.command()(_command)
 app.add_typer(flatness, name="flatness", rich_help_panel=EXPERIMENTS)
 app.add_typer(deploy, name="deploy", rich_help_panel=EXPERIMENTS)

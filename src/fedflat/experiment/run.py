@@ -101,7 +101,7 @@ class Run:
         self.timeline = timeline_for(setup)
         initial = ModelState(*self.problem.initial_state())
         self.server = ServerState(config.init_rounds, initial, self.algorithm.new_server(initial.weights), Cost())
-        self._flatness = Observer(config.flatness, self.problem, self.partition, self.algorithm, config.training.rounds)
+        self._flatness = Observer(config.flatness, self.problem, self.partition, self.algorithm, config.training)
         self._stores: dict[str, RowStore] = {}  # client states and averages, by name
         self._bn_statistics: dict[int, Tensor] = {}  # by client, if clients keep their own
         self._frozen_hash = self.problem.frozen.fingerprint() if self.folder else ""
@@ -287,7 +287,7 @@ class Run:
         record |= self.timeline.metrics()
         timing: dict[str, Any] = {"round": self.rounds}
         if self._flatness.is_due(self.rounds):
-            record["flatness"] = self._flatness.measurements(models, scores)
+            record["flatness"] = self._flatness.measurements(models, scores, self.rounds)
             timing["flatness"] = round(self._flatness.seconds, 3)
         self.history.append(record)
         if self.folder:

@@ -15,10 +15,11 @@ from torch import nn
 from fedflat.errors import UserError
 from fedflat.flatness.curvature.operator import Operator
 from fedflat.flatness.curvature.spectrum import Spectrum, spectrum_of
-from fedflat.flatness.curvature.trace import DRAWS, Density, hutchinson, lanczos_quadrature
+from fedflat.flatness.curvature.trace import DRAWS, Density, lanczos_quadrature, trace_estimator_of
 from fedflat.flatness.estimate import Estimate
 from fedflat.flatness.landscapes.grid import Landscape
 from fedflat.flatness.landscapes.landscape import landscape_of
+from fedflat.flatness.norms import Norms, norms_of
 from fedflat.flatness.objective import Loss, Objective
 from fedflat.flatness.sharpness import Sharpness, sharpness_of
 
@@ -51,20 +52,23 @@ def trace(
     data: Any = None,
     *,
     draws: int = DRAWS,
+    estimator: str = "hutchinson",
     batch: int = 500,
     seed: int = 0,
 ) -> Estimate:
-    """Estimate the trace of the Hessian of the mean loss by Hutchinson's method, with its confidence interval.
+    """Estimate the trace of the Hessian of the mean loss, with its confidence interval.
 
     Args:
         model: evaluated in evaluation mode and left unchanged; an ``Objective`` includes loss and data.
         loss: ``loss(output, target)``, the mean over a batch.
         data: a DataLoader, a list of batches, or a pair of tensors (inputs, targets).
-        draws: number of random vectors, each of which costs one Hessian-vector product.
+        draws: number of Hessian-vector products.
+        estimator: ``hutchinson`` or ``hutch++``, which needs fewer products if few eigenvalues dominate.
         batch: batch size for a pair of tensors.
         seed: seed of the random vectors.
     """
-    return hutchinson(_hessian(model, loss, data, batch), draws=draws, seed=seed)
+    estimate = trace_estimator_of(estimator)
+    return estimate(_hessian(model, loss, data, batch), draws=draws, seed=seed)
 
 
 def density(
@@ -111,6 +115,21 @@ def sharpness(
         options: further arguments of ``sharpness_of``, e.g. the radius ``rho``.
     """
     return sharpness_of(_objective(model, loss, data, batch), kind, **options)
+
+
+def norms(
+    model: nn.Module | Objective, loss: Loss | None = None, data: Any = None, *, batch: int = 500, **options: Any
+) -> Norms:
+    """Measure flatness relative to the size of the weights: relative flatness, Fisher-Rao norm, PAC-Bayes sharpness.
+
+    Args:
+        model: evaluated in evaluation mode and left unchanged; an ``Objective`` includes loss and data.
+        loss: ``loss(output, target)``, the mean over a batch.
+        data: a DataLoader, a list of batches, or a pair of tensors (inputs, targets).
+        batch: batch size for a pair of tensors.
+        options: further arguments of ``norms_of``, e.g. the ``layer`` of relative flatness.
+    """
+    return norms_of(_objective(model, loss, data, batch), **options)
 
 
 def landscape(

@@ -30,6 +30,7 @@ from fedflat.errors import UserError
 from fedflat.flatness.batches import Batch, batch_sizes, batches_of, draw_positions, map_tensors, select_examples
 from fedflat.flatness.checks import check_objective
 from fedflat.flatness.curvature.compiled import CompiledProduct
+from fedflat.flatness.curvature.gauss_newton import factored_products
 from fedflat.flatness.curvature.second_order import TwiceDifferentiable
 from fedflat.flatness.precision import tf32_allowed
 from fedflat.models.layout import Layout
@@ -254,6 +255,27 @@ class Objective:
             )
             products.append(product)
         return products
+
+    @torch.enable_grad()
+    def gauss_newton_products(self, w: Tensor | None, vectors: Tensor, empirical_fisher: bool = False) -> Tensor:
+        """Return the products [b, P] of the Gauss-Newton or empirical Fisher matrix at ``w`` [P] with ``vectors``."""
+        leaves = _leaves(self._parameters_at(w))
+        vector_tensors = [list(self.layout.views(vector).values()) for vector in vectors]
+
+        def flat_products(batch: Batch) -> Tensor:
+            """Return one batch's matrix times each vector, [b, P]."""
+            products = factored_products(
+                self._output(leaves, batch[0]),
+                lambda output: self._loss(output, self._to_device(batch[1])),
+                list(leaves.values()),
+                vector_tensors,
+                empirical_fisher=empirical_fisher,
+                examples=batch_sizes([batch])[0],
+            )
+            return torch.stack([self._flatten(product) for product in products])
+
+        with self._evaluation_mode():
+            return self._mean_over_batches(flat_products)
 
     @torch.no_grad()
     def metrics(self, w: Tensor | None = None) -> dict[str, float]:

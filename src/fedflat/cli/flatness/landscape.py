@@ -188,6 +188,11 @@ def path(
     beyond: float = typer.Option(
         0.0, "--beyond", min=0, help="extension beyond both ends, as a fraction of the distance"
     ),
+    align: bool = typer.Option(
+        False, "--align", help="permute the hidden units of the second model to match the first (mlp, cnn)"
+    ),
+    curve: bool = typer.Option(False, "--curve", help="train a Bezier curve of low loss instead of the straight line"),
+    curve_steps: int = typer.Option(500, "--curve-steps", min=1, help="training steps of the curve"),
     examples: int | None = EXAMPLES,
     statistics: str = STATISTICS,
     seed: int = SEED,
@@ -200,7 +205,7 @@ def path(
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Plot the loss on the straight line between two models and compute the loss barrier.
+    """Plot the loss on the straight line, or a trained curve, between two models and compute the loss barrier.
 
     Example: fedflat flatness path runs/fedavg-digits-seed0 runs/fedsam-digits-seed0
     """
@@ -210,6 +215,7 @@ def path(
     from fedflat.reporting.figures.landscapes import Panel, path_picture
 
     options = {"points": points, "beyond": beyond, "examples": examples, "seed": seed, "statistics": statistics}
+    options |= {"align": align, "curve_steps": curve_steps if curve else 0}
     opened = open_models([first, second], quiet or as_json, device, precision, module, dataset, data_dir)
     grid = _evaluate_between(opened, path_of, options, quiet or as_json)
     barriers = {name: barrier(grid.axes[0], values) for name, values in grid.values.items()}
@@ -225,7 +231,8 @@ def path(
     for name, rise in barriers.items():
         ends = [_shown_value(mark.values[name], name) for mark in grid.marks]
         rows.append((with_unit(name), *ends, _shown_value(rise.height, name), f"{rise.at:.3g}"))
-    heading = f"From {title}, distance {grid.metadata['distance']:.4g}"
+    kind = f"{' on a trained curve' if curve else ''}{' after alignment' if align else ''}"
+    heading = f"From {title}{kind}, distance {grid.metadata['distance']:.4g}"
     print_table(heading, columns, rows, subtitle=_describe_data(grid))
     print_files(files)
 

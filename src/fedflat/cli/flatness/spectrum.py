@@ -37,8 +37,10 @@ from fedflat.cli.shared.flags import DATA_DIR, JSON, QUIET, SEED, optional
 from fedflat.cli.shared.screen import print_json, screen, shown_count, shown_seconds, status_line
 
 if TYPE_CHECKING:
-    from fedflat.flatness import Spectrum
+    from fedflat.flatness import LayerCurvature, Spectrum
 
+MATRICES = ("hessian", "gauss-newton", "empirical-fisher")
+"""For completion; ``fedflat.flatness`` is not imported here, because torch takes seconds to import."""
 METHOD = "Method"
 """Help panel."""
 _method_option = partial(typer.Option, rich_help_panel=METHOD)
@@ -50,6 +52,16 @@ def spectrum(
     by: str = typer.Option("value", "--by", metavar="ORDER", help="value (largest eigenvalues) or magnitude"),
     lambda_min: bool = typer.Option(
         True, "--lambda-min/--no-lambda-min", help="by value: also compute the smallest eigenvalue"
+    ),
+    matrix: str = typer.Option(
+        "hessian",
+        "--matrix",
+        metavar="NAME",
+        help="hessian, gauss-newton (for cross-entropy, the Fisher matrix) or empirical-fisher",
+        autocompletion=lambda: list(MATRICES),
+    ),
+    per_layer: bool = typer.Option(
+        False, "--per-layer", help="also compute the largest eigenvalue and trace of each parameter's diagonal block"
     ),
     density: bool = typer.Option(False, "--density", help="also estimate the spectral density"),
     on: str = ON,
@@ -64,7 +76,14 @@ def spectrum(
         1e-3, "--tolerance", help="Lanczos: maximum relative residual (lambda_min: relative to lambda_max)"
     ),
     iterations: int = _method_option(20, "--iterations", min=1, help="power iteration: products per eigenvalue"),
-    trace_draws: int = _method_option(30, "--trace-draws", min=0, help="random vectors for the trace; 0 skips it"),
+    trace_draws: int = _method_option(30, "--trace-draws", min=0, help="products for the trace; 0 skips it"),
+    trace_estimator: str = _method_option(
+        "hutchinson",
+        "--trace-estimator",
+        metavar="NAME",
+        help="hutchinson or hutch++",
+        autocompletion=lambda: ["hutchinson", "hutch++"],
+    ),
     density_draws: int = _method_option(5, "--density-draws", min=1, help="random vectors for the density"),
     density_steps: int = _method_option(80, "--density-steps", min=1, help="products per random vector"),
     batch: int | None = BATCH,
@@ -83,7 +102,7 @@ def spectrum(
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Compute the Hessian spectrum of the loss around models: eigenvalues, trace and density.
+    """Compute the spectrum of the Hessian (or Fisher matrix) of the loss around models: eigenvalues, trace and density.
 
     Example: fedflat flatness spectrum runs/fedavg-digits-seed0 runs/fedsam-digits-seed0 --examples 500 --subsets 3
     """
@@ -100,12 +119,15 @@ def spectrum(
                 spectrum_of(
                     objective,
                     eigenvalues,
+                    matrix=matrix,
+                    per_layer=per_layer,
                     method=method,
                     by=by,
                     lambda_min=lambda_min,
                     tolerance=tolerance,
                     iterations=iterations,
                     trace_draws=trace_draws,
+                    trace_estimator=trace_estimator,
                     density_draws=density_draws if density else 0,
                     density_steps=density_steps,
                     compile=compile,
@@ -161,13 +183,26 @@ def _print_spectra(spectra: dict[str, list[Spectrum]], document: dict[str, Any],
         "products",
         "time",
     )
-    heading = f"Curvature on {document['on']}, {examples} examples, {first.precision}, {first.method}"
+    matrix = "" if first.matrix == "hessian" else f" ({first.matrix})"
+    heading = f"Curvature{matrix} on {document['on']}, {examples} examples, {first.precision}, {first.method}"
     rows = [_row(name, per_subset, shown_tests[name]) for name, per_subset in spectra.items()]
     print_table(heading, columns, rows, note)
     for name, per_subset in spectra.items():
+        if first.layers:
+            layers = [_layer_row([result.layers[index] for result in per_subset]) for index in range(len(first.layers))]
+            print_table(f"Parameters of {name}", ("parameter", "weights", "lambda_max", "trace"), layers, note)
         for result in per_subset:
             if not result.converged:
                 screen().print(f"{name}: not converged; {result.unconverged}", markup=False)
+
+
+def _layer_row(per_subset: Sequence[LayerCurvature]) -> tuple[object, ...]:
+    """Return the table row of a parameter, given its curvature on each subset of examples."""
+    first = per_subset[0]
+    trace = f"{first.trace.value:.4g} ± {first.trace.half_width:.2g}"
+    if len(per_subset) > 1:
+        trace = plus_minus([layer.trace.value for layer in per_subset])
+    return first.name, shown_count(first.size), plus_minus([layer.lambda_max for layer in per_subset]), trace
 
 
 def _row(name: str, per_subset: Sequence[Spectrum], test_metric: str) -> tuple[object, ...]:

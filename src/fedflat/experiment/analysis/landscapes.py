@@ -24,6 +24,8 @@ from fedflat.errors import UserError
 from fedflat.experiment.analysis.run_model import RunModel
 from fedflat.experiment.analysis.scoring import take_on_device
 from fedflat.experiment.store.files import create_folder, write_atomically
+from fedflat.flatness.landscapes.alignment import aligned_tensors
+from fedflat.flatness.landscapes.curve import bezier_control, raise_for_statistics
 from fedflat.flatness.landscapes.directions import OneDimensional
 from fedflat.flatness.landscapes.grid import Landscape, Model, Progress, silent
 from fedflat.flatness.landscapes.landscape import landscape_around
@@ -34,6 +36,8 @@ from fedflat.flatness.landscapes.points import require_same_shapes
 Statistics = Literal["interpolated", "estimated"]
 CACHED_BYTES = 1 << 31
 """Inputs up to this size are normalised once and cached; larger ones are normalised for every model."""
+CURVE_BATCH = 128
+"""Examples per training step of a curve between two models."""
 GPU_BATCH = 2500
 """Smallest number of examples per forward pass on a GPU; smaller batches would not use it fully."""
 
@@ -127,10 +131,12 @@ def path(
     examples: int | None = None,
     seed: int = 0,
     statistics: Statistics = "interpolated",
+    align: bool = False,
+    curve_steps: int = 0,
     names: Sequence[str] = (),
     progress: Progress = silent,
 ) -> Landscape:
-    """Compute the landscape on the straight line between two models, on the first model's data.
+    """Compute the landscape on the straight line or a curve between two models, on the first model's data.
 
     Args:
         models: two models with the same parameters.
@@ -139,12 +145,34 @@ def path(
         examples: number of training and of test examples to evaluate on; default: all.
         seed: seed of the sampled examples.
         statistics: BatchNorm statistics at each point: ``interpolated`` between the models, or ``estimated`` anew.
+        align: whether to permute the hidden units of the second model to match the first (Ainsworth et al. 2022).
+        curve_steps: training steps of a Bezier curve that replaces the line (Garipov et al. 2018); 0: a line.
         names: name of each model; default: its reference, e.g. ``runs/fedavg:server``.
         progress: called with (points evaluated, total).
     """
     shared = _SharedSpace(models, names, "one path", examples, seed, statistics)
-    grid = path_landscape(shared.points, shared.measure, points=points, beyond=beyond, progress=progress)
-    return grid.with_metadata(**shared.description)
+    ends, control = shared.points, None
+    if align and len(ends) == 2:
+        (first_name, first), (second_name, second) = ends.items()
+        ends = {first_name: first, second_name: _aligned(models[0].problem, first, second, seed)}
+    if curve_steps and len(ends) == 2:
+        first, second = ends.values()
+        if len(first.buffers):
+            raise_for_statistics()
+        objective = models[0].objective(batch=CURVE_BATCH)
+        if examples is not None and examples < objective.examples:
+            objective = objective.subset(examples, seed)
+        control = bezier_control(objective, first.weights, second.weights, steps=curve_steps, seed=seed)
+    grid = path_landscape(ends, shared.measure, points=points, beyond=beyond, control=control, progress=progress)
+    return grid.with_metadata(aligned=align, curve_steps=curve_steps, **shared.description)
+
+
+def _aligned(problem: Problem, reference: Model, model: Model, seed: int) -> Model:
+    """Permute the hidden units of ``model`` to match those of ``reference``."""
+    layout = problem.whole_layout
+    first, second = (layout.views(torch.cat([point.weights, point.buffers])) for point in (reference, model))
+    permuted = layout.flatten(aligned_tensors(problem.model, first, second, seed))
+    return Model(permuted[: len(model.weights)], permuted[len(model.weights) :])
 
 
 class _SharedSpace:

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from fedflat.algorithms import Algorithm
 from fedflat.algorithms.algorithm import States
+from fedflat.algorithms.local_optimiser.base import LocalOptimiser
+from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.algorithms.slot import unit
 from fedflat.data import Partition
 from fedflat.engines.cpu.engine import one_thread
@@ -26,7 +28,7 @@ from fedflat.experiment.analysis.cohort import Measurements, measure_cohort
 from fedflat.experiment.analysis.replay import each_local_model
 from fedflat.experiment.analysis.run_model import objective_on, with_statistics
 from fedflat.experiment.analysis.scoring import Scorer, Scores, take_on_device
-from fedflat.experiment.config import FlatnessSettings
+from fedflat.experiment.config import FlatnessSettings, TrainingSettings
 from fedflat.flatness import Objective
 from fedflat.flatness.clients import disagreement
 from fedflat.flatness.curvature.lanczos import Ends, lanczos
@@ -221,22 +223,28 @@ class Observer:
         problem: the run's problem.
         partition: its partition.
         algorithm: its algorithm.
-        last: number of the run's last round, counted from 1.
+        training: the run's rounds and learning rate.
     """
 
     def __init__(
-        self, settings: FlatnessSettings, problem: Problem, partition: Partition, algorithm: Algorithm, last: int
+        self,
+        settings: FlatnessSettings,
+        problem: Problem,
+        partition: Partition,
+        algorithm: Algorithm,
+        training: TrainingSettings,
     ) -> None:
         self.wanted = parse_measurements(settings.what)
         self.seconds = 0.0
         """Seconds spent on measurements in the current round."""
-        self._every, self._last, self._algorithm = settings.every, last, algorithm
+        self._every, self._training, self._algorithm = settings.every, training, algorithm
         self._sample, self._problem = FixedSample(problem, partition, settings), problem
         self._cohort: Measurements = {}
 
     def is_due(self, completed_rounds: int) -> bool:
         """Whether to measure after ``completed_rounds`` rounds."""
-        return self._every is not None and (completed_rounds % self._every == 0 or completed_rounds == self._last)
+        is_last = completed_rounds == self._training.rounds
+        return self._every is not None and (completed_rounds % self._every == 0 or is_last)
 
     def observe_cohort(self, clients: list[Client], outcome: Outcome, states: States) -> None:
         """Measure a cohort right after local training, while the engine still holds each client's update.
@@ -255,12 +263,15 @@ class Observer:
                 self._cohort["clients"] = [client.number for client in clients]
                 self._cohort["local"] = self._sample.local_curvature(local_models, clients)
 
-    def measurements(self, models: dict[str, ModelState], scores: Mapping[str, Mapping[str, Scores]]) -> Measurements:
+    def measurements(
+        self, models: dict[str, ModelState], scores: Mapping[str, Mapping[str, Scores]], completed_rounds: int
+    ) -> Measurements:
         """Return all requested measurements of the current models and of the last cohort.
 
         Args:
             models: models by name, including ``server``.
             scores: their metrics by model and evaluation set, e.g. ``test``.
+            completed_rounds: number of rounds that the models have been trained for.
         """
         server, sample = models["server"], self._sample
         measurements: Measurements = {}
@@ -268,6 +279,8 @@ class Observer:
             by_model = {name: self._measure_model(model, scores[name]) for name, model in models.items()}
             if any(by_model.values()):
                 measurements["models"] = by_model
+            if "lambda_max" in self.wanted:
+                measurements["stability_threshold"] = self._stability_threshold(completed_rounds)
             if "classes" in self.wanted:
                 measurements["accuracy"] = sample.classes(server)
             if "features" in self.wanted:
@@ -280,6 +293,20 @@ class Observer:
             measurements["cohort"] = self._cohort
             self._cohort = {}  # a cohort is reported once
         return measurements
+
+    def _stability_threshold(self, completed_rounds: int) -> float | None:
+        """The largest curvature at which local gradient descent is stable (Cohen et al. 2021); None for Adam and Muon.
+
+        It is 2/lr, or (2 + 2 momentum)/lr with heavy-ball momentum, for the learning rate at the start of the round
+        that was completed last. On a quadratic with larger curvature, gradient descent diverges.
+        """
+        training = self._training
+        if type(self._algorithm.local_optimiser) is not LocalOptimiser:
+            return None
+        schedule = Schedule(training.lr, training.lr_decay, training.rounds)
+        round_index, step, steps = torch.tensor([max(completed_rounds - 1, 0), 0, 1], dtype=torch.float64)
+        lr = float(self._algorithm.lr_schedule(schedule, round_index, step, steps))
+        return (2 + 2 * training.momentum) / lr if lr > 0 else None
 
     def _measure_model(self, model: ModelState, scores: Mapping[str, Scores]) -> Measurements:
         """Return the requested measurements of one model, given its metrics on each evaluation set, e.g. ``test``."""

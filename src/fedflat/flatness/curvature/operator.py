@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedflat.errors import UserError
+from fedflat.errors import UserError, one_of
 from fedflat.flatness.batches import generator
 from fedflat.flatness.objective import Objective
+
+MATRICES = ("hessian", "gauss-newton", "empirical-fisher")
+"""Matrices that describe the curvature of a loss."""
 
 
 @dataclass
@@ -41,6 +44,22 @@ class Operator:
     def of_hessian(cls, objective: Objective, w: Tensor | None = None) -> Operator:
         """Return the Hessian of an objective at the weights ``w`` [P] (default: the objective's weights)."""
         return cls(lambda rows: objective.hessian_products(w, rows), objective.size, objective.dtype, objective.device)
+
+    @classmethod
+    def of_objective(cls, objective: Objective, matrix: str = "hessian") -> Operator:
+        """Return a curvature matrix at the objective's weights: ``hessian``, ``gauss-newton`` or ``empirical-fisher``.
+
+        For cross-entropy, ``gauss-newton`` is the Fisher matrix.
+        """
+        if matrix not in MATRICES:
+            raise one_of("curvature matrix", matrix, MATRICES)
+        if matrix == "hessian":
+            return cls.of_hessian(objective)
+
+        def products(rows: Tensor) -> Tensor:
+            return objective.gauss_newton_products(None, rows, empirical_fisher=matrix == "empirical-fisher")
+
+        return cls(products, objective.size, objective.dtype, objective.device)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Multiply the matrix by each of ``rows`` [b, P]; raises a ``UserError`` if a product is not finite."""

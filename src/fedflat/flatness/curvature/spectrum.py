@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,9 +12,10 @@ import torch
 from fedflat.display import html_values
 from fedflat.errors import UserError, one_of
 from fedflat.flatness.curvature.lanczos import TOLERANCE, Eigenpairs, Ends, Largest, lanczos
+from fedflat.flatness.curvature.layers import LayerCurvature, layer_curvatures
 from fedflat.flatness.curvature.operator import Operator
 from fedflat.flatness.curvature.power import power
-from fedflat.flatness.curvature.trace import DRAWS, Density, check_draws, hutchinson, lanczos_quadrature
+from fedflat.flatness.curvature.trace import DRAWS, Density, check_draws, lanczos_quadrature, trace_estimator_of
 from fedflat.flatness.estimate import Estimate
 from fedflat.flatness.objective import Objective
 
@@ -30,6 +31,12 @@ COMPILE_SECONDS = 120.0
 """Total seconds of products above which compilation pays off."""
 METHODS = ("lanczos", "power")
 BY = ("value", "magnitude")
+MATRIX_NAMES = {
+    "hessian": "Hessian",
+    "gauss-newton": "Gauss-Newton matrix",
+    "empirical-fisher": "empirical Fisher matrix",
+}
+"""Names of the matrices in headings and figures."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,6 +73,10 @@ class Spectrum:
     """Mean loss at the weights."""
     precision: str
     """Precision of matrix products: ``tf32``, ``float32`` or ``float64``."""
+    matrix: str = "hessian"
+    """The matrix: ``hessian``, ``gauss-newton`` or ``empirical-fisher``; other fields call it H."""
+    layers: tuple[LayerCurvature, ...] = ()
+    """Curvature of each parameter; empty if it was not requested."""
 
     @property
     def lambda_max(self) -> float | None:
@@ -120,7 +131,7 @@ class Spectrum:
         return f"Spectrum({values})"
 
     def _repr_html_(self) -> str:
-        return html_values("Spectrum of the Hessian", self._overview())
+        return html_values(f"Spectrum of the {MATRIX_NAMES[self.matrix]}", self._overview())
 
     def _overview(self) -> dict[str, str | None]:
         """Return the main values by name, formatted; None for values that were not computed."""
@@ -149,6 +160,7 @@ class Spectrum:
             "residuals": list(self.residuals),
             "trace": self.trace.document() if self.trace else None,
             "density": self.density.document() if self.density else None,
+            "layers": [asdict(layer) for layer in self.layers],
         }
 
 
@@ -156,35 +168,41 @@ def spectrum_of(
     objective: Objective,
     count: int | None = None,
     *,
+    matrix: str = "hessian",
     method: str = "lanczos",
     by: str = "value",
     lambda_min: bool = True,
     tolerance: float = TOLERANCE,
     iterations: int = 20,
     trace_draws: int = DRAWS,
+    trace_estimator: str = "hutchinson",
     density_draws: int = 0,
     density_steps: int = 80,
+    per_layer: bool = False,
     room: int | None = None,
     compile: str = "auto",
     seed: int = 0,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Spectrum:
-    """Compute the spectrum of an objective's Hessian at its weights.
+    """Compute the spectrum of an objective's Hessian, or of another curvature matrix, at its weights.
 
     Args:
         objective: the loss as a function of the weights.
         count: number of eigenvalues; default: 50, or all if there are fewer.
+        matrix: ``hessian``, ``gauss-newton`` (for cross-entropy, the Fisher matrix) or ``empirical-fisher``.
         method: ``lanczos`` or ``power``.
         by: ``value`` (the largest eigenvalues) or ``magnitude`` (those of largest magnitude).
         lambda_min: whether Lanczos by value also computes the smallest eigenvalue.
         tolerance: residual at which Lanczos accepts an eigenvalue, relative to its magnitude; for lambda_min, relative
             to the largest magnitude.
         iterations: maximum number of products per eigenvalue of power iteration.
-        trace_draws: number of random vectors for the trace; 0 skips it.
+        trace_draws: number of products for the trace; 0 skips it.
+        trace_estimator: ``hutchinson`` or ``hutch++``; both estimate only what the eigenvectors leave.
         density_draws: number of random vectors for the spectral density; 0 skips it.
         density_steps: Lanczos steps per random vector of the density.
+        per_layer: whether to also compute the largest eigenvalue and the trace of each parameter's diagonal block.
         room: maximum number of Lanczos vectors in memory.
-        compile: ``on``, ``off`` or ``auto`` (on a GPU if the products would take over two minutes).
+        compile: ``on``, ``off`` or ``auto`` (on a GPU if the products would take over two minutes); Hessian only.
         seed: seed of all random vectors.
         progress: called with a status line.
     """
@@ -198,16 +216,19 @@ def spectrum_of(
             f"cannot compute {count} eigenvalues of a model with {objective.size} parameters; "
             f"expected 1 to {objective.size}"
         )
+    estimate_trace = trace_estimator_of(trace_estimator)
     if trace_draws:
-        check_draws(trace_draws)
+        check_draws(trace_draws, trace_estimator)
     start = time.monotonic()
     progress("checking that the loss is deterministic")
     objective.check()
     products_per_eigenvalue = iterations if method == "power" else PRODUCTS
     expected_products = products_per_eigenvalue * count + trace_draws + density_draws * density_steps
-    if compile_if_worthwhile(objective, compile, expected_products):
+    operator = Operator.of_objective(objective, matrix)
+    if matrix != "hessian" and compile == "on":
+        raise UserError(f"only Hessian-vector products can be compiled; use compile=auto or off with {matrix}")
+    if matrix == "hessian" and compile_if_worthwhile(objective, compile, expected_products):
         progress("compiling the Hessian-vector product (10 s to 2 min)")
-    operator = Operator.of_hessian(objective)
 
     def report(products: int, converged: int) -> None:
         progress(f"{min(converged, count)} of {count} eigenvalues after {products} Hessian-vector products")
@@ -222,7 +243,7 @@ def spectrum_of(
     if trace_draws:
         # Deflation needs accurate eigenvectors, which power iteration does not give.
         values, vectors = (pairs.values, pairs.vectors) if method == "lanczos" else (None, None)
-        trace = hutchinson(
+        trace = estimate_trace(
             operator,
             draws=trace_draws,
             seed=seed,
@@ -238,6 +259,16 @@ def spectrum_of(
             steps=density_steps,
             seed=seed,
             progress=lambda products: progress(f"density: {products} of {total} Hessian-vector products"),
+        )
+    layers: tuple[LayerCurvature, ...] = ()
+    if per_layer:
+        layers = layer_curvatures(
+            operator,
+            objective.layout,
+            tolerance=tolerance,
+            draws=trace_draws or DRAWS,
+            seed=seed,
+            progress=lambda name: progress(f"curvature of {name}"),
         )
     eigenvalues, residuals = _sorted_eigenvalues(pairs, count, method, by)
     has_smallest = method == "lanczos" and by == "value" and lambda_min
@@ -257,6 +288,8 @@ def spectrum_of(
         examples=objective.examples,
         loss=float(objective.loss()),
         precision=objective.precision,
+        matrix=matrix,
+        layers=layers,
     )
 
 

@@ -45,7 +45,13 @@ class Barrier:
 
 
 def path_landscape(
-    models: dict[str, Model], measure: Measure, *, points: int = 41, beyond: float = 0.0, progress: Progress = silent
+    models: dict[str, Model],
+    measure: Measure,
+    *,
+    points: int = 41,
+    beyond: float = 0.0,
+    control: Tensor | None = None,
+    progress: Progress = silent,
 ) -> Landscape:
     """Evaluate ``measure`` on the line from the first model (t = 0) to the second (t = 1), interpolating buffers too.
 
@@ -54,6 +60,7 @@ def path_landscape(
         measure: maps a model to scalars.
         points: number of points.
         beyond: extension past both ends, in units of t.
+        control: control point [P] of a quadratic Bezier curve, which then replaces the line; default: none.
         progress: called with (points evaluated, total).
     """
     if len(models) != 2:
@@ -66,10 +73,11 @@ def path_landscape(
     # The two models themselves are always evaluated, because the height of a barrier is relative to their losses.
     missing_ends = [end for end in (0.0, 1.0) if not np.isclose(positions, end).any()]
     axis = tuple(sorted([*positions.tolist(), *missing_ends]))
-    values = evaluate_models(measure, _interpolate(a, b, axis), len(axis), progress)
+    values = evaluate_models(measure, _interpolate(a, b, axis, control), len(axis), progress)
     distance = float((b.weights.double() - a.weights.double()).norm())
     marks = measure_marks(measure, [Mark(a_name, (0.0,)), Mark(b_name, (1.0,))], [a, b])
-    return Landscape("path", (axis,), values, marks, {"distance": distance, "beyond": beyond})
+    metadata = {"distance": distance, "beyond": beyond, "curved": control is not None}
+    return Landscape("path", (axis,), values, marks, metadata)
 
 
 def path_of(objective: Objective, models: dict[str, Tensor | nn.Module], **options: Any) -> Landscape:
@@ -86,10 +94,19 @@ def path_of(objective: Objective, models: dict[str, Tensor | nn.Module], **optio
     return path_landscape(points, loss_of(objective, buffers), **options)
 
 
-def _interpolate(a: Model, b: Model, axis: Sequence[float]) -> Iterator[Model]:
-    """Yield the model (1 - t) a + t b, weights and buffers, for every position t of ``axis``."""
+def _interpolate(a: Model, b: Model, axis: Sequence[float], control: Tensor | None = None) -> Iterator[Model]:
+    """Yield the model (1 - t) a + t b, or with ``control`` that on a Bezier curve, for every position t of ``axis``."""
     for t in axis:
-        yield Model((1 - t) * a.weights + t * b.weights, (1 - t) * a.buffers + t * b.buffers)
+        buffers = (1 - t) * a.buffers + t * b.buffers
+        if control is None:
+            yield Model((1 - t) * a.weights + t * b.weights, buffers)
+        else:
+            yield Model(bezier_point(a.weights, b.weights, control, t), buffers)
+
+
+def bezier_point(a: Tensor, b: Tensor, control: Tensor, t: float) -> Tensor:
+    """Return the point (1 - t)^2 a + 2 t (1 - t) control + t^2 b of a quadratic Bezier curve; all tensors are [P]."""
+    return (1 - t) ** 2 * a + 2 * t * (1 - t) * control + t**2 * b
 
 
 def barrier(positions: Sequence[float], values: Values) -> Barrier:

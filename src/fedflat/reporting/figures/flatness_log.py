@@ -66,8 +66,11 @@ def _reduced(reduce: Callable[[list[float]], float], *path: str) -> Reader:
     return read
 
 
+EDGE = "2/lr"
+"""The curvature at which local gradient descent becomes unstable, drawn as a dashed line with ``lambda_max``."""
 QUANTITIES: dict[str, tuple[str, Reader]] = {
     "lambda_max": ("largest eigenvalue of the Hessian", _model_value("lambda_max")),
+    EDGE: ("edge of stability of local gradient descent", _value_at("stability_threshold")),
     "sharpness": ("sharpness at rho = 0.05", _model_value("sharpness")),
     "gap": ("test minus training loss", _model_value("gap")),
     "participation_gap": ("held-out minus training clients' loss", _model_value("participation_gap")),
@@ -115,7 +118,8 @@ def log_picture(runs: Mapping[str, Mapping[str, Points]], styles: Mapping[str, L
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    names = [name for name in QUANTITIES if any(name in quantities for quantities in runs.values())]
+    measured = set().union(*runs.values())
+    names = [name for name in QUANTITIES if name in measured and name != EDGE]
     columns = min(3, len(names))
     figure = Figure(figsize=(4.1 * columns + 0.6, 2.9 * ceil(len(names) / columns) + 0.6), layout="constrained")
     handles, styles = {}, styles or line_styles(runs)
@@ -124,7 +128,14 @@ def log_picture(runs: Mapping[str, Mapping[str, Points]], styles: Mapping[str, L
             if name in quantities:
                 (line,) = axes.plot(*zip(*quantities[name], strict=True), lw=1.7, **styles[label].line)
                 handles[label] = line
-        axes.set_title(QUANTITIES[name][0], loc="left", fontsize=9.5)
+            if name == "lambda_max" and EDGE in quantities:
+                axes.plot(*zip(*quantities[EDGE], strict=True), color=styles[label].colour, lw=1, ls="--", marker="")
+        title = QUANTITIES[name][0]
+        if name == "lambda_max" and EDGE in measured:
+            title = f"{title} (dashed: {EDGE})"
+            if all(value > 0 for line in axes.lines for value in line.get_ydata()):
+                axes.set_yscale("log")  # the threshold can be far above the eigenvalues
+        axes.set_title(title, loc="left", fontsize=9.5)
         axes.set_xlabel("communication round", fontsize=8.5, color="#333333")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         axes.tick_params(labelsize=8, colors="#444444")

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from fedflat.flatness import Spectrum
+from fedflat.flatness.curvature.spectrum import MATRIX_NAMES
 from fedflat.reporting.figures.style import LineStyle, line_styles, open_frame
 
 if TYPE_CHECKING:
@@ -42,7 +43,9 @@ def spectrum_picture(models: Mapping[str, Sequence[Spectrum]], descriptions: Map
             highest_density = max(highest_density, _draw_density(panels[1], name, spectra, styles[name].colour))
             isolated_density = min(isolated_density, *map(_isolated_eigenvalue_density, spectra))
     all_eigenvalues = [value for spectra in models.values() for spectrum in spectra for value in spectrum.eigenvalues]
-    _format_eigenvalue_axes(panels[0], is_log=min(all_eigenvalues) > 0)
+    matrices = {spectrum.matrix for spectra in models.values() for spectrum in spectra}
+    matrix = MATRIX_NAMES[matrices.pop()] if len(matrices) == 1 else "curvature matrix"
+    _format_eigenvalue_axes(panels[0], matrix, is_log=min(all_eigenvalues) > 0)
     if with_density:
         panels[1].set_yscale("log")
         panels[1].set_ylim(LOWEST_DENSITY * isolated_density, 3 * highest_density)
@@ -55,9 +58,9 @@ def spectrum_picture(models: Mapping[str, Sequence[Spectrum]], descriptions: Map
     return figure
 
 
-def _format_eigenvalue_axes(axes: Axes, is_log: bool) -> None:
-    """Label and scale the axes of the eigenvalues: with ``is_log``, logarithmically; otherwise with a line at zero."""
-    axes.set_xlabel("eigenvalues of the Hessian, largest first")
+def _format_eigenvalue_axes(axes: Axes, matrix: str, is_log: bool) -> None:
+    """Label and scale the axes of a matrix's eigenvalues: logarithmic with ``is_log``, otherwise with a line at 0."""
+    axes.set_xlabel(f"eigenvalues of the {matrix}, largest first")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if not is_log:
         axes.axhline(0, color="#999999", lw=0.8)

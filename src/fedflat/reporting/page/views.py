@@ -112,7 +112,9 @@ def _spectra(group: Group) -> list[Values]:
             document = json.loads(path.read_text())
             for name, model in document.get("models", {}).items():
                 if model.get("subsets"):
-                    label = name if name not in spectra else f"{name} ({relative_paths(str(path.parent))})"
+                    matrix = model["subsets"][0].get("matrix", "hessian")
+                    label = name if matrix == "hessian" else f"{name}, {matrix}"
+                    label = label if label not in spectra else f"{label} ({relative_paths(str(path.parent))})"
                     values = _spectrum_values(label, model["subsets"], document.get("on", ""))
                     spectra[label] = {**values, "described": model.get("described", "")}
     styles = {label: style.number for label, style in group.styles.items()}

@@ -1,0 +1,88 @@
+"""fedflat flatness similarity: clients' models compared with the server model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import typer
+
+from fedflat.cli.flatness.common import (
+    BATCH,
+    DEVICE,
+    EXAMPLES,
+    OUT,
+    PRECISION,
+    default_folder,
+    evenly_spaced,
+    mean,
+    open_models,
+    print_files,
+    print_table,
+    result_folder,
+    three_digits,
+    write_results,
+)
+from fedflat.cli.shared.completion import complete_run
+from fedflat.cli.shared.flags import JSON, QUIET, SEED, no_default
+from fedflat.cli.shared.screen import print_json, status_line
+
+COLUMNS = {
+    "overlap_at_server": "overlap at the server model",
+    "overlap": "overlap at the client's model",
+    "cka": "CKA of features",
+}
+"""Measures of a client and their titles."""
+
+
+def similarity(
+    run: Path = typer.Argument(
+        metavar="RUN", help="folder of a run, or RUN:server@50 for a saved round", autocompletion=complete_run
+    ),
+    client: list[int] = no_default(
+        "--client", "client number, from 0; repeatable [dim](default: the next round's cohort)[/dim]", [], metavar="I"
+    ),
+    eigenvectors: int = typer.Option(10, "--eigenvectors", metavar="K", min=1, help="dimension of the eigenspaces"),
+    examples: int | None = EXAMPLES,
+    seed: int = SEED,
+    batch: int | None = BATCH,
+    device: str = DEVICE,
+    precision: str | None = PRECISION,
+    out: Path | None = OUT,
+    as_json: bool = JSON,
+    quiet: bool = QUIET,
+) -> None:
+    """Compare clients with the server model: overlap of top eigenspaces, and CKA of features.
+
+    The round after the server model is trained again to obtain the clients' models.
+
+    Example: fedflat flatness similarity runs/fedavg-digits-seed0 --eigenvectors 10 --examples 500
+    """
+    from fedflat.experiment.analysis.reopen import parse_reference
+    from fedflat.experiment.analysis.similarity import client_similarity
+
+    reference, silent = parse_reference(str(run)), quiet or as_json
+    text = str(replace(reference, model=reference.model or "server"))
+    with status_line(silent) as progress:
+        opened = open_models([text], silent, device, precision, None, None, None)
+        (server,) = opened.values()
+        clients = client_similarity(
+            server,
+            client or None,
+            eigenvectors=eigenvectors,
+            examples=examples,
+            batch=batch,
+            seed=seed,
+            progress=progress,
+        )
+    expected = eigenvectors / server.problem.layout.size
+    document = {"model": server.label, "eigenvectors": eigenvectors, "expected_of_random": expected, "clients": clients}
+    files = write_results(result_folder(out, default_folder(opened, "similarity")), "similarity", document)
+    if as_json:
+        print_json({"files": files, **document})
+        return
+    rows = [(row["client"], *(three_digits(row[name]) for name in COLUMNS)) for row in evenly_spaced(clients)]
+    rows.append(("mean", *(three_digits(mean(row[name] for row in clients)) for name in COLUMNS)))
+    note = f"overlap of the top {eigenvectors} eigenvectors with those of the global loss; random: {expected:.2g}"
+    print_table(f"Clients of {server.label}, {server.description}", ("client", *COLUMNS.values()), rows, note)
+    print_files(files)

@@ -1,0 +1,69 @@
+"""Products with the Gauss-Newton matrix and the empirical Fisher matrix of a loss.
+
+With the Jacobian J_j of the model's output on example j with respect to the weights, and gradient r_j and Hessian R_j
+of that example's loss with respect to the output,
+
+    Hessian              H = G + 1/n sum_j sum_k r_jk (Hessian of output k on example j)
+    Gauss-Newton         G = 1/n sum_j J_j' R_j J_j           (Schraudolph 2002)
+    empirical Fisher     F = 1/n sum_j (J_j' r_j) (J_j' r_j)'
+
+G is positive semidefinite if the loss is convex in the output. For cross-entropy, G is the Fisher matrix, i.e. F with
+labels drawn from the model instead of the observed ones (Martens 2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedflat.errors import UserError
+
+
+def factored_products(
+    output: Any,
+    loss: Callable[[Tensor], Tensor],
+    parameters: Sequence[Tensor],
+    vectors: Sequence[Sequence[Tensor]],
+    *,
+    empirical_fisher: bool,
+    examples: int,
+) -> list[Sequence[Tensor]]:
+    """Return the products of one batch's Gauss-Newton or empirical Fisher matrix with each vector.
+
+    Args:
+        output: the model's output on the batch, with its graph; one row per example.
+        loss: maps the output to the mean loss over the batch.
+        parameters: the leaves of the output's graph.
+        vectors: the vectors, each with one tensor per parameter.
+        empirical_fisher: whether to use the empirical Fisher matrix instead of the Gauss-Newton matrix.
+        examples: number of examples in the batch.
+
+    Returns:
+        The products, each with one tensor per parameter.
+    """
+    if not isinstance(output, Tensor) or (empirical_fisher and len(output) != examples):
+        kind = f"a tensor of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+        raise UserError(f"the model returned {kind}; this matrix needs a tensor with one row per example ({examples})")
+    copy = output.detach().requires_grad_()
+    (slope,) = torch.autograd.grad(loss(copy), copy, create_graph=True)
+    # J v by reverse mode: the derivative of J'u, which is linear in u, in the direction v.
+    u = torch.zeros_like(output, requires_grad=True)
+    pulled_back = torch.autograd.grad(output, parameters, u, create_graph=True, materialize_grads=True)
+    used = [index for index, tensor in enumerate(pulled_back) if tensor.requires_grad]
+    products: list[Sequence[Tensor]] = []
+    for vector in vectors:
+        (pushed,) = torch.autograd.grad(  # J v
+            [pulled_back[index] for index in used], u, [vector[index] for index in used], retain_graph=True
+        )
+        if empirical_fisher:
+            rows = slope.detach().flatten(1)  # r_j / n
+            curved = (examples * rows * (rows * pushed.flatten(1)).sum(1, keepdim=True)).view_as(output)
+        elif slope.requires_grad:
+            (curved,) = torch.autograd.grad(slope, copy, pushed, retain_graph=True)  # R J v / n
+        else:  # the loss is linear in the output
+            curved = torch.zeros_like(output)
+        products.append(torch.autograd.grad(output, parameters, curved, retain_graph=True, materialize_grads=True))
+    return products
