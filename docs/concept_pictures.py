@@ -24,8 +24,9 @@ from fedflat.engines.round.plan import Plan
 from fedflat.experiment.analysis.landscapes import landscapes, plane
 from fedflat.experiment.analysis.run_model import RunModel
 from fedflat.flatness import Ends, Operator, lanczos
+from fedflat.reporting.figures.landscape_panels import COLOUR_MAP, FAINT, INK
 from fedflat.reporting.figures.landscape_scale import LandscapeScale, common_line, shown_tick
-from fedflat.reporting.figures.landscapes import COLOUR_MAP, FAINT, INK, draw_contours
+from fedflat.reporting.figures.landscapes import draw_contours
 from fedflat.testing.quadratics import Quadratics
 
 IMAGES = Path(__file__).parent / "images" / "concepts"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedflat.reporting.figures.landscapes import FAINT, INK
+from fedflat.reporting.figures.landscape_panels import FAINT, INK
 from fedflat.reporting.figures.style import line_styles
 
 ORDER = ("FedAvg", "FedSAM", "FedASAM")

@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from fedflat.flatness.landscapes.grid import Landscape
+from fedflat.reporting.figures.landscape_panels import COLOUR_MAP, FAINT, INK
 from fedflat.reporting.figures.landscape_scale import LandscapeScale, common_line, shown_tick
-from fedflat.reporting.figures.landscapes import COLOUR_MAP, FAINT, INK, draw_contours, draw_marks, draw_surface
+from fedflat.reporting.figures.landscapes import draw_contours, draw_marks, draw_surface
 from fedflat.reporting.figures.style import line_styles
 
 VALUE = "train_loss"
@@ -31,10 +32,10 @@ def flat_minima_figure(numbers: dict[str, Any]) -> Figure:
     for column, (name, landscape) in enumerate(landscapes.items()):
         x = left + column * (width + gap)
         surface = figure.add_axes((x - 0.014, 0.525, width + 0.028, 0.42), projection="3d")
-        draw_surface(surface, landscape, scale)
+        draw_surface(surface, landscape, scale, styles, name)
         contours = figure.add_axes((x, 0.155, width, height))
         draw_contours(contours, landscape, scale, line)
-        draw_marks(contours, landscape.marks, styles[name])
+        draw_marks(contours, landscape.marks, styles, name)
         contours.set_xticks([])
         contours.set_yticks([])
         _label_column(figure, x + width / 2, name, numbers["methods"][name])

@@ -23,11 +23,15 @@ def one_of(what: str, name: object, known: Iterable[str], see: str = "", owner: 
 
     >>> str(one_of("algorithm", "fedsma", ["fedavg", "fedsam", "fedswa"], see="fedflat algorithms"))
     "unknown algorithm 'fedsma'; did you mean fedswa, fedsam or fedavg? (list all: fedflat algorithms)"
+    >>> str(one_of("dataset", "CIFAR-100x", ["arrays", "cifar100"]))
+    "unknown dataset 'CIFAR-100x'; did you mean cifar100?"
     >>> str(one_of("parameter", "nu", ["mu"], owner="fedprox"))
     "fedprox has no parameter 'nu'; did you mean mu?"
     """
     names = sorted(known)
-    close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.6)
+    close: list[str] = []
+    for spelling in (str(name), str(name).lower()):
+        close = close or difflib.get_close_matches(spelling, names, n=3, cutoff=0.6)
     if not close and len(names) == 1:
         close = names
     if close:

@@ -175,6 +175,7 @@ def test_m_sharpness_over_several_radii_is_drawn(fedflat, run):
     )
     found = json.loads(fedflat("flatness", "sharpness", run, *flags, "--directions", "2", "--out", "curves").stdout)
     (model,) = found["models"].values()
+    assert "model, seed 0, round " in model["described"]
     sams, averages = model["sharpness"][:2], model["sharpness"][2:]
     assert [result["m"] for (result,) in sams] == [10, 10] and sams[0][0]["value"] < sams[1][0]["value"]
     assert all(result["interval"]["draws"] == 4 for (result,) in sams) and averages[0][0]["m"] is None

@@ -106,7 +106,8 @@ def test_short_names_are_distinct(finished: Path, compared: Path) -> None:
     assert names(one, next(run for run in others if run.parent != one.parent)) == ["fedavg", "fedsam"]
     assert names(one, two) == ["fedavg (seed 0)", "fedavg (seed 1)"]
     assert names(finished, f"{finished}:server") == ["wima", "server"]
-    assert names(finished, one, f"{one}:client2") == ["fedmoswa+wima", "fedavg", "fedavg client2"]
+    assert names(finished, one, f"{one}:client2") == ["fedmoswa+wima", "fedavg", "fedavg (client2)"]
+    assert names(f"{finished}:server", one) == ["fedmoswa", "fedavg"]  # as in comparisons
 
 
 def test_progress_lines_when_piped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedflat.reporting.figures.clients import clients_picture, constants_picture, gap_picture, twins_picture
+from fedflat.reporting.figures.style import line_styles
 
 
 def cohort(rounds: int, clients: list[int], cosines: list[float | None], **more) -> dict:
@@ -99,6 +100,20 @@ def test_the_gap_is_between_the_lines() -> None:
     }
     assert len(losses.lines) == 3
     assert losses.get_ylabel() == "loss"
+    models = {f"model {number}": looks for number in range(9)}
+    _, between = gap_picture(models, "a run").axes
+    lines = [line for line in between.lines if line.get_label().endswith("test minus training")]
+    drawn_styles = [(line.get_color(), line.get_marker()) for line in lines]
+    assert drawn_styles == [(style.colour, style.marker) for style in line_styles(models).values()]
+
+
+def test_runs_have_the_style_of_their_algorithm() -> None:
+    (style,) = line_styles(["scaffold"]).values()
+    twins = [{"round": t, "distance": [t, 3 * t], "largest_loss_difference": [0.1, 0.3]} for t in (1, 2)]
+    for figure in (clients_picture(COHORTS, [], "a run", algorithm="scaffold"), twins_picture(twins, "", "scaffold")):
+        for axes in figure.axes:
+            (strong,) = (line for line in axes.lines if line.get_lw() == 2.0)
+            assert (strong.get_color(), strong.get_marker()) == (style.colour, style.marker)
 
 
 def test_constants_differ_by_more_than_colour() -> None:

@@ -211,10 +211,41 @@ def test_panels_wrap_into_rows() -> None:
 
 def test_models_have_the_styles_of_their_algorithms() -> None:
     fedavg, fedsam = line_styles(["FedAvg", "FedSAM"]).values()
-    marks = [axes.lines[-1] for axes in contours(PANELS).axes[:2]]
+    marks = [axes.lines[-1] for draw in (contours, surfaces) for axes in draw(PANELS).axes[:2]]
     ends = path_picture(replace(way(), marks=(Mark("FedSAM", (0.0,)), Mark("FedAvg", (1.0,))))).axes[0].lines[-2:]
-    for mark, style in zip([*marks, *ends], (fedavg, fedsam, fedsam, fedavg), strict=True):
+    for mark, style in zip([*marks, *ends], (fedavg, fedsam, fedavg, fedsam, fedsam, fedavg), strict=True):
         assert (mark.get_color(), mark.get_marker()) == (style.colour, style.marker)
+    plane = replace(bowl(0.1, 3.0), kind="plane", marks=tuple(Mark(name, (0.1, 0.1)) for name in ("FedSAM", "FedAvg")))
+    for draw in (contours, surfaces):  # given styles hold for the models of planes, too
+        axes = draw([Panel("plane", plane)], styles={"FedSAM": fedavg, "FedAvg": fedsam}).axes[0]
+        assert [mark.get_color() for mark in axes.lines[-2:]] == [fedavg.colour, fedsam.colour]
+
+
+def test_figures_describe_their_models() -> None:
+    around = replace(bowl(0.1, 3.0), metadata={"described": "server model, seed 0, round 9"})
+    assert "server model, seed 0, round 9" in words(around.plot())
+    descriptions = {"a": "server model, seed 0, round 9", "b": "wima model, seed 1, round 9"}
+    path = replace(way(), metadata={"descriptions": descriptions})
+    plane = replace(around, kind="plane", marks=(Mark("a", (0.0, 0.0)), Mark("b", (1.0, 0.0), distance=0.5)))
+    plane = replace(plane, metadata={"descriptions": descriptions})
+    for figure, note in (
+        (path.plot(), ""),
+        (plane.plot(), " (0.5 from the plane)"),
+        (surfaces([Panel("", plane)]), ""),
+    ):
+        first, second = (text.get_text() for text in figure.legends[0].get_texts())
+        assert first == "a (server model, seed 0, round 9)"
+        assert second.startswith("b (wima model, seed 1, round 9)") and second.endswith(note)
+    assert "a: server model, seed 0, round 9; b: wima" in landscape_page([Panel("", plane)])
+    same = replace(plane, metadata={"descriptions": dict.fromkeys("ab", "server model, seed 0, round 9")})
+    assert plane_picture(same).legends[0].get_title().get_text() == "server model, seed 0, round 9"
+
+
+def test_the_names_on_a_path_do_not_overlap_and_rounding_is_no_barrier() -> None:
+    straight = replace(way(), values={"test_error": np.array([0.1, 0.15, 0.2 + 1e-17, 0.25 + 3e-17, 0.3])})
+    figure = path_picture(replace(straight, marks=(Mark("a" * 40, (0.0,)), Mark("b" * 30, (1.0,)))))
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a" * 40, "b" * 30]
+    assert figure.axes[0].get_title(loc="right") == "barrier 0 %" and not figure.axes[0].texts
 
 
 def test_the_page_contains_everything_once() -> None:
@@ -240,7 +271,10 @@ def test_the_page_states_what_it_omits() -> None:
 
 
 def test_lines_have_a_page_too() -> None:
-    assert "Plotly.newPlot(" in landscape_page([Panel("a", line(0.1)), Panel("b", line(0.3))])
+    page = landscape_page([Panel("FedAvg", line(0.1), "server model, round 9"), Panel("FedSAM", line(0.3))])
+    assert "FedAvg\\u003cbr\\u003eserver model, round 9" in page and "distance along the direction" in page
+    for style, symbol in zip(line_styles(["FedAvg", "FedSAM"]).values(), ("circle", "square"), strict=True):
+        assert f'"color":"{style.colour}"' in page and f'"symbol":"{symbol}"' in page
     with pytest.raises(UserError, match="cannot share a page"):
         landscape_page([Panel("a", line(0.1)), PANELS[0]])
 

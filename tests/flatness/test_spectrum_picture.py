@@ -28,7 +28,7 @@ def test_a_line_per_model_and_a_band_over_subsets(objective: flatness.Objective)
     assert len(axes.lines) == 2 and len(axes.collections) == 1 and axes.get_yscale() == "log"
     mean = sum(one.lambda_max for one in subsets) / 3
     assert axes.lines[0].get_ydata()[0] == pytest.approx(mean)
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
         f"a   {mean:.3g}",
         f"b   {subsets[0].lambda_max:.3g}",
     ]
@@ -40,9 +40,13 @@ def test_models_are_described(objective: flatness.Objective) -> None:
     models = {name: [flatness.spectrum(objective, count=2, trace_draws=0)] for name in "ab"}
     (axes,) = spectrum_picture(models, dict.fromkeys(models, "server model, seed 0, round 9")).axes
     assert axes.get_title(loc="left") == "server model, seed 0, round 9"
-    (axes,) = spectrum_picture(models, {"a": "server model, seed 0, round 9", "b": "wima model, seed 1, round 9"}).axes
-    first, second = (text.get_text() for text in axes.get_legend().get_texts())
-    assert "a (server model, seed 0, round 9) " in first and "b (wima model, seed 1, round 9) " in second
+    descriptions = {"a": "server model, seed 0, round 9", "b": "wima(window=20) model, seed 1, round 9"}
+    figure = spectrum_picture(models, descriptions)
+    first, second = (text.get_text() for text in figure.legends[0].get_texts())
+    assert "a (server model, seed 0, round 9) " in first and "b (wima(window=20) model, seed 1, round 9) " in second
+    figure.draw_without_rendering()
+    box = figure.legends[0].get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 < figure.axes[0].bbox.y0  # below the panel
 
 
 def test_densities_are_drawn_beside_the_eigenvalues(objective: flatness.Objective) -> None:

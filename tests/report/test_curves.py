@@ -78,6 +78,9 @@ def test_each_algorithm_has_one_colour_and_marker() -> None:
     for name in ("scaffold", "fedmoswa"):
         (alone,) = line_styles([f"{name}, seed 3"]).values()
         assert alone == styles[name] == line_styles(reversed(demo))[name]
+    variants = line_styles(["fedsam, round 3", "fedsam", "fedavg, lr=0.1", "fedavg (seed 1)"])
+    assert (variants["fedsam"], variants["fedavg, lr=0.1"]) == (styles["fedsam"], styles["fedavg"])
+    assert len({style.colour for style in variants.values()}) == 4
     figure = curves([(name, [history(0.8)], "server") for name in demo], "accuracy")
     drawn_styles = [(line.get_color(), line.get_marker()) for line in figure.axes[0].lines]
     assert drawn_styles == [(style.colour, style.marker) for style in styles.values()]

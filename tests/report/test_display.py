@@ -63,7 +63,7 @@ def test_a_spectrum(result: fedflat.Result) -> None:
     assert repr(spectrum).startswith(f"Spectrum(lambda_max={spectrum.lambda_max:.4g}, lambda_min=")
     assert "trace" not in repr(spectrum) and "eigenvalues=2 of 160, examples=40, converged=yes)" in repr(spectrum)
     assert "<td>lambda_max</td>" in spectrum._repr_html_() and "None" not in spectrum._repr_html_()
-    assert spectrum.plot(name="mine").axes[0].get_legend().get_texts()[0].get_text().startswith("mine ")
+    assert spectrum.plot(name="mine").legends[0].get_texts()[0].get_text().startswith("mine ")
     assert list(spectrum.plot().axes[0].lines[0].get_ydata()) == pytest.approx(list(spectrum.eigenvalues))
 
 

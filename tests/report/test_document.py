@@ -153,12 +153,12 @@ def test_the_flatness_log_of_a_run_is_included(real):
 
 
 def test_measured_spectra_and_clients_are_found(compared):
-    folder = compared / "fedavg" / "seed-0" / "flatness"
+    folder, names = compared / "fedavg" / "seed-0" / "flatness", ("fedavg", "mine", "fedsam (seed 1)")
     (folder / "spectrum").mkdir(parents=True)
     subset = {"eigenvalues": [4.0, 2.0], "lambda_max": 4.0, "examples": 10, "trace": {"value": 7.0}}
     other = {"eigenvalues": [6.0, 1.0], "lambda_max": 6.0, "examples": 10, "trace": {"value": 9.0}}
     (folder / "spectrum" / "spectrum.json").write_text(
-        json.dumps({"on": "train", "models": {name: {"subsets": [subset, other]} for name in ("fedavg", "mine")}})
+        json.dumps({"on": "train", "models": {name: {"subsets": [subset, other]} for name in names}})
     )
     (folder / "clients").mkdir()
     looks = [{"round": n, "accuracy": {"classes": {"0": 0.1 * n}, "clients": {"7": None}}} for n in range(3)]
@@ -166,9 +166,10 @@ def test_measured_spectra_and_clients_are_found(compared):
     (folder / "clients" / "spectrum.json").write_text("damaged")
     section = report_document(gather([compared]))["sections"][0]
     views = section["views"]
-    spectrum, other = views["spectra"]
+    spectrum, other, variant = views["spectra"]
     styles = {row["label"]: row["style"] for row in section["rows"]}
     assert spectrum["style"] == styles["fedavg"] and other["style"] not in styles.values()
+    assert variant["style"] == styles["fedsam"]  # that of its algorithm, which no other model has
     assert (spectrum["eigenvalues"], spectrum["lambda_max"], spectrum["trace"]) == ([5.0, 1.5], 5.0, 8.0)
     assert views["clients"][0]["classes"] == {"0": [0.0, 0.1, 0.2]}
     assert views["clients"][0]["clients"] == {"7": [None, None, None]}
@@ -176,7 +177,7 @@ def test_measured_spectra_and_clients_are_found(compared):
     bowl = Landscape("around", (axis, axis), {"train_loss": 1 + np.square(np.add.outer(axis, axis))}, (), {})
     figures = figures_of(section, "last", {"fedavg": bowl})
     assert {"spectra", "contours", "surfaces"} <= set(figures) and "flatness-log" not in figures
-    fedavg, _ = figures["spectra"].axes[0].lines
+    fedavg, *_ = figures["spectra"].axes[0].lines
     assert (fedavg.get_color(), fedavg.get_label()) == (COLOURS[styles["fedavg"]], "fedavg")
 
 

@@ -74,7 +74,8 @@ def clients(
         "forgetting": forgetting,
         "not_trained_again": why_not_all,
     }
-    picture = clients_picture(cohorts, evaluations, heading, metric)
+    title = f"{heading}; heat maps: {average} model"
+    picture = clients_picture(cohorts, evaluations, title, metric, opened.config.algorithm)
     files = write_results(result_folder(out, run / "flatness" / "clients"), "clients", document, picture)
     if as_json:
         print_json({"files": files, **document})
@@ -150,7 +151,7 @@ def class_forgetting(evaluations: list[dict[str, Any]]) -> dict[str, dict[str, f
     """Measure how much a model forgets each class between its evaluations over the rounds of a run.
 
     Returns:
-        By class: ``lost`` (best minus last accuracy), ``swing`` (mean absolute change between evaluations) and
+        By class: ``lost`` (best earlier minus last accuracy), ``swing`` (mean absolute change between evaluations) and
         ``lowest`` (lowest accuracy after it first reached half of its best). Empty if the task has no classes or
         there are fewer than two evaluations.
     """
@@ -178,7 +179,7 @@ def _class_table(
         forgetting: measures of each class, from ``class_forgetting``.
         metric: name of the metric, which determines the format.
     """
-    columns = ("class", "last", "best minus last", "mean change", "lowest after learning")
+    columns = ("class", "last", "best earlier minus last", "mean change", "lowest after learning")
     most_forgotten = sorted(forgetting, key=lambda name: -forgetting[name]["lost"])[:MAX_LISTED]
     rows = []
     for name, measures in forgetting.items():

@@ -158,8 +158,9 @@ def _require_once(name: str, names: Sequence[str]) -> None:
 def short_names(models: Sequence[RunModel]) -> list[str]:
     """Return distinct names that are as short as possible.
 
-    Models of a single run are named by model and round. Otherwise the name is the algorithm, with the model unless it
-    is the final primary one. If two names coincide, the seed is added; if they still coincide, labels are used.
+    Models of a single run are named by model and round. Otherwise the name is that of the model's row in comparisons,
+    with the round unless it is the last. If two names coincide, the seed is added; if they still coincide, labels are
+    used.
     """
     runs = {model.label.partition(":")[0] for model in models}
     if len(runs) == 1 and len(models) > 1:
@@ -177,18 +178,17 @@ def _model_and_round(model: RunModel) -> str:
 
 
 def _algorithm_and_model(model: RunModel) -> str:
-    """Return the algorithm of a model, followed by the model's name unless it is the final primary model of its run.
+    """Return the algorithm and average of a model, as in comparisons, followed by the round unless it is the last.
 
     For a weights file, return the model's name.
     """
     from fedflat.experiment.analysis.external_model import ExternalModel
-    from fedflat.experiment.analysis.reopen import primary_model
+    from fedflat.reporting.row import Row
 
     if isinstance(model, ExternalModel):
         return model.name
-    algorithm = model.record.config.algorithm
-    is_final_primary = model.name == primary_model(model.record) and model.rounds is None
-    return algorithm if is_final_primary else f"{algorithm} {_model_and_round(model)}"
+    label = Row(model.record.config.algorithm, model.name, (model.record,)).label
+    return label if model.rounds is None else f"{label}, round {model.rounds}"
 
 
 def default_folder(models: dict[str, RunModel], measurement: str) -> Path:

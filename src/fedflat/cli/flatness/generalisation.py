@@ -83,7 +83,7 @@ def bounds(
         estimates.sort(key=lambda estimate: estimate["round"])
         theory = opened.theory(estimates)
     heading, document = heading_of(opened), {"run": str(run), "rounds": estimates, **theory.document()}
-    picture = constants_picture(estimates, heading)
+    picture = constants_picture(estimates, f"{heading}, {average} model")
     files = write_results(result_folder(out, run / "flatness" / "bounds"), "bounds", document, picture)
     if as_json:
         print_json({"files": files, **document})

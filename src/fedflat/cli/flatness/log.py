@@ -38,17 +38,18 @@ def log(
     from fedflat.experiment.store.run_folder import load_record
     from fedflat.reporting.figures.flatness_log import log_picture, logged
 
-    logs, seconds = {}, {}
+    logs, seconds, descriptions = {}, {}, {}
     for run in runs:
         record = load_record(run)
         model_name = primary_model(record) if average is None else require_model(record, average)
         name = f"{record.config.algorithm}, seed {record.config.seed}"
         if name in logs:
             name = f"{name} ({run})"
-        logs[name] = logged(record, model_name)
+        logs[name], descriptions[name] = logged(record, model_name), f"{model_name} model"
         seconds[name] = record.folder.flatness_seconds() if record.folder else 0.0
     document = {"runs": {name: {"run": str(run), "log": logs[name]} for name, run in zip(logs, runs, strict=True)}}
-    files = write_results(result_folder(out, runs[0] / "flatness" / "log"), "log", document, log_picture(logs))
+    figure = log_picture(logs, descriptions=descriptions)
+    files = write_results(result_folder(out, runs[0] / "flatness" / "log"), "log", document, figure)
     if as_json:
         print_json({"files": files, **document})
         return

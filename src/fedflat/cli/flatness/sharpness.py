@@ -110,8 +110,14 @@ def sharpness(
     document["models"] = {}
     for name, model in opened.items():
         documents = [[result.document() for result in per_subset] for per_subset in results[name].values()]
-        document["models"][name] = {"model": model.label, "test": test_metric(model), "sharpness": documents}
-    curves = sharpness_picture(results) if len(rho) > 1 else None
+        document["models"][name] = {
+            "model": model.label,
+            "described": model.description,
+            "test": test_metric(model),
+            "sharpness": documents,
+        }
+    descriptions = {name: model.description for name, model in opened.items()}
+    curves = sharpness_picture(results, descriptions) if len(rho) > 1 else None
     files = write_results(result_folder(out, default_folder(opened, "sharpness")), "sharpness", document, curves)
     if as_json:
         print_json({"files": files, **document})

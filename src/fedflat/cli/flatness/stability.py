@@ -87,7 +87,8 @@ def stability(
     run_name = f"{run_config.algorithm}   {run_config.data.dataset}, seed {run_config.seed}"
     title = f"{run_name}, {twins} twins that differ in one example"
     folder = result_folder(out, RUNS / f"stability-{run_slug(run_config)}")
-    files = write_results(folder, "stability", document, twins_picture(measurements, title))
+    figure = twins_picture(measurements, title, run_config.algorithm)
+    files = write_results(folder, "stability", document, figure)
     if as_json:
         print_json({"files": files, **document})
         return

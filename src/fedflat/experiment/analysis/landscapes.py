@@ -210,8 +210,12 @@ class _SharedSpace:
             seed=seed,
             statistics=statistics,
         )
-        labels = [model.label for model in models]
-        self.description = {"models": labels, "statistics": statistics, **_description(first, self.measure)}
+        self.description = {
+            "models": [model.label for model in models],
+            "descriptions": {name: model.description for name, model in zip(names, models, strict=True)},
+            "statistics": statistics,
+            **_description(first, self.measure),
+        }
 
 
 def _checked_names(models: Sequence[RunModel], names: Sequence[str]) -> list[str]:

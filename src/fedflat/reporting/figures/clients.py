@@ -12,7 +12,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from fedflat.display import is_share
-from fedflat.reporting.figures.style import COLOURS, evenly_spaced, open_frame, subplot_list
+from fedflat.reporting.figures.style import (
+    LineStyle,
+    evenly_spaced,
+    line_styles,
+    marker_spacing,
+    open_frame,
+    subplot_list,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +37,7 @@ MAX_ROWS = 40
 
 
 def clients_picture(
-    cohorts: Sequence[Entry], evaluations: Sequence[Entry], title: str, metric: str = "accuracy"
+    cohorts: Sequence[Entry], evaluations: Sequence[Entry], title: str, metric: str = "accuracy", algorithm: str = ""
 ) -> Figure:
     """Plot curvature and drift of every client, and accuracies and feature norms of the server model, over rounds.
 
@@ -40,11 +47,13 @@ def clients_picture(
             empty.
         title: title of the figure.
         metric: name of the metric that ``evaluations`` store under the key ``accuracy``.
+        algorithm: the run's algorithm, which determines the colour and marker of medians.
     """
     panels: list[Callable[[Axes], None]] = []  # each draws one panel
+    draw_clients = partial(_draw_clients, cohorts=cohorts, style=_style_of(algorithm))
     for read_values, label, is_log in _client_quantities(cohorts):
         if any(read_values(entry) for entry in cohorts):
-            panels.append(partial(_draw_clients, cohorts=cohorts, read_values=read_values, label=label, is_log=is_log))
+            panels.append(partial(draw_clients, read_values=read_values, label=label, is_log=is_log))
     if evaluations:
         accuracies = [entry["accuracy"] for entry in evaluations]
         highest_value = 1.0 if is_share(metric) else None
@@ -77,20 +86,22 @@ def gap_picture(gaps: Mapping[str, Sequence[Entry]], title: str) -> Figure:
     """
     figure = Figure(figsize=(10.4, 4.4), layout="constrained")
     loss_axes, gap_axes = figure.subplots(1, 2)
-    for colour, (name, entries) in zip(COLOURS, gaps.items(), strict=False):  # at most one model per colour
+    styles = line_styles(gaps)
+    for name, entries in gaps.items():
         rounds = [entry["round"] for entry in entries]
         train, test = (np.array([entry[key] for entry in entries], float) for key in ("train_loss", "test_loss"))
-        solid = {"color": colour, "lw": 1.8, "marker": "o", "ms": 3.5}
+        colour = styles[name].colour
+        solid = {"color": colour, "lw": 1.8, "marker": styles[name].marker, "ms": 4}
         dashed = solid | {"lw": 1.4, "ls": (0, (4, 2)), "mfc": "white"}
         loss_axes.plot(rounds, test, **solid, label=f"{name}, test")
         loss_axes.plot(rounds, train, **dashed, label=f"{name}, training")
         gap_axes.plot(rounds, test - train, **solid, label=f"{name}, test minus training")
         if "unseen_loss" in entries[-1]:  # on held-out clients, which never train
             held_out = np.array([entry["unseen_loss"] for entry in entries], float)
-            dotted = {"color": colour, "lw": 1.3, "ls": ":"}
+            dotted = solid | {"lw": 1.3, "ls": ":", "mfc": "white"}
             loss_axes.plot(rounds, held_out, **dotted, label=f"{name}, held-out clients")
             label = f"{name}, held-out clients minus training"
-            gap_axes.plot(rounds, held_out - train, **dotted, marker="s", ms=3.5, label=label)
+            gap_axes.plot(rounds, held_out - train, **dotted, label=label)
     _draw_zero(gap_axes)
     loss_axes.set_ylim(bottom=0)
     for axes, label in ((loss_axes, "loss"), (gap_axes, "gap")):
@@ -124,12 +135,18 @@ def constants_picture(entries: Sequence[Entry], title: str) -> Figure:
     return figure
 
 
-def twins_picture(entries: Sequence[Entry], title: str) -> Figure:
+def twins_picture(entries: Sequence[Entry], title: str, algorithm: str = "") -> Figure:
     """Plot how far twins are from the original run over rounds, in weights and losses.
 
     A twin is trained on the same data with a single example replaced. Thin lines show the twins, a strong
-    line shows their mean. ``entries`` holds the measurements of each round, with one value per twin.
+    line shows their mean.
+
+    Args:
+        entries: the measurements of each round, with one value per twin.
+        title: title of the figure.
+        algorithm: the algorithm, which determines the colour and marker of means.
     """
+    style = _style_of(algorithm)
     figure = Figure(figsize=(10.4, 4.2), layout="constrained")
     rounds = [entry["round"] for entry in entries]
     panels = (
@@ -140,12 +157,17 @@ def twins_picture(entries: Sequence[Entry], title: str) -> Figure:
         values = np.array([entry[name] for entry in entries], float)  # [rounds, twins]
         for twin in values.T:
             axes.plot(rounds, twin, color=PALE, lw=1.0)
-        axes.plot(rounds, values.mean(1), color=INK, lw=2.0, label="mean of the twins")
+        spacing = marker_spacing(len(rounds))
+        axes.plot(rounds, values.mean(1), **style.line, markevery=spacing, lw=2.0, label="mean of the twins")
         axes.set_ylim(bottom=0)
         _label_axes(axes, label)
         axes.legend(frameon=False, fontsize=9, loc="upper left")
     _set_title(figure, title)
     return figure
+
+
+def _style_of(algorithm: str) -> LineStyle:
+    return line_styles([algorithm])[algorithm]
 
 
 def _client_quantities(cohorts: Sequence[Entry]) -> Iterator[tuple[ClientValues, str, bool]]:
@@ -180,12 +202,15 @@ def _listed_values(entry: Entry, path: Sequence[str]) -> dict[int, float]:
     return {client: value for client, value in zip(entry["clients"], values, strict=True) if value is not None}
 
 
-def _draw_clients(axes: Axes, cohorts: Sequence[Entry], read_values: ClientValues, label: str, is_log: bool) -> None:
+def _draw_clients(
+    axes: Axes, cohorts: Sequence[Entry], style: LineStyle, read_values: ClientValues, label: str, is_log: bool
+) -> None:
     """Draw one dot per client and round, a pale line per client, and a strong line through the medians.
 
     Args:
         axes: where to draw.
         cohorts: for each round, measurements of its clients.
+        style: colour and marker of the medians.
         read_values: returns the plotted value of each client from the measurements of a round.
         label: title of the panel.
         is_log: whether the vertical axis is logarithmic; it then omits values that are not positive.
@@ -202,7 +227,7 @@ def _draw_clients(axes: Axes, cohorts: Sequence[Entry], read_values: ClientValue
         round_number: float(np.median(list(values.values()))) for round_number, values in by_round.items() if values
     }
     x, y = tuple(medians), tuple(medians.values())
-    axes.plot(x, y, color=INK, lw=2.0, marker="o", ms=4.5, label="median of the clients", zorder=3)
+    axes.plot(x, y, **style.line, lw=2.0, label="median of the clients", zorder=3)
     if is_log:
         _set_log_scale(axes)
     else:

@@ -8,7 +8,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, cast
 
 from fedflat.errors import UserError
-from fedflat.reporting.figures.style import LineStyle, line_styles, open_frame, subplot_list
+from fedflat.reporting.figures.style import LineStyle, described_labels, line_styles, open_frame, subplot_list
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -108,12 +108,17 @@ def logged(record: Record, model: str = "server") -> dict[str, Points]:
     return quantities
 
 
-def log_picture(runs: Mapping[str, Mapping[str, Points]], styles: Mapping[str, LineStyle] | None = None) -> Figure:
+def log_picture(
+    runs: Mapping[str, Mapping[str, Points]],
+    styles: Mapping[str, LineStyle] | None = None,
+    descriptions: Mapping[str, str] | None = None,
+) -> Figure:
     """Plot the quantities of some runs: one panel per quantity, one line per run.
 
     Args:
         runs: the quantities of each run by label, from ``logged``.
         styles: colours and markers by label; default: chosen by the labels.
+        descriptions: the model of each run by label, e.g. ``server model``; default: none.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -140,7 +145,9 @@ def log_picture(runs: Mapping[str, Mapping[str, Points]], styles: Mapping[str, L
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         axes.tick_params(labelsize=8, colors="#444444")
         open_frame(axes, grid=0.2)
-    labels = [label for label in runs if label in handles]
-    lines = [handles[label] for label in labels]
-    figure.legend(lines, labels, frameon=False, fontsize=9, loc="outside upper left", ncols=4)
+    labels, shared_description = described_labels(runs, descriptions or {})
+    legend = {labels[label]: handles[label] for label in runs if label in handles}
+    options: dict[str, Any] = {"frameon": False, "fontsize": 9, "title_fontsize": 9, "alignment": "left"}
+    options |= {"ncols": min(4, columns) if descriptions is None or shared_description else 1}
+    figure.legend(legend.values(), legend.keys(), loc="outside upper left", title=shared_description, **options)
     return figure

@@ -10,9 +10,11 @@ import numpy as np
 
 from fedflat.errors import UserError
 from fedflat.flatness.landscapes.grid import Landscape, Mark
+from fedflat.reporting.figures.landscape_panels import FAINT, INK, Panel
 from fedflat.reporting.figures.landscape_scale import (
     AXIS_TITLES,
     BASIN,
+    LINE_TITLES,
     NOT_FINITE,
     LandscapeScale,
     common_line,
@@ -22,8 +24,8 @@ from fedflat.reporting.figures.landscape_scale import (
     shown_value,
     values_to_plot,
 )
-from fedflat.reporting.figures.landscapes import FAINT, INK, Panel
-from fedflat.reporting.figures.style import MARKERS, LineStyle, line_styles
+from fedflat.reporting.figures.landscapes import panel_styles
+from fedflat.reporting.figures.style import MARKERS, LineStyle, line_styles, marker_spacing
 
 PANEL_SIZE = {"width": 340, "height": 340}
 """Size of a panel in pixels: one fits a phone, two a printed page, three a screen."""
@@ -96,7 +98,7 @@ def landscape_parts(
         panels: landscapes of the same dimension.
         value: name of the plotted value; default: the training loss, or the only loss.
         library: whether to embed the Plotly library in the first figure.
-        styles: colours and markers by title; default: chosen by the titles.
+        styles: colours and markers by the names of models; default: chosen by the names.
     """
     if not panels:
         raise UserError("no landscape to plot")
@@ -104,14 +106,14 @@ def landscape_parts(
         raise UserError("one- and two-dimensional landscapes cannot share a page; plot them separately")
     value = value or values_to_plot(panels[0].landscape)[0]
     scale = LandscapeScale.over([panel.landscape for panel in panels], value)
-    styles = line_styles(panel.title for panel in panels) | dict(styles or {})
+    styles = line_styles(panel.title for panel in panels) | panel_styles(panels, styles)
     if panels[0].landscape.dimensions == 1:
-        figures, notes = [[_curves(panels, scale)]], [scale.notes]
+        figures, notes = [[_curves(panels, scale, styles)]], [scale.notes]
     else:
         line = common_line([panel.landscape for panel in panels], scale)
         figures = [
-            [_surface(panel, scale, styles[panel.title]) for panel in panels],
-            [_contours(panel, scale, styles[panel.title], line) for panel in panels],
+            [_surface(panel, scale, styles) for panel in panels],
+            [_contours(panel, scale, styles, line) for panel in panels],
         ]
         notes = [shown_line(line, scale), scale.notes]
     first, rows = figures[0][0], []
@@ -127,24 +129,26 @@ def landscape_parts(
 
 
 def _title(panel: Panel) -> str:
-    """Return the title and the caption of a panel as HTML; Plotly would crop long ones."""
-    return f'<p class="title"><b>{escape(panel.title)}</b><br>{escape(panel.caption)}</p>'
+    """Return the title of a panel, and its caption or what its models are, as HTML; Plotly would crop them."""
+    descriptions = panel.landscape.metadata.get("descriptions", {})
+    caption = panel.caption or "; ".join(f"{name}: {text}" for name, text in descriptions.items())
+    return f'<p class="title"><b>{escape(panel.title)}</b><br>{escape(caption)}</p>'
 
 
-def _surface(panel: Panel, scale: LandscapeScale, style: LineStyle) -> Any:
+def _surface(panel: Panel, scale: LandscapeScale, styles: Mapping[str, LineStyle]) -> Any:
     """Draw a landscape as a surface, with the models as points on it.
 
     Args:
         panel: the landscape and its title.
         scale: levels and colours; heights are logarithms.
-        style: colour and marker of the model if there is only one; several models have styles by their names.
+        styles: colours and markers of the models by name.
     """
     from plotly import graph_objects
 
     contours = {"z": {"show": True, "color": "white", "width": 1, **_contour_levels(scale)}}
     figure = graph_objects.Figure(graph_objects.Surface(**_grid_values(panel.landscape, scale), contours=contours))
     heights = np.log10(scale.clipped(grid_of(panel.landscape, scale.value)))
-    for mark, marker in _markers(panel.landscape, style):
+    for mark, marker in _markers(panel, styles):
         nearest = tuple(  # the grid point at which the mark is drawn
             int(np.abs(np.array(axis) - x).argmin())
             for axis, x in zip(panel.landscape.axes, mark.position, strict=True)
@@ -170,13 +174,13 @@ def _surface(panel: Panel, scale: LandscapeScale, style: LineStyle) -> Any:
     return _styled(figure, scale, has_bar=False)
 
 
-def _contours(panel: Panel, scale: LandscapeScale, style: LineStyle, bold_value: float) -> Any:
+def _contours(panel: Panel, scale: LandscapeScale, styles: Mapping[str, LineStyle], bold_value: float) -> Any:
     """Draw the contours of a landscape and mark its models.
 
     Args:
         panel: the landscape and its title.
         scale: levels and colours.
-        style: colour and marker of the model if there is only one; several models have styles by their names.
+        styles: colours and markers of the models by name.
         bold_value: value of the bold contour, the same in all panels.
     """
     from plotly import graph_objects
@@ -197,7 +201,7 @@ def _contours(panel: Panel, scale: LandscapeScale, style: LineStyle, bold_value:
             showlegend=False,
         )
     )
-    for mark, marker in _markers(panel.landscape, style):
+    for mark, marker in _markers(panel, styles):
         figure.add_trace(graph_objects.Scatter(**_mark_values(mark), marker={**marker, "size": 11}))
     x_title, y_title = AXIS_TITLES[panel.landscape.kind]
     figure.update_xaxes(title={"text": x_title, "standoff": 4}, nticks=5, constrain="domain")
@@ -206,30 +210,43 @@ def _contours(panel: Panel, scale: LandscapeScale, style: LineStyle, bold_value:
     return _styled(figure, scale, has_bar=True)
 
 
-def _markers(landscape: Landscape, single_style: LineStyle) -> list[tuple[Mark, dict[str, Any]]]:
-    """Return each model with its Plotly marker; a single model has ``single_style``, several have styles by name."""
-    styles = line_styles(mark.name for mark in landscape.marks)
-    chosen = [single_style if len(landscape.marks) == 1 else styles[mark.name] for mark in landscape.marks]
+def _markers(panel: Panel, styles: Mapping[str, LineStyle]) -> list[tuple[Mark, dict[str, Any]]]:
+    """Return each model with its Plotly marker; a single model has the style of the panel's title."""
+    marks = panel.landscape.marks
+    chosen = [styles[panel.title if len(marks) == 1 else mark.name] for mark in marks]
     line = {"width": 1.2, "color": "white"}
     return [
         (mark, {"color": style.colour, "symbol": SYMBOLS[style.marker], "line": line})
-        for mark, style in zip(landscape.marks, chosen, strict=True)
+        for mark, style in zip(marks, chosen, strict=True)
     ]
 
 
-def _curves(panels: Sequence[Panel], scale: LandscapeScale) -> Any:
+def _curves(panels: Sequence[Panel], scale: LandscapeScale, styles: Mapping[str, LineStyle]) -> Any:
     """Draw one-dimensional landscapes as curves in one plot."""
     from plotly import graph_objects
 
     figure = graph_objects.Figure()
-    styles = line_styles(panel.title for panel in panels)
     for panel in panels:
-        values = _json_values(grid_of(panel.landscape, scale.value))
-        line = {"color": styles[panel.title].colour, "width": 2.5}
-        figure.add_trace(graph_objects.Scatter(x=panel.landscape.axes[0], y=values, name=panel.title, line=line))
+        values, style = _json_values(grid_of(panel.landscape, scale.value)), styles[panel.title]
+        spacing = marker_spacing(len(values))
+        sizes = [8 if index % spacing == 0 else 0 for index in range(len(values))]
+        options = {
+            "name": "<br>".join(map(escape, [panel.title, *panel.caption.splitlines()])),
+            "mode": "lines+markers",
+            "line": {"color": style.colour, "width": 2.5},
+            "marker": {"symbol": SYMBOLS[style.marker], "size": sizes, "opacity": 1},
+        }
+        figure.add_trace(graph_objects.Scatter(x=panel.landscape.axes[0], y=values, **options))
     figure.update_yaxes(type="log", title=shown_value(scale.value), gridcolor=GRID_COLOUR)
-    figure.update_xaxes(gridcolor=GRID_COLOUR)
-    figure.update_layout(template="plotly_white", font={"family": FONT, "color": INK}, height=LINES_HEIGHT)
+    figure.update_xaxes(title=LINE_TITLES[panels[0].landscape.kind], gridcolor=GRID_COLOUR)
+    legend = {"orientation": "h", "y": -0.2, "yanchor": "top"}  # below the plot, so that it fits a phone
+    figure.update_layout(
+        template="plotly_white",
+        font={"family": FONT, "color": INK},
+        height=LINES_HEIGHT,
+        legend=legend,
+        showlegend=True,
+    )
     return figure
 
 

@@ -39,6 +39,11 @@ AXIS_TITLES = {
     "plane": ("x (distance in weight space)", "y (distance in weight space)"),
 }
 """Titles of both axes with their units, by kind of landscape."""
+LINE_TITLES = {
+    "around": "distance along the direction, in filter norms",
+    "path": "position on the path (0: first model, 1: second)",
+}
+"""Title of the axis of one-dimensional landscapes, by kind."""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,8 @@ def figures_of(section: Values, by: str, landscapes: Mapping[str, Landscape] | N
 def _flatness_figures(section: Values, landscapes: Mapping[str, Landscape]) -> dict[str, Figure]:
     """Draw the section's flatness measurements, if it has any: flatness over rounds, spectra and landscapes."""
     from fedflat.reporting.figures.flatness_log import log_picture
-    from fedflat.reporting.figures.landscapes import contours, panels_of, surfaces
+    from fedflat.reporting.figures.landscape_panels import panels_of
+    from fedflat.reporting.figures.landscapes import contours, surfaces
 
     styles = {row["label"]: LineStyle(row["style"]) for row in section["rows"]}
     figures = {}
@@ -64,7 +65,7 @@ def _flatness_figures(section: Values, landscapes: Mapping[str, Landscape]) -> d
         figures["spectra"] = eigenvalue_figure(section["views"]["spectra"])
     panels = panels_of(landscapes, "train_loss")
     if panels:
-        figures |= {"contours": contours(panels, styles=styles), "surfaces": surfaces(panels)}
+        figures |= {"contours": contours(panels, styles=styles), "surfaces": surfaces(panels, styles=styles)}
     return figures
 
 
@@ -81,7 +82,14 @@ def eigenvalue_figure(spectra: Sequence[Values]) -> Figure:
     for spectrum in spectra[:MAX_LINES]:
         description = f" ({spectrum['described']})" if spectrum["described"] else ""
         ranks, style = range(1, len(spectrum["eigenvalues"]) + 1), LineStyle(spectrum["style"])
-        axes.plot(ranks, spectrum["eigenvalues"], **style.line, lw=1.5, label=f"{spectrum['label']}{description}")
+        axes.plot(
+            ranks,
+            spectrum["eigenvalues"],
+            **style.line,
+            markevery=marker_spacing(len(ranks)),
+            lw=1.5,
+            label=f"{spectrum['label']}{description}",
+        )
     if all(eigenvalue > 0 for spectrum in spectra for eigenvalue in spectrum["eigenvalues"]):
         axes.set_yscale("log")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -154,7 +162,7 @@ def difference_figure(section: Values, by: str) -> Figure:
     axes.axvline(0, color="#222222", lw=0.9)
     baseline = section["rows"][section["baseline"]]["label"]
     unit = " (percentage points)" if scale == 100 else ""
-    axes.set_xlabel(f"difference from {baseline}, {SUMMARY_LABELS[by]}{unit}", fontsize=9)
+    axes.set_xlabel(f"difference from {baseline}{unit},\n{SUMMARY_LABELS[by]}", fontsize=9)
     return figure
 
 

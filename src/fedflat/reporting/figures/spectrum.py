@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -11,7 +11,14 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from fedflat.flatness import Spectrum
 from fedflat.flatness.curvature.spectrum import MATRIX_NAMES
-from fedflat.reporting.figures.style import LineStyle, line_styles, open_frame
+from fedflat.reporting.figures.style import (
+    LEGEND_ROW,
+    LineStyle,
+    described_labels,
+    line_styles,
+    marker_spacing,
+    open_frame,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,16 +36,14 @@ def spectrum_picture(models: Mapping[str, Sequence[Spectrum]], descriptions: Map
         models: for each name, the model's spectra on different subsets of the examples.
         descriptions: for each name, what the model is, e.g. ``server model, seed 0, round 60``; default: none.
     """
-    descriptions, styles = descriptions or {}, line_styles(models)
-    # A description that all models share becomes the title instead of part of every label.
-    shared_description = next(iter(descriptions.values()), "") if len(set(descriptions.values())) == 1 else ""
+    labels, shared_description = described_labels(models, descriptions or {})
+    styles = line_styles(models)
     with_density = {name for name, spectra in models.items() if all(spectrum.density for spectrum in spectra)}
-    figure = Figure(figsize=(11.0 if with_density else 6.4, 4.4), layout="constrained")
+    figure = Figure(figsize=(11.0 if with_density else 6.4, 4.4 + LEGEND_ROW * len(models)), layout="constrained")
     panels = figure.subplots(1, 2 if with_density else 1, squeeze=False)[0]
     highest_density, isolated_density = 0.0, float("inf")  # they determine the range of the density axis
     for name, spectra in models.items():
-        label = f"{name} ({descriptions[name]})" if name in descriptions and not shared_description else name
-        _draw_eigenvalues(panels[0], label, spectra, styles[name])
+        _draw_eigenvalues(panels[0], labels[name], spectra, styles[name])
         if name in with_density:
             highest_density = max(highest_density, _draw_density(panels[1], name, spectra, styles[name].colour))
             isolated_density = min(isolated_density, *map(_isolated_eigenvalue_density, spectra))
@@ -54,7 +59,9 @@ def spectrum_picture(models: Mapping[str, Sequence[Spectrum]], descriptions: Map
     panels[0].set_title(shared_description, loc="left", fontsize=9.5)
     for axes in panels:
         open_frame(axes)
-    panels[0].legend(frameon=False, fontsize=9, title="lambda_max", alignment="right", title_fontsize=9)
+    options: dict[str, Any] = {"frameon": False, "fontsize": 9, "title_fontsize": 9, "alignment": "left"}
+    # Below the panels, because descriptions may be wider than a panel.
+    figure.legend(handles=panels[0].lines[: len(models)], loc="outside lower left", title="lambda_max", **options)
     return figure
 
 
@@ -77,7 +84,8 @@ def _draw_eigenvalues(axes: Axes, label: str, spectra: Sequence[Spectrum], style
     mean, ranks = values.mean(0), np.arange(1, values.shape[1] + 1)
     largest = [spectrum.lambda_max for spectrum in spectra if spectrum.lambda_max is not None]
     shown_largest = f"{np.mean(largest):.3g}" if len(largest) == len(spectra) else "unknown"
-    axes.plot(ranks, mean, **style.line, lw=1.6, label=f"{label}   {shown_largest}")
+    spacing = marker_spacing(len(ranks))
+    axes.plot(ranks, mean, **style.line, markevery=spacing, lw=1.6, label=f"{label}   {shown_largest}")
     if len(values) > 1:
         std = values.std(0, ddof=1)
         axes.fill_between(ranks, mean - std, mean + std, color=style.colour, alpha=0.15, lw=0)

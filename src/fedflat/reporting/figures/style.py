@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,8 @@ MARKERS = "osD^vPX*"
 DASHES = ("-", "--", ":", "-.")
 FIXED = ("fedavg", "fedsam", "scaffold", "fedmoswa", "fedswa", "fedasam", "feddyn", "fedcm")
 """Algorithms that have the same colour and marker in every figure."""
+LEGEND_ROW = 0.2
+"""Height of a legend's row in inches."""
 MARKS_PER_LINE = 8
 """Number of markers along a curve."""
 EARLY_FRACTION = 1 / 3
@@ -54,16 +56,17 @@ class LineStyle:
 def line_styles(labels: Iterable[str]) -> dict[str, LineStyle]:
     """Choose a style for each label of a figure, the name of an algorithm or model.
 
-    An algorithm's style is fixed or determined by its name (without a seed), so that it looks the same in every figure.
-    If another label of the figure already has that style, the algorithm gets the next free one.
+    An algorithm's style is fixed or determined by its name (without seed, round or settings), so that it looks the same
+    in every figure. If another label of the figure already has that style, the algorithm gets the next free one.
 
     >>> [(style.colour, style.marker) for style in line_styles(["fedsam", "fedavg"]).values()]
     [('#d55e00', 's'), ('#0072b2', 'o')]
     """
     names = list(dict.fromkeys(labels))
     numbers: dict[str, int] = {}  # numbers of the styles chosen so far
-    algorithms = {name: re.split(r",? \(?seed ", name)[0].lower() for name in names}
-    for name in sorted(names, key=lambda name: algorithms[name] not in FIXED):  # fixed styles first
+    algorithms = {name: algorithm_of(name).lower() for name in names}
+    # Fixed styles first; an algorithm before its variants.
+    for name in sorted(names, key=lambda name: (algorithms[name] not in FIXED, algorithms[name] != name.lower())):
         algorithm = algorithms[name]
         first = FIXED.index(algorithm) if algorithm in FIXED else crc32(algorithm.encode()) % len(COLOURS)
         # Once all colours are used, the next 8 numbers have the same colours with other markers and dashes.
@@ -71,6 +74,32 @@ def line_styles(labels: Iterable[str]) -> dict[str, LineStyle]:
         candidates = (offset + (first + step) % len(COLOURS) for step in range(len(COLOURS)))
         numbers[name] = next(number for number in candidates if number not in numbers.values())
     return {name: LineStyle(numbers[name]) for name in names}
+
+
+def algorithm_of(label: str) -> str:
+    """Return the algorithm in a label of a figure: the text before a seed, a round or settings.
+
+    >>> algorithm_of("fedprox(mu=0.1, nesterov=true), seed 0"), algorithm_of("fedavg (seed 1)")
+    ('fedprox(mu=0.1, nesterov=true)', 'fedavg')
+    """
+    found = re.match(r"(?:[^\s,(]|\([^)]*\))+", label)  # spaces and commas inside parentheses belong to the algorithm
+    return found.group() if found else label
+
+
+def described_labels(names: Iterable[str], descriptions: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """Return a legend label for each model, and the description that all models share (empty if they differ).
+
+    Args:
+        names: names of the models.
+        descriptions: for each name, what the model is, e.g. ``server model, seed 0, round 60``; may be empty.
+
+    >>> described_labels(["a", "b"], {"a": "server model, seed 0", "b": "server model, seed 1"})
+    ({'a': 'a (server model, seed 0)', 'b': 'b (server model, seed 1)'}, '')
+    """
+    names, texts = list(names), set(descriptions.values())
+    if len(texts) == 1:
+        return {name: name for name in names}, texts.pop()
+    return {name: f"{name} ({descriptions[name]})" if name in descriptions else name for name in names}, ""
 
 
 def marker_spacing(points: int) -> int:

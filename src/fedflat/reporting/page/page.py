@@ -140,7 +140,7 @@ def _landscape_html(
     The page embeds the Plotly library once, for all sections. ``styles`` holds colours and markers by name.
     """
     from fedflat.reporting.figures.landscape_page import landscape_parts
-    from fedflat.reporting.figures.landscapes import panels_of
+    from fedflat.reporting.figures.landscape_panels import panels_of
 
     panels = panels_of(landscapes, value)
     if not panels:

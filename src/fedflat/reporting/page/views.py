@@ -17,6 +17,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.analysis.landscapes import load_landscapes
 from fedflat.experiment.store.run_folder import Record
 from fedflat.reporting.figures.flatness_log import QUANTITIES, logged
+from fedflat.reporting.figures.style import algorithm_of
 from fedflat.reporting.page.gather import relative_paths
 
 if TYPE_CHECKING:
@@ -104,7 +105,8 @@ def _mean_over_runs(runs: Sequence[Mapping[int, float]]) -> dict[int, float]:
 def _spectra(group: Group) -> list[Values]:
     """Collect the spectra of all models in the runs' spectrum files; a file may also contain models of other runs.
 
-    A model has the colour and marker of the report's row with the same label, or else unused ones.
+    A model has the colour and marker of the report's row with its label, or else of the row with its algorithm if no
+    other model has them, or else unused ones.
     """
     spectra: dict[str, Values] = {}
     for _, path in _measurement_files(group.records, "spectrum.json"):
@@ -117,11 +119,16 @@ def _spectra(group: Group) -> list[Values]:
                     label = label if label not in spectra else f"{label} ({relative_paths(str(path.parent))})"
                     values = _spectrum_values(label, model["subsets"], document.get("on", ""))
                     spectra[label] = {**values, "described": model.get("described", "")}
-    styles = {label: style.number for label, style in group.styles.items()}
-    for label, spectrum in spectra.items():
-        unused = next(number for number in count() if number not in styles.values())
-        spectrum["style"] = styles.setdefault(label, unused)
-    return list(spectra.values())
+    rows = {label: style.number for label, style in group.styles.items()}
+    chosen = {label: rows[label] for label in spectra if label in rows}
+    for label in spectra:
+        algorithm = rows.get(algorithm_of(label))
+        if label not in chosen:
+            is_free = algorithm not in chosen.values()
+            used = {*rows.values(), *chosen.values()}
+            unused = next(number for number in count() if number not in used)
+            chosen[label] = algorithm if algorithm is not None and is_free else unused
+    return [{**spectrum, "style": chosen[label]} for label, spectrum in spectra.items()]
 
 
 def _spectrum_values(label: str, subsets: Sequence[Mapping[str, Any]], on: str) -> Values:
