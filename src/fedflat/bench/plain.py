@@ -19,12 +19,11 @@ from fedflat import models
 from fedflat.bench.setting import plan_of, sampler_of
 from fedflat.data import Dataset, Partition
 from fedflat.data.batches import move_examples
-from fedflat.engines.problem.precision import at_own_precision
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.plan import generator
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import build_problem
-from fedflat.flatness.precision import allow_tf32
+from fedflat.flatness.precision import allow_tf32, at_own_precision
 
 StateDict = dict[str, Tensor]
 LOSS_EXAMPLES = 1000

@@ -7,14 +7,27 @@ Hence the old switches are set first, then the new ones if they are in use.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 
 Switch = tuple[Any, str]
 """A torch backend and the name of its attribute."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class HasTf32(Protocol):
+    """An object, such as a problem, that says whether a GPU may round its float32 matrix products to TF32."""
+
+    tf32: bool
+
+
+Owner = TypeVar("Owner", bound=HasTf32)
 
 
 def gpu_has_tf32() -> bool:
@@ -44,6 +57,21 @@ def tf32_allowed(allowed: bool) -> Iterator[None]:
     finally:
         for switch, value in previous:
             setattr(*switch, value)
+
+
+def at_own_precision(function: Callable[Concatenate[Owner, P], T]) -> Callable[Concatenate[Owner, P], T]:
+    """Decorate a function or method so that a GPU uses TF32 in it exactly if its first argument, a problem, allows it.
+
+    Torch's own setting, which is global, is restored afterwards: another run in the same process may differ.
+    """
+
+    @functools.wraps(function)
+    def scoped(owner: Owner, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call the decorated function with the problem's precision."""
+        with tf32_allowed(owner.tf32):
+            return function(owner, *args, **kwargs)
+
+    return scoped
 
 
 def _switches() -> list[Switch]:

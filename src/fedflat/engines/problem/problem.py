@@ -30,8 +30,8 @@ from fedflat.engines.problem.parameters import (
     fails_in_channels_last,
     first_names,
 )
-from fedflat.engines.problem.precision import at_own_precision
 from fedflat.engines.problem.task import Task
+from fedflat.flatness.precision import at_own_precision
 from fedflat.models.layout import Layout
 
 

@@ -24,12 +24,12 @@ from fedflat.algorithms.slot import Pilot
 from fedflat.algorithms.state import Field, State
 from fedflat.algorithms.teacher import Teacher
 from fedflat.data.batches import Batch
-from fedflat.engines.problem.precision import at_own_precision
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.client_facts import label_scalars, pilot_gradients
 from fedflat.engines.round.contract import Client, Training
 from fedflat.engines.round.plan import generator, seed_torch
 from fedflat.errors import UserError
+from fedflat.flatness.precision import at_own_precision
 
 BATCH_TOO_SMALL = "Expected more than 1 value per channel"
 """torch's error for a batch that BatchNorm cannot normalise."""

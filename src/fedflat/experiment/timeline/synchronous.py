@@ -175,3 +175,12 @@ class SynchronousTimeline(Timeline):
         steps = np.array([plan.unlimited_steps(seed, round, client, size) for client, size in sizes.items()])
         positions, seconds = self._policy.count(self.clock, sampled, steps, self.sampler.clients_per_round)
         return sampled[positions].tolist(), seconds, len(sampled) - len(positions)
+
+
+def timeline_for(setup: TimelineSetup) -> Timeline:
+    """Build the timeline of a run; raises a ``UserError`` if its clock or policy does not suit its other settings."""
+    if not policy_of(setup.config).is_asynchronous:
+        return SynchronousTimeline(setup)
+    from fedflat.experiment.timeline.asynchronous import AsynchronousTimeline  # imports this module
+
+    return AsynchronousTimeline(setup)
