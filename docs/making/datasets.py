@@ -79,7 +79,7 @@ def _commands(source: DatasetSource) -> list[str]:
     get = [f"fedflat data get {name}"] if source.files else []
     if hasattr(source, "of"):  # test images of another dataset
         return [*get, f"fedflat evaluate runs/fedavg-{source.of}-seed0 --on corruptions"]
-    natural, skewed = "natural --set data.clients=null", "'dirichlet(alpha=0.1)' --clients 50"
+    natural, skewed = "natural", "'dirichlet(alpha=0.1)' --clients 50"
     run = f"fedflat run fedavg --dataset {name} --model {card.model} --partition {natural if card.clients else skewed}"
     return [*get, f"fedflat data describe {name}", run]
 

@@ -46,7 +46,7 @@ def page(name: str, spec: type[ModelSpec]) -> str:
     lines += ["## Number of trainable parameters", "", *table(("input", "parameters"), counts)]
     if spec.examples:
         lines += _layers(name, spec.examples[0].input_shape, spec.examples[0].classes)
-    partition = "--partition natural --set data.clients=null " if spec.partition == "natural" else ""
+    partition = "--partition natural " if spec.partition == "natural" else ""
     command = f"fedflat run fedavg --dataset {spec.dataset} --model {name} {partition}--rounds 50"
     lines += ["## Usage", "", *block([f"fedflat models {name}", command], "bash")]
     return joined(lines, [f"See also: [models](../{PAGE}): initialisation, normalisation, pretrained weights.", ""])

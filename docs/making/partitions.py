@@ -57,19 +57,19 @@ def _caption(name: str) -> str:
 
 def _commands(name: str, spec: type[Partitioner] | type[PartitionModifier]) -> list[str]:
     if name == "listed":
-        return ["fedflat run fedavg --partition 'listed(path=partition.json)' --set data.clients=null --rounds 20"]
+        return ["fedflat run fedavg --partition 'listed(path=partition.json)' --rounds 20"]
     text = spec.examples[-1] if spec.examples else name
     quoted = f"'{text}'" if set(text) & set("()+") else text
     fixed = issubclass(spec, Partitioner) and spec().fixes_clients
-    clients = "--set data.clients=null" if fixed else f"--clients {CLIENTS}"
+    clients = "" if fixed else f" --clients {CLIENTS}"
     if name in DATASETS:
         dataset, model = DATASETS[name]
-        return [f"fedflat run fedavg --dataset {dataset} --model {model} --partition {quoted} {clients}"]
+        return [f"fedflat run fedavg --dataset {dataset} --model {model} --partition {quoted}{clients}"]
     if name == "centralised":
-        return [f"fedflat run fedavg --partition centralised {clients} --clients-per-round 1 --rounds 20"]
+        return [f"fedflat run fedavg --partition centralised --clients-per-round 1 --rounds 20"]
     return [
-        f"fedflat data describe digits --partition {quoted} {clients if not fixed else ''}".strip(),
-        f"fedflat run fedavg --partition {quoted} {clients} --rounds 20",
+        f"fedflat data describe digits --partition {quoted}{clients}",
+        f"fedflat run fedavg --partition {quoted}{clients} --rounds 20",
     ]
 
 

@@ -40,11 +40,25 @@ class DataSettings(SettingsGroup):
     )
     partition: str = Field("dirichlet(alpha=0.1)", description="how training examples are distributed over clients")
     partition_seed: int | None = Field(None, ge=0, description="seed of the partition; default: the run's seed")
-    clients: int | None = Field(50, ge=1, description="number of clients; null if the partition determines it")
+    clients: int | None = Field(
+        50,
+        ge=1,
+        description="number of clients; leave it out, or null, if the partition determines it, as natural does",
+    )
     validation: float = Field(0.0, ge=0, lt=1, description="fraction of the training examples held out for validation")
     augmentation: str = Field(
         "none", description="augmentations joined by +, e.g. crop-flip+cutout; none disables them"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_clients_to_partition(cls, values: Any) -> Any:
+        """Replace the default number of clients by None if the partition determines their number itself."""
+        from fedflat.data import fixes_clients
+
+        if isinstance(values, dict) and "clients" not in values and isinstance(values.get("partition"), str):
+            return {**values, "clients": None} if fixes_clients(values["partition"]) else values
+        return values
 
     @field_validator("dataset")
     @classmethod

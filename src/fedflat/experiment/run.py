@@ -23,11 +23,10 @@ from fedflat.experiment.analysis.run_model import estimated_statistics
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.engine import begin_averages, decide_compile, engine_for, training_of
-from fedflat.experiment.setup.problem import build_problem, decide_precision
+from fedflat.experiment.setup.problem import build_problem, check_new_run, decide_precision
 from fedflat.experiment.stopping import (
     DIVERGENCE_CHECK_EVERY,
     Verdict,
-    check_target,
     describe_divergence,
     explain_out_of_memory,
     stopping_verdict,
@@ -90,8 +89,8 @@ class Run:
         with explain_out_of_memory(config):
             self.problem, self.partition = build_problem(config, data, model, task)
         self.config = config = config if engine else decide_compile(config, self.problem, self.partition, recorded)
-        if config.stop.target is not None and not resume:  # a resumed run was checked when it began
-            check_target(config.stop.target, self.metric)
+        if not resume:  # a resumed run was checked when it began
+            check_new_run(config, self.metric, self.partition)
         self.algorithm, self.folder = algorithm(config.algorithm), RunFolder(folder) if folder else None
         self.history: list[dict[str, Any]] = []
         self.record: Record | None = None  # set when the run ends or pauses

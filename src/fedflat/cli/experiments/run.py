@@ -111,8 +111,7 @@ def _check(config: Config) -> None:
     """Build the data, partition and model of a dry run, with the same errors as the run; nothing is downloaded."""
     from fedflat.data import data_dir, dataset_source
     from fedflat.experiment.campaign.sweep import check_names
-    from fedflat.experiment.setup.problem import build_problem, is_user_supplied
-    from fedflat.experiment.stopping import check_target
+    from fedflat.experiment.setup.problem import build_problem, check_new_run, is_user_supplied
 
     data = config.data
     if not is_user_supplied(data.dataset):
@@ -122,9 +121,8 @@ def _check(config: Config) -> None:
             return
     # The run may be meant for another machine, so its device need not be here.
     engine = config.engine.model_copy(update={"device": "cpu"})
-    problem, _ = build_problem(config.model_copy(update={"engine": engine}))
-    if config.stop.target is not None:
-        check_target(config.stop.target, problem.task.metric)
+    problem, partition = build_problem(config.model_copy(update={"engine": engine}))
+    check_new_run(config, problem.task.metric, partition)
 
 
 def _train(config: Config, folder: Path, as_json: bool, quiet: bool, track: str | None, resume: bool = False) -> None:

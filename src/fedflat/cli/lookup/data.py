@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from fedflat.cli.shared.completion import complete_dataset, complete_partition
-from fedflat.cli.shared.flags import DATA_DIR, JSON, CommandGroup, no_default
+from fedflat.cli.shared.flags import DATA_DIR, JSON, CommandGroup, no_default, optional
 from fedflat.cli.shared.one_run import print_partition
 from fedflat.cli.shared.screen import (
     Downloads,
@@ -120,7 +120,7 @@ def describe(
     partition: str | None = no_default(
         "--partition", "also describe a partition, e.g. dirichlet(alpha=0.1)", autocompletion=complete_partition
     ),
-    clients: int = typer.Option(50, "--clients", min=1, help="number of clients"),
+    clients: int | None = optional("--clients", "number of clients", "50, or that of the partition", min=1),
     seed: int = typer.Option(0, "--seed", min=0, help="seed of the partition"),
     folder: Path | None = DATA_DIR,
     as_json: bool = JSON,
@@ -131,6 +131,7 @@ def describe(
     """
     from fedflat.data import describe as describe_dataset
     from fedflat.data import fixes_clients, load, make_partition
+    from fedflat.experiment.config import DataSettings
 
     with Downloads(silent=as_json) as downloads:
         dataset = load(name, folder, progress=downloads.progress)
@@ -138,9 +139,9 @@ def describe(
     partition_description: dict[str, Any] | None = None
     if partition is not None:
         train, classes = dataset.train, dataset.num_classes
-        client_count = None if fixes_clients(partition) else clients  # some partitions determine their number
+        default = None if fixes_clients(partition) else DataSettings.model_fields["clients"].default
         partitioned = make_partition(
-            partition, train.targets, classes, client_count, seed, groups=train.groups, coarse=train.coarse
+            partition, train.targets, classes, clients or default, seed, groups=train.groups, coarse=train.coarse
         )
         partition_description = partitioned.describe(train.targets, classes)
     if as_json:

@@ -37,6 +37,8 @@ PANELS = {
     **dict.fromkeys(("evaluation", "flatness", "stop", "engine"), "Evaluation and engine"),
 }
 """The panel of the help in which the flags of a group of settings appear."""
+NULL = object()
+"""Value of a flag that was given as ``null``; None stands for a flag that was not given."""
 
 
 def optional(flag: str, help: str, default: str, **options: Any) -> Any:
@@ -110,7 +112,8 @@ def with_settings(*excluded: str, show_defaults: bool = True) -> Callable[[Calla
         def with_flags(**arguments: Any) -> None:
             """Collect the flags that were given (those that are not None) in ``settings``, and call the command."""
             values = {flag: arguments.pop(flag) for flag in setting_of_flag}
-            command(settings={flag: value for flag, value in values.items() if value is not None}, **arguments)
+            given = {flag: None if value is NULL else value for flag, value in values.items() if value is not None}
+            command(settings=given, **arguments)
 
         # Typer reads the command's name, help and flags from these attributes.
         with_flags.__name__, with_flags.__doc__ = command.__name__, command.__doc__
@@ -132,9 +135,29 @@ def _parameter(flag: str, setting: str, show_default: bool) -> inspect.Parameter
         f"{field.description}{default}",
         rich_help_panel=panel,
         autocompletion=completer_for(setting, field),
+        **_accept_null(field.annotation),
     )
     annotation = _type_of_flag(field.annotation) | None
     return inspect.Parameter(flag, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation)
+
+
+def _accept_null(annotation: Any) -> dict[str, Any]:
+    """Return the options of a flag for a number that may be None, so that it accepts ``null`` and ``none``."""
+    number = next((member for member in (int, float) if {member, type(None)} <= set(get_args(annotation))), None)
+    if number is None:
+        return {}
+    kind = "integer" if number is int else "float"
+
+    def parse(text: str) -> Any:
+        """Convert the text of the flag to a number, or to ``NULL``."""
+        if text.strip().lower() in ("null", "none"):
+            return NULL
+        try:
+            return number(text)
+        except ValueError:
+            raise typer.BadParameter(f"{text!r} is not a valid {kind}; expected one, or null") from None
+
+    return {"parser": parse, "metavar": kind.upper()}
 
 
 def _type_of_flag(annotation: Any) -> Any:

@@ -51,7 +51,9 @@ class Listed(Partitioner):
         """
         lists = self._read_lists(data.total)
         if clients not in (None, len(lists)):
-            raise UserError(f"{self.path} lists {len(lists)} clients, not {clients}; set clients to null")
+            raise UserError(
+                f"{self.path} lists {len(lists)} clients, not {clients}; leave clients out, or set it to null"
+            )
         assert data.positions is not None
         index_of_position = np.full(data.total, -1)
         index_of_position[data.positions] = np.arange(len(data.targets))

@@ -17,7 +17,7 @@ class Natural(Partitioner):
 
     If a natural client (a writer, role, city or domain) has more than ``largest`` examples, it is divided into several
     clients. With ``clients``, the natural clients with the most examples per client are divided until there are that
-    many.
+    many. The setting ``data.clients`` is left out (or null); another number than the partition's own is rejected.
     """
 
     by_label = False
@@ -39,7 +39,10 @@ class Natural(Partitioner):
             rng: source of randomness for dividing clients.
         """
         if data.groups is None:
-            raise UserError("this dataset has no natural clients; choose another partition, e.g. iid or dirichlet")
+            raise UserError(
+                "this dataset has no natural clients; in a table (.csv, .parquet), name the client column with "
+                "group=COLUMN; in an .npz file, store the array train_groups; or choose another partition, e.g. iid"
+            )
         sizes = np.bincount(data.groups, minlength=data.num_groups)
         # Number of clients that each natural client becomes.
         divisions = np.ones_like(sizes) if self.largest is None else np.ceil(sizes / self.largest).astype(np.int64)
@@ -53,7 +56,7 @@ class Natural(Partitioner):
         if clients not in (None, int(divisions.sum())):
             raise UserError(
                 f"the natural partition of this dataset has {divisions.sum()} clients, not {clients}; "
-                "set clients to null"
+                "leave clients out, or set it to null"
             )
         if not sizes.all():
             raise UserError(

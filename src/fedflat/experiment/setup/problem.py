@@ -25,6 +25,7 @@ from fedflat.engines.round.plan import generator, seed_torch
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.weights import load_weights
+from fedflat.experiment.stopping import check_target
 from fedflat.flatness.precision import gpu_has_tf32
 from fedflat.models.lstm import CharacterNetwork
 
@@ -99,7 +100,10 @@ def build_problem(
     clients, per_round = len(partition.clients), config.federation.clients_per_round
     is_centralised = clients == 1 and datasets.fixes_clients(config.data.partition)
     if per_round > clients and not is_centralised:
-        raise UserError(f"federation.clients_per_round={per_round} exceeds the partition's {clients} clients; lower it")
+        raise UserError(
+            f"federation.clients_per_round={per_round} exceeds the partition's {clients} clients; "
+            f"lower it: --clients-per-round {clients}, in Python clients_per_round={clients}"
+        )
     network = build_network(config, data.input_shape, data.num_outputs, model)
     augmentation = datasets.augmentation(config.data.augmentation)
     augmentation.check(data)
@@ -175,6 +179,24 @@ def build_partition(config: Config, data: Dataset) -> Partition:
         groups=data.train.groups,
         coarse=data.train.coarse,
     )
+
+
+def check_new_run(config: Config, metric: str, partition: Partition) -> None:
+    """Raise a ``UserError`` if the target is out of range or the partition has another number of clients than given.
+
+    Args:
+        config: the experiment; those of existing run folders are not checked, because they may store unused numbers.
+        metric: name of the primary metric.
+        partition: the config's partition.
+    """
+    if config.stop.target is not None:
+        check_target(config.stop.target, metric)
+    given, number = config.data.clients, len(partition.clients) + len(partition.unseen)
+    if datasets.fixes_clients(config.data.partition) and given not in (None, number):
+        raise UserError(
+            f"data.clients={given} contradicts the partition {config.data.partition}, which has {number} clients on "
+            "this dataset; leave it out or set it to null: --clients null, in Python clients=None"
+        )
 
 
 def _held_out_sets(data: Dataset, partition: Partition, limit: int | None) -> dict[str, Examples]:

@@ -10,7 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedflat.data import full_partition
+from fedflat.data import fixes_clients, full_partition
+from fedflat.display import counted
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.stopping import ENDED_STATUSES
@@ -183,7 +184,7 @@ def group_runs(records: Sequence[Record], apart: bool = False) -> list[Group]:
     for record in records:
         key = tuple(getattr(record.config.data, name) for name in PARTITION_SETTINGS)
         groups.setdefault(key, []).append(record)
-    names = [_shown_data(group[0].config) for group in groups.values()]
+    names = [_shown_data(group[0]) for group in groups.values()]
     if len(groups) > 1 and not apart:
         examples = "; ".join(names[:3]) + ("; ..." if len(names) > 3 else "")
         raise UserError(
@@ -245,16 +246,20 @@ def relative_paths(text: str) -> str:
     return re.sub(r"(?<![\w./])/[^\s,():'\"]+", lambda path: os.path.relpath(path[0]), text)
 
 
-def _shown_data(config: Config) -> str:
-    """Describe the dataset and the partition in words, for a title."""
-    data = config.data
+def _shown_data(record: Record) -> str:
+    """Describe the dataset and the partition of a run in words, for a title."""
+    data = record.config.data
     # A dataset from a file is named by the file.
     dataset = re.sub(r"^\w+\(path=(?:.*/)?([^/,]+)\)$", r"\1", data.dataset)
     parts = [relative_paths(dataset), shown_partition(data.partition)]
     if data.partition_seed is not None:
         parts.append(f"seed {data.partition_seed}")
-    if data.clients is not None:
-        parts.append(f"{data.clients} clients")
+    clients = data.clients
+    if record.folder is not None and fixes_clients(data.partition):
+        partition = record.folder.partition()
+        clients = partition["clients"] + partition["unseen"]
+    if clients is not None:
+        parts.append(counted(clients, "client"))
     if data.validation:
         parts.append(f"{100 * data.validation:g} % held out")
     return ", ".join(parts)
