@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import fedflat
+from fedflat.data import from_clients
 from fedflat.errors import UserError
 from fedflat.experiment.store.checkpoint import CHECKPOINT
 from fedflat.experiment.store.run_folder import RunFolder
@@ -74,10 +78,19 @@ def test_killed_by_the_operating_system_with_updates_in_flight(tmp_path: Path) -
     assert contents(parts) == contents(whole)
 
 
-def test_statistics_of_clients_are_no_part_of_updates_in_flight(tmp_path: Path) -> None:
-    settings = SETTINGS | {"policy": "fedbuff(buffer=1)", "clock": "lognormal(1)", "training__statistics": "own"}
-    settings |= {"model": "resnet20(norm=batch)", "rounds": 2, "engine__checkpoint_every": 1}
-    assert fedflat.run("fedavg", out=tmp_path / "run", **settings).status == "finished"
+def test_clients_that_start_twice_from_one_version_continue_their_own_statistics(tmp_path: Path) -> None:
+    """The only client fills a buffer of two, i.e. trains twice per version, each time with two equal batches.
+
+    Its statistics are no part of updates in flight.
+    """
+    inputs = np.arange(1, 9, dtype=np.float32).reshape(4, 2)
+    data = from_clients([(inputs, np.arange(4) % 2)], test=(inputs, np.arange(4) % 2))
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
+    federation = {"partition": "natural", "clients_per_round": 1, "policy": "fedbuff(buffer=2)", "clock": "constant(1)"}
+    training = {"rounds": 1, "local_steps": 2, "batch_size": 4, "workers": 1, "training__statistics": "own"}
+    result = fedflat.run("fedavg", dataset=data, model=model, out=tmp_path / "run", **federation, **training)
+    mean = torch.from_numpy((1 - 0.9**4) * inputs.mean(0))
+    assert torch.allclose(result.record.statistics[0][:2], mean)
 
 
 @pytest.mark.parametrize("policy", ["fedbuff(buffer=1)", "fedasync"])
