@@ -192,7 +192,7 @@ def test_a_plane_names_its_models() -> None:
 def test_lines_and_paths() -> None:
     assert len(lines([Panel("a", line(0.1)), Panel("b", line(0.2))]).axes[0].lines) == 2
     figure = path_picture(way())
-    assert [axes.get_title(loc="right") for axes in figure.axes] == ["barrier 0.25", "barrier 0 %"]
+    assert [axes.get_title(loc="right") for axes in figure.axes] == ["barrier 0.25", "barrier 0.00 %"]
 
 
 def test_wrong_dimensions_are_rejected() -> None:
