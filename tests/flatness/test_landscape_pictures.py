@@ -245,7 +245,7 @@ def test_the_names_on_a_path_do_not_overlap_and_rounding_is_no_barrier() -> None
     straight = replace(way(), values={"test_error": np.array([0.1, 0.15, 0.2 + 1e-17, 0.25 + 3e-17, 0.3])})
     figure = path_picture(replace(straight, marks=(Mark("a" * 40, (0.0,)), Mark("b" * 30, (1.0,)))))
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a" * 40, "b" * 30]
-    assert figure.axes[0].get_title(loc="right") == "barrier 0 %" and not figure.axes[0].texts
+    assert figure.axes[0].get_title(loc="right") == "barrier 0.00 %" and not figure.axes[0].texts
 
 
 def test_the_page_contains_everything_once() -> None:
