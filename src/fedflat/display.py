@@ -31,6 +31,15 @@ def shown_metric(value: float | None, metric: str, number_format: str = ".4g") -
     return f"{100 * value:.2f}" if is_share(metric) else format(value, number_format)
 
 
+def shown_loss_or_error(value: float, name: str) -> str:
+    """Format a value of a landscape: an error, e.g. ``test_error``, in per cent, anything else with four digits.
+
+    >>> shown_loss_or_error(0.0803, "test_error"), shown_loss_or_error(0.28134, "train_loss")
+    ('8.03', '0.2813')
+    """
+    return f"{100 * value:.2f}" if name.endswith("error") else f"{value:.4g}"
+
+
 def column_format(values: Iterable[float | None], digits: int = 4) -> str:
     """Choose one format for the numbers of a column, with ``digits`` significant digits for their median.
 

@@ -51,6 +51,7 @@ def test_the_table_has_every_algorithm_and_a_verdict(fedflat, compared, small):
         "(2/2)",
         "– (0/2)",
         "sent up",
+        "per run",
         "is best by the mean of the last 10 % of evaluations",
         "comparison.png",
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,7 @@ def test_spectrum_prints_a_table_and_writes_json_and_figure(fedflat, run):
         "products",
         "lanczos",
         "±",
+        "all converged (tolerance 0.001)",
     ):
         assert word in result.stdout
     document = json.loads((run / "flatness/spectrum/spectrum.json").read_text())
@@ -58,6 +60,8 @@ def test_spectrum_prints_a_table_and_writes_json_and_figure(fedflat, run):
     described = ("wima model, seed 0, round 3", "server model, seed 0, round 2")
     assert (wima["described"], server["described"]) == described
     (found,) = wima["subsets"]
+    values = [f"{model['subsets'][0]['eigenvalues'][-1]:.4g}" for model in (wima, server)]
+    assert re.search(rf"^ *6 +{values[0]} +{values[1]}$", result.stdout, re.MULTILINE), result.stdout
     assert len(found["eigenvalues"]) == 6 and found["eigenvalues"][0] == found["lambda_max"] and found["converged"]
     assert found["trace"]["low"] < found["trace"]["value"] < found["trace"]["high"]
     assert (run / "flatness/spectrum/spectrum.png").read_bytes().startswith(b"\x89PNG")
@@ -103,7 +107,9 @@ def test_power_iteration_and_density(fedflat, run):
     )
     result = fedflat("flatness", "spectrum", run, *FEW, *flags, "--out", "here")
     assert result.exit_code == 0 and "power" in result.stdout
-    assert "fedavg+wima: not converged; lambda_5 = " in result.stdout and "has a residual of" in result.stdout
+    shown = " ".join(result.stdout.split())
+    assert re.search(r"fedavg\+wima: not converged; lambda_5 = \S+ has a residual of \S+ \(relative: ", shown), shown
+    assert "raise --iterations or use --method lanczos" in shown and "all converged" not in shown
     (found,) = json.loads(Path("here/spectrum.json").read_text())["models"].values()
     assert len(found["subsets"][0]["density"]["nodes"]) == 2 and found["subsets"][0]["products"] <= 6 * 5 + 2 + 12
 
@@ -144,6 +150,10 @@ def test_sharpness_of_every_kind(fedflat, run):
     assert result.exit_code == 0 and result.stderr == ""
     for word in ("sam, rho 0.05", "asam, rho 0.5", "average, rho 0.05", "3 ascent steps", "wima", "server"):
         assert word in result.stdout
+    shown = fedflat("flatness", "sharpness", run, "--kind", "sam", "--out", "o").stdout
+    assert "sam: lower bound from the first-order direction; raise --ascent-steps" in shown and "±" not in shown
+    shown = fedflat("flatness", "sharpness", run, "--kind", "average", "--directions", "2", "--out", "o").stdout
+    assert "lower bound" not in shown and "± 95 %" in shown
     flags = ("--kind", "sam", "--rho", "0.05", "--rho", "0.5", "--examples", "50", "--subsets", "2", "--json")
     document = json.loads(fedflat("flatness", "sharpness", run, *flags).stdout)
     (model,) = document["models"].values()
@@ -212,8 +222,16 @@ def make_model():
 def make_list():
     return [make_model()]
 
-def fails(argument):
-    pass
+def fails():
+    raise ValueError
+
+class Net(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+
+class Plain(nn.Sequential):
+    def __init__(self):
+        super().__init__(*make_model())
 """
 MEASURED = ("--module", "net.py:make_model", "--dataset", "digits", "--device", "cpu")
 
@@ -243,7 +261,8 @@ def test_weights_files(fedflat, weights):
         assert found["subsets"][0]["eigenvalues"] == pytest.approx(truth.eigenvalues, rel=1e-3)
         assert Path(found["model"]).stem == name
     assert Path("flatness/spectrum/spectrum.png").exists()
-    sharpness = json.loads(fedflat("flatness", "sharpness", "own.pt", *MEASURED, *few, "--json").stdout)
+    plain = ("--module", "net.py:Plain", *MEASURED[2:])  # a class without arguments
+    sharpness = json.loads(fedflat("flatness", "sharpness", "own.pt", *plain, *few, "--json").stdout)
     assert sharpness["models"]["own"]["sharpness"][0][0]["value"] > 0
     grid = ("--points", "3", "--examples", "40")
     drawn = fedflat("flatness", "landscape", *weights, *MEASURED, *grid)
@@ -266,7 +285,8 @@ def test_weights_files(fedflat, weights):
         ("own.pt", ("--module", "nett.py:make_model", *MEASURED[2:]), "nett.py does not exist"),
         ("own.pt", ("--module", "net.py:make_mode", *MEASURED[2:]), "'make_mode'; did you mean make_model"),
         ("own.pt", ("--module", "net.py:make_list", *MEASURED[2:]), "returned a list; expected a torch.nn.Module"),
-        ("own.pt", ("--module", "net.py:fails", *MEASURED[2:]), "net.py failed: TypeError"),
+        ("own.pt", ("--module", "net.py:fails", *MEASURED[2:]), "net.py failed: ValueError"),
+        ("own.pt", ("--module", "net.py:Net", *MEASURED[2:]), "required argument: 'size' ... write a function"),
         ("own.pt", ("--module", "broken.py:make", *MEASURED[2:]), "broken.py, line 1: SyntaxError"),
         ("large.pt", MEASURED, "weights of another architecture ... 1.weight has shape 4x64"),
         ("own.pt", (*MEASURED, "--client", "1"), "client 1 ... 1 client"),

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from fedflat.cli.flatness import landscape as flatness_landscape
 from fedflat.cli.flatness.common import short_names
@@ -27,6 +29,7 @@ def test_several_runs_are_drawn_on_one_scale(fedflat: Fedflat, compared: Path, t
     assert result.exit_code == 0
     assert "fedavg" in result.stdout
     assert "fedsam" in result.stdout
+    assert "maximum over the grid, up to 1 filter norms along each direction" in " ".join(result.stdout.split())
     assert "40 train examples, 40 test examples" in result.stdout
     files = {path.name for path in (tmp_path / "drawn").iterdir()}
     drawn = {f"{name}.{ending}" for name in ("contours", "surfaces") for ending in ("png", "pdf")}
@@ -62,6 +65,22 @@ def test_a_path_and_its_barrier_as_json(fedflat: Fedflat, finished: Path, tmp_pa
     shown = fedflat("flatness", "path", finished, f"{finished}:server", *FAST, "--quiet").stdout
     error = 100 * found["barriers"]["test_error"]["height"]
     assert re.search(rf"^test error %.* {error:.2f} ", shown, re.MULTILINE), shown
+    assert "barrier: maximum over 3 points, a lower bound" in shown and "BatchNorm" not in shown
+
+
+def test_the_statistics_of_batchnorm_are_stated(fedflat: Fedflat, tmp_path: Path) -> None:
+    Path("net.py").write_text(
+        "from torch import nn\n"
+        "def make_model(): return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))\n"
+    )
+    for file in ("a.pt", "b.pt"):
+        network = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
+        torch.save(network.state_dict(), file)
+    flags = ("--module", "net.py:make_model", "--dataset", "digits", *FAST, "--out", tmp_path / "drawn")
+    shown = fedflat("flatness", "path", "a.pt", "b.pt", *flags).stdout
+    assert re.search("BatchNorm statistics interpolated$", shown, re.MULTILINE), shown
+    shown = fedflat("flatness", "path", "a.pt", "b.pt", *flags, "--statistics", "estimated").stdout
+    assert "BatchNorm statistics estimated at every point, also at the models" in " ".join(shown.split())
 
 
 def test_a_curve_between_aligned_models(fedflat: Fedflat, finished: Path, tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ def test_given_statistics_and_classes_are_kept() -> None:
     assert (dataset.classes, dataset.mean, dataset.std) == (("cat", "dog"), (0.1,) * 3, (0.2,) * 3)
     of_numpy = from_arrays(images(2), [0, 1], images(2), [1, 0], mean=np.full(3, 0.1), std=np.full(3, 0.2))
     assert (of_numpy.mean, of_numpy.std) == (dataset.mean, dataset.std)
+    floats = images(2).astype("float32")  # never normalised, so a description must not say that they are
+    assert from_arrays(floats, [0, 1], floats, [1, 0], mean=[0.1] * 3, std=[0.2] * 3).mean == ()
 
 
 def test_words_are_numbered_by_the_classes_where_these_are_given() -> None:

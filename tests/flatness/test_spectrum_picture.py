@@ -26,6 +26,9 @@ def test_a_line_per_model_and_a_band_over_subsets(objective: flatness.Objective)
     figure = spectrum_picture({"a": subsets, "b": subsets[:1]})
     (axes,) = figure.axes
     assert len(axes.lines) == 2 and len(axes.collections) == 1 and axes.get_yscale() == "log"
+    assert axes.get_ylabel() == "eigenvalue (log scale)"
+    axes.set_ylim(1.5, 5.5)  # without a power of ten
+    assert len([label for label in axes.get_yticklabels(minor=True) if label.get_text()]) >= 3
     mean = sum(one.lambda_max for one in subsets) / 3
     assert axes.lines[0].get_ydata()[0] == pytest.approx(mean)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [

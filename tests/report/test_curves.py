@@ -48,6 +48,14 @@ def test_everything_lies_inside_the_figure(count: int) -> None:
     )  # a long legend stands beside the curves, not over them
 
 
+def test_the_legend_explains_bands_over_seeds() -> None:
+    lines = [("fedavg", [history(0.5, 0.3), history(0.6, 0.3)], "server")]
+    legend = curves(lines, "accuracy").axes[0].get_legend()
+    assert legend is not None and "band: ± standard deviation" in legend.get_title().get_text()
+    single_seed = drawn([0.5]).axes[0].get_legend()
+    assert single_seed is not None and single_seed.get_title().get_text() == ""
+
+
 def test_rounds_are_integers() -> None:
     rounds = [{"round": r, "test": {"server": {"accuracy": 0.5 + r / 50}}} for r in range(1, 21)]
     ticks = curves([("fedavg", [rounds], "server")], "accuracy").axes[0].get_xticks()

@@ -28,7 +28,9 @@ MODELS = typer.Argument(
     "or with --module a weights file (.pt, .safetensors)",
     autocompletion=complete_run,
 )
-MODULE = no_default("--module", "function that builds the torch module of weights files", metavar="FILE.py:FUNCTION")
+MODULE = no_default(
+    "--module", "function or class that builds the torch module of weights files", metavar="FILE.py:FUNCTION"
+)
 DATASET = no_default("--dataset", "dataset to measure weights files on (see fedflat data list)", metavar="NAME")
 ON = typer.Option("train", "--on", metavar="SET", help="train (all clients' data) or test")
 CLIENT = no_default("--client", "measure on one client's data (first client: 0)", metavar="I", min=0)

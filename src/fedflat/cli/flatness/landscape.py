@@ -27,6 +27,7 @@ from fedflat.cli.flatness.common import (
 from fedflat.cli.shared.completion import complete_run
 from fedflat.cli.shared.flags import DATA_DIR, JSON, QUIET, SEED, optional
 from fedflat.cli.shared.screen import counted, print_json, screen, shown_count, shown_seconds
+from fedflat.display import shown_loss_or_error
 from fedflat.errors import UserError, one_of
 
 if TYPE_CHECKING:
@@ -122,7 +123,8 @@ def _print_landscapes(grids: dict[str, Landscape], value: str, radius: float) ->
     columns = ("model", "training loss", "test loss", with_unit(first.test_metric), highest, "not finite")
     rows = [_landscape_row(name, grid, value) for name, grid in grids.items()]
     heading = f"Landscapes around {counted(len(grids), 'model')}"
-    print_table(heading, columns, rows, subtitle=_describe_data(first))
+    note = f"{highest}: maximum over the grid, up to {radius:g} filter norms along each direction"
+    print_table(heading, columns, rows, note, subtitle=_describe_data(first))
 
 
 def plane(
@@ -229,11 +231,12 @@ def path(
     columns = ("value", *(mark.name for mark in grid.marks), "barrier", "at")
     rows = []
     for name, rise in barriers.items():
-        ends = [_shown_value(mark.values[name], name) for mark in grid.marks]
-        rows.append((with_unit(name), *ends, _shown_value(rise.height, name), f"{rise.at:.3g}"))
+        ends = [shown_loss_or_error(mark.values[name], name) for mark in grid.marks]
+        rows.append((with_unit(name), *ends, shown_loss_or_error(rise.height, name), f"{rise.at:.3g}"))
     kind = f"{' on a trained curve' if curve else ''}{' after alignment' if align else ''}"
     heading = f"From {title}{kind}, distance {grid.metadata['distance']:.4g}"
-    print_table(heading, columns, rows, subtitle=_describe_data(grid))
+    note = f"barrier: maximum over {len(grid.axes[0])} points, a lower bound; raise --points until it stops changing"
+    print_table(heading, columns, rows, note, subtitle=_describe_data(grid))
     print_files(files)
 
 
@@ -317,9 +320,11 @@ def _write_files(
 
 
 def _describe_data(grid: Landscape) -> str:
-    """Return the dataset of a landscape and the numbers of examples it was evaluated on."""
+    """Return the dataset of a landscape, the numbers of examples, and the BatchNorm statistics between models."""
     counts = ", ".join(f"{shown_count(count)} {name} examples" for name, count in grid.metadata["examples"].items())
-    return f"{grid.metadata['data']}, {counts}"
+    statistics = grid.metadata.get("statistics")
+    where = " at every point, also at the models" if statistics == "estimated" else ""
+    return f"{grid.metadata['data']}, {counts}" + (f", BatchNorm statistics {statistics}{where}" if statistics else "")
 
 
 def _landscape_row(name: str, grid: Landscape, quantity: str) -> tuple[object, ...]:
@@ -336,18 +341,14 @@ def _landscape_row(name: str, grid: Landscape, quantity: str) -> tuple[object, .
     return (
         name,  # the first mark is the model itself, at the centre
         *_shown_values(grid.marks[0], "train_loss", "test_loss", grid.test_metric),
-        _shown_value(finite.max(), quantity) if len(finite) else None,
+        shown_loss_or_error(finite.max(), quantity) if len(finite) else None,
         f"{not_finite} of {values.size}" if not_finite else "0",
     )
 
 
 def _shown_values(mark: Mark, *names: str) -> list[str | None]:
     """Return the formatted values of a marked model; None for values that its task does not have."""
-    return [_shown_value(mark.values[name], name) if name in mark.values else None for name in names]
-
-
-def _shown_value(value: float, name: str) -> str:
-    return f"{100 * value:.2f}" if name.endswith("error") else f"{value:.4g}"
+    return [shown_loss_or_error(mark.values[name], name) if name in mark.values else None for name in names]
 
 
 def _caption(grid: Landscape) -> str:

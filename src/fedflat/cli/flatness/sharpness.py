@@ -151,8 +151,12 @@ def _print_results(results: Results, document: dict[str, Any], seconds: float) -
         interval = "standard deviation over subsets"
     if document["m"]:
         interval = f"{interval} or groups of {document['m']} examples"
-    worst_case = "first-order direction" if steps == 1 else f"{steps} ascent steps"
-    note = f"± {interval}; worst case: {worst_case}; {shown_seconds(seconds)}"
+    notes = [f"± {interval}"] if any("±" in cell for row in rows for cell in row[1:]) else []
+    worst_case = ", ".join(dict.fromkeys(kind for kind, _ in measures if kind != "average"))
+    if worst_case:
+        search = "the first-order direction" if steps == 1 else f"{steps} ascent steps"
+        notes.append(f"{worst_case}: lower bound from {search}; raise --ascent-steps until it stops changing")
+    note = "\n".join(notes) + f"; {shown_seconds(seconds)}"
     print_table(f"Rise of the loss on {document['on']}, {examples}", columns, rows, note)
 
 

@@ -15,6 +15,7 @@ from fedflat.cli.flatness.common import (
     DATASET,
     DEVICE,
     EXAMPLES,
+    MAX_LISTED,
     MODELS,
     MODULE,
     ON,
@@ -151,17 +152,20 @@ def spectrum(
     if as_json:
         print_json({"files": files, **document})
         return
-    _print_spectra(spectra, document, next(iter(all_examples.values())))
+    _print_spectra(spectra, document, next(iter(all_examples.values())), tolerance)
     print_files(files)
 
 
-def _print_spectra(spectra: dict[str, list[Spectrum]], document: dict[str, Any], all_examples: int) -> None:
-    """Print one row per model, and the residuals of models whose eigenvalues have not converged.
+def _print_spectra(
+    spectra: dict[str, list[Spectrum]], document: dict[str, Any], all_examples: int, tolerance: float
+) -> None:
+    """Print one row per model, a short list of eigenvalues, and the residuals of those that have not converged.
 
     Args:
         spectra: by model, the spectrum on each subset.
         document: the data and, for each model, its test metric.
         all_examples: number of examples from which the subsets were drawn.
+        tolerance: relative residual at which Lanczos accepts an eigenvalue.
     """
     first_per_subset = next(iter(spectra.values()))  # the first model's spectrum on each subset
     first = first_per_subset[0]
@@ -186,14 +190,33 @@ def _print_spectra(spectra: dict[str, list[Spectrum]], document: dict[str, Any],
     matrix = "" if first.matrix == "hessian" else f" ({first.matrix})"
     heading = f"Curvature{matrix} on {document['on']}, {examples} examples, {first.precision}, {first.method}"
     rows = [_row(name, per_subset, shown_tests[name]) for name, per_subset in spectra.items()]
-    print_table(heading, columns, rows, note)
+    criterion = f" (tolerance {tolerance:g})" if first.method == "lanczos" else ""
+    all_converged = all(result.converged for per_subset in spectra.values() for result in per_subset)
+    print_table(heading, columns, rows, "; ".join(filter(None, [note, f"all converged{criterion}" * all_converged])))
+    if 1 < len(first.eigenvalues) <= MAX_LISTED:
+        _print_eigenvalues(spectra)
     for name, per_subset in spectra.items():
         if first.layers:
             layers = [_layer_row([result.layers[index] for result in per_subset]) for index in range(len(first.layers))]
             print_table(f"Parameters of {name}", ("parameter", "weights", "lambda_max", "trace"), layers, note)
         for result in per_subset:
             if not result.converged:
-                screen().print(f"{name}: not converged; {result.unconverged}", markup=False)
+                message = f"{name}: not converged{criterion}; {result.unconverged}; {_remedy(result)}"
+                screen().print(message, markup=False)
+
+
+def _print_eigenvalues(spectra: dict[str, list[Spectrum]]) -> None:
+    """Print the eigenvalues of models side by side: means with standard deviations over subsets of examples."""
+    by_model = [zip(*(result.eigenvalues for result in per_subset), strict=True) for per_subset in spectra.values()]
+    rows = [(rank, *map(plus_minus, values)) for rank, values in enumerate(zip(*by_model, strict=True), 1)]
+    print_table("Eigenvalues", ("rank", *spectra), rows, text_columns=0)
+
+
+def _remedy(result: Spectrum) -> str:
+    """Say what to do about eigenvalues that have not converged."""
+    if result.method == "power":
+        return "raise --iterations or use --method lanczos"
+    return "raise --tolerance" + ("" if result.precision == "float64" else " or use --precision float64")
 
 
 def _layer_row(per_subset: Sequence[LayerCurvature]) -> tuple[object, ...]:

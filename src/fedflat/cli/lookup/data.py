@@ -154,14 +154,14 @@ def describe(
             _print_histogram(partition_description["histogram"], description["classes"], description["kind"])
 
 
-def _normalisation(mean: list[float], std: list[float]) -> str | None:
-    """Describe how images are normalised; None for other data.
+def _normalisation(mean: list[float], std: list[float]) -> str:
+    """Describe how inputs are normalised; only images stored as bytes are.
 
     >>> _normalisation([0.5], [0.25])
     '(pixel / 255 - mean) / std; mean 0.5, std 0.25'
     """
     if not mean:
-        return None
+        return "none, inputs are used as stored"
     means, deviations = (", ".join(f"{value:.4g}" for value in values) for values in (mean, std))
     return f"(pixel / 255 - mean) / std; mean {means}, std {deviations}"
 

@@ -97,7 +97,8 @@ def _comparison_table(comparison: Comparison, rows: list[dict[str, Any]], target
     timed = has_virtual_time(comparison.records)
     kinds = ("rounds", "virtual time") if timed else ("rounds",)
     target_columns = [f"{kind}\nto {target:g}" for target in targets for kind in kinds]
-    numeric = ["mean of last 10 %\nof evaluations", "last", "seeds", *target_columns, "time", "sent up"]
+    costs = ["time\nper run", "sent up\nper run"]
+    numeric = ["mean of last 10 %\nof evaluations", "last", "seeds", *target_columns, *costs]
     most_bytes = max((row["bytes_up"] or 0 for row in rows), default=None)
     cells: list[list[object]] = []
     for row, row_settings in zip(rows, settings, strict=True):

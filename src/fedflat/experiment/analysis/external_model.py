@@ -5,6 +5,7 @@ The user names a file of weights, a function that builds the torch module, and a
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def open_external_model(
 
 
 def build_module(text: str) -> nn.Module:
-    """Call the function that ``FILE.py:FUNCTION`` names, without arguments, and return its module."""
+    """Call the function or class that ``FILE.py:FUNCTION`` names, without arguments, and return its module."""
     path, colon, name = text.rpartition(":")
     if not colon or not path.endswith(".py") or not name.isidentifier():
         raise UserError(f"cannot read --module {text!r}; expected FILE.py:FUNCTION, such as model.py:make_model")
@@ -75,6 +76,13 @@ def build_module(text: str) -> nn.Module:
     if not callable(definitions.get(name)):
         functions = [key for key, value in definitions.items() if callable(value) and not key.startswith("_")]
         raise one_of(f"function in {file}", name, functions)
+    try:
+        inspect.signature(definitions[name]).bind()
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"{name} of {file} cannot be called without arguments ({error}); write a function without arguments that "
+            f"returns the module, e.g. def make_model(): return {name}(...)"
+        ) from None
     try:
         module = definitions[name]()
     except Exception as error:

@@ -213,7 +213,7 @@ class _SharedSpace:
         self.description = {
             "models": [model.label for model in models],
             "descriptions": {name: model.description for name, model in zip(names, models, strict=True)},
-            "statistics": statistics,
+            "statistics": statistics if len(first.state.buffers) else None,  # without buffers, there are none
             **_description(first, self.measure),
         }
 

@@ -115,7 +115,8 @@ class Spectrum:
             values.append(self.lambda_min)
             residuals.append(self.lambda_min_residual)
         worst = relative.index(max(relative))
-        return f"{names[worst]} = {values[worst]:.4g} has a residual of {residuals[worst]:.2g}"
+        residual = f"{residuals[worst]:.2g} (relative: {relative[worst]:.2g})"
+        return f"{names[worst]} = {values[worst]:.4g} has a residual of {residual}"
 
     @property
     def negative(self) -> int:

@@ -75,11 +75,14 @@ def curves(
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
     axes.set_ylabel(f"test {metric}" + (" (%)" if scale == 100 else ""))
     open_frame(axes)
+    has_bands = any(len(histories) > 1 for _, histories, _ in lines)
+    options: dict[str, Any] = {"frameon": False, "title_fontsize": 8}
+    options["title"] = "mean over seeds, band: ± standard deviation" if has_bands else None
     if has_many_lines:  # sort the legend by the last value of each line
         handles = sorted(axes.lines, key=lambda line: float(np.asarray(line.get_ydata())[-1]), reverse=True)
-        figure.legend(handles=handles, frameon=False, fontsize=8, loc="outside right center", ncols=legend_columns)
+        figure.legend(handles=handles, fontsize=8, loc="outside right center", ncols=legend_columns, **options)
     else:
-        axes.legend(frameon=False, fontsize=9, loc="lower right" if is_share(metric) else "upper right")
+        axes.legend(fontsize=9, loc="lower right" if is_share(metric) else "upper right", **options)
     return figure
 
 

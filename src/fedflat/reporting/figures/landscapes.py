@@ -10,6 +10,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from fedflat.display import shown_loss_or_error
 from fedflat.flatness.landscapes.grid import Landscape, Mark
 from fedflat.flatness.landscapes.path import barrier
 from fedflat.reporting.figures.landscape_panels import (
@@ -310,7 +311,7 @@ def path_picture(landscape: Landscape, values: Sequence[str] = (), title: str = 
             arrow = {"arrowstyle": "<->", "color": ACCENT, "lw": 1.2}
             axes.annotate("", (highest.at, foot + height), (highest.at, foot), arrowprops=arrow)
         axes.set_title(shown_value(value), loc="left", fontsize=11, fontweight="bold", color=INK)
-        shown_height = shown_tick(float(f"{height:.2g}"), value)
+        shown_height = shown_loss_or_error(height, value) + (" %" if value.endswith("error") else "")
         axes.set_title(f"barrier {shown_height}", loc="right", fontsize=9.5, color=ACCENT)
         style_axes(axes)
         axes.set_xlabel(LINE_TITLES["path"], fontsize=9, color=INK)

@@ -55,7 +55,7 @@ def spectrum_picture(models: Mapping[str, Sequence[Spectrum]], descriptions: Map
         panels[1].set_yscale("log")
         panels[1].set_ylim(LOWEST_DENSITY * isolated_density, 3 * highest_density)
         panels[1].set_xlabel("eigenvalue")
-        panels[1].set_ylabel("density")
+        panels[1].set_ylabel("density (log scale)")
     panels[0].set_title(shared_description, loc="left", fontsize=9.5)
     for axes in panels:
         open_frame(axes)
@@ -69,13 +69,16 @@ def _format_eigenvalue_axes(axes: Axes, matrix: str, is_log: bool) -> None:
     """Label and scale the axes of a matrix's eigenvalues: logarithmic with ``is_log``, otherwise with a line at 0."""
     axes.set_xlabel(f"eigenvalues of the {matrix}, largest first")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylabel("eigenvalue (log scale)" if is_log else "eigenvalue")
     if not is_log:
         axes.axhline(0, color="#999999", lw=0.8)
         return
     axes.set_yscale("log")
-    axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+    low, high = axes.get_ylim()
+    labelled = "123456789" if high < 10 * low else "25"  # leading digits of the minor ticks that have room for a label
+    axes.yaxis.set_minor_locator(LogLocator(subs=range(2, 10)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in labelled else ""))
 
 
 def _draw_eigenvalues(axes: Axes, label: str, spectra: Sequence[Spectrum], style: LineStyle) -> None:
