@@ -11,14 +11,8 @@ from torch import Tensor, nn
 
 import fedflat
 from fedflat.errors import UserError
-from fedflat.experiment.analysis.landscapes import (
-    LossAndError,
-    landscapes,
-    load_landscapes,
-    path,
-    plane,
-    save_landscapes,
-)
+from fedflat.experiment.analysis.landscapes import landscapes, load_landscapes, path, plane, save_landscapes
+from fedflat.experiment.analysis.loss_and_error import LossAndError
 from fedflat.experiment.analysis.run_model import RunModel, local_models, open_model, open_model_or_client, replay_after
 from fedflat.experiment.config import config
 from fedflat.experiment.setup.problem import build_problem

@@ -185,7 +185,7 @@ class FedBuff(Asynchronous):
     weights by that of a reference staleness.
     """
 
-    buffer: int = param(10, "updates per server step", low=1, positional=True)
+    buffer: int = param(10, "updates per server step", low=1, high=10_000, positional=True)
     sum: bool = param(False, "whether to add up the buffer instead of averaging it")
     reference: int = param(0, "staleness whose weight is scaled to 1", low=0)
 

@@ -81,7 +81,8 @@ def landscape(
 
     Example: fedflat flatness landscape runs/fedavg-digits-seed0 runs/fedsam-digits-seed0 --points 21 --examples 500
     """
-    from fedflat.experiment.analysis.landscapes import landscapes, measured_values
+    from fedflat.experiment.analysis.landscapes import landscapes
+    from fedflat.experiment.analysis.loss_and_error import measured_values
     from fedflat.flatness.landscapes.directions import ONE_DIMENSIONAL
     from fedflat.reporting.figures.landscapes import Panel, contours, lines, surfaces
 
