@@ -1,6 +1,6 @@
 """Generate the documentation pages that are derived from the code and from measured results.
 
-python docs/generate.py          write algorithms, datasets, partitions, models, measured results and the reference
+python docs/generate.py          write the pages, and the names for shell completion
 python docs/generate.py --check  fail if a generated page is out of date
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from making import algorithms, command_line, datasets, ledger, models, partitions, python_api
+from making import algorithms, command_line, completion, datasets, ledger, models, partitions, python_api
 
 HERE = Path(__file__).parent
-GENERATORS = (algorithms, datasets, partitions, models, ledger, python_api, command_line)
+GENERATORS = (algorithms, datasets, partitions, models, ledger, python_api, command_line, completion)
 FOLDERS = ("algorithms", "data", "partitions", "models", "reference", "images/curves", "images/partitions")
 """Folders that contain only generated files."""
 

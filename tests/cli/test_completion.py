@@ -6,14 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedflat.algorithms.composition import parts
-from fedflat.algorithms.named import NAMED
 from fedflat.cli.application import app
-from fedflat.cli.shared.completion import NAMES
-from fedflat.data import AUGMENTATIONS, DATASETS, PARTITION_MODIFIERS, PARTITIONERS
 from fedflat.experiment.config import setting_names
-from fedflat.models import MODELS
-from fedflat.timing import CLOCK_PARTS, POLICIES
 
 
 def completed(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -24,23 +18,6 @@ def completed(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     with pytest.raises(SystemExit):
         app(prog_name="fedflat")
     return capsys.readouterr().out.split()
-
-
-def test_the_listed_names_are_those_of_the_registries():
-    registries = {
-        "algorithm": NAMED,
-        "part": parts(),
-        "dataset": DATASETS,
-        "model": MODELS,
-        "partition": PARTITIONERS,
-        "partition modifier": PARTITION_MODIFIERS,
-        "augmentation": AUGMENTATIONS,
-        "clock": CLOCK_PARTS,
-        "policy": POLICIES,
-    }
-    assert {kind: set(names.split()) for kind, names in NAMES.items()} == {
-        kind: set(registry) for kind, registry in registries.items()
-    }
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,8 @@
-"""Completion in the shell: components, settings and run folders.
-
-Component names are listed here because the registries import torch, which takes seconds. A test compares the lists with
-the registries.
-"""
+"""Completion in the shell: components, settings and run folders."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,31 +12,8 @@ from pydantic.fields import FieldInfo
 
 from fedflat.experiment.config import setting_names
 
-NAMES = {
-    "algorithm": """
-        fedavg fedavgm fedprox fedadam fedyogi fedadagrad scaffold feddyn adabest mime mime-sgdm mimelite
-        mimelite-sgdm fedcm fedacg fedsam fedasam mofedsam fedgamma fedspeed fedsmoo fedlesam fedlesam-s
-        fedlesam-d fedswa fedmo fedmoswa fedwmsam fedexp fedinit fedgloss fednsam ghbm localghbm fedhbm feddc
-        fednova feddisco fedscam fedawa local-adamw fedadamw local-muon fedmuon fedgmt fedsol""",
-    "part": """
-        prox scaffold dyn adabest mime mimelite cm acg mo wmsam gmt gloss ghbm localghbm hbm dc nova
-        memoryless-acg sam asam lesam smoo guided sol ramped-sam scam linear cyclic poly adamw local-adam muon
-        fedadamw fedmuon sgd momentum adam yogi adagrad exp relaxed disco aligned awa swa wima ema""",
-    "dataset": """
-        digits mnist fashion_mnist cifar10 cifar100 cifar10_c cifar100_c femnist shakespeare tiny_imagenet landmarks
-        office_home pacs domains camvid cityscapes idda digit_masks images arrays hub""",
-    "model": """
-        mlp lenet5 cnn vgg11 resnet18 resnet20 mobilenetv2 vit-b16 vit-s16 vit-tiny femnist-cnn char-lstm
-        bisenetv2""",
-    "partition": """
-        iid dirichlet dirichlet-reuse dirichlet-classwise dirichlet-lda pathological pachinko natural virtual listed
-        centralised""",
-    "partition modifier": "longtail held-out",
-    "augmentation": "crop-flip cutout mixup random-resized-crop scale-crop flip",
-    "clock": "constant lognormal tiers trace uplink downlink latency diurnal markov sessions",
-    "policy": "wait over-select deadline fedbuff fedasync",
-}
-"""Names of all built-in components by kind, separated by spaces."""
+NAMES_FILE = Path(__file__).with_name("completion_names.json")
+"""Names of all built-in components by kind, written by ``docs/generate.py``."""
 MAX_LEVELS = 2
 """Number of folder levels below the typed folder in which to look for runs."""
 
@@ -55,12 +29,12 @@ def complete_algorithm(incomplete: str) -> list[str]:
 
 def complete_dataset(incomplete: str) -> list[str]:
     """Complete the name of a dataset."""
-    return _starting_with(incomplete, NAMES["dataset"].split())
+    return _starting_with(incomplete, _names("dataset"))
 
 
 def complete_model(incomplete: str) -> list[str]:
     """Complete the name of a model."""
-    return _starting_with(incomplete, NAMES["model"].split())
+    return _starting_with(incomplete, _names("model"))
 
 
 def complete_partition(incomplete: str) -> list[str]:
@@ -80,7 +54,7 @@ def complete_clock(incomplete: str) -> list[str]:
 
 def complete_policy(incomplete: str) -> list[str]:
     """Complete the name of a policy."""
-    return _starting_with(incomplete, NAMES["policy"].split())
+    return _starting_with(incomplete, _names("policy"))
 
 
 def complete_assignment(incomplete: str) -> list[str]:
@@ -143,12 +117,17 @@ def _complete_sum(incomplete: str, first: str, added: str) -> list[str]:
 
     Args:
         incomplete: the text so far.
-        first: kind of component of the first part, a key of ``NAMES``.
+        first: kind of component of the first part, a key of ``NAMES_FILE``.
         added: kind of component of the other parts.
     """
     before, plus, last = incomplete.rpartition("+")
-    names = NAMES[added if plus else first].split()
+    names = _names(added if plus else first)
     return [f"{before}{plus}{name}" for name in _starting_with(last, names)]
+
+
+def _names(kind: str) -> list[str]:
+    """Names of the built-in components of a kind."""
+    return list(json.loads(NAMES_FILE.read_text(encoding="utf-8"))[kind])
 
 
 def _starting_with(beginning: str, names: Iterable[str]) -> list[str]:

@@ -129,7 +129,7 @@ def curve_figure(section: Values, axis: str) -> Figure:
         axes.plot(x, mean, **style.line, markevery=marker_spacing(len(x)), lw=1.5, label=label)
         axes.fill_between(x, mean - std, mean + std, color=style.colour, alpha=0.13, lw=0)
         means.append(mean)
-    limits = late_limits(means, lower_is_better=not is_share(metric))
+    limits = late_limits(means, section["lower_is_better"])
     if limits is not None:
         axes.set_ylim(limits)
     axes.set_xlabel(AXES[axis])
