@@ -285,6 +285,19 @@ def test_sam_takes_twice_as_long_and_twice_the_upload_too() -> None:
     assert seconds("fedavg", "latency(7)") == 7
 
 
+def test_idle_rounds_do_not_make_updates_stale(tmp_path: Path) -> None:
+    """The update of client 0 waits in the buffer during idle rounds until client 1 comes, at 200 s."""
+    file = tmp_path / "sessions.csv"
+    file.write_text("client,start,end\n0,0,10\n1,200,9999\n")
+    settings = DIGITS | {"clients": 2, "clients_per_round": 2, "local_steps": 1, "rounds": 6}
+    settings |= {"clock": f"constant(20)+sessions({file})"}
+    policies = ("fedbuff(buffer=2)", "fedbuff(buffer=2,staleness=constant)")
+    record, constant = (fedflat.run(policy=policy, **settings).record for policy in policies)
+    assert record.history[-1]["idle_rounds"] == 3 < record.history[-1]["round"]
+    assert all(not line.get("staleness") for line in record.history)
+    assert torch.equal(record.models["server"].weights, constant.models["server"].weights)
+
+
 @pytest.mark.parametrize("policy", ["wait", "fedbuff(buffer=2)"])
 def test_rounds_without_anybody_make_no_progress(policy: str, tmp_path: Path) -> None:
     """All clients are there until 10 s, and again from 200 s on. Early stopping ignores the three idle rounds."""
