@@ -275,6 +275,15 @@ def test_a_deadline_with_dropped_and_partial_work(tmp_path: Path) -> None:
     assert torch.equal(weights("fednova", **partial_work, engine="lanes"), weights("fednova", **partial_work))
 
 
+def test_a_deadline_that_only_clients_with_little_work_meet() -> None:
+    """Clients that complete only part of their steps, or that have few examples among many clients, may meet it."""
+    settings = DIGITS | {"local_steps": 4, "rounds": 1, "clock": "constant(2)", "policy": "deadline(seconds=3)"}
+    with pytest.raises(UserError, match="even the fastest one needs 8 s"):
+        fedflat.run(**settings)
+    assert fedflat.run(**settings, federation__partial=0.5).status == "finished"
+    assert fedflat.run(**settings | {"clients": 1001, "partition": "iid"}).status == "finished"
+
+
 def test_sam_takes_twice_as_long_and_twice_the_upload_too() -> None:
     def seconds(algorithm: str, clock: str) -> float:
         settings = DIGITS | {"rounds": 1, "local_steps": 3}
