@@ -66,7 +66,7 @@ def _commands(name: str, spec: type[Partitioner] | type[PartitionModifier]) -> l
         dataset, model = DATASETS[name]
         return [f"fedflat run fedavg --dataset {dataset} --model {model} --partition {quoted}{clients}"]
     if name == "centralised":
-        return [f"fedflat run fedavg --partition centralised --clients-per-round 1 --rounds 20"]
+        return ["fedflat run fedavg --partition centralised --clients-per-round 1 --rounds 20"]
     return [
         f"fedflat data describe digits --partition {quoted}{clients}",
         f"fedflat run fedavg --partition {quoted}{clients} --rounds 20",
