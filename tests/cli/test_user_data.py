@@ -11,6 +11,7 @@ import pytest
 
 from fedflat.data import load, standardise
 from fedflat.errors import UserError
+from fedflat.reporting.result import Result
 from tests.cli.conftest import SMALL, call
 
 RNG = np.random.default_rng(0)
@@ -92,7 +93,10 @@ def test_large_numbers_are_standardised_and_reported_in_their_units(fedflat, pri
     advice = "standardise=true)"
     assert advice in "".join(fedflat("data", "describe", raw).stdout.split())
     diverged = fedflat("run", "fedavg", "--dataset", raw, *NATURAL, "--lr", "0.1", "--json")
-    assert json.loads(diverged.stdout)["status"] == "diverged" and advice in json.loads(diverged.stdout)["reason"]
+    record = json.loads(diverged.stdout)
+    assert record["status"] == "diverged" and advice in record["reason"]
+    shown = fedflat("show", record["folder"]).stdout
+    assert shown.index("diverged") < shown.index("time") and "best over test" not in shown
     scaled = f"{raw[:-1]},standardise=true)"
     assert advice not in fedflat("data", "describe", scaled).stdout.split("content")[1]
     data = load(scaled)
@@ -100,5 +104,12 @@ def test_large_numbers_are_standardised_and_reported_in_their_units(fedflat, pri
     assert np.allclose(data.test.targets * data.target_std[0] + data.target_mean[0], load(raw).test.targets)
     document = json.loads(fedflat("run", "fedavg", "--dataset", scaled, *NATURAL, "--lr", "0.1", "--json").stdout)
     assert 500 < document["models"]["server"]["last"] < 2 * data.target_std[0]
+    shown = fedflat("show", document["folder"]).stdout
+    assert "test rmse, lower is better" in shown and "last mae" in shown and "last r2" in shown
+    result = Result.load(document["folder"])
+    assert result.lower_is_better and result.plot().axes[0].get_ylabel() == "test rmse (lower is better)"
+    shown = fedflat("evaluate", document["folder"]).stdout
+    assert "lower rmse is better" in shown and "corrupt" not in shown
+    assert "Not on corruptions" in fedflat("evaluate", document["folder"], "--on", "test,corruptions").stdout
     with pytest.raises(UserError, match="only vectors"):
         standardise(load("digits"))
