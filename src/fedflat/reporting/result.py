@@ -199,8 +199,7 @@ class Result:
         from fedflat.experiment.store.export import format_of, input_metadata, write_onnx, write_state
 
         path = as_path("path", path, "model.pt")
-        kind = format_of(path, format)
-        model = require_model(self.record, average)
+        kind, model = format_of(path, format), require_model(self.record, average)
         metadata: dict[str, Any] = {"model": self.config.model, "name": model, "algorithm": self.config.algorithm}
         metadata |= {"data": self.config.data.dataset, "rounds": self._rounds_of(model) if rounds is None else rounds}
         with suppress(UserError):  # weights are exported even if the dataset is missing
