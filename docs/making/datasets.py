@@ -55,9 +55,10 @@ def published_page(source: DatasetSource) -> str:
 def user_page(source: DatasetSource) -> str:
     """The page of a kind of user data."""
     lines = [f"# {source.name}", "", f"**{_sentence(source.title)}** {first_paragraph(type(source))}", ""]
+    model = "mlp" if source.name == "arrays" else "cnn"
     commands = [
         f"fedflat data describe '{source.example}'",
-        f"fedflat run fedavg --dataset '{source.example}' --model mlp --clients 10 --rounds 20",
+        f"fedflat run fedavg --dataset '{source.example}' --model {model} --clients 10 --rounds 20",
     ]
     lines += ["## Usage", "", *block(commands, "bash"), *parameter_table(source.options)]
     more = f"File formats: [your own data](../{PAGE}#your-own-data). Tutorial: [bring your own](../how-to/bring-your-own.md)."

@@ -45,7 +45,9 @@ def page(name: str, spec: type[ModelSpec]) -> str:
     ]
     lines += ["## Number of trainable parameters", "", *table(("input", "parameters"), counts)]
     if spec.examples:
-        lines += _layers(name, spec.examples[0].input_shape, spec.examples[0].classes)
+        shape, classes = spec.examples[0].input_shape, spec.examples[0].classes
+        lines += _layers(name, shape, classes)
+        lines += [f'The exact modules: `print(fedflat.models.build("{name}", {shape}, {classes}))`.', ""]
     partition = "--partition natural " if spec.partition == "natural" else ""
     command = f"fedflat run fedavg --dataset {spec.dataset} --model {name} {partition}--rounds 50"
     lines += ["## Usage", "", *block([f"fedflat models {name}", command], "bash")]

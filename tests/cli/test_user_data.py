@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from fedflat.data import load, standardise
+from fedflat.errors import UserError
+from fedflat.reporting.result import Result
 from tests.cli.conftest import SMALL, call
 
 RNG = np.random.default_rng(0)
@@ -55,3 +60,56 @@ def test_errors_name_the_option_that_helps(fedflat, sites_file):
     assert "--clients-per-round 3" in too_many.stderr
     no_clients = fedflat("data", "describe", "digits", "--partition", "natural")
     assert "group=COLUMN" in no_clients.stderr and "train_groups" in no_clients.stderr
+
+
+@pytest.fixture(scope="module")
+def prices(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CSV file for regression on the original scale, with a text column of clients."""
+    path = tmp_path_factory.mktemp("prices") / "prices.csv"
+    table = pd.DataFrame({"area": 100 * INPUTS[:, 0] + 500, "old": INPUTS[:, 1] > 0, "site": SITES})
+    table.assign(price=30.0 * table.area + 1000 * INPUTS[:, 2]).to_csv(path, index=False)
+    return path
+
+
+def test_every_column_of_a_table_has_a_use(fedflat, prices, tmp_path):
+    with pytest.raises(UserError, match=r"column 'site' of .*group=site.*drop=site"):
+        load(f"arrays(path={prices},target=price)")
+    with pytest.raises(UserError, match="no column 'place' for group="):
+        load(f"arrays(path={prices},target=price,group=place,drop=site)")
+    with pytest.raises(UserError, match=r"'sites'.*did you mean site"):
+        load(f"arrays(path={prices},target=price,drop=sites)")
+    assert load(f"arrays(path={prices},target=price,drop=site|old)").columns == ("area",)
+    shown = fedflat("data", "describe", f"arrays(path={prices},target=price,group=site)").stdout
+    assert "2: area, old" in shown and "3: east, north, south" in shown
+    table = pd.read_csv(prices).drop(columns="site")
+    for name, columns in (("train", ["area", "old", "price"]), ("test", ["old", "area", "price"])):
+        table[columns].to_csv(tmp_path / f"{name}.csv", index=False)
+    with pytest.raises(UserError, match="has the input columns old, area, but the training table has area, old"):
+        load(f"arrays(path={tmp_path},target=price)")
+
+
+def test_large_numbers_are_standardised_and_reported_in_their_units(fedflat, prices):
+    raw = f"arrays(path={prices},target=price,group=site)"
+    advice = "standardise=true)"
+    assert advice in "".join(fedflat("data", "describe", raw).stdout.split())
+    diverged = fedflat("run", "fedavg", "--dataset", raw, *NATURAL, "--lr", "0.1", "--json")
+    record = json.loads(diverged.stdout)
+    assert record["status"] == "diverged" and advice in record["reason"]
+    shown = fedflat("show", record["folder"]).stdout
+    assert shown.index("diverged") < shown.index("time") and "best over test" not in shown
+    scaled = f"{raw[:-1]},standardise=true)"
+    assert advice not in fedflat("data", "describe", scaled).stdout.split("content")[1]
+    data = load(scaled)
+    assert data.train.targets.mean().abs() < 1e-6 and abs(data.train.inputs.std(0, correction=0) - 1).max() < 1e-6
+    assert np.allclose(data.test.targets * data.target_std[0] + data.target_mean[0], load(raw).test.targets)
+    document = json.loads(fedflat("run", "fedavg", "--dataset", scaled, *NATURAL, "--lr", "0.1", "--json").stdout)
+    assert 500 < document["models"]["server"]["last"] < 2 * data.target_std[0]
+    shown = fedflat("show", document["folder"]).stdout
+    assert "test rmse, lower is better" in shown and "last mae" in shown and "last r2" in shown
+    result = Result.load(document["folder"])
+    assert result.lower_is_better and result.plot().axes[0].get_ylabel() == "test rmse (lower is better)"
+    shown = fedflat("evaluate", document["folder"]).stdout
+    assert "lower rmse is better" in shown and "corrupt" not in shown
+    assert "Not on corruptions" in fedflat("evaluate", document["folder"], "--on", "test,corruptions").stdout
+    with pytest.raises(UserError, match="only vectors"):
+        standardise(load("digits"))

@@ -153,7 +153,7 @@ def test_parquet_of_lists_and_of_columns(tmp_path: Path) -> None:
             {"a": np.arange(20.0)[rows], "b": 1, "word": "x", "kind": np.array(["no", "yes"])[LABELS[rows]]}
         )
         table.to_parquet(tmp_path / "both" / f"{part}.parquet")
-    columns = load(f"arrays(path={tmp_path / 'both'},target=kind)", tmp_path)
+    columns = load(f"arrays(path={tmp_path / 'both'},target=kind,drop=word)", tmp_path)
     assert columns.kind == "vector" and columns.input_shape == (2,) and columns.classes == ("no", "yes")
     assert (
         columns.test.inputs[:, 0].tolist() == [15, 16, 17, 18, 19]

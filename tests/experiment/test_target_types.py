@@ -161,7 +161,7 @@ def test_tables_of_numbers_and_labels(tmp_path: Path) -> None:
         assert (len(data.train), len(data.test), data.num_outputs) == (64, 16, 1)
         assert data.test.targets.numpy() == pytest.approx(NUMBERS[4::5], rel=1e-5)
     several = load(f"arrays(path={tmp_path}/mine.csv,target=target|d)")
-    assert several.num_outputs == 2 and several.input_shape == (4,)
+    assert several.num_outputs == 2 and several.input_shape == (5,)
     frame["is-up"] = frame["is-up"].astype(int)
     frame.to_csv(tmp_path / "mine.csv", index=False)
     labels = load(f"arrays(path={tmp_path}/mine.csv,target=is-up|is-high)")

@@ -57,6 +57,12 @@ def test_torch_and_safetensors_hold_the_models_of_the_run(run: Path, tmp_path: P
     )
     call("export", run, "--format", "safetensors", "--out", tmp_path / "weights")
     assert same(load_file(tmp_path / "weights"), result.state_dict())
+    with safe_open(tmp_path / "weights", "pt") as file:
+        header = json.loads(file.metadata()["fedflat"])
+    digits = load("digits")
+    assert (header["input_shape"], header["mean"], header["std"]) == ([1, 8, 8], [*digits.mean], [*digits.std])
+    assert header["classes"] == [*"0123456789"]
+    assert json.loads((tmp_path / "wima.json").read_text()) == header | {"name": "wima(window=2)"}
     plain = build("mlp(hidden=8)", (1, 8, 8), 10)
     plain.load_state_dict(torch.load(result.export(tmp_path / "server.pt"), weights_only=True))
     inputs = torch.rand(5, 1, 8, 8)

@@ -32,6 +32,7 @@ from fedflat.data.registry import (
     spell_dataset,
     verify,
 )
+from fedflat.data.scaling import standardise
 from fedflat.data.sources.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, SEVERITIES
 from fedflat.data.sources.source import data_dir
 from fedflat.data.torch_dataset import from_torch
@@ -71,5 +72,6 @@ __all__ = [
     "normalise",
     "open_mapped",
     "spell_dataset",
+    "standardise",
     "verify",
 ]

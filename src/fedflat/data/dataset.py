@@ -76,10 +76,13 @@ class Dataset:
         train: training examples.
         test: test examples.
         classes: names of the classes or labels; empty for regression.
-        mean: mean of each channel of uint8 inputs, after division by 255; empty for other inputs.
-        std: standard deviation of each channel, after division by 255; empty for other inputs.
+        mean: mean of each channel of uint8 inputs, after division by 255, or of each standardised input; else empty.
+        std: standard deviation of each channel, after division by 255, or of each standardised input; else empty.
         kind: kind of the examples: ``image``, ``vector``, ``text`` or ``segmentation``.
         group_names: names of the natural clients; example i belongs to ``group_names[groups[i]]``.
+        columns: names of the input columns of a table; empty for other data.
+        target_mean: mean of each column of standardised targets, in their original units; else empty.
+        target_std: standard deviation of each column of standardised targets; else empty.
     """
 
     name: str
@@ -90,6 +93,9 @@ class Dataset:
     std: tuple[float, ...] = ()
     kind: Kind = "image"
     group_names: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    target_mean: tuple[float, ...] = ()
+    target_std: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         """Check both sets and, for uint8 inputs, mean and std; raises a ``UserError`` if they are inconsistent."""
@@ -242,8 +248,7 @@ def describe(dataset: Dataset) -> dict[str, Any]:
         "groups": len(group_sizes),
         "group_sizes": summarise_sizes(group_sizes),
         "group_names": list(dataset.group_names),
-        "mean": list(dataset.mean),
-        "std": list(dataset.std),
+        **{name: list(getattr(dataset, name)) for name in ("columns", "mean", "std", "target_mean", "target_std")},
         "content": dataset.content,
     }
 

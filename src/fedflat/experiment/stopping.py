@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedflat.algorithms import Algorithm
+from fedflat.data.scaling import scale_advice
 from fedflat.display import is_share
 from fedflat.engines.problem.problem import Problem
 from fedflat.errors import UserError
@@ -94,6 +95,8 @@ def describe_divergence(weights: Tensor, loss: float, algorithm: Algorithm, conf
     cause = _cause_before_training(problem)
     if cause:
         return f"{symptom}; cause: {cause}"
+    if advice := scale_advice(problem.data):
+        return f"{symptom}; likely cause: {advice}"
     lr = config.training.lr
     clip = "" if config.training.clip is not None else ", or clip (training.clip=10)"
     too_high = f"the learning rate {lr:g} is too high for this problem: try {lr / 3:.2g}{clip}"

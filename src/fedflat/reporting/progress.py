@@ -53,13 +53,15 @@ class ReportedRun:
     number: int
     """Number of the run, counted from 1 in the order in which runs started."""
     first_round: int
-    """Number of completed rounds when the run began or was resumed."""
+    """Number of completed rounds at ``start_time``."""
     last_round: int
     """Number of completed rounds when the last line was printed."""
     start_time: float
-    """When the run began or was resumed."""
+    """When the run began or was resumed; later, when its first round was done."""
     line_time: float
     """When the last line was printed."""
+    is_started: bool = False
+    """Whether a round was done."""
 
 
 class Lines(Progress):
@@ -100,14 +102,19 @@ class Lines(Progress):
         """
         now, done, total = time.monotonic(), run.rounds, run.config.training.rounds
         reported = self._reported[run.config]
+        if not reported.is_started and done > reported.first_round:
+            # The first round is not typical: it includes the start of the workers.
+            reported.is_started, reported.first_round, reported.start_time = True, done, now
         new_rounds = done - reported.last_round
         is_early = new_rounds == 0 or new_rounds * LINES_PER_RUN < total
         if done == total or is_early or now - reported.line_time < SECONDS_BETWEEN_LINES:
             return
         reported.line_time, reported.last_round = now, done
-        seconds_per_round = (now - reported.start_time) / (done - reported.first_round)
-        remaining = shown_seconds(seconds_per_round * (total - done))
-        self._print(run, f"round {done}/{total}, {latest_metrics(run)}, about {remaining} left")
+        text, measured_rounds = f"round {done}/{total}, {latest_metrics(run)}", done - reported.first_round
+        if measured_rounds:
+            seconds_per_round = (now - reported.start_time) / measured_rounds
+            text += f", about {shown_seconds(seconds_per_round * (total - done))} left"
+        self._print(run, text)
 
     def ended(self, run: RunProgress, record: Record) -> None:
         rounds = counted(run.rounds, "round")

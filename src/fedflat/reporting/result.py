@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -67,10 +68,8 @@ class Result:
 
     def _summaries(self) -> dict[str, Summary]:
         """Return the summaries of the primary metric by model; models without finite values are left out."""
-        summaries = {
-            name: summarise(self.history, name, self.metric, self.record.lower_is_better)
-            for name in self.record.evaluated
-        }
+        names = self.record.evaluated
+        summaries = {name: summarise(self.history, name, self.metric, self.lower_is_better) for name in names}
         return {name: summary for name, summary in summaries.items() if summary is not None}
 
     @classmethod
@@ -98,6 +97,11 @@ class Result:
         """Name of the primary metric, e.g. ``accuracy``."""
         return self.record.metric
 
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether lower values of the primary metric are better, as for ``rmse``."""
+        return self.record.lower_is_better
+
     def summary(self, average: str = "server", metric: str | None = None) -> Summary:
         """Summarise a model's metric on the test set: last value, mean of the last 10 % of evaluations, and best.
 
@@ -109,7 +113,7 @@ class Result:
         metric, metrics = metric or self.metric, self.history[-1]["test"][name]
         if metric not in metrics:
             raise one_of("metric", metric, metrics)
-        is_lower_better = self.record.lower_is_better if metric == self.metric else is_error(metric)
+        is_lower_better = self.lower_is_better if metric == self.metric else is_error(metric)
         summary = summarise(self.history, name, metric, is_lower_better)
         if summary is None:
             raise UserError(f"{metric} of {name} was never finite in this run")
@@ -192,18 +196,14 @@ class Result:
             rounds: select a model saved after this round.
             dataset, network: needed if the run used a custom one and was made in another process.
         """
-        from fedflat.experiment.store.export import format_of, write_onnx, write_state
+        from fedflat.experiment.store.export import format_of, input_metadata, write_onnx, write_state
 
         path = as_path("path", path, "model.pt")
-        kind = format_of(path, format)
-        model = require_model(self.record, average)
-        metadata = {
-            "model": self.config.model,
-            "name": model,
-            "rounds": self._rounds_of(model) if rounds is None else rounds,
-            "algorithm": self.config.algorithm,
-            "data": self.config.data.dataset,
-        }
+        kind, model = format_of(path, format), require_model(self.record, average)
+        metadata: dict[str, Any] = {"model": self.config.model, "name": model, "algorithm": self.config.algorithm}
+        metadata |= {"data": self.config.data.dataset, "rounds": self._rounds_of(model) if rounds is None else rounds}
+        with suppress(UserError):  # weights are exported even if the dataset is missing
+            metadata |= input_metadata(self._dataset(dataset))
         if kind == "onnx":
             module = self.model(model, rounds=rounds, dataset=dataset, network=network)
             write_onnx(path, module, self._dataset(dataset), metadata)

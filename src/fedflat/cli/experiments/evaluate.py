@@ -82,12 +82,17 @@ def evaluate(
         raise UserError("; ".join(reasons))
     if as_json:
         print_json({"folder": folder, "algorithm": algorithm, "seed": seed, **evaluation.document()})
-    else:
-        _print_evaluation(evaluation, f"{algorithm}   {record.config.data.dataset}, seed {seed}, model {average}")
+        return
+    heading = f"{algorithm}   {record.config.data.dataset}, seed {seed}, model {average}"
+    if record.lower_is_better:
+        heading += f"; lower {evaluation.metric} is better"
+    # Without --on, only parts that a download would add are worth a line.
+    missing = {part: why for part, why in evaluation.missing.items() if on is not None or "fedflat data get" in why}
+    _print_evaluation(evaluation, heading, missing)
 
 
-def _print_evaluation(evaluation: Evaluation, heading: str) -> None:
-    """Print a summary of every part of an evaluation, e.g. test set or clients, and the reasons for missing parts.
+def _print_evaluation(evaluation: Evaluation, heading: str, missing: dict[str, str]) -> None:
+    """Print a summary of every part of an evaluation, e.g. test set or clients, and the reasons for ``missing`` parts.
 
     Classes, domains and corruptions are also listed one by one, if there are at most ``MAX_LISTED``.
     """
@@ -102,9 +107,9 @@ def _print_evaluation(evaluation: Evaluation, heading: str) -> None:
         if part in ("classes", "domains", "corruptions") and len(results["each"]) <= MAX_LISTED:
             console.print()
             console.print(_entry_table(part, results["each"], metric))
-    if evaluation.missing:
+    if missing:
         console.print()
-        for part, reason in evaluation.missing.items():
+        for part, reason in missing.items():
             console.print(f"Not on {part}: {reason}.", style="dim", markup=False)
 
 

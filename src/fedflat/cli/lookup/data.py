@@ -131,6 +131,7 @@ def describe(
     """
     from fedflat.data import describe as describe_dataset
     from fedflat.data import fixes_clients, load, make_partition
+    from fedflat.data.scaling import scale_advice
     from fedflat.experiment.config import DataSettings
 
     with Downloads(silent=as_json) as downloads:
@@ -148,34 +149,39 @@ def describe(
         print_json(description if partition is None else description | {"partition": partition_description})
         return
     _print_dataset(description)
+    if advice := scale_advice(dataset):
+        screen().print(f"\n{advice[0].upper()}{advice[1:]}.", style="yellow", markup=False, highlight=False)
     if partition_description is not None:
         print_partition(partition_description)
         if description["classes"]:
             _print_histogram(partition_description["histogram"], description["classes"], description["kind"])
 
 
-def _normalisation(mean: list[float], std: list[float]) -> str:
-    """Describe how inputs are normalised; only images stored as bytes are.
+def _normalisation(mean: list[float], std: list[float], kind: str) -> str:
+    """Describe how inputs are normalised; only images stored as bytes and standardised vectors are.
 
-    >>> _normalisation([0.5], [0.25])
+    >>> _normalisation([0.5], [0.25], "image")
     '(pixel / 255 - mean) / std; mean 0.5, std 0.25'
     """
     if not mean:
         return "none, inputs are used as stored"
+    if kind == "vector":
+        return "standardised by the mean and standard deviation of the training examples"
     means, deviations = (", ".join(f"{value:.4g}" for value in values) for values in (mean, std))
     return f"(pixel / 255 - mean) / std; mean {means}, std {deviations}"
 
 
 def _print_dataset(description: dict[str, Any]) -> None:
     """Print the size, input shape, targets, number of natural clients and content hash of a dataset."""
-    kind = description["kind"]
+    kind, columns = description["kind"], description["columns"]
     texts = {
         "dataset": description["name"],
         "examples": f"{shown_count(description['train'])} for training, {shown_count(description['test'])} for testing",
         "shape": f"{'x'.join(map(str, description['input_shape']))} ({kind})",
-        "normalisation": _normalisation(description["mean"], description["std"]),
+        **({"input columns": _counted_names(len(columns), columns)} if columns else {}),
+        "normalisation": _normalisation(description["mean"], description["std"], kind),
         **_target_texts(description),
-        "natural clients": description["groups"] or None,
+        "natural clients": _counted_names(description["groups"], description["group_names"]),
         "content": shown_hash(description["content"]),
     }
     screen().print()
@@ -189,13 +195,24 @@ def _target_texts(description: dict[str, Any]) -> dict[str, str]:
         return {"targets": f"numbers (regression), {columns} per example"}
     classes = description["classes"]
     singular, plural = ("class", "classes") if description["targets"] == "classes" else ("label", "labels")
-    names = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
     train, test = description["train_class_counts"], description["test_class_counts"]
     return {
-        plural: f"{len(classes)}: {names}",
+        plural: _counted_names(len(classes), classes) or "0",
         f"{_class_unit(description['kind'])} per {singular}": f"training: {min(train)} to {max(train)}, "
         f"test: {min(test)} to {max(test)}",
     }
+
+
+def _counted_names(count: int, names: list[str]) -> str | None:
+    """Return a number and the first ten names; None for 0.
+
+    >>> _counted_names(2, ["north", "south"]), _counted_names(3, [])
+    ('2: north, south', '3')
+    """
+    if not count:
+        return None
+    shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+    return f"{count}: {shown}" if names else str(count)
 
 
 def _class_unit(kind: str) -> str:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 CURVE = "curve.png"
 """File of the learning curve in a run folder."""
+MAX_OTHER_METRICS = 3
+"""Largest number of metrics that are shown besides the primary one."""
 COSTS = ("backward_passes", "samples", "bytes_down", "bytes_up")
 STATUS_STYLE = {
     "finished": "green",
@@ -59,6 +61,7 @@ def run_document(record: Record) -> dict[str, Any]:
         "rounds": last.get("round"),
         "metric": metric,
         "lower_is_better": record.lower_is_better,
+        "last_metrics": last.get("test", {}),
         "models": {name: None if summary is None else vars(summary) for name, summary in summaries.items()},
         "seconds": round(record.seconds, 3),
         "flatness_seconds": flatness_seconds,
@@ -78,17 +81,25 @@ def print_run(record: Record, settings: bool = False) -> None:
     document, console = run_document(record), screen()
     metric, cost = document["metric"], document["cost"]
     about = f"   {record.config.data.dataset}, seed {record.config.seed}   "
+    direction = ", lower is better" if record.lower_is_better else ""
+    is_diverged, status = record.status == "diverged", _describe_status(record, document["rounds"])
     console.print()
-    console.print(Text.assemble((record.config.algorithm, "bold"), about, (f"test {with_unit(metric)}", "dim")))
+    console.print(
+        Text.assemble((record.config.algorithm, "bold"), about, (f"test {with_unit(metric)}{direction}", "dim"))
+    )
     console.print()
-    if document["models"]:
-        _print_models(document["models"], metric)
+    if is_diverged:
+        console.print(status)
         console.print()
-    print_r2_warning(Comparison([record]))
+    # The values of a run that diverged before its first evaluated round are those of the initial model.
+    if document["models"] and not (is_diverged and len(record.history) == 1):
+        _print_models(document["models"], metric, document["last_metrics"])
+        console.print()
+        print_r2_warning(Comparison([record]))
     console.print(
         key_values(
             {
-                "status": _describe_status(record, document["rounds"]),
+                **({} if is_diverged else {"status": status}),
                 "time": _describe_time(document["seconds"], document["flatness_seconds"]),
                 **_describe_virtual_time(document),
                 "sent": f"{shown_bytes(cost['bytes_up'])} up, {shown_bytes(cost['bytes_down'])} down",
@@ -125,13 +136,18 @@ def print_r2_warning(comparison: Comparison) -> None:
         screen().print(f"{WORSE_THAN_MEAN}: {', '.join(labels)}.", style="yellow", markup=False)
 
 
-def _print_models(models: dict[str, dict[str, Any] | None], metric: str) -> None:
+def _print_models(
+    models: dict[str, dict[str, Any] | None], metric: str, last_metrics: dict[str, dict[str, Any]]
+) -> None:
     """Print one row per evaluated model; n is the number of evaluations that its mean covers.
 
     Args:
         models: the summary of each model; None if it has not been evaluated yet.
         metric: name of the metric, which determines the format.
+        last_metrics: all metrics of the last evaluation, by model; up to ``MAX_OTHER_METRICS`` others are shown, too.
     """
+    measured = dict.fromkeys(name for metrics in last_metrics.values() for name in metrics)
+    others = [name for name in measured if name not in (metric, "loss")][:MAX_OTHER_METRICS]
     counts = {summary["mean_count"] for summary in models.values() if summary}
     mean_column = "mean of last 10 %\nof evaluations"
     if len(counts) == 1:
@@ -140,13 +156,13 @@ def _print_models(models: dict[str, dict[str, Any] | None], metric: str) -> None
     rows: list[tuple[object, ...]] = []
     for name, summary in models.items():
         if summary is None:
-            rows.append((name, None, None, None))
+            rows.append((name, None, None, None, *(None for _ in others)))
             continue
         last, mean, best = (shown_metric(summary[key], metric, number_format) for key in ("last", "mean_last", "best"))
         if len(counts) > 1:
             mean += f" (n={summary['mean_count']})"
-        rows.append((name, last, mean, best))
-    columns = ("model", "last", mean_column, "best over test")
+        rows.append((name, last, mean, best, *(shown_metric(last_metrics[name].get(other), other) for other in others)))
+    columns = ("model", "last", mean_column, "best over test", *(f"last {with_unit(other)}" for other in others))
     screen().print(table(columns, rows, numeric=columns[1:]))
 
 

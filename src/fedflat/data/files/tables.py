@@ -1,7 +1,7 @@
 """Tables in parquet or CSV files: one row per example.
 
 A table has one or several columns of targets, optionally a column of natural clients, and the inputs: a column
-``inputs`` of lists (parquet only), or else every other numeric column.
+``inputs`` of lists (parquet only), or else every other column, which must be numeric.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import pandas
 
-from fedflat.errors import UserError
+from fedflat.errors import UserError, one_of
 
 INPUTS = "inputs"
+DEFAULT_GROUP = "group"
+"""Column of natural clients that may be absent; a column named by the user may not."""
 SUFFIXES = (".parquet", ".csv")
 
 
@@ -24,7 +26,7 @@ def is_table(path: Path) -> bool:
     return path.suffix in SUFFIXES or (path.is_dir() and any(file.suffix in SUFFIXES for file in path.iterdir()))
 
 
-def read_table(path: Path, target: str, group: str, shape: str) -> dict[str, Any]:
+def read_table(path: Path, target: str, group: str, shape: str, drop: str = "") -> dict[str, Any]:
     """Read arrays from a table file, or from a folder with ``train`` and ``test`` tables.
 
     Args:
@@ -32,17 +34,28 @@ def read_table(path: Path, target: str, group: str, shape: str) -> dict[str, Any
         target: column of classes or numbers, or several columns as ``a|b``.
         group: column of natural clients; may be absent.
         shape: shape of one example such as ``3x32x32``, or empty to keep inputs as they are.
+        drop: columns to leave out, as ``a|b``.
 
     Returns:
         ``train_inputs`` [n, *shape], ``train_targets`` [n] (or [n, columns], if ``target`` names several),
-        ``train_groups`` [n] if there is such a column, and the same for ``test``. Several columns of integers or
-        booleans are multi-label targets, whose label names ``classes`` are the column names.
+        ``train_groups`` [n] if there is such a column, and the same for ``test``; ``columns``, the names of the input
+        columns, empty for lists. Several columns of integers or booleans are multi-label targets, whose label names
+        ``classes`` are the column names.
     """
     files = {"train": path} if path.is_file() else {split: _find_table(path, split) for split in ("train", "test")}
     arrays: dict[str, Any] = {}
     for split, file in files.items():
-        columns = _to_arrays(_read_frame(file), file, target, group, shape)
-        arrays |= {f"{split}_{name}": values for name, values in columns.items()}
+        table = _drop_columns(_read_frame(file), file, drop)
+        if split == "train" and group not in (*table, DEFAULT_GROUP):
+            raise UserError(f"{file} has no column '{group}' for group= (columns: {', '.join(map(str, table))})")
+        contents = _to_arrays(table, file, target, group, shape)
+        columns = contents.pop("columns")
+        if arrays.setdefault("columns", columns) != columns:
+            raise UserError(
+                f"{file} has the input columns {', '.join(columns)}, but the training table has "
+                f"{', '.join(arrays['columns'])}; expected the same columns in the same order"
+            )
+        arrays |= {f"{split}_{name}": values for name, values in contents.items()}
     targets = arrays["train_targets"]
     if targets.ndim == 2 and targets.dtype.kind in "biu":  # booleans, signed or unsigned integers
         arrays["classes"] = target.split("|")
@@ -74,8 +87,17 @@ def _read_frame(file: Path) -> pandas.DataFrame:
         raise UserError(f"{file} is not a valid {format_name} file ({error}); write it again") from error
 
 
+def _drop_columns(table: pandas.DataFrame, file: Path, drop: str) -> pandas.DataFrame:
+    """Remove the columns ``drop``, given as ``a|b``, from the table of ``file``."""
+    names = drop.split("|") if drop else []
+    for name in names:
+        if name not in table:
+            raise one_of("column", name, map(str, table), owner=str(file))
+    return table.drop(columns=names)
+
+
 def _to_arrays(table: pandas.DataFrame, file: Path, target: str, group: str, shape: str) -> dict[str, Any]:
-    """Convert a table to the arrays ``inputs`` and ``targets``, and ``groups`` if it has that column.
+    """Convert a table to ``inputs``, ``targets``, the names ``columns`` of the inputs, and ``groups`` if it has them.
 
     Args:
         table: one row per example.
@@ -95,11 +117,16 @@ def _to_arrays(table: pandas.DataFrame, file: Path, target: str, group: str, sha
     if group in table:
         arrays["groups"] = table[group].to_numpy()
     rest = table.drop(columns=[name for name in (*targets, group) if name in table])
+    arrays["columns"] = [] if INPUTS in rest else [str(name) for name in rest]
     if INPUTS in rest:
         inputs = _stack_lists(rest[INPUTS].tolist(), file)
     else:
-        numbers = rest.select_dtypes("number")
-        inputs = numbers.to_numpy(dtype=np.float32 if (numbers.dtypes == np.float32).all() else np.float64)
+        for name in rest.columns.difference(rest.select_dtypes(["number", "bool"]).columns):
+            raise UserError(
+                f"column '{name}' of {file} does not contain numbers, so it cannot be an input; name it as the column "
+                f"of clients (group={name}), leave it out (drop={name}), or encode it as numbers"
+            )
+        inputs = rest.to_numpy(dtype=np.float32 if (rest.dtypes == np.float32).all() else np.float64, copy=True)
         if not inputs.shape[1]:
             raise UserError(f"{file} has no inputs; expected a column '{INPUTS}' of lists, or numeric columns")
     if shape:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from fedflat.data.arrays import NUMERIC_KINDS, as_native, from_arrays, numeric_t
 from fedflat.data.dataset import Dataset, every_fifth
 from fedflat.data.files.cache import cache_entry, fingerprint, fits_in_memory, select_rows
 from fedflat.data.files.mapped import open_mapped
+from fedflat.data.scaling import standardise
 from fedflat.data.sources.source import DatasetSource
 from fedflat.errors import UserError, similar_file
 from fedflat.text import param
@@ -51,8 +52,12 @@ class ArrayFileOptions:
         positional=True,
     )
     target: str = param("target", "for .parquet and .csv: column of classes or numbers; several as a|b")
-    group: str = param("group", "for .parquet and .csv: name of the column of natural clients, if it exists")
+    group: str = param("group", "for .parquet and .csv: name of the column of natural clients; group may be absent")
     shape: str = param("", "for .parquet and .csv: shape of an example such as 3x32x32, if inputs are flat")
+    drop: str = param("", "for .parquet and .csv: column to leave out of the inputs; several as a|b")
+    standardise: bool = param(
+        False, "subtract the training examples' mean from inputs and float targets, divide by their standard deviation"
+    )
 
 
 @dataclass(frozen=True)
@@ -69,13 +74,16 @@ class ArrayFiles(DatasetSource):
         if path.suffix == ".npz" and path.is_file():
             arrays = _read_npz(path, data_dir)
         elif is_table(path):
-            arrays = read_table(path, self.options.target, self.options.group, self.options.shape)
+            arrays = read_table(
+                path, **{name: getattr(self.options, name) for name in ("target", "group", "shape", "drop")}
+            )
         elif path.is_dir():
             arrays = {file.stem: _read_npy(file) for file in sorted(path.glob("*.npy"))}
         else:
             problem = "has an unknown format" if path.exists() else f"does not exist{similar_file(path)}"
             raise UserError(f"{path} {problem}; expected an .npz, .parquet or .csv file, or a folder of .npy files")
-        return dataset_of_arrays(self.text, arrays, path, data_dir)
+        dataset = dataset_of_arrays(self.text, arrays, path, data_dir)
+        return standardise(dataset) if self.options.standardise else dataset
 
 
 def dataset_of_arrays(name: str, arrays: NamedArrays, path: Path, data_dir: Path) -> Dataset:
@@ -110,7 +118,7 @@ def dataset_of_arrays(name: str, arrays: NamedArrays, path: Path, data_dir: Path
             counts = ", ".join(f"{length} {name}" for name, length in lengths.items())
             raise UserError(f"{path} has {counts}; expected the same number of each")
         arguments |= _split_off_test_set(arguments, name, data_dir)
-    return from_arrays(**arguments, name=name)
+    return replace(from_arrays(**arguments, name=name), columns=tuple(arrays.get("columns", ())))
 
 
 def _split_off_test_set(arrays: dict[str, Any], name: str, data_dir: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,9 +23,11 @@ class Regression:
 
     Attributes:
         metric: name of the primary metric; ``rmse`` and ``mae`` are better if lower, ``r2`` if higher.
+        scale: factor of ``rmse`` and ``mae``: the standard deviation of a standardised target, to report its units.
     """
 
     metric: str = "rmse"
+    scale: float = field(default=1.0, kw_only=True)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the squared error, averaged over the examples and columns of a batch."""
@@ -53,8 +55,8 @@ class Regression:
         unexplained = totals["squared"] / variation.clamp(min=0)
         return {
             "loss": float(totals["loss"]) / count,
-            "rmse": math.sqrt(float(totals["squared"].mean()) / count),
-            "mae": float(totals["absolute"].mean()) / count,
+            "rmse": self.scale * math.sqrt(float(totals["squared"].mean()) / count),
+            "mae": self.scale * float(totals["absolute"].mean()) / count,
             "r2": float((1 - unexplained).mean()) if bool((variation > 0).all()) else math.nan,
             **added_means(totals, SUMS, count),
         }

@@ -198,7 +198,9 @@ def task_for(data: Dataset, name: str = "auto") -> Task:
             f"{_TARGETS_IN_WORDS[targets]}; use task {suitable}, or convert the targets"
         )
     if targets == "numbers":
-        return Huber() if name == "huber" else Regression()
+        # Several columns have different units, so their metrics stay in standard deviations.
+        scale = data.target_std[0] if len(data.target_std) == 1 else 1.0
+        return Huber(scale=scale) if name == "huber" else Regression(scale=scale)
     if targets == "labels":
         return MultiLabel()
     if data.kind == "segmentation":

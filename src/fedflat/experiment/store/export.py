@@ -58,7 +58,7 @@ def write_state(path: Path, tensors: Mapping[str, Tensor], format: Format, about
         path: the file; its folder is created if necessary.
         tensors: the state dict.
         format: ``torch`` or ``safetensors``.
-        about: description of the model for the header of a safetensors file; torch files have none.
+        about: description of the model, for the header of a safetensors file, or for a JSON file next to a torch file.
     """
     copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     if format == "safetensors":
@@ -69,6 +69,14 @@ def write_state(path: Path, tensors: Mapping[str, Tensor], format: Format, about
         content = buffer.getvalue()
     create_folder(path.parent)
     write_atomically(path, content)
+    if format == "torch":
+        write_atomically(path.with_suffix(".json"), json.dumps(about, indent=2) + "\n")
+
+
+def input_metadata(data: Dataset) -> dict[str, list[Any]]:
+    """What a program needs to prepare inputs and read outputs: input shape and columns, classes and statistics."""
+    names = ("input_shape", "columns", "classes", "mean", "std", "target_mean", "target_std")
+    return {name: list(getattr(data, name)) for name in names}
 
 
 def write_onnx(path: Path, network: nn.Module, data: Dataset, about: Mapping[str, Any]) -> None:
@@ -109,8 +117,7 @@ def write_onnx(path: Path, network: nn.Module, data: Dataset, about: Mapping[str
             "this model fixes its batch size, so the graph would accept no other; "
             "use x.shape[0] instead of len(x) in its forward"
         )
-    metadata = {**about, "mean": list(data.mean), "std": list(data.std), "classes": list(data.classes)}
-    proto.metadata_props.add(key="fedflat", value=json.dumps(metadata))
+    proto.metadata_props.add(key="fedflat", value=json.dumps(about))
     create_folder(path.parent)
     write_atomically(path, proto.SerializeToString())
 

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedflat.display import is_share
 from fedflat.errors import UserError, one_of
-from fedflat.reporting.figures.style import COLOURS, late_limits, line_styles, marker_spacing, open_frame
+from fedflat.reporting.figures.style import COLOURS, late_limits, line_styles, marker_spacing, metric_label, open_frame
 from fedflat.reporting.tables.summary import series
 
 AXES = {
@@ -73,7 +73,7 @@ def curves(
     axes.set_xlabel(AXES[over] + note)
     if over == "round":
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
-    axes.set_ylabel(f"test {metric}" + (" (%)" if scale == 100 else ""))
+    axes.set_ylabel(metric_label(metric))
     open_frame(axes)
     has_bands = any(len(histories) > 1 for _, histories, _ in lines)
     options: dict[str, Any] = {"frameon": False, "title_fontsize": 8}

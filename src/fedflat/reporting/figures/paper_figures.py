@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedflat.display import is_share
-from fedflat.reporting.figures.style import LineStyle, late_limits, marker_spacing, open_frame
+from fedflat.reporting.figures.style import LineStyle, late_limits, marker_spacing, metric_label, open_frame
 from fedflat.reporting.page.document import AXES, SUMMARY_LABELS
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def curve_figure(section: Values, axis: str) -> Figure:
     if limits is not None:
         axes.set_ylim(limits)
     axes.set_xlabel(AXES[axis])
-    axes.set_ylabel(f"test {metric}" + (" (%)" if scale == 100 else ""))
+    axes.set_ylabel(metric_label(metric))
     _style(axes)
     axes.legend(frameon=False, fontsize=8)
     return figure

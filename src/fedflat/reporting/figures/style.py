@@ -11,6 +11,9 @@ from zlib import crc32
 
 import numpy as np
 
+from fedflat.display import is_share
+from fedflat.engines.problem.task import is_error
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -105,6 +108,16 @@ def described_labels(names: Iterable[str], descriptions: Mapping[str, str]) -> t
 def marker_spacing(points: int) -> int:
     """Return the distance between two markers of a curve, counted in points, if the curve has ``points`` points."""
     return max(1, ceil(points / MARKS_PER_LINE))
+
+
+def metric_label(metric: str) -> str:
+    """Label of the axis of a test metric, with its unit, or with its direction if lower values are better.
+
+    >>> metric_label("accuracy"), metric_label("rmse")
+    ('test accuracy (%)', 'test rmse (lower is better)')
+    """
+    suffix = " (%)" if is_share(metric) else " (lower is better)" if is_error(metric) else ""
+    return f"test {metric}{suffix}"
 
 
 def late_limits(
