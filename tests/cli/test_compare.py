@@ -166,9 +166,11 @@ def test_a_lead_within_seed_variation():
     assert "5.00 points" in says and "within" in says and "(14.14 + 14.14)" in says
 
 
-def test_the_first_row_is_compared_with_the_second_best():
+def test_the_best_row_is_compared_with_the_second_best_and_then_the_first():
     assert "fedavg is best" in (says := verdict(several(fedavg=[0.9, 0.9], fedsam=[0.5, 0.5], fedcm=[0.8, 0.8])))
     assert "10.00 points" in says and "fedcm" in says and "fedsam" not in says
+    says = verdict(several(fedavg=[0.5, 0.5], fedsam=[0.9, 0.9], fedcm=[0.8, 0.8]))
+    assert says.endswith("+10.00 points over fedcm; exceeds seed variation (0.00 + 0.00); +40.00 points over fedavg.")
 
 
 def test_one_seed_has_no_variation():
@@ -182,7 +184,7 @@ def test_a_single_algorithm_has_no_baseline():
 
 def test_diverged_rows_are_not_best():
     assert "fedsam is best" in (says := verdict(several(fedavg=[None, None], fedsam=[0.5, 0.5], fedcm=[0.4, 0.4])))
-    assert "fedavg diverged" in says
+    assert "+10.00 points over fedcm" in says and "fedavg diverged" in says
     assert "1 of 2 seeds" in verdict(several(fedavg=[0.9, None], fedsam=[0.5, 0.5]))
     assert "all others diverged" in verdict(several(fedavg=[0.5, 0.5], fedsam=[None, None]))
     assert "Every run diverged" in verdict(several(fedavg=[None], fedsam=[None]))

@@ -127,10 +127,10 @@ def _comparison_table(comparison: Comparison, rows: list[dict[str, Any]], target
 
 
 def verdict(comparison: Comparison) -> str:
-    """Return a sentence on which row has the best mean of the last evaluations, and its lead over another row.
+    """Return a sentence on which row has the best mean of the last evaluations, and its lead over the second best.
 
-    The best row is compared with the first one, or with the second best if it is itself the first. Rows are not
-    ranked if they are not comparable.
+    If the first row, which usually is the baseline, is neither of them, the lead over it follows. Rows are not ranked
+    if they are not comparable.
     """
     rows, metric, lower_is_better = comparison.table(), comparison.metric, comparison.lower_is_better
     ranked = [row for row in rows if "mean_last" in row]  # without rows whose runs all diverged
@@ -152,9 +152,13 @@ def verdict(comparison: Comparison) -> str:
     best_row = f"{best['label']} is best by the {MEAN_LABEL} ({value})"
     if len(ranked) == 1:
         return f"{best_row}; {'nothing to compare with' if len(rows) == 1 else 'all others diverged'}."
+    number_format = _number_format(rows)
+    lead = _lead(best, ranked[1], comparison, number_format)
     if "mean_last" not in first:
-        return f"{best_row}; {first['label']} diverged."
-    return f"{best_row}: {_lead(best, ranked[1] if best is first else first, comparison, _number_format(rows))}."
+        lead += f"; {first['label']} diverged"
+    elif first not in ranked[:2]:
+        lead += f"; {_points(best, first, comparison, number_format)}"
+    return f"{best_row}: {lead}."
 
 
 def evaluation_counts(rows: Sequence[dict[str, Any]]) -> set[int]:
@@ -162,20 +166,25 @@ def evaluation_counts(rows: Sequence[dict[str, Any]]) -> set[int]:
     return {count for row in rows for count in row.get("mean_counts", [])}
 
 
-def _lead(best: dict[str, Any], baseline: dict[str, Any], comparison: Comparison, number_format: str) -> str:
-    """Describe the lead of the best row over ``baseline``, and whether it exceeds the sum of both standard deviations.
+def _lead(best: dict[str, Any], second: dict[str, Any], comparison: Comparison, number_format: str) -> str:
+    """Describe the lead of the best row over ``second``, and whether it exceeds the sum of both standard deviations.
 
     For example: ``+3.52 points over fedavg; within seed variation (2.10 + 1.80)``.
     """
-    ours, theirs, metric = best["mean_last"], baseline["mean_last"], comparison.metric
-    lead = abs(ours.mean - theirs.mean)
-    sign, relation = ("−", "relative to") if comparison.lower_is_better else ("+", "over")
-    unit = "points " if is_share(metric) else ""
-    points = f"{sign}{shown_metric(lead, metric, number_format)} {unit}{relation} {baseline['label']}"
+    ours, theirs, points = best["mean_last"], second["mean_last"], _points(best, second, comparison, number_format)
     if ours.count < 2 or theirs.count < 2:
         return f"{points} (one seed shows no variation; use --seeds 3)"
-    deviations = " + ".join(shown_metric(row.std, metric, number_format) for row in (ours, theirs))
-    return f"{points}; {'exceeds' if lead > ours.std + theirs.std else 'within'} seed variation ({deviations})"
+    deviations = " + ".join(shown_metric(row.std, comparison.metric, number_format) for row in (ours, theirs))
+    exceeds = abs(ours.mean - theirs.mean) > ours.std + theirs.std
+    return f"{points}; {'exceeds' if exceeds else 'within'} seed variation ({deviations})"
+
+
+def _points(best: dict[str, Any], other: dict[str, Any], comparison: Comparison, number_format: str) -> str:
+    """Format the lead of the best row over another one, e.g. ``+3.52 points over fedavg``."""
+    lead = abs(best["mean_last"].mean - other["mean_last"].mean)
+    sign, relation = ("−", "relative to") if comparison.lower_is_better else ("+", "over")
+    unit = "points " if is_share(comparison.metric) else ""
+    return f"{sign}{shown_metric(lead, comparison.metric, number_format)} {unit}{relation} {other['label']}"
 
 
 def differing_settings(comparison: Comparison) -> list[dict[str, Any]]:
