@@ -9,6 +9,7 @@ from typing import Any
 
 from fedflat.algorithms.cards import CARDS
 from fedflat.errors import UserError, one_of
+from fedflat.reporting.page.notes import notes_of
 
 Values = dict[str, Any]
 
@@ -39,17 +40,18 @@ def with_display_names(document: Mapping[str, Any], names: Mapping[str, str]) ->
     Raises:
         UserError: no row has a label in ``names``, or two rows would get the same name.
     """
-    document = copy.deepcopy(dict(document))
-    labels = list(dict.fromkeys(row["label"] for section in document["sections"] for row in section["rows"]))
+    changed: Values = copy.deepcopy(dict(document))
+    labels = list(dict.fromkeys(row["label"] for section in changed["sections"] for row in section["rows"]))
     shown = {label: paper_name(label, names) for label in labels}
     for name in names:
         if all(paper_name(label, {name: ""}) == paper_name(label, {}) for label in labels):
             raise one_of("row", name, labels)
     if len(set(shown.values())) < len(shown):
         raise UserError(f"two rows would have the same name ({', '.join(shown.values())}); choose other labels")
-    for section in document["sections"]:
+    for section in changed["sections"]:
         section["name"] = re.sub(r"\bdirichlet\(alpha=([\d.e-]+)\)", r"Dirichlet(\1)", section["name"])
         ranked = section["ranks"]["lines"] if section["ranks"] else []
         for entry in (*section["rows"], *section["differences"], *ranked, *section["views"]["spectra"]):
             entry["label"] = shown.get(entry["label"], entry["label"])
-    return document, shown
+        section["notes"] = notes_of(section)
+    return changed, shown
