@@ -276,9 +276,8 @@ def sweep(
             display.count_run()
     failed = [result for result in results.values() if result.error is not None]
     if failed:
-        raise SomeFailed(
-            f"{failed[0].run.name} failed: {failed[0].error} ({len(failed)} of {len(results)} runs failed)"
-        )
+        counts = f"{len(failed)} of {len(results)} runs failed"
+        raise SomeFailed(f"{failed[0].run.name} failed: {failed[0].error} ({counts})")
     records = [results[run.name].record for run in plan.runs]
     return Comparison(record for record in records if record is not None)
 
@@ -315,8 +314,7 @@ def resume(
         if name not in EXECUTION_SETTINGS:
             raise one_of("setting that may change in a resumed run", name, EXECUTION_SETTINGS)
     check_user_objects(dataset, model, task)
-    path = as_path("folder", folder)
-    run_folder = RunFolder(path)
+    run_folder = RunFolder(path := as_path("folder", folder))
     if run_folder.is_over:
         return load(path)
     run_folder.load_plugins()
@@ -353,6 +351,7 @@ def report(
     by: str = "mean_last",
     apart: bool = False,
     columns: Sequence[str] = (),
+    labels: Mapping[str, str] | None = None,
     figures: bool = True,
 ) -> Path:
     """Write a report on runs: an HTML page, tables (CSV, Markdown, LaTeX) and figures (PDF).
@@ -366,6 +365,7 @@ def report(
         by: compare by ``"mean_last"`` (mean of the last 10 % of evaluations), ``"last"`` or ``"best"``.
         apart: allow runs with different data or partitions, in separate sections.
         columns: columns of the results tables, e.g. ``["mean_last", "best"]``; default: all (LaTeX: two).
+        labels: display names, e.g. ``{"mine": "Mine (ours)"}``; default: as in the algorithm's paper.
         figures: whether to draw figures.
 
     Returns:
@@ -379,8 +379,9 @@ def report(
 
     folders = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     folder = as_path("out", out, "report")
-    options: dict[str, Any] = {"baseline": baseline, "by": by, "apart": apart, "columns": columns, "figures": figures}
-    write_report(gather([as_path("runs", path) for path in folders]), folder, title=title, targets=targets, **options)
+    options: dict[str, Any] = {"title": title, "targets": targets, "baseline": baseline, "by": by, "apart": apart}
+    options |= {"columns": columns, "labels": labels, "figures": figures}
+    write_report(gather([as_path("runs", path) for path in folders]), folder, **options)
     return folder / "report.html"
 
 
@@ -396,5 +397,4 @@ def _prepare_run(
 ) -> Run:
     """Build the run that the arguments of ``run`` describe, without starting it."""
     config, user_objects = prepare(algorithm, base, dataset, model, task, settings)
-    folder = None if out is None else as_path("out", out)
-    return Run(config, folder, callbacks=as_callbacks(callbacks), **user_objects)
+    return Run(config, None if out is None else as_path("out", out), callbacks=as_callbacks(callbacks), **user_objects)

@@ -88,7 +88,9 @@ INVALID = {
     "fedswa+cyclic": "learning-rate schedule .*linear",
     "fedavg+cyclic+linear": "learning-rate schedule .*cyclic",
     "fedavgm+adam": "server optimiser .*momentum",
-    "fedswa+momentum": r"server optimiser .*sgd\(server_lr=1.5\)",
+    "fedswa+momentum": r"server optimiser .*sgd\(server_lr=1.5\); .* write fedavg\+linear\+momentum$",
+    "fedmoswa+wima+momentum(beta=0.5)+sam": r"write fedmo\+linear\+wima\+momentum\(beta=0.5\)\+sam$",
+    "fedavg+sam+asam": "remove asam$",  # the text itself sets the slot twice
     "fedavg+sgd+momentum": "server optimiser .*sgd",
     "fedavg+sgd+sgd(server_lr=2)": "server optimiser .*sgd",
     "fedavg+swa+swa": "swa twice",

@@ -14,6 +14,7 @@ from fedflat.cli.experiments.compare import read_seeds
 from fedflat.cli.shared.several_runs import print_comparison, verdict
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
+from fedflat.experiment.store.files import locked
 from fedflat.experiment.store.run_folder import Record
 from fedflat.reporting.result import Comparison
 
@@ -166,9 +167,11 @@ def test_a_lead_within_seed_variation():
     assert "5.00 points" in says and "within" in says and "(14.14 + 14.14)" in says
 
 
-def test_the_first_row_is_compared_with_the_second_best():
+def test_the_best_row_is_compared_with_the_second_best_and_then_the_first():
     assert "fedavg is best" in (says := verdict(several(fedavg=[0.9, 0.9], fedsam=[0.5, 0.5], fedcm=[0.8, 0.8])))
     assert "10.00 points" in says and "fedcm" in says and "fedsam" not in says
+    says = verdict(several(fedavg=[0.5, 0.5], fedsam=[0.9, 0.9], fedcm=[0.8, 0.8]))
+    assert says.endswith("+10.00 points over fedcm; exceeds seed variation (0.00 + 0.00); +40.00 points over fedavg.")
 
 
 def test_one_seed_has_no_variation():
@@ -182,10 +185,51 @@ def test_a_single_algorithm_has_no_baseline():
 
 def test_diverged_rows_are_not_best():
     assert "fedsam is best" in (says := verdict(several(fedavg=[None, None], fedsam=[0.5, 0.5], fedcm=[0.4, 0.4])))
-    assert "fedavg diverged" in says
+    assert "+10.00 points over fedcm" in says and "fedavg diverged" in says
     assert "1 of 2 seeds" in verdict(several(fedavg=[0.9, None], fedsam=[0.5, 0.5]))
     assert "all others diverged" in verdict(several(fedavg=[0.5, 0.5], fedsam=[None, None]))
     assert "Every run diverged" in verdict(several(fedavg=[None], fedsam=[None]))
+
+
+def test_unfinished_seeds_are_left_out_of_means(capsys):
+    def runs(name: str, *statuses: str) -> list[Record]:
+        return [record(name, seed, 0.9 - 0.4 * seed, status) for seed, status in enumerate(statuses)]
+
+    comparison = Comparison([*runs("fedavg", "finished", "running"), *runs("fedsam", "running", "paused")])
+    print_comparison(comparison)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "90.00 90.00 1 of 2 finished" in shown and "0 of 2 finished" in shown
+    assert "fedsam, seed 1: paused after" in shown
+    assert "fedavg is best" in shown and "1 of 2 seeds); all others did not finish." in shown
+    assert verdict(Comparison(runs("fedsam", "running"))) == "No run has finished yet."
+    says = verdict(Comparison([*runs("fedcm", "running"), *runs("fedavg", "finished"), *runs("fedsam", "finished")]))
+    assert says.endswith("; fedcm did not finish.")
+
+
+def test_a_killed_run_is_interrupted_once_its_lock_is_free(fedflat, compared, tmp_path):
+    shutil.copytree(compared, tmp_path / "killed")
+    run = tmp_path / "killed" / "fedavg" / "seed-0"
+    (run / "status.json").write_text('{"status": "running"}')
+
+    def statuses() -> list[str]:
+        return [run["status"] for run in json.loads(fedflat("show", tmp_path / "killed", "--json").stdout)["runs"]]
+
+    assert sorted(statuses()) == ["finished"] * 3 + ["interrupted"]
+    with locked(run / "checkpoint"):
+        assert "running" in statuses()
+
+
+def test_an_interrupted_comparison_counts_runs_that_finished_out_of_order(
+    fedflat, compared, small, tmp_path, monkeypatch
+):
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    shutil.copytree(compared, tmp_path / "c")
+    shutil.rmtree(tmp_path / "c" / "fedavg" / "seed-0")
+    monkeypatch.setattr("fedflat.experiment.campaign.processes.Run", interrupt)
+    result = fedflat("compare", "fedavg", "fedsam", *small, "--seeds", "2", "--quiet", "--out", tmp_path / "c")
+    assert "3 of 4 runs finished" in result.stderr + str(result.exception)
 
 
 def test_differing_settings_are_shown(capsys):

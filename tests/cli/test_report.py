@@ -38,6 +38,20 @@ def test_every_file_is_written(fedflat, compared, tmp_path):
     assert (out / "results.csv").exists()  # all other files are written
 
 
+def test_rows_have_the_names_of_papers_or_labels(fedflat, compared, tmp_path):
+    arguments = ("report", compared, "--no-figures", "--baseline", "fedavg", "--label")
+    assert fedflat(*arguments, "fedsam=SAM (ours)").exit_code == 0
+    out = tmp_path / "report"
+    assert "\n| FedAvg |" in (text := (out / "results.md").read_text()) and "\n| SAM (ours) |" in text
+    assert "Differences from FedAvg" in (text := (out / "differences.tex").read_text())
+    assert "SAM (ours) &" in text
+    assert '"label":"SAM (ours)"' in (out / "report.html").read_text()
+    assert "on digits, Dirichlet(0.1), " in text + (out / "results.md").read_text()
+    assert "unknown row 'fedsma'; did you mean fedsam" in fedflat(*arguments, "fedsma=x").stderr
+    assert "same name" in fedflat(*arguments, "fedsam=FedAvg").stderr
+    assert "expected ROW=NAME" in fedflat(*arguments, "fedsam").stderr
+
+
 def test_the_written_settings_repeat_the_run(fedflat, compared, tmp_path):
     assert fedflat("report", compared, "--no-figures").exit_code == 0
     again = (

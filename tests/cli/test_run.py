@@ -124,7 +124,7 @@ def test_an_unfinished_run_is_shown_with_the_resume_command(fedflat, small):
     assert "fedflat resume r" in fedflat("show", "r").stdout
     Path("r/metrics.jsonl").write_text("")
     shown = fedflat("show", "r").stdout
-    assert "running before its first evaluation, or interrupted" in shown and "best over test" not in shown
+    assert "interrupted before its first evaluation" in shown and "best over test" not in shown
 
 
 def test_a_diverged_run_is_a_result_with_a_reason(fedflat, small):

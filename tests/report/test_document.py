@@ -117,6 +117,7 @@ def test_one_seed_and_unfinished_runs_are_noted(clone, tmp_path):
     (section,) = report_document(gather([tmp_path / "runs"]))["sections"]
     assert "single seed" in notes(section, "warn")
     assert "fedsam seed 0 (1 of 2 rounds)" in notes(section, "warn")
+    assert section["rows"][1]["spread"]["last"] is None  # means leave unfinished runs out
 
 
 def test_many_points_are_reduced_but_both_ends_are_kept(clone, tmp_path):

@@ -17,6 +17,7 @@ from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.drift import Drift
 from fedflat.algorithms.local_optimiser import LocalOptimiser
 from fedflat.algorithms.lr_schedule import LrSchedule, Schedule
+from fedflat.algorithms.part_checks import aggregate, finish, require_declared
 from fedflat.algorithms.perturbation import Perturbation
 from fedflat.algorithms.server import Sgd
 from fedflat.algorithms.slot import CohortMeans, Gradient, LocalContext, Pilot, Slot
@@ -316,10 +317,10 @@ class Algorithm:
 
         The server optimiser keeps no client state; its message is computed from the displacement.
         """
-        drift_state, drift_sent = self.drift.finish(local.drift)
-        perturbation_state, perturbation_sent = self.perturbation.finish(local.perturbation)
-        optimiser_state, optimiser_sent = self.local_optimiser.finish(local.optimiser)
-        start_state, start_sent = self.start.finish(local.drift)
+        drift_state, drift_sent = finish(self.drift, local.drift)
+        perturbation_state, perturbation_sent = finish(self.perturbation, local.perturbation)
+        optimiser_state, optimiser_sent = finish(self.local_optimiser, local.optimiser)
+        start_state, start_sent = finish(self.start, local.drift)
         client = {
             "drift": local.drift.client | drift_state,
             "perturbation": local.perturbation.client | perturbation_state,
@@ -333,7 +334,7 @@ class Algorithm:
             "drift": drift_sent,
             "perturbation": perturbation_sent,
             "local_optimiser": optimiser_sent,
-            "server": self.server.measure(displacement),
+            "server": require_declared(self.server, self.server.measure(displacement)),
             "start": start_sent,
             "weights": {},
         }
@@ -354,9 +355,9 @@ class Algorithm:
             The new server model of shape (P,) and the new server state by slot.
         """
         cohort = cohort._replace(z=self.start.mean_start(cohort._replace(mean=means["start"])))
-        target, new_drift = self.drift.aggregate(cohort._replace(mean=means["drift"]), server["drift"])
+        target, new_drift = aggregate(self.drift, cohort._replace(mean=means["drift"]), server["drift"])
         server_means = cohort._replace(mean=means["server"])
-        x, new_optimiser = self.server.aggregate(server_means, target - cohort.x, server["server"])
+        x, new_optimiser = aggregate(self.server, server_means, target - cohort.x, server["server"])
         new_drift = new_drift | self.drift.after_server_step(x, server["drift"] | new_drift)
         perturbation_means = cohort._replace(mean=means["perturbation"])
         new_perturbation = self.perturbation.aggregate(perturbation_means, server["perturbation"], x)

@@ -312,11 +312,33 @@ def _with_part(base: Algorithm, call: Call, text: str, filled_slots: set[str]) -
         return replace(base, averages=(*base.averages, part))
     present = getattr(base, slot)
     if slot in filled_slots or present != getattr(Algorithm(), slot):
-        raise UserError(
-            f"'{text}' sets the {SLOT_NAMES[slot]} twice: it is already {_part_text(present)}; remove {call.name}"
-        )
+        remedy = f"remove {call.name}"
+        if slot not in filled_slots:  # the named algorithm brought the part
+            remedy += _replacement(replace(base, **{slot: getattr(Algorithm(), slot)}), call, text)
+        raise UserError(f"'{text}' sets the {SLOT_NAMES[slot]} twice: it is already {_part_text(present)}; {remedy}")
     filled_slots.add(slot)
     return replace(base, **{slot: part})
+
+
+def _replacement(base: Algorithm, call: Call, text: str) -> str:
+    """The end of an error message: how to write an algorithm in which a part replaces that of the named algorithm.
+
+    Args:
+        base: the algorithm without both parts.
+        call: name and parameters of the part.
+        text: the whole text.
+
+    Returns:
+        For example ``, or write fedmo+linear+momentum``; empty if that is not a valid text.
+    """
+    calls = parse(text)
+    added = [show(part.name, part.values) for part in calls[calls.index(call) :]]
+    try:
+        spelling = "+".join([canonical(base), *added])
+        algorithm(spelling)
+    except UserError:  # e.g. because a part is not registered
+        return ""
+    return f", or write {spelling}"
 
 
 def _reject_setting(name: str) -> None:

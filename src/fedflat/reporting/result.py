@@ -297,7 +297,7 @@ class Comparison:
         table, rows = self.table(), []
         number_format = column_format(row["last"].mean for row in table if "last" in row)
         for row in table:
-            statistics = (row.get("mean_last"), row.get("last"))  # missing if every run diverged
+            statistics = (row.get("mean_last"), row.get("last"))  # missing if no run converged
             shown = [mean and mean.shown(self.metric, number_format) for mean in statistics]
             rows.append((row["label"], *shown, row["seeds"]))
         return html_table(f"{self._title()}, test {with_unit(self.metric)}", columns, rows)
@@ -346,17 +346,17 @@ class Comparison:
         return [self._table_row(row, targets) for row in self.rows()]
 
     def _table_row(self, row: Row, targets: Sequence[float]) -> dict[str, Any]:
-        """Aggregate a row over its seeds; diverged runs count only for rounds to targets and for costs."""
-        converged = [record for record in row.records if record.status != "diverged"]
+        """Aggregate a row over its seeds; means leave out diverged and unfinished runs, costs only unfinished ones."""
         values: dict[str, Any] = {
             "algorithm": row.algorithm,
             "model": row.model,
             "label": row.label,
             "seeds": len(row.records),
-            "diverged": len(row.records) - len(converged),
+            "diverged": sum(record.status == "diverged" for record in row.records),
+            "unfinished": len(row.records) - len(row.ended),
         }
         model, metric, lower_is_better = row.model, self.metric, self.lower_is_better
-        summaries = [summarise(record.history, model, metric, lower_is_better) for record in converged]
+        summaries = [summarise(record.history, model, metric, lower_is_better) for record in row.averaged]
         evaluated = [summary for summary in summaries if summary is not None]
         if evaluated:
             for name in ("last", "mean_last", "best"):
@@ -364,10 +364,10 @@ class Comparison:
             values["mean_counts"] = sorted({summary.mean_count for summary in evaluated})
         for target in targets:
             values |= costs_to_target(row, metric, target, lower_is_better).entries(target)
-        last_entries = [record.history[-1] for record in row.records if record.history]
+        last_entries = [record.history[-1] for record in row.ended or row.records if record.history]
         for cost in ("backward_passes", "bytes_up", "bytes_down", "samples"):
             values[cost] = fmean(float(entry[cost]) for entry in last_entries) if last_entries else None
-        values["seconds"] = fmean(record.seconds for record in row.records)
+        values["seconds"] = fmean(record.seconds for record in row.ended or row.records)
         return values
 
     def to_pandas(self) -> pd.DataFrame:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.run_folder import Record
 
 WORSE_THAN_MEAN = "R² is not above 0, so these models are no better than predicting the mean of the targets"
@@ -20,6 +21,16 @@ class Row:
     """Name of the evaluated model: ``server``, or an average such as ``wima(window=50)``."""
     records: tuple[Record, ...]
     """The runs of this row, one per seed."""
+
+    @property
+    def averaged(self) -> list[Record]:
+        """The runs that means over seeds include: those that neither diverged nor are unfinished."""
+        return [record for record in self.records if record.status in ("finished", "stopped")]
+
+    @property
+    def ended(self) -> list[Record]:
+        """The runs that finished, stopped early or diverged; the others are unfinished."""
+        return [record for record in self.records if record.status in ENDED_STATUSES]
 
     @property
     def is_worse_than_mean(self) -> bool:

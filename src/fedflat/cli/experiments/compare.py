@@ -71,8 +71,10 @@ def compare(
     from fedflat.api import make_config
     from fedflat.cli.shared.several_runs import comparison_document, print_comparison
     from fedflat.experiment.campaign.compare import compare as run_comparison
+    from fedflat.experiment.campaign.compare import comparison_folders
     from fedflat.experiment.setup.problem import device_of, task_of
     from fedflat.experiment.stopping import check_target
+    from fedflat.experiment.store.run_folder import RunFolder
     from fedflat.reporting.figures.curves import AXES
     from fedflat.reporting.result import Comparison
 
@@ -100,8 +102,10 @@ def compare(
                 records.append(record)
                 display.count_run()
     except KeyboardInterrupt:
+        # Runs finish in any order, so more may have finished than the records that have arrived.
+        finished = sum(RunFolder(folder).is_over for folder in comparison_folders(out, algorithms, seed_list))
         raise Interrupted(
-            f"{len(records)} of {total_runs} runs finished; repeat the command with --out {out} to continue"
+            f"{finished} of {total_runs} runs finished; repeat the command with --out {out} to continue"
         ) from None
     except SomeFailed as error:
         if not records:

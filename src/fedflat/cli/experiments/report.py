@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import typer
 
 from fedflat.cli.shared.flags import JSON, QUIET, RUNS_BELOW, TARGETS, no_default, optional
 from fedflat.cli.shared.screen import key_values, print_json, screen
+from fedflat.errors import UserError
 
 
 def report(
@@ -26,9 +28,16 @@ def report(
     ),
     columns: str = no_default(
         "--columns",
-        "columns of the results tables, joined by commas, e.g. mean_last,best (default in LaTeX: mean_last,last)",
+        "columns of the results tables, joined by commas, e.g. mean_last,best (default in LaTeX: mean_last,last); "
+        "a LaTeX page fits about five",
         "",
         metavar="NAMES",
+    ),
+    label: list[str] = no_default(
+        "--label",
+        "display name of a row or algorithm, e.g. 'fednorm=FedNorm (ours)'; repeatable (default: as in its paper)",
+        [],
+        metavar="ROW=NAME",
     ),
     figures: bool = typer.Option(True, "--figures/--no-figures", help="also write figures as PDF"),
     as_json: bool = JSON,
@@ -49,6 +58,7 @@ def report(
             print(f"fedflat: left out: {reason}", file=sys.stderr)
     names = [name.strip() for name in columns.split(",") if name.strip()]
     options: dict[str, Any] = {"baseline": baseline, "by": by, "apart": apart, "columns": names, "figures": figures}
+    options["labels"] = read_labels(label)
     document, files = write_report(gathered, out, title=title, targets=target, **options)
     if as_json:
         sections = [{key: section[key] for key in JSON_ENTRIES} for section in document["sections"]]
@@ -60,6 +70,21 @@ def report(
                 if note["kind"] == "bad":
                     screen(stderr=True).print(note["text"], style="red", markup=False)
     screen().print(key_values(files))
+
+
+def read_labels(texts: list[str]) -> dict[str, str]:
+    """Parse display names such as ``fednorm=FedNorm (ours)``; a row's own settings may contain ``=`` in parentheses.
+
+    >>> read_labels(["fednorm=FedNorm (ours)", "fedsam(rho=0.1)=FedSAM"])
+    {'fednorm': 'FedNorm (ours)', 'fedsam(rho=0.1)': 'FedSAM'}
+    """
+    labels = {}
+    for text in texts:
+        match = re.fullmatch(r"((?:[^=(]|\([^)]*\))+)=(.+)", text)
+        if not match:
+            raise UserError(f"cannot read --label '{text}'; expected ROW=NAME, e.g. 'fednorm=FedNorm (ours)'")
+        labels[match[1].strip()] = match[2].strip()
+    return labels
 
 
 JSON_ENTRIES = ("name", "metric", "rows", "differences", "ranks", "notes")

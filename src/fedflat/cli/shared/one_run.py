@@ -16,6 +16,7 @@ from fedflat.cli.shared.screen import (
     table,
 )
 from fedflat.display import column_format, shown_seconds, with_unit
+from fedflat.errors import UserError
 from fedflat.reporting.figures.files import check_figure as check_figure
 from fedflat.reporting.figures.files import write_figure as write_figure
 
@@ -35,10 +36,26 @@ STATUS_STYLE = {
     "stopped": "green",
     "paused": "yellow",
     "running": "cyan",
+    "interrupted": "yellow",
     "silent": "yellow",
     "diverged": "bold red",
 }
 """Colours of a run's status; ``silent`` is a run that was probably killed."""
+
+
+def current_status(record: Record) -> str:
+    """Return the status of a run; ``interrupted`` if its status is ``running``, but no process has locked its folder.
+
+    Such a run was killed.
+    """
+    from fedflat.experiment.store.files import is_free
+
+    if record.status != "running" or record.folder is None:
+        return record.status
+    try:
+        return "interrupted" if is_free(record.folder.path / "checkpoint") else "running"
+    except UserError:  # a folder that this user may not write to cannot be locked
+        return "running"
 
 
 def run_document(record: Record) -> dict[str, Any]:
@@ -176,11 +193,10 @@ def _describe_status(record: Record, rounds: int | None) -> Text:
         details = " before its first evaluation"
     else:
         details = f" after {rounds} of {record.config.training.rounds} rounds"
-    if record.status in ("running", "paused") and record.folder is not None:
-        # The status of a killed run stays "running".
-        interrupted = ", or interrupted" if record.status == "running" else ""
-        details += f"{interrupted} (continue with {record.folder.resume_command})"
-    return Text.assemble((record.status, STATUS_STYLE.get(record.status, "")), details)
+    status = current_status(record)
+    if status in ("interrupted", "paused") and record.folder is not None:
+        details += f" (continue with {record.folder.resume_command})"
+    return Text.assemble((status, STATUS_STYLE.get(status, "")), details)
 
 
 def _describe_time(seconds: float, flatness_seconds: float | None) -> str:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fedflat.cli.lookup.settings import flat_settings
-from fedflat.cli.shared.one_run import folder_of, print_r2_warning
+from fedflat.cli.shared.one_run import current_status, folder_of, print_r2_warning
 from fedflat.cli.shared.screen import screen, shown_bytes, shown_metric, shown_seconds, table, with_unit
 from fedflat.display import column_format, is_share
 from fedflat.reporting.tables.summary import MEAN_LABEL, best_of, shown_range
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedflat.reporting.tables.summary import SeedStatistics
 
 SEED_STATISTICS = ("last", "mean_last", "best")
-"""Entries of a comparison's rows that are means over seeds; missing if every run of the row diverged."""
+"""Entries of a comparison's rows that are means over seeds; missing if no run of the row converged."""
 
 
 def comparison_document(comparison: Comparison, targets: Sequence[float] = ()) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def comparison_document(comparison: Comparison, targets: Sequence[float] = ()) -
                 costs["virtual_seconds"] = seconds
             rounds_to.append({"target": target, "median": median, "reached": reached, "runs": total, **costs})
         for name in SEED_STATISTICS:
-            if name in row:  # missing if every run of the row diverged
+            if name in row:  # missing if no run of the row converged
                 row[name] = asdict(row[name])
         rows.append({**row, "rounds_to": rounds_to, "settings": settings})
     runs = [
@@ -45,7 +45,7 @@ def comparison_document(comparison: Comparison, targets: Sequence[float] = ()) -
             "folder": folder_of(record),
             "algorithm": record.config.algorithm,
             "seed": record.config.seed,
-            "status": record.status,
+            "status": current_status(record),
             "reason": record.reason,
         }
         for record in comparison.records
@@ -73,7 +73,9 @@ def print_comparison(comparison: Comparison, targets: Sequence[float] = ()) -> N
     for record in comparison.records:
         if record.status not in ("finished", "stopped"):
             reason = f", {record.reason}" if record.reason else ""
-            message = f"{record.config.algorithm}, seed {record.config.seed}: {record.status}{reason}"
+            if record.status != "diverged":
+                reason = f" after {record.rounds} of {record.config.training.rounds} rounds"
+            message = f"{record.config.algorithm}, seed {record.config.seed}: {current_status(record)}{reason}"
             console.print(message, style="red" if record.status == "diverged" else "yellow")
     print_r2_warning(comparison)
     console.print(verdict(comparison), style="bold")
@@ -102,7 +104,9 @@ def _comparison_table(comparison: Comparison, rows: list[dict[str, Any]], target
     most_bytes = max((row["bytes_up"] or 0 for row in rows), default=None)
     cells: list[list[object]] = []
     for row, row_settings in zip(rows, settings, strict=True):
-        mean, last, seeds = row.get("mean_last"), row.get("last"), row["seeds"]
+        mean, last, seeds = row.get("mean_last"), row.get("last"), str(row["seeds"])
+        if row["unfinished"]:
+            seeds = f"{row['seeds'] - row['unfinished']} of {seeds} finished"
         is_best = mean is not None and mean.mean == best
         count = "" if mean is None or same_counts else f" (n={shown_range(row['mean_counts'])})"
         rounds_to = []
@@ -127,18 +131,19 @@ def _comparison_table(comparison: Comparison, rows: list[dict[str, Any]], target
 
 
 def verdict(comparison: Comparison) -> str:
-    """Return a sentence on which row has the best mean of the last evaluations, and its lead over another row.
+    """Return a sentence on which row has the best mean of the last evaluations, and its lead over the second best.
 
-    The best row is compared with the first one, or with the second best if it is itself the first. Rows are not
-    ranked if they are not comparable.
+    If the first row, which usually is the baseline, is neither of them, the lead over it follows. Rows are not ranked
+    if they are not comparable.
     """
     rows, metric, lower_is_better = comparison.table(), comparison.metric, comparison.lower_is_better
-    ranked = [row for row in rows if "mean_last" in row]  # without rows whose runs all diverged
+    ranked = [row for row in rows if "mean_last" in row]  # without rows whose runs all diverged or are unfinished
     ranked.sort(key=lambda row: row["mean_last"].mean if lower_is_better else -row["mean_last"].mean)
     if not rows:
         return "No run has been evaluated yet."
     if not ranked:
-        return "Every run diverged; there is no best algorithm."
+        unfinished = any(row["unfinished"] for row in rows)
+        return "No run has finished yet." if unfinished else "Every run diverged; there is no best algorithm."
     if any(differing_settings(comparison)):
         return "These runs differ in more than algorithm and seed, so they are not ranked."
     if len(evaluation_counts(rows)) > 1:
@@ -147,14 +152,24 @@ def verdict(comparison: Comparison) -> str:
     best, first = ranked[0], rows[0]
     statistics = best["mean_last"]
     value = statistics.shown(metric, _number_format(rows)) + (" %" if is_share(metric) else "")
-    if best["diverged"]:
-        value += f", {statistics.count} of {best['seeds']} seeds without divergence"
+    if statistics.count < best["seeds"]:
+        value += f", {statistics.count} of {best['seeds']} seeds"
     best_row = f"{best['label']} is best by the {MEAN_LABEL} ({value})"
     if len(ranked) == 1:
-        return f"{best_row}; {'nothing to compare with' if len(rows) == 1 else 'all others diverged'}."
+        others = {_outcome(row) for row in rows if row is not best}
+        return f"{best_row}; {'all others ' + ' or '.join(sorted(others)) if others else 'nothing to compare with'}."
+    number_format = _number_format(rows)
+    lead = _lead(best, ranked[1], comparison, number_format)
     if "mean_last" not in first:
-        return f"{best_row}; {first['label']} diverged."
-    return f"{best_row}: {_lead(best, ranked[1] if best is first else first, comparison, _number_format(rows))}."
+        lead += f"; {first['label']} {_outcome(first)}"
+    elif first not in ranked[:2]:
+        lead += f"; {_points(best, first, comparison, number_format)}"
+    return f"{best_row}: {lead}."
+
+
+def _outcome(row: dict[str, Any]) -> str:
+    """Return why a row has no mean over seeds."""
+    return "did not finish" if row["unfinished"] else "diverged"
 
 
 def evaluation_counts(rows: Sequence[dict[str, Any]]) -> set[int]:
@@ -162,20 +177,25 @@ def evaluation_counts(rows: Sequence[dict[str, Any]]) -> set[int]:
     return {count for row in rows for count in row.get("mean_counts", [])}
 
 
-def _lead(best: dict[str, Any], baseline: dict[str, Any], comparison: Comparison, number_format: str) -> str:
-    """Describe the lead of the best row over ``baseline``, and whether it exceeds the sum of both standard deviations.
+def _lead(best: dict[str, Any], second: dict[str, Any], comparison: Comparison, number_format: str) -> str:
+    """Describe the lead of the best row over ``second``, and whether it exceeds the sum of both standard deviations.
 
     For example: ``+3.52 points over fedavg; within seed variation (2.10 + 1.80)``.
     """
-    ours, theirs, metric = best["mean_last"], baseline["mean_last"], comparison.metric
-    lead = abs(ours.mean - theirs.mean)
-    sign, relation = ("−", "relative to") if comparison.lower_is_better else ("+", "over")
-    unit = "points " if is_share(metric) else ""
-    points = f"{sign}{shown_metric(lead, metric, number_format)} {unit}{relation} {baseline['label']}"
+    ours, theirs, points = best["mean_last"], second["mean_last"], _points(best, second, comparison, number_format)
     if ours.count < 2 or theirs.count < 2:
         return f"{points} (one seed shows no variation; use --seeds 3)"
-    deviations = " + ".join(shown_metric(row.std, metric, number_format) for row in (ours, theirs))
-    return f"{points}; {'exceeds' if lead > ours.std + theirs.std else 'within'} seed variation ({deviations})"
+    deviations = " + ".join(shown_metric(row.std, comparison.metric, number_format) for row in (ours, theirs))
+    exceeds = abs(ours.mean - theirs.mean) > ours.std + theirs.std
+    return f"{points}; {'exceeds' if exceeds else 'within'} seed variation ({deviations})"
+
+
+def _points(best: dict[str, Any], other: dict[str, Any], comparison: Comparison, number_format: str) -> str:
+    """Format the lead of the best row over another one, e.g. ``+3.52 points over fedavg``."""
+    lead = abs(best["mean_last"].mean - other["mean_last"].mean)
+    sign, relation = ("−", "relative to") if comparison.lower_is_better else ("+", "over")
+    unit = "points " if is_share(comparison.metric) else ""
+    return f"{sign}{shown_metric(lead, comparison.metric, number_format)} {unit}{relation} {other['label']}"
 
 
 def differing_settings(comparison: Comparison) -> list[dict[str, Any]]:
@@ -201,7 +221,7 @@ def _number_format(rows: Sequence[dict[str, Any]]) -> str:
 def _statistics_cell(
     statistics: SeedStatistics | None, metric: str, number_format: str, is_best: bool = False, count: str = ""
 ) -> Text | None:
-    """Return mean and standard deviation over seeds as a table cell, or None if every run diverged.
+    """Return mean and standard deviation over seeds as a table cell, or None if no run converged.
 
     Args:
         statistics: the mean and its standard deviation.

@@ -56,16 +56,20 @@ def compare(
     for text in texts:
         if texts.count(text) > 1:
             raise UserError(f"the comparison lists {text} twice; list each algorithm once")
+    numbers = seed_numbers(seeds)
+    configs = [base.model_copy(update={"algorithm": text, "seed": seed}) for seed in numbers for text in texts]
+    folders: list[Path] = []
     if out is not None:
         require_outside_runs(out)
-    configs, folders = [], []
-    for seed in seed_numbers(seeds):
-        for text in texts:
-            configs.append(base.model_copy(update={"algorithm": text, "seed": seed}))
-            folders.append(out / folder_name(text) / f"seed-{seed}" if out else None)
-    if out:
-        save_order(out, [folder for folder in folders if folder])
-    yield from run_each(configs, folders, callbacks, jobs, **user_objects)
+        folders = comparison_folders(out, texts, numbers)
+        save_order(out, folders)
+    yield from run_each(configs, folders or [None] * len(configs), callbacks, jobs, **user_objects)
+
+
+def comparison_folders(out: Path, algorithms: Sequence[str], seeds: Sequence[int]) -> list[Path]:
+    """The folders of a comparison's runs below ``out``, by seed and then by algorithm."""
+    names = [folder_name(canonical(algorithm(text))) for text in algorithms]
+    return [out / name / f"seed-{seed}" for seed in seeds for name in names]
 
 
 def require_outside_runs(out: Path) -> None:

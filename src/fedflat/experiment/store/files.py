@@ -209,7 +209,9 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
 
 
 def is_free(folder: Path) -> bool:
-    """Whether the folder is unlocked at this moment."""
+    """Whether the folder is unlocked at this moment; creates no files."""
+    if not (folder / LOCK_FILE).exists():
+        return True
     try:
         with locked(folder):
             return True

@@ -135,21 +135,20 @@ def _row_values(
 ) -> Values:
     """Compute summary values, rounds to targets and costs of a row: one model of an algorithm, over all seeds.
 
-    Diverged runs are listed and count for rounds to targets, but they are left out of all means.
+    Diverged and unfinished runs are listed and count for rounds to targets, but they are left out of all means.
     """
     label, row, settings = labelled  # the settings in which the row differs from others
     seeds = [record.config.seed for record in row.records]
     status = {record.config.seed: record.status for record in row.records}
-    converged = [record for record in row.records if record.status != "diverged"]
     summaries = {}
-    for record in converged:
+    for record in row.averaged:
         summary = summarise(record.history, row.model, metric, lower_is_better)
         if summary is not None:
             summaries[record.config.seed] = summary
     values = {  # by summary value, then by seed
         name: {seed: float(getattr(summary, name)) for seed, summary in summaries.items()} for name in SUMMARY_LABELS
     }
-    last_entries = [record.history[-1] for record in converged if record.history]
+    last_entries = [record.history[-1] for record in row.averaged if record.history]
     return {
         "number": number,
         "label": label,
@@ -165,7 +164,7 @@ def _row_values(
         "mean_counts": {seed: summary.mean_count for seed, summary in summaries.items()},
         "reached": [target_values(row, metric, lower_is_better, target) for target in targets],
         "cost": {name: _mean([float(entry[name]) for entry in last_entries]) for name in COSTS},
-        "seconds": _mean([record.seconds for record in converged]),
+        "seconds": _mean([record.seconds for record in row.averaged]),
         "rounds": max((int(record.history[-1]["round"]) for record in row.records if record.history), default=0),
     }
 
@@ -365,6 +364,6 @@ def _seeds_option(seeds: Sequence[int]) -> str:
 
 def require_evaluations(document: Values) -> None:
     """Raise a ``UserError`` if no run of a report has been evaluated; a diverged run counts as evaluated."""
-    rows = [row for section in document["sections"] for row in section["rows"]]
-    if not any(row["spread"]["last"] or row["diverged"] for row in rows):
+    sections = document["sections"]
+    if not any(section["metrics"] or any(row["diverged"] for row in section["rows"]) for section in sections):
         raise UserError("none of these runs has been evaluated yet; wait for their first evaluation")

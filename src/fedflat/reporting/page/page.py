@@ -27,6 +27,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.store.files import create_folder, write_atomically
 from fedflat.reporting.figures.files import write_figure
 from fedflat.reporting.figures.style import MARKERS, LineStyle
+from fedflat.reporting.page.display_names import with_display_names
 from fedflat.reporting.page.document import (
     SUMMARY_LABELS,
     has_uneven_means,
@@ -268,7 +269,8 @@ def _table_files(document: Values, columns: Sequence[str]) -> tuple[dict[str, st
     Returns:
         The text of each file by name, and a message for each LaTeX table that is too wide.
     """
-    files, too_wide = {"values.csv": values_csv(document)}, []
+    files: dict[str, str] = {}
+    too_wide = []
     for number, section in enumerate(document["sections"], 1):
         results = result_table(section, document["targets"], every_column=bool(columns))
         differences = difference_table(section, document["by"])
@@ -296,6 +298,7 @@ def write_report(
     by: str = "mean_last",
     apart: bool = False,
     columns: Sequence[str] = (),
+    labels: Mapping[str, str] | None = None,
     figures: bool = True,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Write a report on runs: an HTML page, tables, settings and figures.
@@ -309,10 +312,11 @@ def write_report(
         by: summary value to compare: ``mean_last``, ``last`` or ``best``.
         apart: allow runs with different datasets or partitions, in separate sections.
         columns: columns of the results tables; default: all, or in LaTeX those that fit into a paper's text column.
+        labels: display names by row or algorithm; default: as in the algorithm's paper.
         figures: whether to draw figures, as PDF.
 
     Returns:
-        The report's content, and the paths of its files by kind.
+        The report's content with rows labelled by their algorithms, and the paths of its files by kind.
 
     Raises:
         UserError: a LaTeX table is too wide for a page; all other files have been written.
@@ -320,14 +324,19 @@ def write_report(
     check_columns(columns, targets)
     document = report_document(gathered, list(targets), baseline, by, apart)
     require_evaluations(document)
-    tables, too_wide = _table_files(document, columns)
+    shown_document, names = with_display_names(document, labels or {})
+    tables, too_wide = _table_files(shown_document, columns)
     create_folder(out)
+    write_atomically(out / "values.csv", values_csv(document))
     for name, text in tables.items():
         write_atomically(out / name, text)
-    landscapes = [landscapes_of(group) for group in group_runs(gathered.records, apart)]
+    landscapes = [
+        {names.get(name, name): landscape for name, landscape in landscapes_of(group).items()}
+        for group in group_runs(gathered.records, apart)
+    ]
     version = f"fedflat {__version__} on {date.today().isoformat()}"
-    write_atomically(out / "report.html", report_page(document, title, landscapes, version))
-    for number, section in enumerate(document["sections"], 1):
+    write_atomically(out / "report.html", report_page(shown_document, title, landscapes, version))
+    for number, section in enumerate(shown_document["sections"], 1):
         suffix = _suffix(document, number)
         write_atomically(out / f"settings{suffix}.yaml", section["repeat"]["settings"])
         if figures:

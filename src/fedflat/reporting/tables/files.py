@@ -112,7 +112,8 @@ def result_table(section: Values, targets: Sequence[float], every_column: bool =
             _shown_spread(row["spread"][name], section) + shown_evaluations(section["rows"], row, name)
             for name in SUMMARY_LABELS
         ]
-        seeds = f"{len(row['seeds'])}" + (f" ({len(row['diverged'])} diverged)" if row["diverged"] else "")
+        seeds = str(len(row["seeds"]))
+        seeds += "".join(f" ({len(row[kind])} {kind})" for kind in ("diverged", "unfinished") if row[kind])
         rounds = [cell for reached in row["reached"] for cell in _target_cells(reached, timed)]
         passes, sent = shown_count(row["cost"]["backward_passes"]), shown_metric(megabytes_up, "MB", megabytes_format)
         rows.append((row["label"], *values, seeds, *rounds, passes, sent, shown_seconds(row["seconds"])))
@@ -124,15 +125,18 @@ def result_table(section: Values, targets: Sequence[float], every_column: bool =
 
 
 def _result_caption(section: Values) -> str:
-    """Return a caption with the metric, the data, the protocol, the number of seeds and the diverged runs."""
+    """Return a caption with the metric, the data, the protocol, the number of seeds and the excluded runs."""
     rows, metric = section["rows"], section["metric"]
     unit = " in per cent" if is_share(metric) else ""
     seeds = shown_range(len(row["seeds"]) for row in rows)
     spread = "one seed" if seeds == "1" else f"mean ± standard deviation over {seeds} seeds"
     direction = "; lower is better" if section["lower_is_better"] else ""
     caption = f"Test {metric}{unit} on {section['name']} ({section['protocol']}): {spread}{direction}."
-    diverged = [f"{row['label']} {len(row['diverged'])} of {len(row['seeds'])}" for row in rows if row["diverged"]]
-    return f"{caption} Diverged runs are excluded: {', '.join(diverged)}." if diverged else caption
+    for kind in ("diverged", "unfinished"):
+        excluded = [f"{row['label']} {len(row[kind])} of {len(row['seeds'])}" for row in rows if row[kind]]
+        if excluded:
+            caption += f" {kind.capitalize()} runs are excluded: {', '.join(excluded)}."
+    return caption
 
 
 def _emphasis(section: Values) -> dict[tuple[int, str], str]:

@@ -1,0 +1,57 @@
+"""Names of rows and partitions as papers write them, for the tables, figures and page of a report."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fedflat.algorithms.cards import CARDS
+from fedflat.errors import UserError, one_of
+from fedflat.reporting.page.notes import notes_of
+
+Values = dict[str, Any]
+
+
+def paper_name(label: str, names: Mapping[str, str]) -> str:
+    """Write a row's label with the name that the algorithm at its start has in ``names`` or in its paper.
+
+    >>> paper_name("fedmoswa(gamma=0.3)+wima(window=20)", {}), paper_name("fednorm+ema", {"fednorm": "FedNorm (ours)"})
+    ('FedMoSWA(gamma=0.3)+wima(window=20)', 'FedNorm (ours)+ema')
+    """
+    if label in names:
+        return names[label]
+    algorithm = re.split(r"[(+, ]", label)[0]
+    default = CARDS[algorithm].name if algorithm in CARDS else algorithm
+    return names.get(algorithm, default) + label.removeprefix(algorithm)
+
+
+def with_display_names(document: Mapping[str, Any], names: Mapping[str, str]) -> tuple[Values, dict[str, str]]:
+    """Replace the labels of a report's rows by display names, and write partitions such as ``Dirichlet(0.1)``.
+
+    Args:
+        document: the content of the report.
+        names: display names by label, or by the algorithm at the start of labels.
+
+    Returns:
+        The changed document, and the display names of all rows by label.
+
+    Raises:
+        UserError: no row has a label in ``names``, or two rows would get the same name.
+    """
+    changed: Values = copy.deepcopy(dict(document))
+    labels = list(dict.fromkeys(row["label"] for section in changed["sections"] for row in section["rows"]))
+    shown = {label: paper_name(label, names) for label in labels}
+    for name in names:
+        if all(paper_name(label, {name: ""}) == paper_name(label, {}) for label in labels):
+            raise one_of("row", name, labels)
+    if len(set(shown.values())) < len(shown):
+        raise UserError(f"two rows would have the same name ({', '.join(shown.values())}); choose other labels")
+    for section in changed["sections"]:
+        section["name"] = re.sub(r"\bdirichlet\(alpha=([\d.e-]+)\)", r"Dirichlet(\1)", section["name"])
+        ranked = section["ranks"]["lines"] if section["ranks"] else []
+        for entry in (*section["rows"], *section["differences"], *ranked, *section["views"]["spectra"]):
+            entry["label"] = shown.get(entry["label"], entry["label"])
+        section["notes"] = notes_of(section)
+    return changed, shown

@@ -1,0 +1,68 @@
+"""Mistakes in a user's part: the error names its class and what to change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from fedflat.algorithms import Algorithm
+from fedflat.algorithms.drift import Drift
+from fedflat.algorithms.server import Sgd
+from fedflat.algorithms.state import Fields, State, scalar
+from fedflat.errors import UserError
+from fedflat.testing import check_algorithm
+
+
+@dataclass(frozen=True)
+class OnlyModel(Sgd):
+    def step(self, x: torch.Tensor, q: torch.Tensor, state: State) -> Any:
+        return x + q
+
+
+@dataclass(frozen=True)
+class OnlyTarget(Drift):
+    def aggregate(self, means: Any, state: State) -> Any:
+        return means.z + means.displacement
+
+
+@dataclass(frozen=True)
+class OnlyKept(Drift):
+    def finish(self, ctx: Any) -> Any:
+        return {}
+
+
+@dataclass(frozen=True)
+class UndeclaredState(Sgd):
+    def step(self, x: torch.Tensor, q: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+        return x + q + state["m"], {}
+
+
+@dataclass(frozen=True)
+class UndeclaredMessage(Sgd):
+    def measure(self, displacement: torch.Tensor) -> State:
+        return {"norm": displacement.norm()}
+
+
+@dataclass(frozen=True)
+class MissingMessage(Sgd):
+    def sends(self) -> Fields:
+        return (scalar("norm"),)
+
+
+MISTAKES: list[tuple[Algorithm, str]] = [
+    (Algorithm(server=OnlyModel()), "OnlyModel must return two values from step or aggregate: a model and the state"),
+    (Algorithm(OnlyTarget()), "OnlyTarget must return two values from aggregate: a model and the state"),
+    (Algorithm(OnlyKept()), "OnlyKept must return two values from finish: what the client keeps"),
+    (Algorithm(server=UndeclaredState()), "UndeclaredState reads 'm', which does not exist; declare .* in on_server"),
+    (Algorithm(server=UndeclaredMessage()), "UndeclaredMessage sends 'norm', which UndeclaredMessage.sends does not"),
+    (Algorithm(server=MissingMessage()), "MissingMessage.sends declares 'norm', but clients do not send it"),
+]
+
+
+@pytest.mark.parametrize(("mistaken", "message"), MISTAKES, ids=lambda value: str(value).split(" ")[0])
+def test_mistakes_in_a_part_are_clear_errors(mistaken: Algorithm, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_algorithm(mistaken)
