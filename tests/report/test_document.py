@@ -12,6 +12,7 @@ from fedflat.errors import UserError
 from fedflat.flatness.landscapes.grid import Landscape
 from fedflat.reporting.figures.paper_figures import figures_of
 from fedflat.reporting.figures.style import COLOURS
+from fedflat.reporting.page.display_names import with_display_names
 from fedflat.reporting.page.document import report_document, require_evaluations
 from fedflat.reporting.page.gather import gather
 from fedflat.reporting.page.page import report_page
@@ -236,6 +237,8 @@ def test_regression_has_no_classes_and_poor_models_are_noted(clone, tmp_path, mo
     document = report_document(gather([tmp_path / "runs"]))
     (section,) = document["sections"]
     assert "no better than predicting the mean of the targets: fedavg." in notes(section, "warn")
+    (named,) = with_display_names(document, {})[0]["sections"]
+    assert "no better than predicting the mean of the targets: FedAvg." in notes(named, "warn")
     table = result_table(section, []).markdown()
     assert "| fedavg | 0.5000 |" in table and "| fedsam | 0.1234 |" in table  # the same number of decimals
     assert table.startswith("Test rmse on mine.csv, dirichlet")
