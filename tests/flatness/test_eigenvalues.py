@@ -287,7 +287,7 @@ def test_a_negative_eigenvalue_is_not_lambda_max() -> None:
         assert two.lambda_max == pytest.approx(4, rel=1e-3)
     five = spectrum_on(values, 5, by="magnitude")
     assert five.ratio is None  # -9 and -3 are among the five
-    assert "unknown" in one.plot().axes[0].get_legend().get_texts()[0].get_text()
+    assert "unknown" in one.plot().legends[0].get_texts()[0].get_text()
     assert spectrum_on(torch.tensor([-1.0, -2.0]), 2, by="magnitude").lambda_max == pytest.approx(-1)
 
 

@@ -17,7 +17,7 @@ def test_a_report_contains_page_and_tables(tmp_path: Path) -> None:
     page = fedflat.report(tmp_path / "runs", tmp_path / "report", title="Two algorithms", targets=[0.5], figures=False)
     assert page == tmp_path / "report" / "report.html"
     assert "<h1>Two algorithms</h1>" in page.read_text()
-    assert {"fedavg", "fedsam"} <= set((page.parent / "results.csv").read_text().replace("\n", ",").split(","))
+    assert {"FedAvg", "FedSAM"} <= set((page.parent / "results.csv").read_text().replace("\n", ",").split(","))
     runs = [tmp_path / "runs" / name for name in ("fedavg", "fedsam")]
     again = fedflat.report(runs, tmp_path / "again", figures=False)
     assert (again.parent / "values.csv").read_text() == (page.parent / "values.csv").read_text()

@@ -54,9 +54,9 @@ class DataSettings(SettingsGroup):
     @classmethod
     def _leave_clients_to_partition(cls, values: Any) -> Any:
         """Replace the default number of clients by None if the partition determines their number itself."""
-        from fedflat.data import fixes_clients
-
         if isinstance(values, dict) and "clients" not in values and isinstance(values.get("partition"), str):
+            from fedflat.data import fixes_clients
+
             return {**values, "clients": None} if fixes_clients(values["partition"]) else values
         return values
 
