@@ -127,6 +127,23 @@ def test_the_fisher_matrix_and_single_layers(fedflat, run):
     assert len(model["subsets"][0]["layers"]) == 4
 
 
+def test_models_with_different_numbers_of_layers_and_eigenvalues(capsys):
+    from fedflat.cli.flatness.spectrum import _print_spectra
+
+    data = (torch.eye(2), torch.arange(2))
+    networks = {"small": nn.Linear(2, 2), "large": nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))}
+    spectra = {
+        name: [spectrum(network, cross_entropy, data, per_layer=True, trace_draws=2)]
+        for name, network in networks.items()
+    }
+    document = {"on": "train", "models": {name: {"test": {"accuracy": 0.5}} for name in spectra}}
+    for order in (("small", "large"), ("large", "small")):
+        _print_spectra({name: spectra[name] for name in order}, document, 2, 1e-3)
+        shown = capsys.readouterr().out
+        assert re.search(r"\n\s+12 ", shown) and "Parameters of small" in shown  # the large one has 12 eigenvalues
+        assert all(name in shown for name in ("0.weight", "0.bias", "2.weight", "2.bias"))
+
+
 def test_norms(fedflat, run):
     flags = ("--examples", "30", "--subsets", "2", "--draws", "2", "--directions", "1")
     result = fedflat("flatness", "norms", run, f"{run}:server", *flags)

@@ -88,12 +88,17 @@ def test_models_that_are_not_defined_are_rejected() -> None:
     residual, shallow = nn.TransformerEncoderLayer(4, 1), nn.Sequential(nn.Linear(2, 1))
     grouped = nn.Sequential(nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 1, groups=2), nn.Conv2d(2, 1, 1))
     early = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 4), nn.Linear(4, 1))
+    square, activation = nn.Linear(4, 4), nn.ReLU()
+    shared = nn.Sequential(nn.Linear(2, 4), square, activation, square, activation, nn.Linear(4, 1))
+    sequence = nn.Sequential(nn.Linear(2, 4), nn.Flatten(), nn.Linear(12, 1))  # inputs [n, 3, 2]
     for model, reason in (
         (normalised, "1 is a GroupNorm"),
         (residual, "the model is a TransformerEncoderLayer"),
         (shallow, "no hidden layer"),
         (grouped, "1 is a grouped convolution"),
         (early, "0 does not normalise"),
+        (shared, "3 shares its weights"),
+        (sequence, "2 has 12 inputs for 4 linear units"),
     ):
         with pytest.raises(UserError, match=reason):
             aligned(model, model)

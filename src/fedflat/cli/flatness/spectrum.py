@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -193,11 +194,11 @@ def _print_spectra(
     criterion = f" (tolerance {tolerance:g})" if first.method == "lanczos" else ""
     all_converged = all(result.converged for per_subset in spectra.values() for result in per_subset)
     print_table(heading, columns, rows, "; ".join(filter(None, [note, f"all converged{criterion}" * all_converged])))
-    if 1 < len(first.eigenvalues) <= MAX_LISTED:
+    if 1 < max(len(per_subset[0].eigenvalues) for per_subset in spectra.values()) <= MAX_LISTED:
         _print_eigenvalues(spectra)
     for name, per_subset in spectra.items():
-        if first.layers:
-            layers = [_layer_row([result.layers[index] for result in per_subset]) for index in range(len(first.layers))]
+        layers = [_layer_row(layer) for layer in zip(*(result.layers for result in per_subset), strict=True)]
+        if layers:
             print_table(f"Parameters of {name}", ("parameter", "weights", "lambda_max", "trace"), layers, note)
         for result in per_subset:
             if not result.converged:
@@ -206,9 +207,15 @@ def _print_spectra(
 
 
 def _print_eigenvalues(spectra: dict[str, list[Spectrum]]) -> None:
-    """Print the eigenvalues of models side by side: means with standard deviations over subsets of examples."""
-    by_model = [zip(*(result.eigenvalues for result in per_subset), strict=True) for per_subset in spectra.values()]
-    rows = [(rank, *map(plus_minus, values)) for rank, values in enumerate(zip(*by_model, strict=True), 1)]
+    """Print the eigenvalues of models side by side: means with standard deviations over subsets of examples.
+
+    Models with fewer parameters can have fewer eigenvalues.
+    """
+    by_model = [
+        [plus_minus(values) for values in zip(*(result.eigenvalues for result in per_subset), strict=True)]
+        for per_subset in spectra.values()
+    ]
+    rows = [(rank, *values) for rank, values in enumerate(zip_longest(*by_model), 1)]
     print_table("Eigenvalues", ("rank", *spectra), rows, text_columns=0)
 
 

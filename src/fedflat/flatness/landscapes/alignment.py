@@ -109,14 +109,24 @@ def aligned_tensors(
 def hidden_layers(module: nn.Module) -> list[HiddenLayer]:
     """Return the hidden layers of a chain of layers; raise a ``UserError`` if the module is no such chain."""
     layers: list[HiddenLayer] = []
+    used: set[int] = set()  # identities of the tensors of previous layers
+    previous: nn.Module | None = None  # with weights
     for name, part in _chain("", module):
+        tensors = {id(tensor) for tensor in (*part.parameters(), *part.buffers())}
+        if tensors & used:  # one permutation cannot serve both places
+            raise _not_alignable(f"{name} shares its weights with a previous layer")
+        used |= tensors
         names = [f"{name}.{key}" if name else key for key, _ in (*part.named_parameters(), *part.named_buffers())]
         names = [key for key in names if not key.endswith("num_batches_tracked")]
         if isinstance(part, WEIGHTED):
             if not isinstance(part, nn.Linear) and part.groups != 1:
                 raise _not_alignable(f"{name} is a grouped convolution")
+            # Positions of a linear layer's output come before its units, so that flattening interleaves the units.
+            if isinstance(previous, nn.Linear) and part.weight.shape[1] != layers[-1].units:
+                raise _not_alignable(f"{name} has {part.weight.shape[1]} inputs for {layers[-1].units} linear units")
             if layers:
                 layers[-1].next_weight = names[0]
+            previous = part
             layers.append(HiddenLayer(len(part.weight), names))
         elif isinstance(part, NORMALISED):
             if not layers or part.num_features != layers[-1].units:
@@ -134,8 +144,9 @@ def _chain(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     if type(module) is not nn.Sequential:
         yield name, module
         return
-    for key, part in module.named_children():
-        yield from _chain(f"{name}.{key}" if name else key, part)
+    for key, part in module._modules.items():  # named_children() skips repeated modules
+        if part is not None:
+            yield from _chain(f"{name}.{key}" if name else key, part)
 
 
 def _rows(layer: HiddenLayer, name: str, tensor: Tensor) -> Tensor:
