@@ -238,5 +238,9 @@ def test_similarity_of_clients_and_server(fedflat, looked_at, tmp_path):
     clients = json.loads((tmp_path / "similarity.json").read_text())["clients"]
     assert len(clients) == 3 and all(0 <= row[name] <= 1.001 for row in clients for name in row if name != "client")
     assert all(row["overlap"] != row["overlap_at_server"] and 0.2 < row["cka"] < 0.9999 for row in clients)
+    low_rank = ("--eigenvectors", 100, "--examples", 1, "--out", tmp_path)
+    result = fedflat("flatness", "similarity", f"{looked_at}:server@2", "--client", 0, *low_rank)
+    (client,) = json.loads((tmp_path / "similarity.json").read_text())["clients"]
+    assert client["overlap_at_server"] < 0.3 and "request at most 1" in result.stderr  # random subspaces: 0.16
     result = fedflat("flatness", "similarity", f"{looked_at}:wima", *flags)
     assert result.exit_code == 2 and "clients train from the server model" in result.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -26,6 +27,20 @@ def test_the_overlap_is_the_mean_squared_cosine_of_principal_angles() -> None:
     ]
     assert subspace_overlap(*spaces) == pytest.approx((1 + math.cos(angle) ** 2) / 2)
     assert subspace_overlap(spaces[0], spaces[0]) == pytest.approx(1)
+
+
+def test_arbitrary_eigenvectors_of_eigenvalue_zero_raise_a_warning() -> None:
+    diagonal, zero = torch.tensor([5.0, 2, *98 * [0.0]]).double(), torch.zeros(100).double()
+    objectives = [Quadratic(torch.diag(values), zero, zero).objective() for values in (diagonal, diagonal.flip(0))]
+    with pytest.warns(UserWarning, match="only 2 of the 12 largest eigenvalues"):
+        spaces = [top_eigenvectors(objective, 12, seed=seed) for seed, objective in enumerate(objectives)]
+    assert subspace_overlap(*spaces) < 0.3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        top_eigenvectors(objectives[0], 2)
+    small = Quadratic(torch.diag(torch.tensor([1e6, 1.0, *8 * [0.0]])), torch.zeros(10), torch.zeros(10))
+    with pytest.warns(UserWarning, match="not all converged"):
+        top_eigenvectors(small.objective(), 2)
 
 
 def test_bases_of_different_sizes_are_rejected() -> None:

@@ -16,6 +16,8 @@ It is 1 if one is the other times an orthogonal matrix and a scale, and 0 if all
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor, nn
 
@@ -29,6 +31,9 @@ from fedflat.flatness.precision import tf32_allowed
 def top_eigenvectors(objective: Objective, count: int, *, matrix: str = "hessian", seed: int = 0) -> Tensor:
     """Return orthonormal eigenvectors [count, P] of the largest eigenvalues of a curvature matrix.
 
+    Eigenvectors of eigenvalues that are 0 up to rounding are arbitrary and depend on the seed; a warning says so. To
+    compare two matrices, use different seeds: with the same seed, arbitrary eigenvectors of both are alike.
+
     Args:
         objective: the loss as a function of the weights.
         count: number of eigenvectors.
@@ -37,7 +42,15 @@ def top_eigenvectors(objective: Objective, count: int, *, matrix: str = "hessian
     """
     if not 1 <= count <= objective.size:
         raise UserError(f"cannot compute {count} eigenvectors of a model with {objective.size} parameters")
-    return lanczos(Operator.of_objective(objective, matrix), Ends(count), seed=seed).vectors
+    pairs = lanczos(Operator.of_objective(objective, matrix), Ends(count), seed=seed)
+    nonzero = int((pairs.values.abs() > 10 * pairs.residuals).sum())  # rounding errors are known approximately
+    if nonzero < count:
+        message = f"only {nonzero} of the {count} largest eigenvalues are distinguishable from 0, so the other"
+        warnings.warn(f"{message} eigenvectors are arbitrary; request at most {nonzero}", stacklevel=2)
+    elif not pairs.converged:
+        message = f"the {count} largest eigenvalues have not all converged, so the overlap of eigenspaces is inaccurate"
+        warnings.warn(f"{message}; request fewer eigenvectors or use float64", stacklevel=2)
+    return pairs.vectors
 
 
 def subspace_overlap(first: Tensor, second: Tensor) -> float:

@@ -54,7 +54,7 @@ def similarity(
 ) -> None:
     """Compare clients with the server model: overlap of top eigenspaces, and CKA of features.
 
-    The round after the server model is trained again to obtain the clients' models.
+    It replays the round that follows the server model to obtain the clients' models.
 
     Example: fedflat flatness similarity runs/fedavg-digits-seed0 --eigenvectors 10 --examples 500
     """

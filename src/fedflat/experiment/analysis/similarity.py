@@ -31,7 +31,7 @@ def client_similarity(
         eigenvectors: dimension of the eigenspaces.
         examples: maximum number of examples of the global loss and of each client's loss; default: all.
         batch: examples per batch; default: at most 1000, fewer if the inputs are large.
-        seed: seed of the sampled examples and of Lanczos.
+        seed: seed of the sampled examples and of Lanczos; ``seed + 1`` is that of Lanczos for clients.
         progress: called with a description of each measurement before it is made.
 
     Returns:
@@ -63,8 +63,8 @@ def client_similarity(
             weights, buffers = state.weights.to(server.state.weights), state.buffers.to(server.state.buffers)
             own = state._replace(weights=weights, buffers=buffers)
             at_client = sampled(server.objective(client=client.number, batch=batch, state=own))
-            overlaps = [
-                subspace_overlap(top, top_eigenvectors(loss, eigenvectors, seed=seed))
+            overlaps = [  # the same seed would make arbitrary eigenvectors of eigenvalue 0 alike
+                subspace_overlap(top, top_eigenvectors(loss, eigenvectors, seed=seed + 1))
                 for loss in (at_server, at_client)
             ]
             row: Measurements = {"client": client.number, "overlap_at_server": overlaps[0], "overlap": overlaps[1]}
