@@ -16,6 +16,7 @@ import argparse
 import json
 import math
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,8 @@ STATEMENTS = (
     ("fedmoswa", "fedsam", ALPHAS[:1]),
 )
 """Statements of the papers: at these alphas, the first has a lower lambda_max and test error than the second."""
+SEEDS = 3
+"""Registered number of seeds."""
 RESAMPLES = 10_000
 LEVEL = 0.05
 SMALLEST_FAMILY = 3
@@ -106,9 +109,15 @@ def losses_of(record: Record, model: str) -> dict[int, dict[str, float | None]]:
 
 
 def round_at_loss(rows: Mapping[int, Mapping[str, float | None]], target: float) -> int | None:
-    """The first evaluated round with a training loss of at most ``target``; None if there is none."""
-    reached = (number for number, row in rows.items() if (row["train_loss"] or math.inf) <= target)
-    return min(reached, default=None)
+    """The first evaluated round after round 0 with a training loss of at most ``target``; None if there is none."""
+    losses = ((number, row["train_loss"]) for number, row in rows.items() if number > 0)
+    return min((number for number, loss in losses if loss is not None and loss <= target), default=None)
+
+
+def target_loss(rows: Mapping[int, Mapping[str, float | None]]) -> float:
+    """The training loss to reach at equal loss, given the rows of FedAvg; NaN if its last model has no loss."""
+    last = rows[max(rows)]["train_loss"] if rows else None
+    return math.nan if last is None else LOSS_MARGIN * last
 
 
 def measure_run(record: Record, labels: Mapping[str, Any], target: float, arguments: argparse.Namespace) -> None:
@@ -124,7 +133,8 @@ def measure_run(record: Record, labels: Mapping[str, Any], target: float, argume
         if record.status == "diverged":
             document["excluded"] = "diverged"
         elif number is None:
-            document["excluded"] = f"training loss never reached {target:.4g}"
+            reason = "FedAvg has no final training loss" if math.isnan(target) else f"never reached {target:.4g}"
+            document["excluded"] = f"training loss: {reason}" if rows else "no logged training loss"
         else:
             document |= rows[number]
             precision = measuring_precision(arguments.precision)
@@ -161,8 +171,7 @@ def run_study(arguments: argparse.Namespace) -> None:
                 with stage(" ".join(map(str, labels.values()))):
                     record = trained(name, arguments.out / "runs" / f"alpha{alpha:g}", **{**settings, "seed": seed})
                     if name == BASELINE:
-                        last = losses_of(record, primary_model(record))
-                        target = LOSS_MARGIN * (last[max(last)]["train_loss"] or math.nan)
+                        target = target_loss(losses_of(record, primary_model(record)))
                     measure_run(record, {**labels, "family": families[name]}, target, arguments)
 
 
@@ -266,11 +275,16 @@ def read_models(out: Path) -> list[dict[str, Any]]:
 
 def is_included(model: Mapping[str, Any]) -> bool:
     """Whether a model meets the registered criteria: measured, every number finite, and trained."""
-    if model["excluded"] or (model["train_loss"] or math.inf) >= math.inf:
+    if model["excluded"]:
         return False
-    numbers = [*model["measures"].values(), *(model.get(name) for name in OUTCOMES)]
+    numbers = [model["train_loss"], *model["measures"].values(), *(model.get(name) for name in OUTCOMES)]
     untrained = model["test_error"] is not None and model["test_error"] > 0.8
     return None not in numbers and not untrained
+
+
+def cell_of(row: Mapping[str, Any]) -> tuple[str, float, str]:
+    """The dataset, alpha and comparison of a model or statement."""
+    return row["dataset"], row["alpha"], row["comparison"]
 
 
 def analyse(out: Path, resamples: int) -> dict[str, Any]:
@@ -278,19 +292,22 @@ def analyse(out: Path, resamples: int) -> dict[str, Any]:
     models = read_models(out)
     included = [model for model in models if is_included(model)]
     cells: dict[str, Any] = {}
-    for key in sorted({(model["dataset"], model["alpha"], model["comparison"]) for model in included}):
-        members = [model for model in included if (model["dataset"], model["alpha"], model["comparison"]) == key]
+    measured, usable = (Counter(map(cell_of, group)) for group in (models, included))
+    counted = {key for key in measured if 3 * (measured[key] - usable[key]) <= measured[key]}
+    for key in sorted(usable):
+        members = [model for model in included if cell_of(model) == key]
         if len({model["algorithm"] for model in members}) >= SMALLEST_FAMILY:
             name = f"{key[0]}, alpha {key[1]:g}, {key[2]}"
             with stage(f"analysis of {name}"):
                 cells[name] = Cell(members).analysis(resamples, seed=zlib.crc32(name.encode()))
+            cells[name]["counted"] = key in counted
     left_out = [model for model in models if not is_included(model)]
     excluded = [
         {**{key: model[key] for key in ("dataset", "alpha", "algorithm", "seed", "comparison")}, "why": why(model)}
         for model in left_out
     ]
     document: dict[str, Any] = {"models": len(models), "excluded": excluded, "resamples": resamples, "cells": cells}
-    document["statements"] = statements(included)
+    document["statements"] = [{**row, "counted": cell_of(row) in counted} for row in statements(included)]
     write_atomically(out / "analysis.json", json.dumps(plain(document), indent=1, allow_nan=False) + "\n")
     write_atomically(out / "analysis.md", tables(document))
     return document
@@ -299,8 +316,8 @@ def analyse(out: Path, resamples: int) -> dict[str, Any]:
 def statements(models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Differences between two algorithms for each seed, for the statements of the papers.
 
-    A statement is supported if the difference is negative for every seed, and contradicted if it is positive for every
-    seed.
+    A statement is supported if the difference is negative for all three seeds, and contradicted if it is positive for
+    all three. It is incomplete if a seed of either algorithm is missing or excluded.
     """
     by_key: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     for model in models:
@@ -316,7 +333,9 @@ def statements(models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             }
             for name, values in differences.items():
                 verdict = "mixed" if values else "not measured"
-                if values and len(set(np.sign(values))) == 1 and values[0]:
+                if 0 < len(values) < SEEDS:
+                    verdict = "incomplete"
+                elif values and len(set(np.sign(values))) == 1 and values[0]:
                     verdict = "supported" if values[0] < 0 else "contradicted"
                 about = {"statement": f"{first} has a lower {name} than {second}", "dataset": cell[0], "alpha": cell[2]}
                 rows.append({**about, "comparison": cell[1], "differences": values, "verdict": verdict})
@@ -332,16 +351,22 @@ def tables(document: Mapping[str, Any]) -> str:
     """A Markdown table per cell: correlation with the gap, with intervals; * where Holm's p-value is below 5 %."""
     lines = [f"{document['models']} models, {len(document['excluded'])} excluded; outcome: test minus training loss"]
     for name, cell in document["cells"].items():
-        lines += ["", f"**{name}** ({cell['models']} models, {cell['algorithms']} algorithms)", ""]
+        counts = f"{cell['models']} models, {cell['algorithms']} algorithms{_not_counted(cell)}"
+        lines += ["", f"**{name}** ({counts})", ""]
         lines += ["| measure | across | controlling for training loss | within families |", "|---|---|---|---|"]
         for measure in cell["across"]["gap"]:
             shown = [_shown(cell[kind]["gap"][measure]) for kind in ("across", "partial", "within")]
             lines.append(f"| {measure} | {' | '.join(shown)} |")
     lines += ["", "| statement | dataset | alpha | comparison | verdict |", "|---|---|---|---|---|"]
     for row in document["statements"]:
-        words = (row["statement"], row["dataset"], f"{row['alpha']:g}", row["comparison"], row["verdict"])
+        verdict = row["verdict"] + _not_counted(row)
+        words = (row["statement"], row["dataset"], f"{row['alpha']:g}", row["comparison"], verdict)
         lines.append(f"| {' | '.join(words)} |")
     return "\n".join(lines) + "\n"
+
+
+def _not_counted(row: Mapping[str, Any]) -> str:
+    return "" if row["counted"] else "; not counted: more than a third excluded"
 
 
 def _shown(row: Mapping[str, float | None]) -> str:
@@ -354,7 +379,7 @@ def _shown(row: Mapping[str, float | None]) -> str:
 def main(words: Sequence[str] | None = None) -> None:
     """Run the study, or with --analyse-only its analysis."""
     parser = common_arguments(__doc__ or "", rounds=200, out="runs/flatness-study")
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds")
     parser.add_argument("--algorithms", nargs="+", default=None, metavar="NAME", help="some of the algorithms")
     parser.add_argument("--resamples", type=int, default=RESAMPLES, help="bootstrap resamples")
     parser.add_argument("--analyse-only", action="store_true", help="analyse the models measured so far")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -298,16 +299,24 @@ def test_the_flatness_study_finds_the_measure_that_predicts(tmp_path: Path) -> N
     assert cell["partial"]["accuracy_gap"]["lambda_max"]["value"] is None
     assert "holm" not in cell["across"]["gap"]["train_loss"]
     assert cell["gain_over_lambda_max"].keys() == set(flatness_study.INVARIANT)
-    assert "| trace | +0.9" in (tmp_path / "analysis.md").read_text()
+    assert "| trace | +0.9" in (tmp_path / "analysis.md").read_text() and cell["counted"]
+    for number, model in enumerate(models[:63]):  # 63 models of 21 algorithms are now excluded, which is over a third
+        (tmp_path / "models" / f"{number:03}.json").write_text(json.dumps({**model, "excluded": "diverged"}))
+    (cell,) = flatness_study.analyse(tmp_path, resamples=2)["cells"].values()
+    assert cell["models"] == 21 and not cell["counted"]
+    assert "not counted: more than a third excluded" in (tmp_path / "analysis.md").read_text()
+    assert flatness_study.is_included({**models[0], "train_loss": 0.0})
+    assert not flatness_study.is_included({**models[0], "train_loss": None})
 
 
 def test_statements_are_judged_by_the_sign_in_every_seed() -> None:
     flatness_study, models = study("flatness_study"), []
     for name, errors in {
-        "fedsam": (0.1, 0.2),
-        "fedavg": (0.3, 0.3),
-        "fedasam": (0.4, 0.4),
-        "fedavg+swa": (0.2, 0.4),
+        "fedsam": (0.1, 0.2, 0.2),
+        "fedavg": (0.3, 0.3, 0.3),
+        "fedasam": (0.4, 0.4, 0.5),
+        "fedavg+swa": (0.2, 0.2, 0.4),
+        "fedavg+wima": (0.2, 0.2),
     }.items():
         for seed, error in enumerate(errors):
             labels = {"dataset": "digits", "comparison": "equal loss", "alpha": 1.0, "algorithm": name, "seed": seed}
@@ -317,14 +326,17 @@ def test_statements_are_judged_by_the_sign_in_every_seed() -> None:
         *("supported", "contradicted", "mixed")
     ]
     assert verdicts["fedsam has a lower lambda_max than fedavg"] == "mixed"  # equal
+    assert verdicts["fedavg+wima has a lower test_error than fedavg"] == "incomplete"
     assert verdicts["fedsam+swa has a lower test_error than fedsam"] == "not measured"
     assert "fedswa has a lower test_error than fedsam" not in verdicts  # stated for alpha 0.1 only
 
 
 def test_the_round_at_equal_loss_is_the_first_that_reaches_it() -> None:
-    rows = {0: {"train_loss": 2.0}, 5: {"train_loss": None}, 10: {"train_loss": 0.4}, 15: {"train_loss": 0.3}}
+    losses = {0: 0.1, 5: None, 10: 0.4, 15: 0.3, 20: 0.0}
+    rows = {number: {"train_loss": loss} for number, loss in losses.items()}
     flatness_study = study("flatness_study")
-    assert [flatness_study.round_at_loss(rows, target) for target in (0.4, 0.35, 0.1)] == [10, 15, None]
+    assert [flatness_study.round_at_loss(rows, target) for target in (0.4, 0.35, 0.1, -1.0)] == [10, 15, 20, None]
+    assert flatness_study.target_loss(rows) == 0 and math.isnan(flatness_study.target_loss({}))
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def test_arbitrary_eigenvectors_of_eigenvalue_zero_raise_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         top_eigenvectors(objectives[0], 2)
-    small = Quadratic(torch.diag(torch.tensor([1e6, 1.0, *8 * [0.0]])), torch.zeros(10), torch.zeros(10))
+    small = Quadratic(torch.diag(torch.tensor([1e5, 1.0, *8 * [0.0]])), torch.zeros(10), torch.zeros(10))
     with pytest.warns(UserWarning, match="not all converged"):
         top_eigenvectors(small.objective(), 2)
 
