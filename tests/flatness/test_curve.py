@@ -46,6 +46,18 @@ def test_the_control_point_is_trained_with_adam() -> None:
     assert bezier_control(objective, a, b, steps=4, lr=0.1).item() == pytest.approx(0.5 - rates, abs=0.03)
 
 
+def test_batches_are_drawn_in_proportion_to_their_sizes() -> None:
+    sizes: list[int] = []
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        sizes.append(len(output))
+        return output.mean()
+
+    objective = Objective(nn.Linear(1, 1, bias=False), loss, (torch.ones(5, 1), torch.zeros(5)), batch=4)
+    bezier_control(objective, torch.zeros(1), torch.ones(1), steps=200)
+    assert 140 < sizes.count(4) < 180 and len(sizes) == 200
+
+
 def convolutional() -> nn.Sequential:
     features = nn.Sequential(nn.Conv2d(2, 5, 3, bias=False), nn.BatchNorm2d(5), nn.ReLU(), nn.MaxPool2d(2))
     network = nn.Sequential(features, nn.Flatten(), nn.Linear(20, 7), nn.Tanh(), nn.Linear(7, 3))

@@ -33,7 +33,7 @@ SECOND = {
 def test_every_quantity_by_hand() -> None:
     assert logged(record((0, FIRST), (5, SECOND)), "wima") == {
         "lambda_max": [(0, 2.0), (5, 1.0)],
-        "2/lr": [(0, 20.0)],
+        "stability threshold": [(0, 20.0)],
         "gap": [(0, 0.1), (5, 0.3)],
         "cosine": [(5, pytest.approx(0.3))],
         "diversity": [(5, 5.0)],
@@ -55,8 +55,8 @@ def test_a_panel_for_each_quantity_and_a_line_for_each_run() -> None:
     runs = {"fedavg": logged(record((0, FIRST), (5, SECOND))), "fedsam": logged(record((0, FIRST)))}
     figure = log_picture(runs)
     shown = [axes for axes in figure.axes if axes.get_visible()]
-    titles = [QUANTITIES[name][0] for name in QUANTITIES if name in runs["fedavg"] and name != "2/lr"]
-    assert [axes.get_title(loc="left") for axes in shown] == [f"{titles[0]} (dashed: 2/lr)", *titles[1:]]
+    titles = [QUANTITIES[name][0] for name in QUANTITIES if name in runs["fedavg"] and name != "stability threshold"]
+    assert [axes.get_title(loc="left") for axes in shown] == [f"{titles[0]} (dashed: stability threshold)", *titles[1:]]
     assert [len(axes.lines) for axes in shown[:3]] == [4, 2, 1]
     curve, threshold = shown[0].lines[:2]
     assert (
@@ -65,6 +65,14 @@ def test_a_panel_for_each_quantity_and_a_line_for_each_run() -> None:
     assert threshold.get_color() == curve.get_color()
     assert len({line.get_marker() for line in shown[0].lines[::2]}) == 2
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["fedavg", "fedsam"]
+
+
+def test_a_threshold_without_eigenvalues_has_a_panel() -> None:
+    only_threshold = {"models": {"server": {"lambda_max": None}}, "stability_threshold": 20.0}
+    (axes,) = log_picture({"fedavg": logged(record((0, only_threshold)))}).axes
+    assert axes.get_title(loc="left") == "stability threshold of local gradient descent" and len(axes.lines) == 1
+    with pytest.raises(UserError, match="no finite value"):
+        log_picture({"fedavg": {}})
 
 
 def test_a_run_without_a_log() -> None:

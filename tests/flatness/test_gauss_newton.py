@@ -77,6 +77,8 @@ def test_matrices_that_are_not_defined_are_rejected() -> None:
         flatness.spectrum(objective, matrix="gauss-neutron")
     with pytest.raises(UserError, match="only Hessian-vector products can be compiled"):
         flatness.spectrum(objective, matrix="gauss-newton", compile="on")
+    with pytest.raises(UserError, match="compile mode 'banana'"):
+        flatness.spectrum(objective, matrix="gauss-newton", compile="banana")
 
     class Mean(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:

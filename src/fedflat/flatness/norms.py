@@ -16,6 +16,7 @@ flatness and the Fisher-Rao norm and, up to the constant 1e-6, the magnitude-awa
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -47,7 +48,10 @@ class Norms:
     fisher_rao: float
     """Fisher-Rao norm of all weights."""
     sigma: float
-    """Largest standard deviation of normal noise at which the expected rise of the loss is at most ``rise``."""
+    """Largest standard deviation of normal noise at which the expected rise of the loss is at most ``rise``.
+
+    NaN if it was not found; likewise ``magnitude_sigma``.
+    """
     magnitude_sigma: float
     """The same for noise proportional to each weight's magnitude; larger is flatter."""
     rise: float
@@ -58,8 +62,9 @@ class Norms:
     """Number of examples over which the loss is averaged."""
 
     def document(self) -> dict[str, Any]:
-        """Return all values as a dictionary."""
-        return asdict(self)
+        """Return all values as a dictionary, with None for NaN."""
+        sigmas = {"sigma": self.sigma, "magnitude_sigma": self.magnitude_sigma}
+        return asdict(self) | {name: None if math.isnan(value) else value for name, value in sigmas.items()}
 
 
 def norms_of(
@@ -143,7 +148,7 @@ def _last_matrix(objective: Objective) -> str:
 
 
 def _pac_bayes_sigma(objective: Objective, scale: Tensor, rise: float, directions: int, seed: int) -> float:
-    """Return the largest sigma at which the expected rise of the loss is at most ``rise``, by bisection.
+    """Return the largest sigma at which the expected rise of the loss is at most ``rise``, by bisection; NaN if none is found.
 
     All sigmas share the same random directions, so the rise changes smoothly with sigma.
 
@@ -175,9 +180,9 @@ def _pac_bayes_sigma(objective: Objective, scale: Tensor, rise: float, direction
         else:
             low, high = low / 2, low
     else:
-        raise UserError(
-            f"the search for the noise that raises the loss by {rise:g} ended at sigma={high:.1g}; choose another rise"
-        )
+        message = f"the search for the noise that raises the loss by {rise:g} ended at sigma={high:.1g}"
+        warnings.warn(f"{message}; choose another rise", stacklevel=3)
+        return math.nan
     for _ in range(BISECTIONS):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if is_accepted(middle) else (low, middle)

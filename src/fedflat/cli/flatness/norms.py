@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,6 +100,11 @@ def _print_norms(results: dict[str, list[Norms]], document: dict[str, Any], seco
         document: the data and, for each model, its test metric.
         seconds: duration of the measurement.
     """
+
+    def sigma_text(values: list[float]) -> str | None:
+        """Return mean and standard deviation of one value per subset as text; None if one was not found."""
+        return None if any(map(math.isnan, values)) else plus_minus(values)
+
     metric, shown_tests = test_column(document)
     rows = []
     for name, per_subset in results.items():
@@ -113,8 +119,8 @@ def _print_norms(results: dict[str, list[Norms]], document: dict[str, Any], seco
                 shown_tests[name],
                 relative,
                 plus_minus([result.fisher_rao for result in per_subset]),
-                plus_minus([result.sigma for result in per_subset]),
-                plus_minus([result.magnitude_sigma for result in per_subset]),
+                sigma_text([result.sigma for result in per_subset]),
+                sigma_text([result.magnitude_sigma for result in per_subset]),
             )
         )
     columns = ("model", "loss", metric, "relative flatness", "Fisher-Rao norm", "sigma", "magnitude-aware sigma")

@@ -198,7 +198,8 @@ def spectrum_of(
             to the largest magnitude.
         iterations: maximum number of products per eigenvalue of power iteration.
         trace_draws: number of products for the trace; 0 skips it.
-        trace_estimator: ``hutchinson`` or ``hutch++``; both estimate only what the eigenvectors leave.
+        trace_estimator: ``hutchinson`` or ``hutch++``; both estimate only the trace outside the computed
+            eigenvectors.
         density_draws: number of random vectors for the spectral density; 0 skips it.
         density_steps: Lanczos steps per random vector of the density.
         per_layer: whether to also compute the largest eigenvalue and the trace of each parameter's diagonal block.
@@ -211,6 +212,8 @@ def spectrum_of(
         raise one_of("eigenvalue method", method, METHODS)
     if by not in BY:
         raise one_of("eigenvalue order", by, BY)
+    if compile not in COMPILE:
+        raise one_of("compile mode", compile, COMPILE)
     count = min(COUNT, objective.size) if count is None else count
     if not 1 <= count <= objective.size:
         raise UserError(
@@ -322,8 +325,6 @@ def compile_if_worthwhile(objective: Objective, compile: str, products: int) -> 
         compile: ``on``, ``off`` or ``auto``.
         products: number of products that will be computed.
     """
-    if compile not in COMPILE:
-        raise one_of("compile mode", compile, COMPILE)
     should_compile = compile == "on"
     if compile == "auto" and objective.device.type == "cuda":
         should_compile = products * _seconds_per_product(objective) > COMPILE_SECONDS

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedflat.errors import UserError
-from fedflat.flatness.batches import generator
+from fedflat.flatness.batches import batch_sizes, generator
 from fedflat.flatness.landscapes.grid import Landscape
 from fedflat.flatness.landscapes.path import bezier_point, path_landscape
 from fedflat.flatness.landscapes.points import loss_of, models_of
@@ -69,7 +69,7 @@ def bezier_control(
 ) -> Tensor:
     """Train the control point c [P] of a Bezier curve from ``a`` to ``b`` [P] with Adam, starting half way.
 
-    Every step draws a position t and a batch of the objective. The gradient with respect to c is 2 t (1 - t) times that
+    Every step draws a position t and a batch of the objective, with probability proportional to its size. The gradient with respect to c is 2 t (1 - t) times that
     of the batch's loss at w(t).
 
     Args:
@@ -82,10 +82,11 @@ def bezier_control(
     if steps < 1 or not 0 < lr < float("inf"):
         raise UserError(f"steps={steps}, lr={lr:g} is invalid; expected at least 1 step and a learning rate above 0")
     rng = generator(seed, "curve")
-    control = (a + b) / 2
+    control, sizes = (a + b) / 2, batch_sizes(objective.batches)
+    shares = [size / sum(sizes) for size in sizes]  # so that every example has the same weight
     mean, square = torch.zeros_like(control), torch.zeros_like(control)  # Adam's moments
     for step in range(steps):
-        t, batch = float(rng.uniform()), objective.batches[int(rng.integers(len(objective.batches)))]
+        t, batch = float(rng.uniform()), objective.batches[int(rng.choice(len(shares), p=shares))]
         gradient = 2 * t * (1 - t) * objective.with_data([batch]).gradient(bezier_point(a, b, control, t))
         mean, square = torch.lerp(gradient, mean, BETA_1), torch.lerp(gradient**2, square, BETA_2)
         deviation = (square / (1 - BETA_2 ** (step + 1))).sqrt() + EPSILON

@@ -66,11 +66,11 @@ def _reduced(reduce: Callable[[list[float]], float], *path: str) -> Reader:
     return read
 
 
-EDGE = "2/lr"
+THRESHOLD = "stability threshold"
 """The curvature at which local gradient descent becomes unstable, drawn as a dashed line with ``lambda_max``."""
 QUANTITIES: dict[str, tuple[str, Reader]] = {
     "lambda_max": ("largest eigenvalue of the Hessian", _model_value("lambda_max")),
-    EDGE: ("edge of stability of local gradient descent", _value_at("stability_threshold")),
+    THRESHOLD: ("stability threshold of local gradient descent", _value_at("stability_threshold")),
     "sharpness": ("sharpness at rho = 0.05", _model_value("sharpness")),
     "gap": ("test minus training loss", _model_value("gap")),
     "participation_gap": ("held-out minus training clients' loss", _model_value("participation_gap")),
@@ -124,7 +124,11 @@ def log_picture(
     from matplotlib.ticker import MaxNLocator
 
     measured = set().union(*runs.values())
-    names = [name for name in QUANTITIES if name in measured and name != EDGE]
+    # The threshold has a panel of its own only without the eigenvalues with which it is compared.
+    hidden = THRESHOLD if "lambda_max" in measured else None
+    names = [name for name in QUANTITIES if name in measured and name != hidden]
+    if not names:
+        raise UserError("the flatness log has no finite value to plot")
     columns = min(3, len(names))
     figure = Figure(figsize=(4.1 * columns + 0.6, 2.9 * ceil(len(names) / columns) + 0.6), layout="constrained")
     handles, styles = {}, styles or line_styles(runs)
@@ -133,11 +137,13 @@ def log_picture(
             if name in quantities:
                 (line,) = axes.plot(*zip(*quantities[name], strict=True), lw=1.7, **styles[label].line)
                 handles[label] = line
-            if name == "lambda_max" and EDGE in quantities:
-                axes.plot(*zip(*quantities[EDGE], strict=True), color=styles[label].colour, lw=1, ls="--", marker="")
+            if name == "lambda_max" and THRESHOLD in quantities:
+                axes.plot(
+                    *zip(*quantities[THRESHOLD], strict=True), color=styles[label].colour, lw=1, ls="--", marker=""
+                )
         title = QUANTITIES[name][0]
-        if name == "lambda_max" and EDGE in measured:
-            title = f"{title} (dashed: {EDGE})"
+        if name == "lambda_max" and THRESHOLD in measured:
+            title = f"{title} (dashed: {THRESHOLD})"
             if all(value > 0 for line in axes.lines for value in line.get_ydata()):
                 axes.set_yscale("log")  # the threshold can be far above the eigenvalues
         axes.set_title(title, loc="left", fontsize=9.5)

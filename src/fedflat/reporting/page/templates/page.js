@@ -132,11 +132,13 @@ data.sections.forEach((section, n) => {
   const drawLog = () => {
     const logged = section.views.log[quantity.value];
     const lines = logged.lines.map((l) => ({ ...l, ...section.rows[l.row] }));
-    const edge = quantity.value === "lambda_max" ? section.views.log["2/lr"] : null; // stable below it
-    if (edge) lines.push(...edge.lines.map((l) => ({ ...l, ...section.rows[l.row], label: `${section.rows[l.row].label}, 2/lr` })));
+    const threshold = quantity.value === "lambda_max" ? section.views.log["stability threshold"] : null;
+    if (threshold) lines.push(...threshold.lines.map((l) => (
+      { ...l, ...section.rows[l.row], label: `${section.rows[l.row].label}, stability threshold` }
+    )));
     lineChart(log, lines.filter((l) => visible.has(l.row)), {
       words: logged.words, xlabel: "communication round", ylabel: quantity.value, dots: true, height: 300, whole: true,
-      log: Boolean(edge) && lines.every((l) => l.y.every((v) => v > 0)),
+      log: Boolean(threshold) && lines.every((l) => l.y.every((v) => v > 0)),
     });
   };
   if (log) {
