@@ -148,9 +148,9 @@ def _last_matrix(objective: Objective) -> str:
 
 
 def _pac_bayes_sigma(objective: Objective, scale: Tensor, rise: float, directions: int, seed: int) -> float:
-    """Return the largest sigma at which the expected rise of the loss is at most ``rise``, by bisection; NaN if none is found.
+    """Return the largest sigma at which the expected rise of the loss is at most ``rise``, by bisection.
 
-    All sigmas share the same random directions, so the rise changes smoothly with sigma.
+    All sigmas share the same random directions, so the rise changes smoothly with sigma. NaN if none is found.
 
     Args:
         objective: the loss as a function of the weights.

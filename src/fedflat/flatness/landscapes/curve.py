@@ -69,8 +69,8 @@ def bezier_control(
 ) -> Tensor:
     """Train the control point c [P] of a Bezier curve from ``a`` to ``b`` [P] with Adam, starting half way.
 
-    Every step draws a position t and a batch of the objective, with probability proportional to its size. The gradient with respect to c is 2 t (1 - t) times that
-    of the batch's loss at w(t).
+    Every step draws a position t and a batch of the objective, with probability proportional to its size. The gradient
+    with respect to c is 2 t (1 - t) times that of the batch's loss at w(t).
 
     Args:
         objective: the loss as a function of the weights; its batches are those of training.
