@@ -346,7 +346,7 @@ class Comparison:
         return [self._table_row(row, targets) for row in self.rows()]
 
     def _table_row(self, row: Row, targets: Sequence[float]) -> dict[str, Any]:
-        """Aggregate a row over its seeds; means leave out diverged and unfinished runs, costs only unfinished ones."""
+        """Aggregate a row over its seeds; means exclude diverged and unfinished runs, costs only unfinished ones."""
         values: dict[str, Any] = {
             "algorithm": row.algorithm,
             "model": row.model,
