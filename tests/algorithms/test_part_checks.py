@@ -52,10 +52,18 @@ class MissingMessage(Sgd):
         return (scalar("norm"),)
 
 
+@dataclass(frozen=True)
+class Static(Drift):
+    @staticmethod
+    def finish(ctx: Any) -> Any:
+        return {}
+
+
 MISTAKES: list[tuple[Algorithm, str]] = [
     (Algorithm(server=OnlyModel()), "OnlyModel must return two values from step or aggregate: a model and the state"),
     (Algorithm(OnlyTarget()), "OnlyTarget must return two values from aggregate: a model and the state"),
     (Algorithm(OnlyKept()), "OnlyKept must return two values from finish: what the client keeps"),
+    (Algorithm(Static()), "Static must return two values from finish: what the client keeps"),
     (Algorithm(server=UndeclaredState()), "UndeclaredState reads 'm', which does not exist; declare .* in on_server"),
     (Algorithm(server=UndeclaredMessage()), "UndeclaredMessage sends 'norm', which UndeclaredMessage.sends does not"),
     (Algorithm(server=MissingMessage()), "MissingMessage.sends declares 'norm', but clients do not send it"),

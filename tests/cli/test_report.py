@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 
 import pytest
@@ -50,6 +51,15 @@ def test_rows_have_the_names_of_papers_or_labels(fedflat, compared, tmp_path):
     assert "unknown row 'fedsma'; did you mean fedsam" in fedflat(*arguments, "fedsma=x").stderr
     assert "same name" in fedflat(*arguments, "fedsam=FedAvg").stderr
     assert "expected ROW=NAME" in fedflat(*arguments, "fedsam").stderr
+
+
+def test_a_label_may_name_a_row_with_settings(fedflat, compared, tmp_path):
+    runs = shutil.copytree(compared, tmp_path / "runs")
+    for file in runs.glob("**/config.yaml"):
+        rate = "0.02" if "algorithm: fedsam" in (text := file.read_text()) else "0.05"
+        file.write_text(re.sub(r"\n  lr: .*", f"\n  lr: {rate}", text))
+    assert fedflat("report", runs, "--no-figures", "--label", "fedsam, lr=0.02=Small steps").exit_code == 0
+    assert "\n| Small steps |" in (tmp_path / "report" / "results.md").read_text()
 
 
 def test_the_written_settings_repeat_the_run(fedflat, compared, tmp_path):

@@ -51,6 +51,8 @@ def test_natural_determines_the_number_of_clients(fedflat, sites_file, sites_run
     assert rejected.exit_code != 0 and "data.clients=50 contradicts the partition natural" in rejected.stderr
     assert "--clients null" in rejected.stderr
     assert "'x' is not a valid integer" in fedflat(*check, "--clients", "x").stderr
+    missing = fedflat("run", "fedavg", "--clients", "null", "--dry-run")
+    assert missing.exit_code != 0 and "this partition needs a number of clients; set it: --clients N" in missing.stderr
     described = fedflat("data", "describe", sites_file, "--partition", "natural", "--clients", "4")
     assert described.exit_code != 0 and "has 3 clients, not 4" in described.stderr
 

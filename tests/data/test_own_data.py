@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
-from fedflat.data import MappedTensor, canonical_dataset, from_arrays, from_torch, load
+from fedflat.data import MappedTensor, canonical_dataset, from_arrays, from_torch, load, scaling, standardise
 from fedflat.data.sources import array_files
 from fedflat.errors import UserError
 
@@ -55,6 +55,27 @@ def test_an_npz_that_does_not_fit_in_memory_is_mapped(
         dataset = load(f"arrays(path={tmp_path / 'mine.npz'})", tmp_path)
         assert isinstance(dataset.train.inputs, MappedTensor) and dataset.content == EXPECTED
     assert len(list((tmp_path / "decoded").iterdir())) == 1
+
+
+def test_an_array_named_columns_does_not_name_columns(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", inputs=np.ones((10, 2)), targets=np.arange(10) % 2, columns=np.arange(3))
+    assert load(f"arrays(path={tmp_path / 'mine.npz'})").columns == ()
+
+
+def test_standardising(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = np.arange(10.0)
+    arrays = {"inputs": np.arange(20.0).reshape(10, 2), "targets": targets}
+    once = standardise(from_arrays(arrays["inputs"], targets, arrays["inputs"], targets))
+    twice = standardise(once)
+    assert twice.target_mean == once.target_mean == (4.5,) and twice.mean == once.mean == (9.0, 10.0)
+    for split in ("train", "test"):
+        for name, values in arrays.items():
+            np.save(tmp_path / f"{split}_{name}.npy", values)
+    mapped = load(f"arrays(path={tmp_path})")
+    assert standardise(mapped).mean == once.mean
+    monkeypatch.setattr(scaling, "fits_in_memory", lambda size: size < mapped.train.inputs.nbytes)
+    with pytest.raises(UserError, match="do not fit in memory, so they cannot be standardised"):
+        standardise(mapped)
 
 
 def test_a_folder_of_npy_files_is_mapped(tmp_path: Path) -> None:

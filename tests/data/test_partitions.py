@@ -325,7 +325,7 @@ def test_centralised_is_one_client() -> None:
     [
         ("dirichlet", 50_001, 0, "50000 training examples .*50001 clients"),
         ("iid", 0, 0, "at least 1 client, not 0"),
-        ("iid", None, 0, "at least 1 client, not None"),
+        ("iid", None, 0, "needs a number of clients; set it: --clients N"),
         ("iid", 10, -1, "seed is -1"),
         ("dirichlet(alpha=-0.1)", 10, 0, "out of range; expected a number at least 0"),
         ("dirichlet(beta=1)", 10, 0, "dirichlet has no parameter 'beta'"),

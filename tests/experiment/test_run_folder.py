@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from threading import Timer
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from filelock import FileLock
 import fedflat
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config, config
+from fedflat.experiment.store import run_folder
 from fedflat.experiment.store.files import LOCK_FILE, Lock, LockedError, is_free, locked
 from fedflat.experiment.store.run_folder import RunFolder
 
@@ -129,3 +131,16 @@ def test_a_locked_run_names_its_owner(reached: str, tmp_path: Path) -> None:
     with locked(folder, wait=True):
         assert not is_free(folder)
     assert is_free(folder)
+
+
+def test_resuming_waits_while_another_process_looks_at_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_folder.LOCK_TIMEOUT > 0
+    monkeypatch.setattr(run_folder, "LOCK_TIMEOUT", 60)  # in case the machine is busy
+    folder, lock = RunFolder(tmp_path), FileLock(tmp_path / "checkpoint" / LOCK_FILE, thread_local=False)
+    (tmp_path / "checkpoint").mkdir()
+    lock.acquire()
+    Timer(0.1, lock.release).start()
+    folder.acquire_lock()
+    folder.release_lock()

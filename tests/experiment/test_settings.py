@@ -86,3 +86,13 @@ def test_every_synonym_refers_to_a_setting_and_hides_none() -> None:
     known = {*SHORT_NAMES, *setting_names(), "out"}
     assert set(SYNONYMS.values()) <= known
     assert set(SYNONYMS) & {*SHORT_NAMES, *Config.model_fields} == {"data"}
+
+
+def test_an_overridden_partition_does_not_inherit_an_unsuitable_number_of_clients() -> None:
+    iid = make_config(None, {"clients": 20, "partition": "iid"})
+    natural = make_config(iid, {"partition": "natural"})
+    assert natural.data.clients is None and make_config(natural, {"partition": "iid"}).data.clients == 50
+    assert make_config(iid, {}, ["data.partition=natural"]).data.clients is None
+    assert make_config(iid, {"partition": "dirichlet(alpha=1.0)"}).data.clients == 20
+    for settings in ({"partition": "natural", "clients": 3}, {"data": {"partition": "natural", "clients": 3}}):
+        assert make_config(iid, settings | {"clients_per_round": 3}).data.clients == 3

@@ -62,11 +62,45 @@ def test_torch_and_safetensors_hold_the_models_of_the_run(run: Path, tmp_path: P
     digits = load("digits")
     assert (header["input_shape"], header["mean"], header["std"]) == ([1, 8, 8], [*digits.mean], [*digits.std])
     assert header["classes"] == [*"0123456789"]
-    assert json.loads((tmp_path / "wima.json").read_text()) == header | {"name": "wima(window=2)"}
+    assert json.loads((tmp_path / "wima.pt.json").read_text()) == header | {"name": "wima(window=2)"}
     plain = build("mlp(hidden=8)", (1, 8, 8), 10)
     plain.load_state_dict(torch.load(result.export(tmp_path / "server.pt"), weights_only=True))
     inputs = torch.rand(5, 1, 8, 8)
     assert torch.equal(plain.eval()(inputs), result.model()(inputs))
+
+
+def test_only_metadata_of_exported_models_is_overwritten(run: Path, tmp_path: Path) -> None:
+    result, other = fedflat.load(run), tmp_path / "model.pt.json"
+    file = result.export(tmp_path / "weights.json", format="torch")
+    assert same(torch.load(result.export(file, format="torch"), weights_only=True), result.state_dict())
+    other.write_text('{"model": "mine"}')
+    with pytest.raises(UserError, match=r"model\.pt\.json exists and does not describe an exported model"):
+        result.export(tmp_path / "model.pt")
+    assert other.read_text() == '{"model": "mine"}' and not (tmp_path / "model.pt").exists()
+
+
+def test_statistics_are_those_at_the_time_of_training(tmp_path: Path) -> None:
+    def write(scale: float) -> None:
+        rows = "".join(f"{scale * number},{number % 2}\n" for number in range(60))
+        (tmp_path / "mine.csv").write_text(f"width,target\n{rows}")
+
+    write(1.0)
+    dataset = f"arrays(path={tmp_path / 'mine.csv'},standardise=true)"
+    fedflat.run("fedavg", out=tmp_path / "run", dataset=dataset, **SETTINGS)
+    before = load(dataset).mean
+    write(100.0)
+    result = fedflat.load(tmp_path / "run")
+    for remove in (False, True):
+        if remove:
+            (tmp_path / "mine.csv").unlink()
+        result.export(tmp_path / "model.pt")
+        about = json.loads((tmp_path / "model.pt.json").read_text())
+        assert about["mean"] == [*before] and about["columns"] == ["width"]
+    partition = tmp_path / "run" / "partition.json"
+    partition.write_text(json.dumps({**json.loads(partition.read_text()), "data": None}))
+    with pytest.warns(UserWarning, match="no record of its data's statistics"):
+        result.export(tmp_path / "model.pt")
+    assert "mean" not in json.loads((tmp_path / "model.pt.json").read_text())
 
 
 def test_a_model_that_was_kept_on_the_way(run: Path, tmp_path: Path) -> None:

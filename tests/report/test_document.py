@@ -175,6 +175,8 @@ def test_measured_spectra_and_clients_are_found(compared):
     assert (spectrum["eigenvalues"], spectrum["lambda_max"], spectrum["trace"]) == ([5.0, 1.5], 5.0, 8.0)
     assert views["clients"][0]["classes"] == {"0": [0.0, 0.1, 0.2]}
     assert views["clients"][0]["clients"] == {"7": [None, None, None]}
+    (named,) = with_display_names({"sections": [section]}, {"fedavg": "Ours"})[0]["sections"]
+    assert named["views"]["clients"][0]["label"] == "Ours, seed 0" and named["views"]["spectra"][0]["label"] == "Ours"
     axis = (-1.0, 0.0, 1.0)
     bowl = Landscape("around", (axis, axis), {"train_loss": 1 + np.square(np.add.outer(axis, axis))}, (), {})
     figures = figures_of(section, "last", {"fedavg": bowl})

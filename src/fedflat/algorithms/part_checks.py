@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -14,7 +13,7 @@ from fedflat.errors import UserError
 
 def finish(part: Any, ctx: LocalContext) -> tuple[State, State]:
     """Call ``part.finish``; returns what the client keeps and what it sends."""
-    state, sent = _call_for_pair(part.finish, ctx, returns="finish: what the client keeps and what it sends")
+    state, sent = _call_for_pair(part, "finish", ctx, returns="finish: what the client keeps and what it sends")
     return state, require_declared(part, sent)
 
 
@@ -22,25 +21,26 @@ def aggregate(part: Any, *arguments: object) -> tuple[Tensor, State]:
     """Call ``part.aggregate`` of a drift correction or server optimiser; returns a model and the state that changed."""
     methods = "step or aggregate" if hasattr(part, "step") else "aggregate"
     model, state = _call_for_pair(
-        part.aggregate, *arguments, returns=f"{methods}: a model and the state that changed ({{}} if none)"
+        part, "aggregate", *arguments, returns=f"{methods}: a model and the state that changed ({{}} if none)"
     )
     return model, state
 
 
-def _call_for_pair(method: Callable[..., Any], *arguments: object, returns: str) -> Any:
+def _call_for_pair(part: Any, method: str, *arguments: object, returns: str) -> Any:
     """Call a method that returns two values.
 
     Args:
-        method: a bound method of a part.
+        part: the part.
+        method: name of its method.
         arguments: its arguments.
         returns: the name of the method and the two values in words, for the error message.
 
     Raises:
         UserError: the method returns something else, or reads a field that the part does not declare.
     """
-    name = type(method.__self__).__name__  # type: ignore[attr-defined]
+    name = type(part).__name__
     try:
-        result = method(*arguments)
+        result = getattr(part, method)(*arguments)
     except KeyError as error:
         raise UserError(
             f"{name} reads {error}, which does not exist; declare what the server keeps in on_server, what clients "

@@ -54,7 +54,7 @@ def from_arrays(
         name: name of the dataset.
         classes: class or label names; by default the words in the targets, else their numbers; none for regression.
         mean: mean per channel of uint8 images on the scale from 0 to 1; computed from the training set by default.
-        std: standard deviation per channel; computed by default. Other inputs than uint8 are not normalised.
+        std: standard deviation per channel; computed by default. Inputs other than uint8 are not normalised.
         train_groups: natural client of each training example [n], e.g. its writer, as integers or words; the partition
             ``natural`` makes each of them a client.
         test_groups: natural client of each test example.

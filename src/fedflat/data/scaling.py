@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fedflat.data.dataset import Dataset
+from fedflat.data.files.cache import fits_in_memory
 from fedflat.data.files.mapped import MappedTensor
 from fedflat.errors import UserError
 
@@ -19,7 +20,7 @@ def standardise(dataset: Dataset) -> Dataset:
     """Return a copy with standardised inputs [n, features] and, for regression, standardised targets.
 
     The statistics are those of the training examples, and the copy's attributes ``mean``, ``std``, ``target_mean`` and
-    ``target_std`` hold them. Constant columns are only centred.
+    ``target_std`` hold them. Constant columns are only centred. A standardised dataset is returned unchanged.
 
     >>> import numpy as np
     >>> from fedflat.data import from_arrays
@@ -31,6 +32,13 @@ def standardise(dataset: Dataset) -> Dataset:
     train, test = dataset.train, dataset.test
     if dataset.kind != "vector":
         raise UserError(f"{dataset.name} has {dataset.kind} inputs; only vectors of numbers can be standardised")
+    if dataset.mean:  # standardised before, by statistics in the original units
+        return dataset
+    if isinstance(train.inputs, MappedTensor) and not fits_in_memory(train.inputs.nbytes):
+        raise UserError(
+            f"the inputs of {dataset.name} do not fit in memory, so they cannot be standardised here; "
+            "store standardised arrays instead"
+        )
     mean, std = _statistics(train.inputs)
     scaled = [replace(split, inputs=_scaled(split.inputs, mean, std)) for split in (train, test)]
     statistics = {"mean": mean, "std": std}

@@ -43,7 +43,7 @@ class DataSettings(SettingsGroup):
     clients: int | None = Field(
         50,
         ge=1,
-        description="number of clients; leave it out, or null, if the partition determines it, as natural does",
+        description="number of clients; omit it (or pass null) for partitions such as natural that determine it",
     )
     validation: float = Field(0.0, ge=0, lt=1, description="fraction of the training examples held out for validation")
     augmentation: str = Field(

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from torch import nn
 
-from fedflat.data import Dataset, from_flower, load
+from fedflat.data import Dataset, fixes_clients, from_flower, load
 from fedflat.engines.problem.task import Task
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.callback import Callback
@@ -99,7 +99,8 @@ def make_config(
     """Build a config; ``settings`` and ``assignments`` override the values of ``base``.
 
     Args:
-        base: a YAML file or config to start from; default: the defaults.
+        base: a YAML file or config to start from; default: the defaults. Its number of clients is not inherited if the
+            partition is overridden by one that determines the number, or determined it and the new one does not.
         settings: values by short name (``lr``) or full name (``training__lr`` or ``training.lr``).
         assignments: further settings as ``a.b=value``, as on the command line.
     """
@@ -124,7 +125,17 @@ def make_config(
     for assignment in assignments:
         _check_once(full_name(assignment.partition("=")[0].strip()), assignment, assigned)
         assign(values, assignment)
+    given = {name for name, _ in flat(settings or {})} | assigned.keys()
+    if "data.partition" in given and "data.clients" not in given:
+        _drop_unsuitable_clients(values["data"])
     return config(values)
+
+
+def _drop_unsuitable_clients(data: dict[str, Any]) -> None:
+    """Drop the number of clients, inherited with another partition, if it does not suit the partition in ``data``."""
+    inherits = "clients" in data and isinstance(data["partition"], str)
+    if inherits and fixes_clients(data["partition"]) != (data["clients"] is None):
+        del data["clients"]
 
 
 def prepare(

@@ -56,7 +56,7 @@ def stopping_verdict(
             "stopped", f"{metric} {test_value:.4f} reached the target {stop.target:g} after round {newest['round']}"
         )
     if stop.patience is not None:
-        # Of evaluations between which all rounds were idle, only the last one counts: they evaluate the same model.
+        # Evaluations separated only by idle rounds see the same model; count the last.
         records = {record["round"] - record.get("idle_rounds", 0): record for record in history}.values()
         values = [record["validation"][model][metric] for record in records if model in record["validation"]]
         # A metric that was not finite is None.

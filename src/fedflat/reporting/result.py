@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from fedflat.experiment.make_config import as_path
 from fedflat.experiment.setup.problem import build_network, is_user_supplied, load_data
 from fedflat.experiment.setup.weights import load_tensors
 from fedflat.experiment.stopping import check_target
+from fedflat.experiment.store.provenance import input_metadata, recorded_metadata
 from fedflat.experiment.store.run_collection import runs_below
 from fedflat.experiment.store.run_folder import Record, load_record, model_file
 from fedflat.reporting.row import Row
@@ -196,14 +196,14 @@ class Result:
             rounds: select a model saved after this round.
             dataset, network: needed if the run used a custom one and was made in another process.
         """
-        from fedflat.experiment.store.export import format_of, input_metadata, write_onnx, write_state
+        from fedflat.experiment.store.export import format_of, write_onnx, write_state
 
         path = as_path("path", path, "model.pt")
         kind, model = format_of(path, format), require_model(self.record, average)
         metadata: dict[str, Any] = {"model": self.config.model, "name": model, "algorithm": self.config.algorithm}
         metadata |= {"data": self.config.data.dataset, "rounds": self._rounds_of(model) if rounds is None else rounds}
-        with suppress(UserError):  # weights are exported even if the dataset is missing
-            metadata |= input_metadata(self._dataset(dataset))
+        folder = self.record.folder  # its statistics are those of training; the dataset may have changed since
+        metadata |= recorded_metadata(folder) if folder else input_metadata(self._dataset(dataset))
         if kind == "onnx":
             module = self.model(model, rounds=rounds, dataset=dataset, network=network)
             write_onnx(path, module, self._dataset(dataset), metadata)
@@ -346,7 +346,7 @@ class Comparison:
         return [self._table_row(row, targets) for row in self.rows()]
 
     def _table_row(self, row: Row, targets: Sequence[float]) -> dict[str, Any]:
-        """Aggregate a row over its seeds; means leave out diverged and unfinished runs, costs only unfinished ones."""
+        """Aggregate a row over its seeds; means exclude diverged and unfinished runs, costs only unfinished ones."""
         values: dict[str, Any] = {
             "algorithm": row.algorithm,
             "model": row.model,

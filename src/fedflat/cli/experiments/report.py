@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def report(
 
     Example: fedflat report runs/first --target 0.9 --baseline fedavg
     """
-    from fedflat.reporting.page.gather import gather
+    from fedflat.reporting.page.gather import gather, group_runs
     from fedflat.reporting.page.page import write_report
 
     gathered = gather(runs)
@@ -58,7 +59,9 @@ def report(
             print(f"fedflat: left out: {reason}", file=sys.stderr)
     names = [name.strip() for name in columns.split(",") if name.strip()]
     options: dict[str, Any] = {"baseline": baseline, "by": by, "apart": apart, "columns": names, "figures": figures}
-    options["labels"] = read_labels(label)
+    options["labels"] = read_labels(
+        label, [row for group in group_runs(gathered.records, apart) for row, _, _ in group.rows] if label else ()
+    )
     document, files = write_report(gathered, out, title=title, targets=target, **options)
     if as_json:
         sections = [{key: section[key] for key in JSON_ENTRIES} for section in document["sections"]]
@@ -72,15 +75,21 @@ def report(
     screen().print(key_values(files))
 
 
-def read_labels(texts: list[str]) -> dict[str, str]:
-    """Parse display names such as ``fednorm=FedNorm (ours)``; a row's own settings may contain ``=`` in parentheses.
+def read_labels(texts: list[str], rows: Sequence[str]) -> dict[str, str]:
+    """Parse display names such as ``fednorm=FedNorm (ours)``.
 
-    >>> read_labels(["fednorm=FedNorm (ours)", "fedsam(rho=0.1)=FedSAM"])
-    {'fednorm': 'FedNorm (ours)', 'fedsam(rho=0.1)': 'FedSAM'}
+    Args:
+        texts: the display names, as ``ROW=NAME`` or ``ALGORITHM=NAME``.
+        rows: the labels of all rows, which may contain ``=``.
+
+    >>> read_labels(["fedavg, lr=0.02=FedAvg", "fedsam(rho=0.1)=FedSAM"], ["fedavg, lr=0.02"])
+    {'fedavg, lr=0.02': 'FedAvg', 'fedsam(rho=0.1)': 'FedSAM'}
     """
     labels = {}
     for text in texts:
-        match = re.fullmatch(r"((?:[^=(]|\([^)]*\))+)=(.+)", text)
+        row = max((row for row in rows if text.startswith(f"{row}=")), key=len, default=None)
+        pattern = r"(?:[^=(]|\([^)]*\))+" if row is None else re.escape(row)
+        match = re.fullmatch(f"({pattern})=(.+)", text)
         if not match:
             raise UserError(f"cannot read --label '{text}'; expected ROW=NAME, e.g. 'fednorm=FedNorm (ours)'")
         labels[match[1].strip()] = match[2].strip()

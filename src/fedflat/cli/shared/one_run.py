@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CURVE = "curve.png"
 """File of the learning curve in a run folder."""
 MAX_OTHER_METRICS = 3
-"""Largest number of metrics that are shown besides the primary one."""
+"""Largest number of metrics shown in addition to the primary one."""
 COSTS = ("backward_passes", "samples", "bytes_down", "bytes_up")
 STATUS_STYLE = {
     "finished": "green",

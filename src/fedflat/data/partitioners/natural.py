@@ -17,7 +17,7 @@ class Natural(Partitioner):
 
     If a natural client (a writer, role, city or domain) has more than ``largest`` examples, it is divided into several
     clients. With ``clients``, the natural clients with the most examples per client are divided until there are that
-    many. The setting ``data.clients`` is left out (or null); another number than the partition's own is rejected.
+    many. Omit ``data.clients`` (or pass null), or set it to the partition's own number; any other number is rejected.
     """
 
     by_label = False

@@ -135,11 +135,13 @@ class PartitionModifier(ABC):
         return clients, ()
 
 
-def check_clients(clients: int | None, examples: int) -> int:
-    """Return the number of clients, after checking that it is at least 1 and at most the number of examples."""
-    if clients is None or clients < 1:
+def check_clients(clients: int | None, examples: int | None = None) -> int:
+    """Return the number of clients, after checking that it is at least 1 and at most ``examples``, if given."""
+    if clients is None:
+        raise UserError("this partition needs a number of clients; set it: --clients N, in Python clients=N")
+    if clients < 1:
         raise UserError(f"this partition needs at least 1 client, not {clients}")
-    if clients > examples:
+    if examples is not None and clients > examples:
         raise UserError(f"{examples} training examples are too few for {clients} clients; expected at least one each")
     return clients
 

@@ -9,7 +9,7 @@ from typing import overload
 import numpy as np
 
 from fedflat.data.partitioners.dirichlet import ALPHA_HELP, log_dirichlet, softmax
-from fedflat.data.partitioners.partitioner import IntArray, LabelledExamples, Partitioner
+from fedflat.data.partitioners.partitioner import IntArray, LabelledExamples, Partitioner, check_clients
 from fedflat.errors import UserError
 from fedflat.text import param
 
@@ -48,9 +48,7 @@ class Virtual(Partitioner):
             raise UserError(
                 f"the partition virtual(clients={self.clients}) conflicts with clients={clients}; give only one of them"
             )
-        number = self.clients or clients
-        if number is None or number < 1:
-            raise UserError(f"this partition needs at least 1 client, not {number}")
+        number = check_clients(self.clients or clients)
         sorted_by_class = np.argsort(data.targets, kind="stable")
         counts = data.class_counts
         seed = int(rng.integers(2**63))

@@ -70,19 +70,20 @@ class ArrayFiles(DatasetSource):
         """Read the arrays in the format that the path suggests, and build the dataset."""
         from fedflat.data.files.tables import is_table, read_table
 
-        path = Path(self.path).expanduser().absolute()
+        path, columns = Path(self.path).expanduser().absolute(), ()
         if path.suffix == ".npz" and path.is_file():
             arrays = _read_npz(path, data_dir)
         elif is_table(path):
             arrays = read_table(
                 path, **{name: getattr(self.options, name) for name in ("target", "group", "shape", "drop")}
             )
+            columns = arrays["columns"]
         elif path.is_dir():
             arrays = {file.stem: _read_npy(file) for file in sorted(path.glob("*.npy"))}
         else:
             problem = "has an unknown format" if path.exists() else f"does not exist{similar_file(path)}"
             raise UserError(f"{path} {problem}; expected an .npz, .parquet or .csv file, or a folder of .npy files")
-        dataset = dataset_of_arrays(self.text, arrays, path, data_dir)
+        dataset = replace(dataset_of_arrays(self.text, arrays, path, data_dir), columns=tuple(columns))
         return standardise(dataset) if self.options.standardise else dataset
 
 
@@ -118,7 +119,7 @@ def dataset_of_arrays(name: str, arrays: NamedArrays, path: Path, data_dir: Path
             counts = ", ".join(f"{length} {name}" for name, length in lengths.items())
             raise UserError(f"{path} has {counts}; expected the same number of each")
         arguments |= _split_off_test_set(arguments, name, data_dir)
-    return replace(from_arrays(**arguments, name=name), columns=tuple(arrays.get("columns", ())))
+    return from_arrays(**arguments, name=name)
 
 
 def _split_off_test_set(arrays: dict[str, Any], name: str, data_dir: Path) -> dict[str, Any]:

@@ -58,8 +58,15 @@ def write_state(path: Path, tensors: Mapping[str, Tensor], format: Format, about
         path: the file; its folder is created if necessary.
         tensors: the state dict.
         format: ``torch`` or ``safetensors``.
-        about: description of the model, for the header of a safetensors file, or for a JSON file next to a torch file.
+        about: description of the model, for the header of a safetensors file, or for ``<path>.json`` next to a torch
+            file.
+
+    Raises:
+        UserError: the JSON file exists and does not describe an exported model.
     """
+    about_file = path.with_name(f"{path.name}.json")
+    if format == "torch":
+        _require_replaceable(about_file)
     copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     if format == "safetensors":
         content = save(copies, {"format": "pt", "fedflat": json.dumps(about)})
@@ -70,13 +77,22 @@ def write_state(path: Path, tensors: Mapping[str, Tensor], format: Format, about
     create_folder(path.parent)
     write_atomically(path, content)
     if format == "torch":
-        write_atomically(path.with_suffix(".json"), json.dumps(about, indent=2) + "\n")
+        write_atomically(about_file, json.dumps(about, indent=2) + "\n")
 
 
-def input_metadata(data: Dataset) -> dict[str, list[Any]]:
-    """What a program needs to prepare inputs and read outputs: input shape and columns, classes and statistics."""
-    names = ("input_shape", "columns", "classes", "mean", "std", "target_mean", "target_std")
-    return {name: list(getattr(data, name)) for name in names}
+def _require_replaceable(file: Path) -> None:
+    """Raise a ``UserError`` if a JSON file exists that does not describe an exported model."""
+    if not file.exists():
+        return
+    try:
+        about = json.loads(file.read_text())
+    except (OSError, ValueError):
+        about = None
+    if not (isinstance(about, dict) and {"model", "algorithm", "rounds"} <= about.keys()):
+        raise UserError(
+            f"{file} exists and does not describe an exported model; the export would overwrite it; "
+            "move it, or choose another file name for the model"
+        )
 
 
 def write_onnx(path: Path, network: nn.Module, data: Dataset, about: Mapping[str, Any]) -> None:

@@ -168,13 +168,13 @@ class Lock:
         self._folder = folder.absolute()  # the process may change its working directory
         self._lock: FileLock | None = None
 
-    def acquire(self, wait: bool = False) -> None:
-        """Lock the folder; if it is locked already, wait for it or raise ``LockedError``."""
+    def acquire(self, timeout: float = 0) -> None:
+        """Lock the folder; if it is still locked after ``timeout`` seconds (-1: no limit), raise ``LockedError``."""
         create_folder(self._given)
         lock = FileLock(self._folder / LOCK_FILE, thread_local=False)
         with explain_os_error(self._given, "lock"):
             try:
-                lock.acquire(blocking=wait)
+                lock.acquire(timeout)
             except Timeout:
                 raise LockedError(self._in_use()) from None
         self._lock = lock
@@ -201,7 +201,7 @@ class Lock:
 def locked(folder: Path, wait: bool = False) -> Iterator[None]:
     """Hold the lock of a folder within the context; if it is taken, wait for it or raise ``LockedError``."""
     lock = Lock(folder)
-    lock.acquire(wait)
+    lock.acquire(-1 if wait else 0)
     try:
         yield
     finally:

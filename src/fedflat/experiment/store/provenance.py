@@ -1,4 +1,4 @@
-"""The inputs that a run began with, recorded as a hash of the partition and fingerprints of user-supplied objects."""
+"""The inputs that a run began with: partition hash, fingerprints of user-supplied objects, statistics of the data."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from fedflat.experiment.store.run_folder import RunFolder
 
 FINGERPRINTS_KEY = "own"
 """Key in ``partition.json`` for the fingerprints of user-supplied objects."""
+METADATA_KEY = "data"
+"""Key in ``partition.json`` for the metadata of the dataset."""
 MAX_HASHED_BYTES, SAMPLED_EXAMPLES = 2**26, 1000
 """Inputs larger than 64 MiB are fingerprinted by 1000 of their examples."""
 ARGUMENTS = {"data": "dataset"}
@@ -27,11 +29,30 @@ ARGUMENTS = {"data": "dataset"}
 
 
 def provenance(partition: Partition, data: Dataset, user_objects: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of ``partition.json``: the partition's description and the user-supplied objects' fingerprints."""
+    """The content of ``partition.json``: descriptions of partition and data, fingerprints of user-supplied objects."""
     return {
         **partition.describe(data.train.targets.cpu(), data.num_classes),
         FINGERPRINTS_KEY: fingerprints(user_objects),
+        METADATA_KEY: input_metadata(data),
     }
+
+
+def input_metadata(data: Dataset) -> dict[str, list[Any]]:
+    """What a program needs to prepare inputs and read outputs: input shape and columns, classes and statistics."""
+    names = ("input_shape", "columns", "classes", "mean", "std", "target_mean", "target_std")
+    return {name: list(getattr(data, name)) for name in names}
+
+
+def recorded_metadata(folder: RunFolder) -> dict[str, Any]:
+    """The metadata of the dataset that a run was trained on; empty, with a warning, if the run did not record it."""
+    try:
+        return dict(folder.partition()[METADATA_KEY])
+    except (DamagedFile, KeyError, TypeError, ValueError):
+        warnings.warn(
+            f"the run in {folder.path} has no record of its data's statistics; the exported file leaves them out",
+            stacklevel=3,
+        )
+        return {}
 
 
 def fingerprints(user_objects: Mapping[str, Any]) -> dict[str, str]:

@@ -39,6 +39,8 @@ from fedflat.registry import load_recorded, loaded_plugins
 
 PLUGINS = "plugins.json"
 """File with the paths and sha256 of the plugins that were loaded when the run began."""
+LOCK_TIMEOUT = 0.5
+"""Seconds to wait for a run's lock, because ``is_free`` holds it for a moment when another process shows the run."""
 _DESCRIPTION = ("partition.json", PLUGINS, "status.json", "config.yaml")
 LEFTOVERS = {*_DESCRIPTION, *(f"{name}.part" for name in _DESCRIPTION), "checkpoint", "state", LOCK_FILE}
 """Files and folders left by a run that was killed before it wrote its config; a folder with only these is reused."""
@@ -139,7 +141,7 @@ class RunFolder:
         """
         if self._lock is None:
             lock = Lock(self.path / "checkpoint", self.path)
-            lock.acquire()
+            lock.acquire(LOCK_TIMEOUT)
             self._lock = lock
 
     def release_lock(self) -> None:

@@ -27,6 +27,21 @@ def paper_name(label: str, names: Mapping[str, str]) -> str:
     return names.get(algorithm, default) + label.removeprefix(algorithm)
 
 
+def display_name(label: str, rows: Mapping[str, str], names: Mapping[str, str]) -> str:
+    """Write the label of a measured model, which may be that of a row with a suffix such as ``, seed 0``.
+
+    Args:
+        label: label of the model.
+        rows: display names of all rows by label.
+        names: display names that the user gave.
+
+    >>> display_name("fedavg, lr=0.1, seed 0", {"fedavg, lr=0.1": "Ours"}, {}), display_name("fedsam, seed 1", {}, {})
+    ('Ours, seed 0', 'FedSAM, seed 1')
+    """
+    row = max((row for row in rows if f"{label}, ".startswith(f"{row}, ")), key=len, default=None)
+    return paper_name(label, names) if row is None else rows[row] + label.removeprefix(row)
+
+
 def with_display_names(document: Mapping[str, Any], names: Mapping[str, str]) -> tuple[Values, dict[str, str]]:
     """Replace the labels of a report's rows by display names, and write partitions such as ``Dirichlet(0.1)``.
 
@@ -51,7 +66,9 @@ def with_display_names(document: Mapping[str, Any], names: Mapping[str, str]) ->
     for section in changed["sections"]:
         section["name"] = re.sub(r"\bdirichlet\(alpha=([\d.e-]+)\)", r"Dirichlet(\1)", section["name"])
         ranked = section["ranks"]["lines"] if section["ranks"] else []
-        for entry in (*section["rows"], *section["differences"], *ranked, *section["views"]["spectra"]):
-            entry["label"] = shown.get(entry["label"], entry["label"])
+        views = section["views"]
+        measured = (*views["spectra"], *views["clients"])
+        for entry in (*section["rows"], *section["differences"], *ranked, *measured):
+            entry["label"] = display_name(entry["label"], shown, names)
         section["notes"] = notes_of(section)
     return changed, shown

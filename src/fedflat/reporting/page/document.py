@@ -135,7 +135,7 @@ def _row_values(
 ) -> Values:
     """Compute summary values, rounds to targets and costs of a row: one model of an algorithm, over all seeds.
 
-    Diverged and unfinished runs are listed and count for rounds to targets, but they are left out of all means.
+    Diverged and unfinished runs are listed and count for rounds to targets, but means exclude them.
     """
     label, row, settings = labelled  # the settings in which the row differs from others
     seeds = [record.config.seed for record in row.records]

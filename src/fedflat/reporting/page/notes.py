@@ -53,9 +53,7 @@ def _run_notes(runs: Sequence[Values]) -> Notes:
         names = _listed(
             [f"{run['algorithm']} seed {run['seed']} ({run['rounds']} of {run['of']} rounds)" for run in unfinished]
         )
-        notes.append(
-            (WARN, f"{len(unfinished)} of {len(runs)} runs are unfinished, and means leave them out: {names}.")
-        )
+        notes.append((WARN, f"{len(unfinished)} of {len(runs)} runs are unfinished, and means exclude them: {names}."))
     stopped = sum(run["status"] == "stopped" for run in runs)
     if stopped:
         notes.append((INFO, f"{_counted(stopped, 'run')} stopped early, as configured."))

@@ -27,7 +27,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.store.files import create_folder, write_atomically
 from fedflat.reporting.figures.files import write_figure
 from fedflat.reporting.figures.style import MARKERS, LineStyle
-from fedflat.reporting.page.display_names import with_display_names
+from fedflat.reporting.page.display_names import display_name, with_display_names
 from fedflat.reporting.page.document import (
     SUMMARY_LABELS,
     has_uneven_means,
@@ -324,14 +324,15 @@ def write_report(
     check_columns(columns, targets)
     document = report_document(gathered, list(targets), baseline, by, apart)
     require_evaluations(document)
-    shown_document, names = with_display_names(document, labels or {})
+    labels = labels or {}
+    shown_document, names = with_display_names(document, labels)
     tables, too_wide = _table_files(shown_document, columns)
     create_folder(out)
     write_atomically(out / "values.csv", values_csv(document))
     for name, text in tables.items():
         write_atomically(out / name, text)
     landscapes = [
-        {names.get(name, name): landscape for name, landscape in landscapes_of(group).items()}
+        {display_name(name, names, labels): landscape for name, landscape in landscapes_of(group).items()}
         for group in group_runs(gathered.records, apart)
     ]
     version = f"fedflat {__version__} on {date.today().isoformat()}"
