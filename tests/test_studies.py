@@ -39,29 +39,6 @@ def study(name: str) -> ModuleType:
 
 
 @pytest.mark.slow
-def test_flat_minima_from_training_to_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flat_minima = study("flat_minima")
-    flat_minima.main([*SMALL, "--points", "5", "--out", str(tmp_path)])
-    numbers = json.loads((tmp_path / "numbers.json").read_text())
-    assert list(numbers["methods"]) == ["FedAvg", "FedSAM", "FedASAM + SWA", "FedMoSWA"] == list(numbers["landscapes"])
-    for method in numbers["methods"].values():
-        assert method["eigenvalues"] == sorted(method["eigenvalues"], reverse=True)
-        assert 0 <= method["accuracy"] <= 1
-    assert numbers["methods"]["FedASAM + SWA"]["model"] == "swa"
-    output = capsys.readouterr()
-    assert "lambda_max: Fed" in output.out
-    assert (tmp_path / "summary.txt").read_text() in output.out
-    assert "training FedAvg: " in output.err
-
-    for figure in tmp_path.glob("*.p*"):
-        figure.unlink()
-    flat_minima.main([*SMALL, "--out", str(tmp_path), "--draw-only"])
-    names = {path.name for path in tmp_path.glob("*.p*")}
-    assert names == {"flat_minima.png", "flat_minima.pdf", "plane.png", "plane.pdf"}
-    assert "training" not in capsys.readouterr().err
-
-
-@pytest.mark.slow
 def test_eccv_claims_are_measured_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     eccv_claims = study("eccv_claims")
     arguments = [*SMALL, "--moments", "1", "--out", str(tmp_path)]
