@@ -86,7 +86,7 @@ def test_resumes_after_being_killed(campaign: ModuleType, tmp_path: Path, monkey
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     process = subprocess.Popen([*script, *small(tmp_path / "killed", *words)], env=environment)
     metrics = tmp_path / "killed" / "work" / "runs" / JOB / "metrics.jsonl"
-    while not metrics.exists() or metrics.read_text().count("\n") < 3:
+    while not metrics.exists() or metrics.read_text().count("\n") < 4:  # after the checkpoint of round 2
         assert process.poll() is None
         time.sleep(0.05)
     process.kill()
