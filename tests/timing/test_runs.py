@@ -355,6 +355,7 @@ def test_algorithms_that_need_a_common_start_are_refused(algorithm: str) -> None
     [
         ({"algorithm": "fedcm", "policy": "fedbuff(sum=true)"}, "also computes server state; use fedbuff without sum"),
         ({"clock": "constant+markov", "federation__dropout": 0.5}, "decides who is available"),
+        ({"policy": "fedbuff(buffer=10001)"}, "buffer.*10000"),
         ({"policy": "deadline"}, "needs virtual time; add a clock, such as --clock 'lognormal"),
         ({"clock": "lognormal", "policy": "deadline(0.001)"}, "even the fastest one needs .* s; use a longer deadline"),
         ({"clock": "lognormal+constant"}, "sets the speed twice"),
