@@ -121,10 +121,10 @@ def _to_targets(
         targets, label_names = encode_labels(train, test, name, classes)
     if classes is None:
         highest = max(_highest_label(values, kind == "segmentation") for values in targets)
-        distinct = sum(len(torch.unique(values)) for values in targets)
+        distinct = len(torch.cat([torch.unique(values) for values in targets]).unique())
         if not label_names and highest >= max(MAX_UNNAMED_CLASSES, 10 * distinct):
             raise UserError(
-                f"{name} has label {highest}, but at most {distinct} different labels; number the classes 0, 1, 2, ... "
+                f"{name} has label {highest}, but only {distinct} different labels; number the classes 0, 1, 2, ... "
                 "(numpy.unique(labels, return_inverse=True)), or pass classes="
             )
         classes = label_names or [str(label) for label in range(highest + 1)]

@@ -155,9 +155,11 @@ def verdict(comparison: Comparison) -> str:
     if statistics.count < best["seeds"]:
         value += f", {statistics.count} of {best['seeds']} seeds"
     best_row = f"{best['label']} is best by the {MEAN_LABEL} ({value})"
+    if len(rows) == 1:
+        return f"{best['label']} has a {MEAN_LABEL} of {value}; there is nothing to compare it with."
     if len(ranked) == 1:
         others = {_outcome(row) for row in rows if row is not best}
-        return f"{best_row}; {'all others ' + ' or '.join(sorted(others)) if others else 'nothing to compare with'}."
+        return f"{best_row}; all others {' or '.join(sorted(others))}."
     number_format = _number_format(rows)
     lead = _lead(best, ranked[1], comparison, number_format)
     if "mean_last" not in first:
