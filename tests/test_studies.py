@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -239,10 +240,10 @@ def test_virtual_time_from_training_to_the_figure(tmp_path: Path, capsys: pytest
     virtual_time.main([*SMALL, *options, str(tmp_path), "--draw-only"])
 
 
-def measured_models(flatness_study: ModuleType) -> list[dict[str, Any]]:
+def measured_models(flatness_study: ModuleType, invariant: Sequence[str]) -> list[dict[str, Any]]:
     """Made-up models: the trace determines the gap, and lambda_max follows the training loss, which the gap ignores."""
     rng, models = np.random.default_rng(0), []
-    columns = ("lambda_max", "trace", *flatness_study.INVARIANT)
+    columns = ("lambda_max", "trace", *invariant)
     for family, algorithms in flatness_study.FAMILIES.items():
         for name in algorithms:
             for seed in range(3):
@@ -257,13 +258,14 @@ def measured_models(flatness_study: ModuleType) -> list[dict[str, Any]]:
 
 def test_the_flatness_study_finds_the_measure_that_predicts(tmp_path: Path) -> None:
     flatness_study = study("flatness_study")
-    models = measured_models(flatness_study)
+    analysis = study("flatness_analysis")
+    models = measured_models(flatness_study, analysis.INVARIANT)
     diverged = {**models[0], "excluded": "diverged"}
     untrained, incomplete = {**models[0], "test_error": 0.9}, {**models[0], "gap": None}
     (tmp_path / "models").mkdir()
     for number, model in enumerate([*models, diverged, untrained, incomplete]):
         (tmp_path / "models" / f"{number:03}.json").write_text(json.dumps(model))
-    document = flatness_study.analyse(tmp_path, resamples=100)
+    document = analysis.analyse(tmp_path, resamples=100)
     assert document["models"] == len(models) + 3 and len(document["excluded"]) == 3
     (cell,) = document["cells"].values()
     assert (cell["models"], cell["algorithms"]) == (84, 28)
@@ -275,19 +277,21 @@ def test_the_flatness_study_finds_the_measure_that_predicts(tmp_path: Path) -> N
     assert cell["across"]["accuracy_gap"]["lambda_max"]["value"] == pytest.approx(1)
     assert cell["partial"]["accuracy_gap"]["lambda_max"]["value"] is None
     assert "holm" not in cell["across"]["gap"]["train_loss"]
-    assert cell["gain_over_lambda_max"].keys() == set(flatness_study.INVARIANT)
+    panels = study("flatness_study_figure").correlation_figure(document["cells"]).axes
+    assert [label.get_text() for label in panels[0].get_yticklabels()][-1] == "train loss" and len(panels) == 3
+    assert cell["gain_over_lambda_max"].keys() == set(analysis.INVARIANT)
     assert "| trace | +0.9" in (tmp_path / "analysis.md").read_text() and cell["counted"]
     for number, model in enumerate(models[:63]):  # 63 models of 21 algorithms are now excluded, which is over a third
         (tmp_path / "models" / f"{number:03}.json").write_text(json.dumps({**model, "excluded": "diverged"}))
-    (cell,) = flatness_study.analyse(tmp_path, resamples=2)["cells"].values()
+    (cell,) = analysis.analyse(tmp_path, resamples=2)["cells"].values()
     assert cell["models"] == 21 and not cell["counted"]
     assert "not counted: more than a third excluded" in (tmp_path / "analysis.md").read_text()
-    assert flatness_study.is_included({**models[0], "train_loss": 0.0})
-    assert not flatness_study.is_included({**models[0], "train_loss": None})
+    assert analysis.is_included({**models[0], "train_loss": 0.0})
+    assert not analysis.is_included({**models[0], "train_loss": None})
 
 
 def test_statements_are_judged_by_the_sign_in_every_seed() -> None:
-    flatness_study, models = study("flatness_study"), []
+    analysis, models = study("flatness_analysis"), []
     for name, errors in {
         "fedsam": (0.1, 0.2, 0.2),
         "fedavg": (0.3, 0.3, 0.3),
@@ -298,7 +302,7 @@ def test_statements_are_judged_by_the_sign_in_every_seed() -> None:
         for seed, error in enumerate(errors):
             labels = {"dataset": "digits", "comparison": "equal loss", "alpha": 1.0, "algorithm": name, "seed": seed}
             models.append({**labels, "test_error": error, "measures": {"lambda_max": 1.0}})
-    verdicts = {row["statement"]: row["verdict"] for row in flatness_study.statements(models)}
+    verdicts = {row["statement"]: row["verdict"] for row in analysis.statements(models)}
     assert [verdicts[f"{name} has a lower test_error than fedavg"] for name in ("fedsam", "fedasam", "fedavg+swa")] == [
         *("supported", "contradicted", "mixed")
     ]
@@ -306,6 +310,36 @@ def test_statements_are_judged_by_the_sign_in_every_seed() -> None:
     assert verdicts["fedavg+wima has a lower test_error than fedavg"] == "incomplete"
     assert verdicts["fedsam+swa has a lower test_error than fedsam"] == "not measured"
     assert "fedswa has a lower test_error than fedsam" not in verdicts  # stated for alpha 0.1 only
+
+
+def test_conclusions_count_cells_with_both_signs() -> None:
+    analysis = study("flatness_analysis")
+    supported, reversed_, undecided = (
+        {"value": value, "holm": p} for value, p in ((0.5, 0.01), (-0.5, 0.01), (0.5, 0.2))
+    )
+    rows = {  # correlations in the four cells; the same when controlling for training loss, except for "confounded"
+        "good": [supported] * 4,
+        "half": [supported, supported, undecided, undecided],
+        "mixed": [supported, supported, supported, reversed_],
+        "confounded": [supported] * 4,
+    }
+    cells = []
+    for number in range(5):  # the last is a check that is not counted
+        across = {name: values[min(number, 3)] for name, values in rows.items()} | {"train_loss": supported}
+        tables = {kind: {"gap": across} for kind in ("across", "within")}
+        tables["partial"] = {"gap": across | {"confounded": undecided}}
+        dataset = ("digits", "digits", "fashion_mnist", "fashion_mnist", "cifar10")[number]
+        cells.append({**tables, "dataset": dataset, "comparison": "equal rounds", "counted": True})
+    result = analysis.conclusions(cells)
+    assert {name: row["verdict"] for name, row in result.items()} == {
+        "good": "predicts",
+        "half": "predicts in part",
+        "mixed": "does not predict",
+        "confounded": "does not predict",
+    }
+    counts = [result["confounded"][key] for key in ("H1", "H2", "H4", "both", "reversed", "cells")]
+    assert counts == [4, 0, 4, 0, 0, 4] and result["mixed"]["reversed"] == 1
+    assert analysis.conclusions([{**cell, "counted": False} for cell in cells]) == {}
 
 
 def test_the_round_at_equal_loss_is_the_first_that_reaches_it() -> None:
@@ -317,10 +351,9 @@ def test_the_round_at_equal_loss_is_the_first_that_reaches_it() -> None:
 
 
 @pytest.mark.slow
-def test_the_flatness_study_is_resumable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_flatness_study_is_resumable(tmp_path: Path) -> None:
     flatness_study = study("flatness_study")
-    monkeypatch.setattr(flatness_study, "ALPHAS", (1.0,))
-    options = words("--seeds 1 --algorithms fedsam fedavg+ema --resamples 5 --out")
+    options = words("--seeds 0 --alphas 1 --algorithms fedsam fedavg+ema --resamples 5 --out")
     flatness_study.main([*SMALL, *options, str(tmp_path)])
     files = sorted((tmp_path / "models").iterdir())
     assert len(files) == 6
