@@ -1,7 +1,7 @@
 """Does flatness predict generalisation in federated learning? The study registered in docs/flatness-study.md.
 
     python studies/flatness_study.py --dataset digits
-    python studies/flatness_study.py --dataset fashion_mnist --data-dir ~/data --device cuda --precision tf32
+    python studies/flatness_study.py --dataset fashion_mnist --model lenet5 --data-dir ~/data --device cuda
     python studies/flatness_study.py --dataset digits --analyse-only
 
 Trains all algorithms with all seeds at both levels of heterogeneity, measures every model twice, after the last round
@@ -43,6 +43,7 @@ FAMILIES = {
 BASELINE = "fedavg"
 LOSS_MARGIN = 1.1
 """At equal loss, a run is measured once its training loss is at most this times that of FedAvg's last model."""
+LOCAL_EPOCHS = {"digits": 5, "fashion_mnist": 2, "cifar10": 2}
 CHECKPOINTS = 20
 """Evaluated and saved models per run."""
 RESAMPLES = 10_000
@@ -137,7 +138,7 @@ def run_study(arguments: argparse.Namespace) -> None:
     chosen = [BASELINE, *(name for name in arguments.algorithms or families if name != BASELINE)]
     for alpha in arguments.alphas:
         settings = {**SETTINGS[arguments.dataset], **common_settings(arguments)}
-        settings["partition"] = f"dirichlet(alpha={alpha})"
+        settings |= {"partition": f"dirichlet(alpha={alpha})", "local_epochs": LOCAL_EPOCHS[arguments.dataset]}
         settings |= {"eval_every": every, "save_every": every, "flatness": f"every={every},what=gap"}
         for seed in arguments.seeds:
             target = math.nan
