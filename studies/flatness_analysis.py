@@ -17,6 +17,8 @@ from fedflat.experiment.store.files import write_atomically
 
 ALPHAS = (0.1, 1.0)
 """Concentrations of the Dirichlet partition, the two levels of heterogeneity."""
+MODELS = "models.jsonl"
+"""File of measured models, one per line."""
 COMPARISONS = ("equal rounds", "equal loss")
 CONTROLS = ("train_loss", "weight_norm", "gradient_norm")
 """Reported like measures of flatness, for comparison."""
@@ -138,7 +140,13 @@ def _add_holm(rows: dict[str, dict[str, float | None]]) -> None:
 
 def read_models(out: Path) -> list[dict[str, Any]]:
     """All measured models."""
-    return [json.loads(path.read_text()) for path in sorted((out / "models").glob("*.json"))]
+    path = out / MODELS
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def key_of(model: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What identifies a model of the study."""
+    return tuple(model[name] for name in ("dataset", "comparison", "alpha", "algorithm", "seed"))
 
 
 def is_included(model: Mapping[str, Any]) -> bool:
@@ -216,9 +224,7 @@ def statements(models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     A statement is supported if the difference is negative for all three seeds, and contradicted if it is positive for
     all three. It is incomplete if a seed of either algorithm is missing or excluded.
     """
-    by_key: dict[tuple[Any, ...], Mapping[str, Any]] = {}
-    for model in models:
-        by_key[tuple(model[name] for name in ("dataset", "comparison", "alpha", "algorithm", "seed"))] = model
+    by_key = {key_of(model): model for model in models}
     rows = []
     for first, second, alphas in STATEMENTS:
         for cell in sorted({key[:3] for key in by_key if key[2] in alphas}):

@@ -5,23 +5,24 @@
     python studies/flatness_study.py --dataset digits --analyse-only
 
 Trains all algorithms with all seeds at both levels of heterogeneity, measures every model twice, after the last round
-and at equal training loss, and writes one JSON file per model to OUT/models. Finished runs and measured models are not
-repeated, so an interrupted study continues with the same command. The analysis is written to OUT/analysis.json and
-OUT/analysis.md, with a figure. To divide the work among processes, give each its own --alphas, --seeds and --out, and
-copy the files of all OUT/models to one directory before --analyse-only.
+and at equal training loss, and writes the models with their measures to OUT/models.jsonl. Runs whose models are in that
+file are not repeated, so that an interrupted study continues with the same command, and a published one can be extended
+from studies/results/flatness_study.jsonl. The analysis is written to OUT/analysis.json and OUT/analysis.md, with a
+figure. To divide the work among processes, give each its own --alphas, --seeds and --out, and concatenate their
+models.jsonl before --analyse-only.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from flat_minima import SETTINGS
-from flatness_analysis import ALPHAS, COMPARISONS, SEEDS, analyse
+from flatness_analysis import ALPHAS, COMPARISONS, MODELS, SEEDS, analyse, key_of, read_models
 from flatness_study_figure import correlation_figure
 from study import common_arguments, common_settings, measuring_precision, plain, stage, trained, write_figure
 
@@ -90,65 +91,61 @@ def round_at_loss(rows: Mapping[int, Mapping[str, float | None]], target: float)
     return min((number for number, loss in losses if loss is not None and loss <= target), default=None)
 
 
-def target_loss(rows: Mapping[int, Mapping[str, float | None]]) -> float:
-    """The training loss to reach at equal loss, given the rows of FedAvg; NaN if its last model has no loss."""
-    last = rows[max(rows)]["train_loss"] if rows else None
-    return math.nan if last is None else LOSS_MARGIN * last
+def target_loss(baseline: Mapping[str, Any]) -> float:
+    """The training loss to reach at equal loss, given FedAvg's last model; NaN if that has no loss or diverged."""
+    loss = baseline.get("train_loss")
+    return math.nan if baseline["excluded"] or loss is None else LOSS_MARGIN * loss
 
 
-def measure_run(record: Record, labels: Mapping[str, Any], target: float, arguments: argparse.Namespace) -> None:
-    """Measure one run for both comparisons, unless it has been measured; a model that does not exist gets a reason."""
+def measured_model(record: Record, number: int | None, missing: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """A run's primary model after round ``number`` with losses and measures, or with the reason why it is excluded."""
     name = primary_model(record)
-    rows = losses_of(record, name)
-    rounds = (max(rows, default=None), round_at_loss(rows, target))
-    for comparison, number in zip(COMPARISONS, rounds, strict=True):
-        file = model_file(arguments.out, labels, comparison)
-        if file.exists():
-            continue
-        document = {**labels, "comparison": comparison, "model": name, "round": number, "excluded": ""}
-        if record.status == "diverged":
-            document["excluded"] = "diverged"
-        elif number is None:
-            reason = "FedAvg has no final training loss" if math.isnan(target) else f"never reached {target:.4g}"
-            document["excluded"] = f"training loss: {reason}" if rows else "no logged training loss"
-        else:
-            document |= rows[number]
-            precision = measuring_precision(arguments.precision)
-            opened = open_model(record, name=name, rounds=number, device=arguments.device, precision=precision)
-            objective = opened.objective("train")
-            sample = objective.subset(min(arguments.examples, objective.examples), seed=0)  # the same for all models
-            try:
-                document["measures"] = measures_of(sample, seed=0)
-            except fedflat.UserError as error:  # e.g. a product that is not finite
-                document["excluded"] = str(error)
-        write_atomically(file, json.dumps(plain(document), indent=1, allow_nan=False) + "\n")
-
-
-def model_file(out: Path, labels: Mapping[str, Any], comparison: str) -> Path:
-    """The JSON file of a model."""
-    words = (labels["dataset"], f"alpha{labels['alpha']:g}", labels["algorithm"], f"seed{labels['seed']}", comparison)
-    return out / "models" / f"{'-'.join(words).replace(' ', '-')}.json"
+    document = {"model": name, "round": number, "excluded": ""}
+    if record.status == "diverged":
+        document["excluded"] = "diverged"
+    elif number is None:
+        document["excluded"] = missing
+    else:
+        document |= losses_of(record, name)[number]
+        precision = measuring_precision(arguments.precision)
+        opened = open_model(record, name=name, rounds=number, device=arguments.device, precision=precision)
+        objective = opened.objective("train")
+        sample = objective.subset(min(arguments.examples, objective.examples), seed=0)  # the same for all models
+        try:
+            document["measures"] = measures_of(sample, seed=0)
+        except fedflat.UserError as error:  # e.g. a product that is not finite
+            document["excluded"] = str(error)
+    return document
 
 
 def run_study(arguments: argparse.Namespace) -> None:
-    """Train and measure whatever is missing."""
-    create_folder(arguments.out / "models")
+    """Train and measure whatever is missing in OUT/models.jsonl."""
+    create_folder(arguments.out)
+    models = {key_of(model): model for model in read_models(arguments.out)}
     every = max(arguments.rounds // CHECKPOINTS, 1)
     families = {name: family for family, names in FAMILIES.items() for name in names}
     chosen = [BASELINE, *(name for name in arguments.algorithms or families if name != BASELINE)]
-    for alpha in arguments.alphas:
-        settings = {**SETTINGS[arguments.dataset], **common_settings(arguments)}
-        settings |= {"partition": f"dirichlet(alpha={alpha})", "local_epochs": LOCAL_EPOCHS[arguments.dataset]}
-        settings |= {"eval_every": every, "save_every": every, "flatness": f"every={every},what=gap"}
-        for seed in arguments.seeds:
-            target = math.nan
-            for name in chosen:
-                labels = {"dataset": arguments.dataset, "alpha": alpha, "algorithm": name, "seed": seed}
-                with stage(" ".join(map(str, labels.values()))):
-                    record = trained(name, arguments.out / "runs" / f"alpha{alpha:g}", **{**settings, "seed": seed})
-                    if name == BASELINE and record.status != "diverged":
-                        target = target_loss(losses_of(record, primary_model(record)))
-                    measure_run(record, {**labels, "family": families[name]}, target, arguments)
+    for alpha, seed, name in itertools.product(arguments.alphas, arguments.seeds, chosen):
+        labels = {"dataset": arguments.dataset, "alpha": alpha, "algorithm": name, "family": families[name]}
+        labels |= {"seed": seed}
+        at_rounds, at_loss = ({**labels, "comparison": comparison} for comparison in COMPARISONS)
+        if key_of(at_rounds) in models and key_of(at_loss) in models:
+            continue
+        with stage(f"{arguments.dataset}, alpha {alpha:g}, {name}, seed {seed}"):
+            settings = {**SETTINGS[arguments.dataset], **common_settings(arguments), "seed": seed}
+            settings |= {"partition": f"dirichlet(alpha={alpha})", "local_epochs": LOCAL_EPOCHS[arguments.dataset]}
+            settings |= {"eval_every": every, "save_every": every, "flatness": f"every={every},what=gap"}
+            record = trained(name, arguments.out / "runs" / f"alpha{alpha:g}", **settings)
+            rows = losses_of(record, primary_model(record))
+            at_rounds |= measured_model(record, max(rows, default=None), "no logged training loss", arguments)
+            models[key_of(at_rounds)] = at_rounds
+            target = target_loss(models[key_of({**at_rounds, "algorithm": BASELINE})])
+            reason = f"never reached a training loss of {target:.4g}"
+            missing = "FedAvg has no final training loss" if math.isnan(target) else reason
+            at_loss |= measured_model(record, round_at_loss(rows, target), missing, arguments)
+            models[key_of(at_loss)] = at_loss
+        lines = (json.dumps(plain(model), allow_nan=False) + "\n" for model in models.values())
+        write_atomically(arguments.out / MODELS, "".join(lines))
 
 
 def main(words: Sequence[str] | None = None) -> None:
