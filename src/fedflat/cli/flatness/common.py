@@ -1,10 +1,15 @@
-"""Code shared by flatness commands: flags, opening and naming models, and output as files, tables and numbers."""
+"""Code shared by flatness commands: flags, opening and naming models, and output as files, tables and numbers.
+
+A command receives its shared flags as groups (``DataFlags``, ``ModelFlags``, ``OutputFlags``). It measures models with
+``measure_models`` and passes a document, and a function that prints it as tables, to ``OutputFlags.publish``.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,8 +17,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from fedflat.cli.shared.completion import complete_run
-from fedflat.cli.shared.flags import current_context, no_default, optional
-from fedflat.cli.shared.screen import fetch_if_missing, key_values, screen, shown_metric, table, with_unit
+from fedflat.cli.shared.flags import DATA_DIR, JSON, QUIET, SEED, current_context, no_default, optional
+from fedflat.cli.shared.screen import (
+    fetch_if_missing,
+    key_values,
+    print_json,
+    screen,
+    shown_metric,
+    status_line,
+    table,
+    with_unit,
+)
 from fedflat.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,6 +35,7 @@ if TYPE_CHECKING:
 
     from fedflat.experiment.analysis.post_hoc import PostHoc
     from fedflat.experiment.analysis.run_model import RunModel
+    from fedflat.flatness import Objective
 
 MODELS = typer.Argument(
     metavar="MODEL...",
@@ -28,14 +43,7 @@ MODELS = typer.Argument(
     "or with --module a weights file (.pt, .safetensors)",
     autocompletion=complete_run,
 )
-MODULE = no_default(
-    "--module", "function or class that builds the torch module of weights files", metavar="FILE.py:FUNCTION"
-)
-DATASET = no_default("--dataset", "dataset to measure weights files on (see fedflat data list)", metavar="NAME")
-ON = typer.Option("train", "--on", metavar="SET", help="train (all clients' data) or test")
-CLIENT = no_default("--client", "measure on one client's data (first client: 0)", metavar="I", min=0)
 EXAMPLES = optional("--examples", "number of random examples", "all", metavar="N", min=1)
-SUBSETS = optional("--subsets", "number of random subsets of --examples, for error bars", "3", min=1)
 BATCH = optional(
     "--batch-size", "examples per forward pass", "by example size; for CIFAR 97 on a CPU, 488 on a GPU", min=1
 )
@@ -50,26 +58,131 @@ OUT = optional(
 DEFAULT_SUBSETS = 3
 
 T = TypeVar("T")
-OUTPUT_FLAGS = ("out", "as_json", "quiet")
-"""Parameters of commands that do not affect results."""
+Progress = Callable[[str], None]
 SETTINGS = "settings.json"
 MAX_LISTED = 20
 """Maximum number of clients, classes or rounds listed individually."""
 
 
-def number_of_subsets(subsets: int | None, examples: int | None) -> int:
-    """Return the number of random subsets of examples to measure on; reject --subsets without --examples."""
-    if subsets is not None and examples is None:
-        raise UserError("--subsets needs --examples, the number of examples per subset")
-    return subsets or DEFAULT_SUBSETS
+@dataclass(frozen=True)
+class DataFlags:
+    """Flags that choose the data to measure on."""
+
+    on: str = typer.Option("train", "--on", metavar="SET", help="train (all clients' data) or test")
+    client: int | None = no_default("--client", "measure on one client's data (first client: 0)", metavar="I", min=0)
+    examples: int | None = EXAMPLES
+    subsets: int | None = optional(
+        "--subsets", "number of random subsets of --examples, for error bars", f"{DEFAULT_SUBSETS}", min=1
+    )
+    seed: int = SEED
+    batch: int | None = BATCH
+
+    def __post_init__(self) -> None:
+        if self.subsets is not None and self.examples is None:
+            raise UserError("--subsets needs --examples, the number of examples per subset")
+
+    @property
+    def name(self) -> str:
+        """Name of the data, for headings and files."""
+        return self.on if self.client is None else f"client {self.client}"
+
+    def objectives(self, model: RunModel) -> list[Objective]:
+        """Return the loss of a model on each random subset of the data."""
+        return model.objectives(
+            self.on,
+            client=self.client,
+            examples=self.examples,
+            subsets=self.subsets or DEFAULT_SUBSETS,
+            seed=self.seed,
+            batch=self.batch,
+        )
 
 
-def data_name(on: str, client: int | None) -> str:
-    """Return the name of the data that are measured on, for headings and files."""
-    return on if client is None else f"client {client}"
+@dataclass(frozen=True)
+class ModelFlags:
+    """Flags that say how to open models, and what weights files belong to."""
+
+    device: str = DEVICE
+    precision: str | None = PRECISION
+    module: str | None = no_default(
+        "--module", "function or class that builds the torch module of weights files", metavar="FILE.py:FUNCTION"
+    )
+    dataset: str | None = no_default(
+        "--dataset", "dataset to measure weights files on (see fedflat data list)", metavar="NAME"
+    )
+    data_dir: Path | None = DATA_DIR
 
 
-def open_run(run: Path, silent: bool, progress: Callable[[str], None], **options: Any) -> PostHoc:
+@dataclass(frozen=True)
+class OutputFlags:
+    """Flags for the output of a command; they do not affect results."""
+
+    out: Path | None = OUT
+    as_json: bool = JSON
+    quiet: bool = QUIET
+
+    @property
+    def silent(self) -> bool:
+        """Whether to show no progress."""
+        return self.quiet or self.as_json
+
+    def publish(
+        self,
+        default: Path,
+        document: dict[str, Any],
+        show: Callable[[], None],
+        figure: Figure | None = None,
+        notes: Mapping[str, object] | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Write results to the output folder, then print them: as JSON with --json, otherwise as tables.
+
+        Args:
+            default: output folder without --out.
+            document: the results as JSON-compatible values, written to ``name.json``.
+            show: prints the results as tables.
+            figure: written to ``name.png``.
+            notes: texts to print by label, above the paths of the files.
+            name: name of the files; default: that of the default folder.
+        """
+        files = write_results(result_folder(self.out, default), name or default.name, document, figure)
+        if self.as_json:
+            print_json({"files": files, **document})
+            return
+        show()
+        print_files({**(notes or {}), **files})
+
+
+def measure_models(
+    references: Sequence[str],
+    data: DataFlags,
+    opening: ModelFlags,
+    output: OutputFlags,
+    measure: Callable[[Objective, Progress], T],
+) -> tuple[dict[str, RunModel], dict[str, list[T]]]:
+    """Open models and measure each of them on every random subset of the data.
+
+    Args:
+        references: the models, as in ``open_models``.
+        data, opening, output: flags of the command.
+        measure: measures an objective, and passes descriptions of its progress to its second argument.
+
+    Returns:
+        The models by name, and by name the results on each subset.
+    """
+    results: dict[str, list[T]] = {}
+    with status_line(output.silent) as progress:
+        models = open_models(references, output.silent, opening)
+        for name, model in models.items():
+
+            def describe(text: str, name: str = name) -> None:
+                progress(f"{name}: {text}")
+
+            results[name] = [measure(objective, describe) for objective in data.objectives(model)]
+    return models, results
+
+
+def open_run(run: Path, silent: bool, progress: Progress, **options: Any) -> PostHoc:
     """Open a run for measurements after training; download its dataset first if it is missing.
 
     Args:
@@ -91,23 +204,13 @@ def heading_of(run: PostHoc) -> str:
     return f"{run.config.algorithm}   {run.config.data.dataset}, seed {run.config.seed}"
 
 
-def open_models(
-    references: Sequence[str],
-    silent: bool,
-    device: str,
-    precision: str | None,
-    module: str | None,
-    dataset: str | None,
-    data_dir: Path | None,
-) -> dict[str, RunModel]:
+def open_models(references: Sequence[str], silent: bool, flags: ModelFlags) -> dict[str, RunModel]:
     """Open models by references such as ``RUN:wima@50`` or ``model.pt``; download missing datasets first.
 
     Args:
         references: models of runs, or weights files.
         silent: show no progress of downloads.
-        device, precision: where and how to measure.
-        module: for weights files, ``FILE.py:FUNCTION`` of the function that builds the module.
-        dataset, data_dir: for weights files, the dataset and its folder.
+        flags: device and precision; for weights files, also their module and dataset.
 
     Returns:
         The models by their shortest distinct names.
@@ -118,22 +221,22 @@ def open_models(
     from fedflat.experiment.store.run_folder import load_record
 
     files = [text for text in references if is_weights_file(text)]
-    _require_module_and_dataset(files, module, dataset)
+    _require_module_and_dataset(files, flags.module, flags.dataset)
+    how = {"device": flags.device, "precision": flags.precision}
     for text in references:
         _require_once(text, references)
         if text not in files:
             fetch_if_missing(load_record(parse_reference(text).run).config, silent)
-    config = external_config(dataset, data_dir) if dataset else None
+    config = external_config(flags.dataset, flags.data_dir) if flags.dataset else None
     if config is not None:
         fetch_if_missing(config, silent)
     models: list[RunModel] = []
     for text in references:
         if text in files:
-            assert module is not None and config is not None
-            torch_module = build_module(module)
-            models.append(open_external_model(Path(text), torch_module, config, device=device, precision=precision))
+            assert flags.module is not None and config is not None
+            models.append(open_external_model(Path(text), build_module(flags.module), config, **how))
         else:
-            models.append(open_model_or_client(text, device=device, precision=precision))
+            models.append(open_model_or_client(text, **how))
     labels = [model.label for model in models]
     for label in labels:
         _require_once(label, labels)
@@ -216,7 +319,8 @@ def result_folder(out: Path | None, default: Path) -> Path:
     """
     from fedflat.experiment.store.files import create_folder, write_atomically
 
-    parameters = {name: value for name, value in current_context().params.items() if name not in OUTPUT_FLAGS}
+    output_flags = [field.name for field in fields(OutputFlags)]
+    parameters = {name: value for name, value in current_context().params.items() if name not in output_flags}
     settings = json.dumps(parameters, indent=2, default=str) + "\n"
     folder, number = out or default, 1
     while out is None and folder.exists() and _text_of(folder / SETTINGS) != settings:
