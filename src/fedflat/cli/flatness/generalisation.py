@@ -8,13 +8,7 @@ from typing import Any
 import typer
 
 from fedflat.cli.flatness.clients import CLIENTS, EXAMPLES
-from fedflat.cli.flatness.common import (
-    OutputFlags,
-    heading_of,
-    open_run,
-    print_table,
-    three_digits,
-)
+from fedflat.cli.flatness.common import OutputFlags, heading_of, open_run, print_table, three_digits
 from fedflat.cli.shared.flags import AVERAGE, RUN, SEED, with_flag_groups
 from fedflat.cli.shared.screen import status_line
 

@@ -11,16 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.flatness.common import (
-    MODELS,
-    ModelFlags,
-    OutputFlags,
-    default_folder,
-    open_models,
-    print_files,
-    print_table,
-    result_folder,
-)
+from fedflat.cli.flatness.common import OutputFlags, print_files, print_table, result_folder
+from fedflat.cli.flatness.models import MODELS, ModelFlags, default_folder, open_models
 from fedflat.cli.shared.completion import complete_run
 from fedflat.cli.shared.flags import SEED, optional, with_flag_groups
 from fedflat.cli.shared.screen import counted, print_json, screen, shown_count, shown_seconds

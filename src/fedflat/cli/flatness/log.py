@@ -6,13 +6,7 @@ from pathlib import Path
 
 import typer
 
-from fedflat.cli.flatness.common import (
-    OUT,
-    OutputFlags,
-    evenly_spaced,
-    print_table,
-    three_digits,
-)
+from fedflat.cli.flatness.common import OUT, OutputFlags, evenly_spaced, print_table, three_digits
 from fedflat.cli.shared.completion import complete_run
 from fedflat.cli.shared.flags import JSON, optional
 

@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.flatness.common import (
+from fedflat.cli.flatness.common import OutputFlags, Progress, plus_minus, print_table
+from fedflat.cli.flatness.models import (
     MODELS,
     DataFlags,
     ModelFlags,
-    OutputFlags,
-    Progress,
     default_folder,
     measure_models,
-    plus_minus,
-    print_table,
     test_column,
     test_metric,
 )

@@ -7,20 +7,8 @@ from pathlib import Path
 
 import typer
 
-from fedflat.cli.flatness.common import (
-    BATCH,
-    DEVICE,
-    EXAMPLES,
-    PRECISION,
-    ModelFlags,
-    OutputFlags,
-    default_folder,
-    evenly_spaced,
-    mean,
-    open_models,
-    print_table,
-    three_digits,
-)
+from fedflat.cli.flatness.common import OutputFlags, evenly_spaced, mean, print_table, three_digits
+from fedflat.cli.flatness.models import BATCH, DEVICE, EXAMPLES, PRECISION, ModelFlags, default_folder, open_models
 from fedflat.cli.shared.completion import complete_run
 from fedflat.cli.shared.flags import SEED, no_default, with_flag_groups
 from fedflat.cli.shared.screen import status_line

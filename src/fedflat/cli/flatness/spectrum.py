@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.flatness.common import (
-    MAX_LISTED,
+from fedflat.cli.flatness.common import MAX_LISTED, OutputFlags, Progress, plus_minus, print_table
+from fedflat.cli.flatness.models import (
     MODELS,
     DataFlags,
     ModelFlags,
-    OutputFlags,
-    Progress,
     default_folder,
     measure_models,
-    plus_minus,
-    print_table,
     test_column,
     test_metric,
 )

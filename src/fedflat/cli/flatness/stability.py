@@ -7,13 +7,7 @@ from typing import Any
 
 import typer
 
-from fedflat.cli.flatness.common import (
-    OutputFlags,
-    evenly_spaced,
-    mean,
-    print_table,
-    three_digits,
-)
+from fedflat.cli.flatness.common import OutputFlags, evenly_spaced, mean, print_table, three_digits
 from fedflat.cli.shared.completion import complete_algorithm
 from fedflat.cli.shared.flags import CONFIG, JSON, QUIET, SET, optional, with_settings
 from fedflat.cli.shared.screen import status_line
