@@ -333,7 +333,7 @@ def decide_precision(config: Config, recorded: Config | None = None) -> Config:
     else:
         uses_gpu = engine.device != "cpu" and torch.cuda.is_available()
         precision = "tf32" if uses_gpu and gpu_has_tf32() else "float32"
-    return config.model_copy(update={"engine": engine.model_copy(update={"precision": precision})})
+    return config.changed(engine={"precision": precision})
 
 
 def device_of(config: Config) -> torch.device:
@@ -357,10 +357,9 @@ def is_user_supplied(name: str) -> bool:
 def name_user_objects(config: Config, data: Dataset | None, model: nn.Module | None) -> Config:
     """Copy a config and put the names of the user-supplied dataset and model into it."""
     if model is not None:
-        config = config.model_copy(update={"model": f"{CUSTOM}:{type(model).__name__}"})
+        config = config.changed(model=f"{CUSTOM}:{type(model).__name__}")
     if data is not None:
-        settings = config.data.model_copy(update={"dataset": f"{CUSTOM}:{data.name}"})
-        config = config.model_copy(update={"data": settings})
+        config = config.changed(data={"dataset": f"{CUSTOM}:{data.name}"})
     return config
 
 

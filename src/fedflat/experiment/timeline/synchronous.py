@@ -93,4 +93,5 @@ class SynchronousTimeline(TimedTimeline):
         steps = np.array([plan.unlimited_steps(seed, round, client, size) for client, size in sizes.items()])
         positions, self._duration = self._policy.count(self.clock, sampled, steps, wanted)
         self._unused = len(sampled) - len(positions)
-        return sampled[positions].tolist()
+        counted: list[int] = sampled[positions].tolist()
+        return counted
