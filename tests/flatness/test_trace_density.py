@@ -62,7 +62,9 @@ def test_hutch_plus_plus_needs_fewer_products() -> None:
     truth = float(matrix.trace())
     assert abs(better.value - truth) <= 2 * better.half_width and better.half_width < plain.half_width / 100
     pairs = lanczos(Operator.of_matrix(matrix), Ends(4), tolerance=1e-8)  # the sketch finds the other four
-    both = estimate_trace(operators[1], estimator="hutch++", draws=15, values=pairs.values, vectors=pairs.vectors)
+    known, counts = {"values": pairs.values, "vectors": pairs.vectors}, list[int]()
+    both = estimate_trace(operators[1], estimator="hutch++", draws=15, progress=counts.append, **known)
+    assert counts == [11, 12, 13, 14, 15]  # the sketch has taken the first ten products
     assert abs(both.value - truth) <= 2 * both.half_width and both.half_width < plain.half_width / 100
 
 

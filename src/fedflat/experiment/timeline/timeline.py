@@ -72,7 +72,6 @@ class Timeline:
     def train(self, engine: Engine, server: ServerState, read_client: ReadClient) -> TrainedRound:
         """Train the next round; ``server`` is the server before it."""
         self.participants = tuple(self._cohort(server.rounds))
-        self._sampled = None
         if not self.participants:
             self.idle_rounds += 1
             return TrainedRound([], None, [], Cost())
