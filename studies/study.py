@@ -20,7 +20,7 @@ from fedflat.cli.shared.screen import shown_seconds
 from fedflat.experiment.store.files import create_folder, write_atomically
 from fedflat.experiment.store.run_folder import Record
 from fedflat.flatness import Ends, Objective, Operator, lanczos
-from fedflat.flatness.curvature.trace import hutchinson
+from fedflat.flatness.curvature.trace import estimate_trace
 from fedflat.reporting.progress import Lines
 
 TOLERANCE = 0.005
@@ -98,7 +98,7 @@ def curvature(objective: Objective, count: int = 5, draws: int = 20, seed: int =
     """Training loss, the ``count`` largest eigenvalues, and the trace with its confidence interval."""
     operator = Operator.of_hessian(objective)
     spectrum = lanczos(operator, Ends(min(count, objective.size)), tolerance=TOLERANCE, seed=seed)
-    trace = hutchinson(operator, draws=draws, seed=seed, values=spectrum.values, vectors=spectrum.vectors)
+    trace = estimate_trace(operator, draws=draws, seed=seed, values=spectrum.values, vectors=spectrum.vectors)
     return {
         "train_loss": float(objective.loss()),
         "eigenvalues": [float(value) for value in spectrum.values],

@@ -110,6 +110,7 @@ def main() -> None:
             fedflat.run("fedavg", progress=False, **SETTINGS)
         counts["`fedflat.run`"] = len(counter.files)
         task = command("flatness", "spectrum", str(folder / "first"), "--eigenvalues", "1")
+        task()
         counts["the first product of `fedflat flatness spectrum RUN`"] = count_until(
             Objective, "hessian_products", task
         )

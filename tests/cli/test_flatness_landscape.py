@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedflat.cli.flatness import landscape as flatness_landscape
-from fedflat.cli.flatness.common import short_names
+from fedflat.cli.flatness.models import short_names
 from fedflat.experiment.analysis.run_model import open_model_or_client
 
 from .conftest import Fedflat

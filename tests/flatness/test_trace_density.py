@@ -13,7 +13,7 @@ import torch
 from fedflat.errors import UserError
 from fedflat.flatness import Ends, Operator, lanczos, spectrum_of
 from fedflat.flatness.curvature.krylov import Krylov
-from fedflat.flatness.curvature.trace import hutch_plus_plus, hutchinson, lanczos_quadrature
+from fedflat.flatness.curvature.trace import estimate_trace, lanczos_quadrature
 from fedflat.flatness.estimate import estimate
 
 from .networks import NETWORKS, case, symmetric, true_hessian
@@ -22,22 +22,22 @@ from .networks import NETWORKS, case, symmetric, true_hessian
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_trace_lies_in_its_interval(name: str) -> None:
     truth = float(true_hessian(name).trace())
-    found = hutchinson(Operator.of_matrix(true_hessian(name)), draws=40, seed=1)
+    found = estimate_trace(Operator.of_matrix(true_hessian(name)), draws=40, seed=1)
     # One of six networks may lie outside a 95 % interval; the coverage is tested below.
     assert found.low - found.half_width <= truth <= found.high + found.half_width
     assert found.draws == 40 and found.half_width < 2 * abs(truth) + 1
 
 
 def test_the_trace_of_a_network_from_products_only() -> None:
-    by_products = hutchinson(Operator.of_hessian(case("mlp").objective()), draws=10)
-    by_matrix = hutchinson(Operator.of_matrix(true_hessian("mlp")), draws=10)
+    by_products = estimate_trace(Operator.of_hessian(case("mlp").objective()), draws=10)
+    by_matrix = estimate_trace(Operator.of_matrix(true_hessian("mlp")), draws=10)
     assert by_products.value == pytest.approx(by_matrix.value, rel=1e-10)
 
 
 def test_the_interval_has_its_nominal_coverage() -> None:
     matrix = symmetric(torch.linspace(-1, 4, 60) ** 3)
     truth = float(matrix.trace())
-    found = [hutchinson(Operator.of_matrix(matrix), draws=10, seed=seed) for seed in range(200)]
+    found = [estimate_trace(Operator.of_matrix(matrix), draws=10, seed=seed) for seed in range(200)]
     covered = sum(one.low <= truth <= one.high for one in found) / len(found)
     assert 0.90 <= covered <= 0.99
     assert np.mean([one.value for one in found]) == pytest.approx(truth, rel=0.02)
@@ -46,8 +46,8 @@ def test_the_interval_has_its_nominal_coverage() -> None:
 def test_known_eigenvectors_narrow_the_interval() -> None:
     matrix = symmetric(torch.cat([torch.tensor([50.0, 30.0, -20.0]), torch.linspace(0, 0.01, 200)]))
     pairs = lanczos(Operator.of_matrix(matrix), Ends(2, 1), tolerance=1e-8)
-    plain = hutchinson(Operator.of_matrix(matrix), draws=20)
-    better = hutchinson(Operator.of_matrix(matrix), draws=20, values=pairs.values, vectors=pairs.vectors)
+    plain = estimate_trace(Operator.of_matrix(matrix), draws=20)
+    better = estimate_trace(Operator.of_matrix(matrix), draws=20, values=pairs.values, vectors=pairs.vectors)
     truth = float(matrix.trace())
     for one in (plain, better):
         assert abs(one.value - truth) <= 2 * one.half_width
@@ -57,27 +57,31 @@ def test_known_eigenvectors_narrow_the_interval() -> None:
 def test_hutch_plus_plus_needs_fewer_products() -> None:
     matrix = symmetric(torch.cat([torch.linspace(5, 50, 8), torch.linspace(0, 0.01, 192)]))
     operators = Operator.of_matrix(matrix), Operator.of_matrix(matrix)
-    plain, better = hutchinson(operators[0], draws=30), hutch_plus_plus(operators[1], draws=30)
+    plain, better = estimate_trace(operators[0], draws=30), estimate_trace(operators[1], estimator="hutch++", draws=30)
     assert operators[0].products == operators[1].products == 30 and better.draws == 10
     truth = float(matrix.trace())
     assert abs(better.value - truth) <= 2 * better.half_width and better.half_width < plain.half_width / 100
     pairs = lanczos(Operator.of_matrix(matrix), Ends(4), tolerance=1e-8)  # the sketch finds the other four
-    both = hutch_plus_plus(operators[1], draws=15, values=pairs.values, vectors=pairs.vectors)
+    known, counts = {"values": pairs.values, "vectors": pairs.vectors}, list[int]()
+    both = estimate_trace(operators[1], estimator="hutch++", draws=15, progress=counts.append, **known)
+    assert counts == [11, 12, 13, 14, 15]  # the sketch has taken the first ten products
     assert abs(both.value - truth) <= 2 * both.half_width and both.half_width < plain.half_width / 100
 
 
 def test_hutch_plus_plus_covers_and_is_exact_in_a_small_space() -> None:
     matrix = symmetric(torch.linspace(-1, 4, 60) ** 3)
     truth = float(matrix.trace())
-    intervals = [hutch_plus_plus(Operator.of_matrix(matrix), draws=30, seed=seed) for seed in range(100)]
+    intervals = [
+        estimate_trace(Operator.of_matrix(matrix), estimator="hutch++", draws=30, seed=seed) for seed in range(100)
+    ]
     assert 0.88 <= np.mean([interval.low <= truth <= interval.high for interval in intervals]) <= 1
     assert np.mean([interval.value for interval in intervals]) == pytest.approx(truth, rel=0.02)
-    small = hutch_plus_plus(Operator.of_matrix(matrix[:3, :3]), draws=12)
+    small = estimate_trace(Operator.of_matrix(matrix[:3, :3]), estimator="hutch++", draws=12)
     assert small.value == pytest.approx(float(matrix[:3, :3].trace())) and small.half_width < 1e-9
 
 
 def test_a_diagonal_matrix_needs_one_draw() -> None:
-    found = hutchinson(Operator.of_matrix(torch.diag(torch.arange(5.0))), draws=2)
+    found = estimate_trace(Operator.of_matrix(torch.diag(torch.arange(5.0))), draws=2)
     assert (found.value, found.low, found.high) == (10, 10, 10)
 
 
@@ -86,7 +90,7 @@ def test_intervals() -> None:
     assert found.value == 12 and found.half_width == pytest.approx(12.706, abs=1e-3)
     assert estimate([1.0]).high == float("inf")
     with pytest.raises(UserError, match="draws=1"):
-        hutchinson(Operator.of_matrix(torch.eye(2)), draws=1)
+        estimate_trace(Operator.of_matrix(torch.eye(2)), draws=1)
 
 
 def test_a_single_draw_is_refused_before_anything_is_computed() -> None:

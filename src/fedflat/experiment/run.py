@@ -23,14 +23,8 @@ from fedflat.experiment.analysis.run_model import estimated_statistics
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.engine import begin_averages, decide_compile, engine_for, training_of
-from fedflat.experiment.setup.problem import build_problem, check_new_run, decide_precision
-from fedflat.experiment.stopping import (
-    DIVERGENCE_CHECK_EVERY,
-    Verdict,
-    describe_divergence,
-    explain_out_of_memory,
-    stopping_verdict,
-)
+from fedflat.experiment.setup.problem import build_problem, check_new_run, decide_precision, explain_out_of_memory
+from fedflat.experiment.stopping import DIVERGENCE_CHECK_EVERY, Verdict, describe_divergence, stopping_verdict
 from fedflat.experiment.store.checkpoint import (
     CHECKPOINT,
     CheckpointInterval,
@@ -100,7 +94,9 @@ class Run:
         self.timeline = timeline_for(setup)
         initial = ModelState(*self.problem.initial_state())
         self.server = ServerState(config.init_rounds, initial, self.algorithm.new_server(initial.weights), Cost())
-        self._flatness = Observer(config.flatness, self.problem, self.partition, self.algorithm, config.training)
+        self._flatness: Observer | None = None
+        if config.flatness.every is not None:
+            self._flatness = Observer(config.flatness, self.problem, self.partition, self.algorithm, config.training)
         self._stores: dict[str, RowStore] = {}  # client states and averages, by name
         self._bn_statistics: dict[int, Tensor] = {}  # by client, if clients keep their own
         self._frozen_hash = self.problem.frozen.fingerprint() if self.folder else ""
@@ -230,7 +226,8 @@ class Run:
         trained = self.timeline.train(self.engine, server, self.client)
         model, states, cost, outcome = server.model, server.states, server.cost + trained.unused, trained.outcome
         if outcome is not None:
-            if trained.cohort and self._flatness.is_due(round_index + 1):  # the next round overwrites clients' updates
+            # Observe now, because the next round overwrites the clients' updates.
+            if trained.cohort and self._flatness and self._flatness.is_due(round_index + 1):
                 self._flatness.observe_cohort(trained.cohort, outcome, server.states)
             weights, states = self.algorithm.aggregate(outcome.returned, outcome.means, server.states)
             model = ModelState(weights, outcome.buffers, outcome.integer_buffers)
@@ -285,7 +282,7 @@ class Run:
         record |= {"bytes_down": cost.floats_down * bytes_per_float, "bytes_up": cost.floats_up * bytes_per_float}
         record |= self.timeline.metrics()
         timing: dict[str, Any] = {"round": self.rounds}
-        if self._flatness.is_due(self.rounds):
+        if self._flatness and self._flatness.is_due(self.rounds):
             record["flatness"] = self._flatness.measurements(models, scores, self.rounds)
             timing["flatness"] = round(self._flatness.seconds, 3)
         self.history.append(record)

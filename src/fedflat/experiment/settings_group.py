@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -14,6 +14,20 @@ class SettingsGroup(BaseModel):
     """A group of settings; unknown keys are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
+
+    def changed(self, **values: Any) -> Self:
+        """Copy these settings with other values, which are not validated; a dictionary changes a group within them.
+
+        >>> from fedflat.experiment.config import Config
+        >>> Config().changed(seed=1, engine={"device": "cpu"}).engine.device
+        'cpu'
+        """
+        update = dict(values)
+        for name, value in values.items():
+            group = getattr(self, name)
+            if isinstance(group, SettingsGroup) and isinstance(value, dict):
+                update[name] = group.changed(**value)
+        return self.model_copy(update=update)
 
     @field_validator("*", mode="before")
     @classmethod

@@ -1,10 +1,8 @@
-"""Reasons to end a run before its last round: target, patience, divergence, or a GPU that is out of memory."""
+"""Reasons to end a run before its last round: target, patience or divergence."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -121,20 +119,3 @@ def _cause_before_training(problem: Problem) -> str:
     if not torch.isfinite(loss).all():
         return f"the loss of {type(problem.task).__name__} is not finite even for the initial model; check its formula"
     return ""
-
-
-@contextmanager
-def explain_out_of_memory(config: Config) -> Iterator[None]:
-    """Turn a GPU out-of-memory error into a ``UserError`` that names the settings to lower."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        symptom = "the GPU of a Ray worker is out of memory"
-        if config.engine.name != "ray":
-            free, total = (size / 2**30 for size in torch.cuda.mem_get_info())
-            symptom = f"the GPU is out of memory ({total - free:.1f} of {total:.1f} GB in use)"
-        raise UserError(
-            f"{symptom}; lower training.batch_size (now {config.training.batch_size}), engine.lanes (now "
-            f"{config.engine.lanes}) or evaluation.batch_size (now {config.evaluation.batch_size}), "
-            "or use engine.precision=bf16"
-        ) from None

@@ -15,7 +15,7 @@ from torch import nn
 from fedflat.errors import UserError
 from fedflat.flatness.curvature.operator import Operator
 from fedflat.flatness.curvature.spectrum import Spectrum, spectrum_of
-from fedflat.flatness.curvature.trace import DRAWS, Density, lanczos_quadrature, trace_estimator_of
+from fedflat.flatness.curvature.trace import DRAWS, Density, estimate_trace, lanczos_quadrature
 from fedflat.flatness.estimate import Estimate
 from fedflat.flatness.landscapes.grid import Landscape
 from fedflat.flatness.landscapes.landscape import landscape_of
@@ -67,8 +67,7 @@ def trace(
         batch: batch size for a pair of tensors.
         seed: seed of the random vectors.
     """
-    estimate = trace_estimator_of(estimator)
-    return estimate(_hessian(model, loss, data, batch), draws=draws, seed=seed)
+    return estimate_trace(_hessian(model, loss, data, batch), draws=draws, estimator=estimator, seed=seed)
 
 
 def density(

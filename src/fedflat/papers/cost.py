@@ -72,9 +72,9 @@ def speeds() -> dict[str, float]:
         has_paper_settings = result.kind == "paper"  # not tuned, and not measured with the authors' code
         if has_paper_settings and is_comparable and config and sizes:
             # Evaluations take time as well; the run may have had fewer of them than the paper's.
-            evaluation = config.evaluation.model_copy(update={"every": result.protocol["eval_every"]})
+            measured_config = config.changed(evaluation={"every": result.protocol["eval_every"]})
             rounds = int(result.protocol["rounds"])
-            gradients = _count_gradients(config.model_copy(update={"evaluation": evaluation}), sizes, rounds) / rounds
+            gradients = _count_gradients(measured_config, sizes, rounds) / rounds
             # Runs that shared the GPU each took longer; this is the share of one of them.
             seconds = float(result.cost.seconds_per_round or 0) / result.cost.runs_at_once
             measured.setdefault(config.model, []).append(gradients / seconds)

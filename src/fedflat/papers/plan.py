@@ -50,11 +50,9 @@ class Deviations:
         """Return the paper's config with these deviations, and its stand-ins, such as ``digits for cifar10``."""
         changed, stand_ins = small(config, self.data_dir) if self.small else (config, ())
         if self.rounds is not None:
-            training = changed.training.model_copy(update={"rounds": self.rounds})
-            changed = changed.model_copy(update={"training": training})
+            changed = changed.changed(training={"rounds": self.rounds})
         if self.data_dir is not None:
-            data = changed.data.model_copy(update={"dir": self.data_dir})
-            changed = changed.model_copy(update={"data": data})
+            changed = changed.changed(data={"dir": self.data_dir})
         return self.apply_settings(changed), stand_ins
 
     def reason_for_no_verdict(self, cell: Cell) -> str:
@@ -149,7 +147,7 @@ def make_plan(
     folders = _experiment_folders(table.paper, deviations)
     runs = [
         PlannedExperiment(
-            config.model_copy(update={"seed": seed}),
+            config.changed(seed=seed),
             out / folders[key] / f"seed-{seed}",
             key,
             tuple(cell_names[key]),

@@ -9,7 +9,7 @@ import torch
 
 from fedflat.data import Examples, canonical_partition
 from fedflat.experiment.campaign.estimate import is_available
-from fedflat.experiment.config import Config, DataSettings, EvaluationSettings
+from fedflat.experiment.config import Config, DataSettings
 from fedflat.text import parse, show
 
 CLIENTS, CLIENTS_PER_ROUND, EXAMPLES = 10, 3, 200
@@ -45,15 +45,15 @@ def small(config: Config, folder: Path | None = None) -> tuple[Config, tuple[str
     # The number of clients is None if the dataset fixes it.
     if clients is not None and (is_central or full_participation):
         clients_per_round = clients
-    scaled = config.model_copy(
-        update={
-            "model": model,
-            "data": data.model_copy(update={"dir": folder, "clients": clients}),
-            "federation": config.federation.model_copy(update={"clients_per_round": clients_per_round}),
-            "training": config.training.model_copy(update={"local_epochs": 1, **schedule}),
-            "evaluation": _small_evaluation(config, schedule["rounds"]),
-            "engine": config.engine.model_copy(update={"workers": 1}),
-        }
+    # Save four models if the paper's run saves any.
+    save_every = None if config.evaluation.save_every is None else max(1, schedule["rounds"] // 4)
+    scaled = config.changed(
+        model=model,
+        data=data.changed(dir=folder, clients=clients),
+        federation={"clients_per_round": clients_per_round},
+        training={"local_epochs": 1, **schedule},
+        evaluation={"every": 1, "final": 0, "examples": EXAMPLES, "save_every": save_every},
+        engine={"workers": 1},
     )
     replacements = (
         (model, config.model),
@@ -62,13 +62,6 @@ def small(config: Config, folder: Path | None = None) -> tuple[Config, tuple[str
         (data.augmentation, config.data.augmentation),
     )
     return scaled, tuple(f"{new} for {old}" for new, old in replacements if new != old)
-
-
-def _small_evaluation(config: Config, rounds: int) -> EvaluationSettings:
-    """Return settings that evaluate every round, and save four models if the paper's run saves any."""
-    save_every = None if config.evaluation.save_every is None else max(1, rounds // 4)
-    update = {"every": 1, "final": 0, "examples": EXAMPLES, "save_every": save_every}
-    return config.evaluation.model_copy(update=update)
 
 
 def _shrink(config: Config, folder: Path | None) -> tuple[DataSettings, str, dict[str, int]]:
@@ -86,17 +79,16 @@ def _shrink(config: Config, folder: Path | None) -> tuple[DataSettings, str, dic
         dataset = f"{MASKS}(unseen={UNSEEN})" if "unseen" in parse(data.dataset)[0].values else MASKS
         clients = None if data.clients is None else CLIENTS
         replaced = {"dataset": dataset, "clients": clients, "augmentation": _masks_augmentation(data.augmentation)}
-        masks = data.model_copy(update=replaced)
         if parse(data.partition)[0].name == "natural":
-            masks = masks.model_copy(update={"partition": "natural"})
-        return masks, f"{DENSE}(width=0.25,auxiliary=false)", SHORT
-    digits = {
-        "dataset": DIGITS,
-        "clients": CLIENTS,
-        "partition": _digits_partition(data.partition),
-        "augmentation": _digits_augmentation(data.augmentation),
-    }
-    return data.model_copy(update=digits), DIGITS_MODEL, LONGER
+            replaced["partition"] = "natural"
+        return data.changed(**replaced), f"{DENSE}(width=0.25,auxiliary=false)", SHORT
+    digits = data.changed(
+        dataset=DIGITS,
+        clients=CLIENTS,
+        partition=_digits_partition(data.partition),
+        augmentation=_digits_augmentation(data.augmentation),
+    )
+    return digits, DIGITS_MODEL, LONGER
 
 
 def _masks_augmentation(text: str) -> str:

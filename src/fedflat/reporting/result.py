@@ -168,7 +168,7 @@ class Result:
                 f"this run used a user-supplied model ({self.config.model}); pass it again: result.model(network=...)"
             )
         # The tensors below replace all weights, so the run's initial weights are not loaded.
-        config = self.config.model_copy(update={"init": None, "init_head": "given"})
+        config = self.config.changed(init=None, init_head="given")
         if network is None:
             data = self._dataset(dataset)
             network = build_network(config, data.input_shape, data.num_outputs)
@@ -323,7 +323,7 @@ class Comparison:
         """
         groups: dict[tuple[str, str], list[Record]] = {}
         for record in self.records:
-            settings = record.config.model_copy(update={"seed": 0, "algorithm": ""}).model_dump_json()
+            settings = record.config.changed(seed=0, algorithm="").model_dump_json()
             groups.setdefault((record.config.algorithm, settings), []).append(record)
         rows: dict[tuple[str, str], Row] = {}
         for (name, settings), records in groups.items():

@@ -7,13 +7,14 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedflat.algorithms.slot import CohortMeans, Drift, Gradient, LocalContext
+from fedflat.algorithms.drift.dual import Dual
+from fedflat.algorithms.slot import CohortMeans, Gradient, LocalContext
 from fedflat.algorithms.state import Fields, State, vector
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
-class Dyn(Drift):
+class Dyn(Dual):
     """A regulariser that changes every round aligns the clients' minima (FedDyn; Acar et al. 2021, eqs. 1-3).
 
         d_k = g + alpha (y_k - z + a_i)
@@ -64,7 +65,7 @@ class Dyn(Drift):
         return (*fields, vector("everyone", start="model", sent=False)) if self.all_mean else fields
 
     def on_client(self) -> Fields:
-        return (vector("a"), vector("last", start="model")) if self.all_mean else (vector("a"),)
+        return (*super().on_client(), vector("last", start="model")) if self.all_mean else super().on_client()
 
     def sends(self) -> Fields:
         return (vector("change"),) if self.all_mean else ()
@@ -85,9 +86,9 @@ class Dyn(Drift):
         With ``all_mean`` the client also keeps its model, and sends the model's change since the client last
         participated. The server needs this change to update the mean of all clients' models.
         """
-        state = {"a": ctx.client["a"] + ctx.displacement}
+        state, sent = super().finish(ctx)
         if not self.all_mean:
-            return state, {}
+            return state, sent
         return state | {"last": ctx.y}, {"change": ctx.y - ctx.client["last"]}
 
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
@@ -102,22 +103,16 @@ class Dyn(Drift):
             state["everyone"] = server["everyone"] + means.share * means.mean["change"]
         if self.dual_scope == "active":
             return target, state
-        # Only the duals of the cohort S change, each by D_i, so the mean over all N clients changes by |S| / N times
-        # the uniform mean of D_i.
-        a = server["a"] + means.share * means.uniform
-        return target + a, state | {"a": a}
+        target, dual = super().aggregate(means, server)
+        return target, state | dual
 
     def robust_aggregation_conflict(self) -> str | None:
         """Return why robust aggregation must not replace the mean, or None if it may.
 
         It may if the server keeps no mean over all clients.
         """
-        if self.dual_scope == "active" and not self.all_mean:
-            return None
-        return "the server's dual must equal the mean of the clients' duals"
-
-    def asynchronous_conflict(self) -> str | None:
-        return "the server's dual must equal the mean of the clients' duals, which staleness weights would change"
+        keeps_mean = self.dual_scope == "all" or self.all_mean
+        return super().robust_aggregation_conflict() if keeps_mean else None
 
     def divergence_hint(self) -> str | None:
         """Return why FedDyn may make a run diverge and what to change."""

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedflat.algorithms.slot import CohortMeans, Drift, Gradient, LocalContext
+from fedflat.algorithms.drift.dual import Dual
+from fedflat.algorithms.slot import Gradient, LocalContext
 from fedflat.algorithms.state import Fields, State, vector
 from fedflat.algorithms.teacher import Teacher
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
-class Gmt(Drift):
+class Gmt(Dual):
     """Clients distil from a moving average of server models, and FedDyn's dual aligns them (FedGMT; Li et al. 2025).
 
         g = grad(f + gamma tau^2 KL(p_e, p_y))
@@ -63,31 +64,11 @@ class Gmt(Drift):
         """Declare the mean ``a`` of all clients' duals, which clients do not need, and the teacher, which is sent."""
         return (vector("a", sent=False), vector("teacher", start="model"))
 
-    def on_client(self) -> Fields:
-        return (vector("a"),)
-
     def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
         return g + ctx.client["a"] / self.beta
 
-    def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        return {"a": ctx.client["a"] + ctx.displacement}, {}
-
-    def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
-        """Return the target, mean_S y_K + a, and the new mean ``a`` of all clients' duals.
-
-        Only the duals of the cohort S change, each by D_i, so their mean changes by |S| / N times the mean of D_i.
-        """
-        a = server["a"] + means.share * means.uniform
-        return means.z + means.displacement + a, {"a": a}
-
     def after_server_step(self, x: Tensor, server: State) -> State:
         return {"teacher": self.alpha * server["teacher"] + (1 - self.alpha) * x}
-
-    def robust_aggregation_conflict(self) -> str | None:
-        return "the server's dual must equal the mean of the clients' duals"
-
-    def asynchronous_conflict(self) -> str | None:
-        return "the server's dual must equal the mean of the clients' duals, which staleness weights would change"
 
     def divergence_hint(self) -> str | None:
         return "FedGMT's dual accumulates displacements without decay; clip gradients (training.clip=10) or raise beta"

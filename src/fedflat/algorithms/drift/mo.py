@@ -34,8 +34,7 @@ class Mo(Drift):
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
-    >>> mo = Mo()
-    >>> server, client = {"m": [1.0, 1.0]}, {"c": [0.5, 2.0]}
+    >>> mo, server, client = Mo(), {"m": [1.0, 1.0]}, {"c": [0.5, 2.0]}
     >>> ctx = local_context(y=[0.75, 1.25], z=[1.0, 1.0], server=server, client=client, lr_sum=0.25)
     >>> mo.direction(tensor([0.1, 0.1]), ctx._replace(local=mo.begin(ctx)), None)
     tensor([ 0.6000, -0.9000])
@@ -83,13 +82,8 @@ class Mo(Drift):
         return g + ctx.local["correction"]
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """Keep the new control variate c_i+ as client state, and send c_i+ - m.
-
-        With option I, c_i+ is the client's full-batch gradient. With option II, that gradient is not computed (None),
-        and c_i+ is c_i - m + (z - y_K) / H.
-        """
         new_c = ctx.own_gradient
-        if new_c is None:
+        if new_c is None:  # option II
             new_c = ctx.client["c"] - ctx.server["m"] + (ctx.z - ctx.y) / self._normaliser(ctx)
         return {"c": new_c}, {"dm": new_c - ctx.server["m"]}
 

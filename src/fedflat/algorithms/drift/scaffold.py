@@ -34,8 +34,7 @@ class Scaffold(Drift):
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
-    >>> scaffold = Scaffold()
-    >>> server, client = {"c": [1.0, 1.0]}, {"c": [0.5, 2.0]}
+    >>> scaffold, server, client = Scaffold(), {"c": [1.0, 1.0]}, {"c": [0.5, 2.0]}
     >>> ctx = local_context(y=[0.75, 1.25], z=[1.0, 1.0], server=server, client=client, lr_sum=0.25)
     >>> scaffold.direction(tensor([0.1, 0.1]), ctx._replace(local=scaffold.begin(ctx)), None)
     tensor([ 0.6000, -0.9000])
@@ -43,9 +42,7 @@ class Scaffold(Drift):
     ({'c': tensor([0.5000, 0.0000])}, {'dc': tensor([ 0., -2.])})
     """
 
-    option: Literal["I", "II"] = param(
-        "II", "source of c_i+: the full-batch gradient at z (I) or the displacement (II)"
-    )
+    option: Literal["I", "II"] = param("II", "source of c_i+: full-batch gradient at z (I) or displacement (II)")
     cv_weight: float = param(1.0, "weight of c - c_i in the direction d_k; 0.1 in FedLESAM-S's published code", low=0)
 
     @property
@@ -68,13 +65,8 @@ class Scaffold(Drift):
         return g + ctx.local["correction"]
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """Keep the new control variate c_i+ as client state, and send c_i+ - c_i.
-
-        With option I, c_i+ is the client's full-batch gradient. With option II, that gradient is not computed (None),
-        and c_i+ is c_i - c + (z - y_K) / H.
-        """
         new_c = ctx.own_gradient
-        if new_c is None:
+        if new_c is None:  # option II
             new_c = ctx.client["c"] - ctx.server["c"] + ctx.mean_direction
         return {"c": new_c}, {"dc": new_c - ctx.client["c"]}
 

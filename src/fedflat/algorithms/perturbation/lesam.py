@@ -56,13 +56,7 @@ class Lesam(Perturbation):
         return (vector("last"), scalar("seen")) if self.direction == "client" else ()
 
     def begin(self, ctx: LocalContext) -> State:
-        """Return the offset e = rho (w_old - z) / ||w_old - z|| of this round, where z is the broadcast model.
-
-        With ``direction=client``, w_old is the model that the client received when it last participated; in its first
-        round, ``seen`` is 0, and so is the offset. With ``direction=global``, z - w_old is the server's last step.
-        ``indexing=tensor`` reproduces the published code: one scalar per parameter tensor instead of a unit vector.
-        """
-        if self.direction == "client":
+        if self.direction == "client":  # in a client's first round, ``seen`` is 0, and so is the offset
             towards_old = ctx.client["seen"] * (ctx.client["last"] - ctx.broadcast)
         else:
             towards_old = -ctx.server["step"]
@@ -70,22 +64,14 @@ class Lesam(Perturbation):
         return {"offset": self.rho * direction}
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
-        """Return the offset that ``begin`` computed for the round, or None if rho is 0; no local state changes."""
-        if self.rho == 0:
-            return None, {}
-        return ctx.local["offset"], {}
+        return (ctx.local["offset"] if self.rho else None), {}
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """Keep the broadcast model z as client state, and mark the client as seen; there is no message.
-
-        The next time the client participates, this z is its w_old. With ``direction=global``, clients keep nothing.
-        """
         if self.direction == "global":
             return {}, {}
-        return {"last": ctx.broadcast, "seen": ctx.lr_sum.new_ones(())}, {}
+        return {"last": ctx.broadcast, "seen": ctx.lr_sum.new_ones(())}, {}  # the next time, this z is w_old
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Return an error message if the drift in ``slots`` is FedGloSS's, and None otherwise."""
         if not isinstance(slots["drift"], Gloss):
             return None
         return "FedGloSS and LESAM both perturb along the last global update; use sam or asam instead of lesam"

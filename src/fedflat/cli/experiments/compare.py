@@ -149,5 +149,5 @@ def default_folder(base: Config) -> Path:
 
     A repeated command therefore finds its earlier runs, even if algorithms or seeds are added.
     """
-    settings = base.model_copy(update={"algorithm": "", "seed": 0}).model_dump_json()
+    settings = base.changed(algorithm="", seed=0).model_dump_json()
     return RUNS / f"compare-{data_slug(base)}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"

@@ -120,8 +120,7 @@ def _check(config: Config) -> None:
             print(f"fedflat: partition and model are not checked, because {data.dataset} is missing", file=sys.stderr)
             return
     # The run may be meant for another machine, so its device need not be here.
-    engine = config.engine.model_copy(update={"device": "cpu"})
-    problem, partition = build_problem(config.model_copy(update={"engine": engine}))
+    problem, partition = build_problem(config.changed(engine={"device": "cpu"}))
     check_new_run(config, problem.task.metric, partition)
 
 

@@ -64,7 +64,7 @@ def sweep(
 
     sweep_file = read_sweep(file)
     if ray_address is not None:
-        sweep_file = sweep_file.model_copy(update={"ray_address": ray_address})
+        sweep_file = sweep_file.changed(ray_address=ray_address)
     if sweep_file.tune is not None:
         raise UserError(f"{file} contains a tune section; use fedflat tune {file}")
     plan = plan_sweep(sweep_file, out or RUNS / slug(file))

@@ -10,19 +10,16 @@ import typer
 
 from fedflat.cli.flatness.common import (
     MAX_LISTED,
-    OUT,
+    OutputFlags,
     heading_of,
     known,
     mean,
     open_run,
-    print_files,
     print_table,
-    result_folder,
     three_digits,
-    write_results,
 )
-from fedflat.cli.shared.flags import AVERAGE, JSON, QUIET, RUN, SEED, no_default
-from fedflat.cli.shared.screen import print_json, print_section, screen, shown_metric, status_line, table, with_unit
+from fedflat.cli.shared.flags import AVERAGE, RUN, SEED, no_default, with_flag_groups
+from fedflat.cli.shared.screen import print_section, screen, shown_metric, status_line, table, with_unit
 
 if TYPE_CHECKING:
     from fedflat.cli.shared.screen_table import ScreenTable
@@ -31,6 +28,7 @@ EXAMPLES = typer.Option(500, "--examples", metavar="N", min=1, help="maximum num
 CLIENTS = typer.Option(10, "--clients", metavar="N", min=1, help="number of clients to measure, drawn by the seed")
 
 
+@with_flag_groups
 def clients(
     run: Path = RUN,
     client: list[int] = no_default(
@@ -44,9 +42,8 @@ def clients(
     examples: int = EXAMPLES,
     sampled_clients: int = CLIENTS,
     seed: int = SEED,
-    out: Path | None = OUT,
-    as_json: bool = JSON,
-    quiet: bool = QUIET,
+    *,
+    output: OutputFlags,
 ) -> None:
     """Measure client drift and the sharpness of client models by retraining single rounds.
 
@@ -57,9 +54,8 @@ def clients(
     """
     from fedflat.reporting.figures.clients import clients_picture
 
-    silent = quiet or as_json
-    with status_line(silent) as progress:
-        opened = open_run(run, silent, progress, examples=examples, clients=sampled_clients, seed=seed)
+    with status_line(output.silent) as progress:
+        opened = open_run(run, output.silent, progress, examples=examples, clients=sampled_clients, seed=seed)
         opened.require_saved_rounds()
         if variates:
             opened.require_client_vectors()
@@ -76,21 +72,20 @@ def clients(
     }
     title = f"{heading}; heat maps: {average} model"
     picture = clients_picture(cohorts, evaluations, title, metric, opened.config.algorithm)
-    files = write_results(result_folder(out, run / "flatness" / "clients"), "clients", document, picture)
-    if as_json:
-        print_json({"files": files, **document})
-        return
-    print_table(heading, COLUMNS, [_cohort_row(cohort) for cohort in cohorts], text_columns=2)
-    with_drift = [cohort for cohort in cohorts if "cosine" in cohort]
-    if with_drift and (variates or len(with_drift[-1]["clients"]) <= MAX_LISTED):
-        print_section(f"Clients of round {with_drift[-1]['round']}", _client_table(with_drift[-1]))
-    if forgetting:
-        title = f"Classes over {len(evaluations)} evaluations of {average}, test {with_unit(metric)}"
-        last_accuracies = evaluations[-1]["accuracy"]["classes"]
-        print_section(title, _class_table(last_accuracies, forgetting, metric))
-    if why_not_all:
-        screen().print(f"\n{why_not_all[0].upper()}{why_not_all[1:]}.", style="dim", markup=False)
-    print_files(files)
+
+    def show() -> None:
+        print_table(heading, COLUMNS, [_cohort_row(cohort) for cohort in cohorts], text_columns=2)
+        with_drift = [cohort for cohort in cohorts if "cosine" in cohort]
+        if with_drift and (variates or len(with_drift[-1]["clients"]) <= MAX_LISTED):
+            print_section(f"Clients of round {with_drift[-1]['round']}", _client_table(with_drift[-1]))
+        if forgetting:
+            title = f"Classes over {len(evaluations)} evaluations of {average}, test {with_unit(metric)}"
+            last_accuracies = evaluations[-1]["accuracy"]["classes"]
+            print_section(title, _class_table(last_accuracies, forgetting, metric))
+        if why_not_all:
+            screen().print(f"\n{why_not_all[0].upper()}{why_not_all[1:]}.", style="dim", markup=False)
+
+    output.publish(run / "flatness" / "clients", document, show, picture)
 
 
 COLUMNS = (

@@ -1,75 +1,87 @@
-"""Code shared by flatness commands: flags, opening and naming models, and output as files, tables and numbers."""
+"""Code shared by flatness commands: opening a run, and output as files, tables and numbers.
+
+A command passes its results as a document, and a function that prints them as tables, to ``OutputFlags.publish``.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import typer
-
-from fedflat.cli.shared.completion import complete_run
-from fedflat.cli.shared.flags import current_context, no_default, optional
-from fedflat.cli.shared.screen import fetch_if_missing, key_values, screen, shown_metric, table, with_unit
-from fedflat.errors import UserError
+from fedflat.cli.shared.flags import JSON, QUIET, current_context, optional
+from fedflat.cli.shared.screen import (
+    fetch_if_missing,
+    key_values,
+    print_json,
+    screen,
+    table,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from fedflat.experiment.analysis.post_hoc import PostHoc
-    from fedflat.experiment.analysis.run_model import RunModel
 
-MODELS = typer.Argument(
-    metavar="MODEL...",
-    help="RUN (its last average, or the server model), RUN:wima, RUN:server@50, RUN:client3@50 (local model), "
-    "or with --module a weights file (.pt, .safetensors)",
-    autocompletion=complete_run,
-)
-MODULE = no_default(
-    "--module", "function or class that builds the torch module of weights files", metavar="FILE.py:FUNCTION"
-)
-DATASET = no_default("--dataset", "dataset to measure weights files on (see fedflat data list)", metavar="NAME")
-ON = typer.Option("train", "--on", metavar="SET", help="train (all clients' data) or test")
-CLIENT = no_default("--client", "measure on one client's data (first client: 0)", metavar="I", min=0)
-EXAMPLES = optional("--examples", "number of random examples", "all", metavar="N", min=1)
-SUBSETS = optional("--subsets", "number of random subsets of --examples, for error bars", "3", min=1)
-BATCH = optional(
-    "--batch-size", "examples per forward pass", "by example size; for CIFAR 97 on a CPU, 488 on a GPU", min=1
-)
-DEVICE = typer.Option("auto", "--device", metavar="NAME", help="auto, cpu or cuda")
-PRECISION = optional("--precision", "float32, tf32 or float64", "float32; float64 for float64 runs", metavar="NAME")
 OUT = optional(
     "--out",
     "output folder for numbers and figures",
     "flatness/ inside the first run, or beside the first file",
     metavar="FOLDER",
 )
-DEFAULT_SUBSETS = 3
 
 T = TypeVar("T")
-OUTPUT_FLAGS = ("out", "as_json", "quiet")
-"""Parameters of commands that do not affect results."""
+Progress = Callable[[str], None]
 SETTINGS = "settings.json"
 MAX_LISTED = 20
 """Maximum number of clients, classes or rounds listed individually."""
 
 
-def number_of_subsets(subsets: int | None, examples: int | None) -> int:
-    """Return the number of random subsets of examples to measure on; reject --subsets without --examples."""
-    if subsets is not None and examples is None:
-        raise UserError("--subsets needs --examples, the number of examples per subset")
-    return subsets or DEFAULT_SUBSETS
+@dataclass(frozen=True)
+class OutputFlags:
+    """Flags for the output of a command; they do not affect results."""
+
+    out: Path | None = OUT
+    as_json: bool = JSON
+    quiet: bool = QUIET
+
+    @property
+    def silent(self) -> bool:
+        """Whether to show no progress."""
+        return self.quiet or self.as_json
+
+    def publish(
+        self,
+        default: Path,
+        document: dict[str, Any],
+        show: Callable[[], None],
+        figure: Figure | None = None,
+        notes: Mapping[str, object] | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Write results to the output folder, then print them: as JSON with --json, otherwise as tables.
+
+        Args:
+            default: output folder without --out.
+            document: the results as JSON-compatible values, written to ``name.json``.
+            show: prints the results as tables.
+            figure: written to ``name.png``.
+            notes: texts to print by label, above the paths of the files.
+            name: name of the files; default: that of the default folder.
+        """
+        files = write_results(result_folder(self.out, default), name or default.name, document, figure)
+        if self.as_json:
+            print_json({"files": files, **document})
+            return
+        show()
+        print_files({**(notes or {}), **files})
 
 
-def data_name(on: str, client: int | None) -> str:
-    """Return the name of the data that are measured on, for headings and files."""
-    return on if client is None else f"client {client}"
-
-
-def open_run(run: Path, silent: bool, progress: Callable[[str], None], **options: Any) -> PostHoc:
+def open_run(run: Path, silent: bool, progress: Progress, **options: Any) -> PostHoc:
     """Open a run for measurements after training; download its dataset first if it is missing.
 
     Args:
@@ -91,120 +103,6 @@ def heading_of(run: PostHoc) -> str:
     return f"{run.config.algorithm}   {run.config.data.dataset}, seed {run.config.seed}"
 
 
-def open_models(
-    references: Sequence[str],
-    silent: bool,
-    device: str,
-    precision: str | None,
-    module: str | None,
-    dataset: str | None,
-    data_dir: Path | None,
-) -> dict[str, RunModel]:
-    """Open models by references such as ``RUN:wima@50`` or ``model.pt``; download missing datasets first.
-
-    Args:
-        references: models of runs, or weights files.
-        silent: show no progress of downloads.
-        device, precision: where and how to measure.
-        module: for weights files, ``FILE.py:FUNCTION`` of the function that builds the module.
-        dataset, data_dir: for weights files, the dataset and its folder.
-
-    Returns:
-        The models by their shortest distinct names.
-    """
-    from fedflat.experiment.analysis.external_model import build_module, external_config, open_external_model
-    from fedflat.experiment.analysis.reopen import is_weights_file, parse_reference
-    from fedflat.experiment.analysis.run_model import open_model_or_client
-    from fedflat.experiment.store.run_folder import load_record
-
-    files = [text for text in references if is_weights_file(text)]
-    _require_module_and_dataset(files, module, dataset)
-    for text in references:
-        _require_once(text, references)
-        if text not in files:
-            fetch_if_missing(load_record(parse_reference(text).run).config, silent)
-    config = external_config(dataset, data_dir) if dataset else None
-    if config is not None:
-        fetch_if_missing(config, silent)
-    models: list[RunModel] = []
-    for text in references:
-        if text in files:
-            assert module is not None and config is not None
-            torch_module = build_module(module)
-            models.append(open_external_model(Path(text), torch_module, config, device=device, precision=precision))
-        else:
-            models.append(open_model_or_client(text, device=device, precision=precision))
-    labels = [model.label for model in models]
-    for label in labels:
-        _require_once(label, labels)
-    return dict(zip(short_names(models), models, strict=True))
-
-
-def _require_module_and_dataset(files: Sequence[str], module: str | None, dataset: str | None) -> None:
-    """Reject weights files without --module and --dataset, and these flags without a weights file."""
-    if files and (module is None or dataset is None):
-        raise UserError(
-            f"{files[0]} is a weights file and needs --module FILE.py:FUNCTION (a function that builds its module) and "
-            "--dataset NAME; for a model of a run, name the run's folder"
-        )
-    if not files and (module is not None or dataset is not None):
-        flag = "--dataset" if module is None else "--module"
-        raise UserError(f"{flag} is for weights files (.pt, .safetensors), and none is listed; runs do not need it")
-
-
-def _require_once(name: str, names: Sequence[str]) -> None:
-    if list(names).count(name) > 1:
-        raise UserError(f"{name} is listed twice; list each model once")
-
-
-def short_names(models: Sequence[RunModel]) -> list[str]:
-    """Return distinct names that are as short as possible.
-
-    Models of a single run are named by model and round. Otherwise the name is that of the model's row in comparisons,
-    with the round unless it is the last. If two names coincide, the seed is added; if they still coincide, labels are
-    used.
-    """
-    runs = {model.label.partition(":")[0] for model in models}
-    if len(runs) == 1 and len(models) > 1:
-        names = [_model_and_round(model) for model in models]
-    else:
-        names = [_algorithm_and_model(model) for model in models]
-    if len(set(names)) == len(names):
-        return names
-    with_seeds = [f"{_algorithm_and_model(model)} (seed {model.record.config.seed})" for model in models]
-    return with_seeds if len(set(with_seeds)) == len(with_seeds) else [model.label for model in models]
-
-
-def _model_and_round(model: RunModel) -> str:
-    return model.name if model.rounds is None else f"{model.name}@{model.rounds}"
-
-
-def _algorithm_and_model(model: RunModel) -> str:
-    """Return the algorithm and average of a model, as in comparisons, followed by the round unless it is the last.
-
-    For a weights file, return the model's name.
-    """
-    from fedflat.experiment.analysis.external_model import ExternalModel
-    from fedflat.reporting.row import Row
-
-    if isinstance(model, ExternalModel):
-        return model.name
-    label = Row(model.record.config.algorithm, model.name, (model.record,)).label
-    return label if model.rounds is None else f"{label}, round {model.rounds}"
-
-
-def default_folder(models: dict[str, RunModel], measurement: str) -> Path:
-    """Return the default output folder of a measurement: in the first model's run, or beside its weights file."""
-    from fedflat.experiment.analysis.external_model import ExternalModel
-
-    model = next(iter(models.values()))
-    if isinstance(model, ExternalModel):
-        return model.file.parent / "flatness" / measurement
-    if model.record.folder is None:
-        raise UserError("this run has no folder; choose an output folder with --out")
-    return model.record.folder.path / "flatness" / measurement
-
-
 def result_folder(out: Path | None, default: Path) -> Path:
     """Create the folder of a measurement's results, and store the settings of the running command in it.
 
@@ -216,7 +114,8 @@ def result_folder(out: Path | None, default: Path) -> Path:
     """
     from fedflat.experiment.store.files import create_folder, write_atomically
 
-    parameters = {name: value for name, value in current_context().params.items() if name not in OUTPUT_FLAGS}
+    output_flags = [field.name for field in fields(OutputFlags)]
+    parameters = {name: value for name, value in current_context().params.items() if name not in output_flags}
     settings = json.dumps(parameters, indent=2, default=str) + "\n"
     folder, number = out or default, 1
     while out is None and folder.exists() and _text_of(folder / SETTINGS) != settings:
@@ -275,27 +174,6 @@ def print_table(
     console.print(table(columns, rows, numeric=columns[text_columns:]))
     if note:
         console.print(note, style="dim", markup=False)
-
-
-def test_metric(model: RunModel) -> dict[str, float | None]:
-    """Evaluate the task's metric on the test set; returns it by name, None if the dataset has no test examples."""
-    from fedflat.experiment.analysis.run_model import with_statistics
-    from fedflat.experiment.analysis.scoring import Scorer
-
-    problem, metric = model.problem, model.problem.task.metric
-    if not len(problem.data.test):
-        return {metric: None}
-    state = with_statistics(problem, model.state, model.training_positions)
-    return {metric: Scorer(problem, state).scores(problem.data.test)[metric]}
-
-
-def test_column(document: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
-    """Return the heading of the test metric, and its values as text by model; ``document`` holds them by model."""
-    # By model: the name of its metric and the value.
-    tests = {name: next(iter(model["test"].items())) for name, model in document["models"].items()}
-    first_metric, _ = next(iter(tests.values()))
-    texts = {name: shown_metric(value, metric) for name, (metric, value) in tests.items()}
-    return f"test {with_unit(first_metric)}", texts
 
 
 def print_files(files: Mapping[str, object]) -> None:

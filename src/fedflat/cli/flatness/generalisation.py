@@ -8,30 +8,21 @@ from typing import Any
 import typer
 
 from fedflat.cli.flatness.clients import CLIENTS, EXAMPLES
-from fedflat.cli.flatness.common import (
-    OUT,
-    heading_of,
-    open_run,
-    print_files,
-    print_table,
-    result_folder,
-    three_digits,
-    write_results,
-)
-from fedflat.cli.shared.flags import AVERAGE, JSON, QUIET, RUN, SEED
-from fedflat.cli.shared.screen import print_json, status_line
+from fedflat.cli.flatness.common import OutputFlags, heading_of, open_run, print_table, three_digits
+from fedflat.cli.shared.flags import AVERAGE, RUN, SEED, with_flag_groups
+from fedflat.cli.shared.screen import status_line
 
 LARGEST_PLAIN_BOUND = 1e6
 """Larger bounds are shown as powers of ten."""
 
 
+@with_flag_groups
 def gap(
     run: Path = RUN,
     examples: int = typer.Option(10_000, "--examples", metavar="N", min=1, help="maximum number of training examples"),
     seed: int = SEED,
-    out: Path | None = OUT,
-    as_json: bool = JSON,
-    quiet: bool = QUIET,
+    *,
+    output: OutputFlags,
 ) -> None:
     """Compute the generalisation gap of every saved model, and the participation gap.
 
@@ -41,35 +32,39 @@ def gap(
     """
     from fedflat.reporting.figures.clients import gap_picture
 
-    with status_line(quiet or as_json) as progress:
-        opened = open_run(run, quiet or as_json, progress, seed=seed)
+    with status_line(output.silent) as progress:
+        opened = open_run(run, output.silent, progress, seed=seed)
         opened.sample.gap_examples = examples
         gaps, metric = opened.gaps(), opened.problem.task.metric
     heading, document = heading_of(opened), {"run": str(run), "models": gaps}
-    files = write_results(result_folder(out, run / "flatness" / "gap"), "gap", document, gap_picture(gaps, heading))
-    if as_json:
-        print_json({"files": files, **document})
-        return
-    titles = {"train_loss": "training loss", "test_loss": "test loss", "gap": "gap", f"{metric}_gap": f"{metric} gap"}
-    if any("participation_gap" in point for points in gaps.values() for point in points):
-        titles |= {"unseen_loss": "unseen loss", "participation_gap": "participation gap"}
-    rows = []
-    for model, points in gaps.items():
-        for point in points:
-            rows.append((model, point["round"], *(three_digits(point.get(key)) for key in titles)))
-    print_table(heading, ["model", "round", *titles.values()], rows)
-    print_files(files)
+
+    def show() -> None:
+        titles = {
+            "train_loss": "training loss",
+            "test_loss": "test loss",
+            "gap": "gap",
+            f"{metric}_gap": f"{metric} gap",
+        }
+        if any("participation_gap" in point for points in gaps.values() for point in points):
+            titles |= {"unseen_loss": "unseen loss", "participation_gap": "participation gap"}
+        rows = []
+        for model, points in gaps.items():
+            for point in points:
+                rows.append((model, point["round"], *(three_digits(point.get(key)) for key in titles)))
+        print_table(heading, ["model", "round", *titles.values()], rows)
+
+    output.publish(run / "flatness" / "gap", document, show, gap_picture(gaps, heading))
 
 
+@with_flag_groups
 def bounds(
     run: Path = RUN,
     average: str = AVERAGE,
     examples: int = EXAMPLES,
     clients: int = CLIENTS,
     seed: int = SEED,
-    out: Path | None = OUT,
-    as_json: bool = JSON,
-    quiet: bool = QUIET,
+    *,
+    output: OutputFlags,
 ) -> None:
     """Estimate the constants of FedSWA's Theorem 5.1 along a run and evaluate its bounds.
 
@@ -77,26 +72,25 @@ def bounds(
     """
     from fedflat.reporting.figures.clients import constants_picture
 
-    with status_line(quiet or as_json) as progress:
-        opened = open_run(run, quiet or as_json, progress, examples=examples, clients=clients, seed=seed)
+    with status_line(output.silent) as progress:
+        opened = open_run(run, output.silent, progress, examples=examples, clients=clients, seed=seed)
         estimates = [*opened.constants(average), *(opened.logged_constants() if average == "server" else [])]
         estimates.sort(key=lambda estimate: estimate["round"])
         theory = opened.theory(estimates)
     heading, document = heading_of(opened), {"run": str(run), "rounds": estimates, **theory.document()}
     picture = constants_picture(estimates, f"{heading}, {average} model")
-    files = write_results(result_folder(out, run / "flatness" / "bounds"), "bounds", document, picture)
-    if as_json:
-        print_json({"files": files, **document})
-        return
-    columns = ("after round", "L", "beta", "sigma", "sigma_g", "gradient diversity")
-    rows = []
-    for estimate in estimates:
-        constants = [estimate["constants"][key] for key in ("lipschitz", "smoothness", "noise", "heterogeneity")]
-        rows.append((estimate["round"], *map(three_digits, [*constants, estimate["gradients"]["diversity"]])))
-    print_table(heading, columns, rows, text_columns=0)
-    _print_bounds(document)
+
+    def show() -> None:
+        columns = ("after round", "L", "beta", "sigma", "sigma_g", "gradient diversity")
+        rows = []
+        for estimate in estimates:
+            constants = [estimate["constants"][key] for key in ("lipschitz", "smoothness", "noise", "heterogeneity")]
+            rows.append((estimate["round"], *map(three_digits, [*constants, estimate["gradients"]["diversity"]])))
+        print_table(heading, columns, rows, text_columns=0)
+        _print_bounds(document)
+
     trivial_predictor = "predicting the mean" if opened.problem.data.target_type == "numbers" else "random guessing"
-    print_files({**_premises(document, trivial_predictor), **files})
+    output.publish(run / "flatness" / "bounds", document, show, picture, _premises(document, trivial_predictor))
 
 
 def _print_bounds(document: dict[str, Any]) -> None:

@@ -11,21 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.flatness.common import (
-    DATASET,
-    DEVICE,
-    MODELS,
-    MODULE,
-    OUT,
-    PRECISION,
-    default_folder,
-    open_models,
-    print_files,
-    print_table,
-    result_folder,
-)
+from fedflat.cli.flatness.common import OutputFlags, print_files, print_table, result_folder
+from fedflat.cli.flatness.models import MODELS, ModelFlags, default_folder, open_models
 from fedflat.cli.shared.completion import complete_run
-from fedflat.cli.shared.flags import DATA_DIR, JSON, QUIET, SEED, optional
+from fedflat.cli.shared.flags import SEED, optional, with_flag_groups
 from fedflat.cli.shared.screen import counted, print_json, screen, shown_count, shown_seconds
 from fedflat.display import shown_loss_or_error
 from fedflat.errors import UserError, one_of
@@ -54,6 +43,7 @@ STATISTICS = typer.Option(
 )
 
 
+@with_flag_groups
 def landscape(
     models: list[str] = MODELS,
     dimensions: int = typer.Option(2, "--dimensions", min=1, max=2, help="number of random directions"),
@@ -68,14 +58,9 @@ def landscape(
     ),
     value: str = VALUE,
     seed: int = SEED,
-    device: str = DEVICE,
-    precision: str | None = PRECISION,
-    module: str | None = MODULE,
-    dataset: str | None = DATASET,
-    data_dir: Path | None = DATA_DIR,
-    out: Path | None = OUT,
-    as_json: bool = JSON,
-    quiet: bool = QUIET,
+    *,
+    opening: ModelFlags,
+    output: OutputFlags,
 ) -> None:
     """Plot the loss around models along filter-normalised random directions, on one scale.
 
@@ -87,10 +72,10 @@ def landscape(
     from fedflat.reporting.figures.landscapes import Panel, contours, lines, surfaces
 
     _require_known("treatment of one-dimensional tensors", one_dimensional, ONE_DIMENSIONAL)
-    opened = open_models(models, quiet or as_json, device, precision, module, dataset, data_dir)
+    opened = open_models(models, output.silent, opening)
     first = next(iter(opened.values()))
     _require_known("value to plot", value, measured_values(first.problem.task.metric))
-    with _progress(quiet or as_json) as progress:
+    with _progress(output.silent) as progress:
         grids = landscapes(
             list(opened.values()),
             dimensions=dimensions,
@@ -107,8 +92,8 @@ def landscape(
         figures = {"contours": contours(panels, value), "surfaces": surfaces(panels, value)}
     else:
         figures = {"lines": lines(panels, value)}
-    files = _write_files(result_folder(out, default_folder(opened, "landscape")), grids, figures, panels, value)
-    if as_json:
+    files = _write_files(result_folder(output.out, default_folder(opened, "landscape")), grids, figures, panels, value)
+    if output.as_json:
         print_json({"files": files, "models": {name: _document(grid) for name, grid in grids.items()}})
         return
     _print_landscapes(grids, value, radius)
@@ -128,6 +113,7 @@ def _print_landscapes(grids: dict[str, Landscape], value: str, radius: float) ->
     print_table(heading, columns, rows, note, subtitle=_describe_data(first))
 
 
+@with_flag_groups
 def plane(
     models: list[str] = MODELS,
     points: int = POINTS,
@@ -137,14 +123,9 @@ def plane(
     examples: int | None = EXAMPLES,
     statistics: str = STATISTICS,
     seed: int = SEED,
-    device: str = DEVICE,
-    precision: str | None = PRECISION,
-    module: str | None = MODULE,
-    dataset: str | None = DATASET,
-    data_dir: Path | None = DATA_DIR,
-    out: Path | None = OUT,
-    as_json: bool = JSON,
-    quiet: bool = QUIET,
+    *,
+    opening: ModelFlags,
+    output: OutputFlags,
 ) -> None:
     """Plot training loss and test error on the plane through three models; further models are projected onto it.
 
@@ -157,14 +138,14 @@ def plane(
     if len(models) < 3:
         raise UserError(f"a plane needs three models, got {len(models)}")
     options = {"points": points, "margin": margin, "examples": examples, "seed": seed, "statistics": statistics}
-    opened = open_models(models, quiet or as_json, device, precision, module, dataset, data_dir)
-    grid = _evaluate_between(opened, plane_of, options, quiet or as_json)
+    opened = open_models(models, output.silent, opening)
+    grid = _evaluate_between(opened, plane_of, options, output.silent)
     panel, values = Panel("", grid), values_to_plot(grid)
     figures = {"plane": plane_picture(grid), "surface": surfaces([panel], values[0])}
     files = _write_files(
-        result_folder(out, default_folder(opened, "plane")), {"plane": grid}, figures, [panel], values[0]
+        result_folder(output.out, default_folder(opened, "plane")), {"plane": grid}, figures, [panel], values[0]
     )
-    if as_json:
+    if output.as_json:
         marks = [{"name": mark.name, "at": mark.position, "off": mark.distance} for mark in grid.marks]
         print_json({"files": files, "marks": marks, "distances": grid.metadata["distances"]})
         return
@@ -180,6 +161,7 @@ def plane(
     print_files(files)
 
 
+@with_flag_groups
 def path(
     first: str = typer.Argument(
         metavar="MODEL",
@@ -199,14 +181,9 @@ def path(
     examples: int | None = EXAMPLES,
     statistics: str = STATISTICS,
     seed: int = SEED,
-    device: str = DEVICE,
-    precision: str | None = PRECISION,
-    module: str | None = MODULE,
-    dataset: str | None = DATASET,
-    data_dir: Path | None = DATA_DIR,
-    out: Path | None = OUT,
-    as_json: bool = JSON,
-    quiet: bool = QUIET,
+    *,
+    opening: ModelFlags,
+    output: OutputFlags,
 ) -> None:
     """Plot the loss on the straight line, or a trained curve, between two models and compute the loss barrier.
 
@@ -219,13 +196,15 @@ def path(
 
     options = {"points": points, "beyond": beyond, "examples": examples, "seed": seed, "statistics": statistics}
     options |= {"align": align, "curve_steps": curve_steps if curve else 0}
-    opened = open_models([first, second], quiet or as_json, device, precision, module, dataset, data_dir)
-    grid = _evaluate_between(opened, path_of, options, quiet or as_json)
+    opened = open_models([first, second], output.silent, opening)
+    grid = _evaluate_between(opened, path_of, options, output.silent)
     barriers = {name: barrier(grid.axes[0], values) for name, values in grid.values.items()}
     title, values = " to ".join(mark.name for mark in grid.marks), values_to_plot(grid)
     figures, panels = {"path": path_picture(grid)}, [Panel(title, grid)]
-    files = _write_files(result_folder(out, default_folder(opened, "path")), {title: grid}, figures, panels, values[0])
-    if as_json:
+    files = _write_files(
+        result_folder(output.out, default_folder(opened, "path")), {title: grid}, figures, panels, values[0]
+    )
+    if output.as_json:
         heights = {name: {"height": _finite(rise.height), "at": rise.at} for name, rise in barriers.items()}
         print_json({"files": files, "distance": grid.metadata["distance"], "barriers": heights})
         return

@@ -6,18 +6,9 @@ from pathlib import Path
 
 import typer
 
-from fedflat.cli.flatness.common import (
-    OUT,
-    evenly_spaced,
-    print_files,
-    print_table,
-    result_folder,
-    three_digits,
-    write_results,
-)
+from fedflat.cli.flatness.common import OUT, OutputFlags, evenly_spaced, print_table, three_digits
 from fedflat.cli.shared.completion import complete_run
 from fedflat.cli.shared.flags import JSON, optional
-from fedflat.cli.shared.screen import print_json
 
 
 def log(
@@ -49,17 +40,16 @@ def log(
         seconds[name] = record.folder.flatness_seconds() if record.folder else 0.0
     document = {"runs": {name: {"run": str(run), "log": logs[name]} for name, run in zip(logs, runs, strict=True)}}
     figure = log_picture(logs, descriptions=descriptions)
-    files = write_results(result_folder(out, runs[0] / "flatness" / "log"), "log", document, figure)
-    if as_json:
-        print_json({"files": files, **document})
-        return
-    for name, quantities in logs.items():
-        # A quantity is a list of pairs (round, value); not every quantity was measured in every round.
-        by_round = [dict(points) for points in quantities.values()]
-        rounds = sorted(set().union(*by_round))
-        rows = []
-        for number in evenly_spaced(rounds):
-            rows.append((number, *(three_digits(values.get(number)) for values in by_round)))
-        note = f"{len(rounds)} measurements took {seconds[name]:.1f} s"
-        print_table(name, ("round", *quantities), rows, note, text_columns=0)
-    print_files(files)
+
+    def show() -> None:
+        for name, quantities in logs.items():
+            # A quantity is a list of pairs (round, value); not every quantity was measured in every round.
+            by_round = [dict(points) for points in quantities.values()]
+            rounds = sorted(set().union(*by_round))
+            rows = []
+            for number in evenly_spaced(rounds):
+                rows.append((number, *(three_digits(values.get(number)) for values in by_round)))
+            note = f"{len(rounds)} measurements took {seconds[name]:.1f} s"
+            print_table(name, ("round", *quantities), rows, note, text_columns=0)
+
+    OutputFlags(out, as_json, quiet=True).publish(runs[0] / "flatness" / "log", document, show, figure)

@@ -4,42 +4,28 @@ from __future__ import annotations
 
 import math
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.flatness.common import (
-    BATCH,
-    CLIENT,
-    DATASET,
-    DEVICE,
-    EXAMPLES,
+from fedflat.cli.flatness.common import OutputFlags, Progress, plus_minus, print_table
+from fedflat.cli.flatness.models import (
     MODELS,
-    MODULE,
-    ON,
-    OUT,
-    PRECISION,
-    SUBSETS,
-    data_name,
+    DataFlags,
+    ModelFlags,
     default_folder,
-    number_of_subsets,
-    open_models,
-    plus_minus,
-    print_files,
-    print_table,
-    result_folder,
+    measure_models,
     test_column,
     test_metric,
-    write_results,
 )
-from fedflat.cli.shared.flags import DATA_DIR, JSON, QUIET, SEED, optional
-from fedflat.cli.shared.screen import print_json, shown_count, shown_seconds, status_line
+from fedflat.cli.shared.flags import optional, with_flag_groups
+from fedflat.cli.shared.screen import shown_count, shown_seconds
 
 if TYPE_CHECKING:
-    from fedflat.flatness import Norms
+    from fedflat.flatness import Norms, Objective
 
 
+@with_flag_groups
 def norms(
     models: list[str] = MODELS,
     layer: str | None = optional(
@@ -48,20 +34,10 @@ def norms(
     rise: float = typer.Option(0.1, "--rise", help="accepted rise of the loss under the noise of PAC-Bayes sharpness"),
     draws: int = typer.Option(30, "--draws", min=2, help="random vectors for relative flatness"),
     directions: int = typer.Option(10, "--directions", min=1, help="antithetic pairs of noise for PAC-Bayes sharpness"),
-    on: str = ON,
-    client: int | None = CLIENT,
-    examples: int | None = EXAMPLES,
-    subsets: int | None = SUBSETS,
-    seed: int = SEED,
-    batch: int | None = BATCH,
-    device: str = DEVICE,
-    precision: str | None = PRECISION,
-    module: str | None = MODULE,
-    dataset: str | None = DATASET,
-    data_dir: Path | None = DATA_DIR,
-    out: Path | None = OUT,
-    as_json: bool = JSON,
-    quiet: bool = QUIET,
+    *,
+    data: DataFlags,
+    opening: ModelFlags,
+    output: OutputFlags,
 ) -> None:
     """Compute flatness relative to the size of the weights: relative flatness, Fisher-Rao norm, PAC-Bayes sharpness.
 
@@ -69,27 +45,18 @@ def norms(
     """
     from fedflat.flatness import norms_of
 
-    count, silent, start = number_of_subsets(subsets, examples), quiet or as_json, time.monotonic()
-    results: dict[str, list[Norms]] = {}  # by model, one for each subset of the examples
-    with status_line(silent) as progress:
-        opened = open_models(models, silent, device, precision, module, dataset, data_dir)
-        for name, model in opened.items():
-            progress(f"{name}: norms")
-            objectives = model.objectives(on, client=client, examples=examples, subsets=count, seed=seed, batch=batch)
-            results[name] = [
-                norms_of(objective, layer=layer, rise=rise, draws=draws, directions=directions, seed=seed)
-                for objective in objectives
-            ]
-    document: dict[str, Any] = {"on": data_name(on, client), "seed": seed, "models": {}}
+    def measure(objective: Objective, progress: Progress) -> Norms:
+        progress("norms")
+        return norms_of(objective, layer=layer, rise=rise, draws=draws, directions=directions, seed=data.seed)
+
+    start = time.monotonic()
+    opened, results = measure_models(models, data, opening, output, measure)
+    document: dict[str, Any] = {"on": data.name, "seed": data.seed, "models": {}}
     for name, model in opened.items():
         documents = [result.document() for result in results[name]]
         document["models"][name] = {"model": model.label, "test": test_metric(model), "subsets": documents}
-    files = write_results(result_folder(out, default_folder(opened, "norms")), "norms", document)
-    if as_json:
-        print_json({"files": files, **document})
-        return
-    _print_norms(results, document, time.monotonic() - start)
-    print_files(files)
+    folder = default_folder(opened, "norms")
+    output.publish(folder, document, lambda: _print_norms(results, document, time.monotonic() - start))
 
 
 def _print_norms(results: dict[str, list[Norms]], document: dict[str, Any], seconds: float) -> None:

@@ -3,41 +3,26 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.flatness.common import (
-    BATCH,
-    CLIENT,
-    DATASET,
-    DEVICE,
-    EXAMPLES,
+from fedflat.cli.flatness.common import OutputFlags, Progress, plus_minus, print_table
+from fedflat.cli.flatness.models import (
     MODELS,
-    MODULE,
-    ON,
-    OUT,
-    PRECISION,
-    SUBSETS,
-    data_name,
+    DataFlags,
+    ModelFlags,
     default_folder,
-    number_of_subsets,
-    open_models,
-    plus_minus,
-    print_files,
-    print_table,
-    result_folder,
+    measure_models,
     test_column,
     test_metric,
-    write_results,
 )
-from fedflat.cli.shared.flags import DATA_DIR, JSON, QUIET, SEED, no_default
-from fedflat.cli.shared.screen import print_json, shown_count, shown_seconds, status_line
+from fedflat.cli.shared.flags import no_default, with_flag_groups
+from fedflat.cli.shared.screen import shown_count, shown_seconds
 from fedflat.errors import UserError
 
 if TYPE_CHECKING:
-    from fedflat.flatness import Sharpness
+    from fedflat.flatness import Objective, Sharpness
 
     Results = dict[str, dict[tuple[str, float], list[Sharpness]]]  # by model, then by kind and radius, per subset
 
@@ -45,6 +30,7 @@ DEFAULT_RHO = {"sam": 0.05, "asam": 0.5, "average": 0.05}
 """Default radii, as in the papers."""
 
 
+@with_flag_groups
 def sharpness(
     models: list[str] = MODELS,
     kind: str = typer.Option(
@@ -64,20 +50,10 @@ def sharpness(
         "--m", "m-sharpness: mean worst case of groups of at most M examples", None, metavar="M", min=1
     ),
     directions: int = typer.Option(20, "--directions", min=2, help="antithetic pairs of random directions for average"),
-    on: str = ON,
-    client: int | None = CLIENT,
-    examples: int | None = EXAMPLES,
-    subsets: int | None = SUBSETS,
-    seed: int = SEED,
-    batch: int | None = BATCH,
-    device: str = DEVICE,
-    precision: str | None = PRECISION,
-    module: str | None = MODULE,
-    dataset: str | None = DATASET,
-    data_dir: Path | None = DATA_DIR,
-    out: Path | None = OUT,
-    as_json: bool = JSON,
-    quiet: bool = QUIET,
+    *,
+    data: DataFlags,
+    opening: ModelFlags,
+    output: OutputFlags,
 ) -> None:
     """Compute how much the loss rises around models: in the worst case (SAM, ASAM) and on average.
 
@@ -90,24 +66,24 @@ def sharpness(
     if not kinds:
         raise UserError("--kind is empty; expected sam, asam or average, separated by commas")
     measures = [(name, radius) for name in kinds for radius in rho or [DEFAULT_RHO.get(name, 0.05)]]
-    count = number_of_subsets(subsets, examples)
-    options: dict[str, Any] = {"steps": steps, "eta": eta, "scope": scope, "directions": directions, "seed": seed}
-    silent, start = quiet or as_json, time.monotonic()
-    results: Results = {}
-    with status_line(silent) as progress:
-        opened = open_models(models, silent, device, precision, module, dataset, data_dir)
-        for name, model in opened.items():
-            objectives = model.objectives(on, client=client, examples=examples, subsets=count, seed=seed, batch=batch)
-            results[name] = {}
-            for measure, radius in measures:
-                progress(f"{name}: {measure} within {radius:g}")
-                group_size = None if measure == "average" else m
-                results[name][measure, radius] = [
-                    sharpness_of(objective, measure, rho=radius, m=group_size, **options) for objective in objectives
-                ]
-    data = data_name(on, client)
-    document: dict[str, Any] = {"on": data, "seed": seed, "ascent_steps": steps, "eta": eta, "scope": scope, "m": m}
-    document["models"] = {}
+    options: dict[str, Any] = {"steps": steps, "eta": eta, "scope": scope, "directions": directions, "seed": data.seed}
+
+    def measure(objective: Objective, progress: Progress) -> list[Sharpness]:
+        per_measure = []
+        for name, radius in measures:
+            progress(f"{name} within {radius:g}")
+            group_size = None if name == "average" else m
+            per_measure.append(sharpness_of(objective, name, rho=radius, m=group_size, **options))
+        return per_measure
+
+    start = time.monotonic()
+    opened, per_subset = measure_models(models, data, opening, output, measure)
+    results: Results = {
+        name: dict(zip(measures, map(list, zip(*subsets, strict=True)), strict=True))
+        for name, subsets in per_subset.items()
+    }
+    document: dict[str, Any] = {"on": data.name, "seed": data.seed, "ascent_steps": steps, "eta": eta, "scope": scope}
+    document |= {"m": m, "models": {}}
     for name, model in opened.items():
         documents = [[result.document() for result in per_subset] for per_subset in results[name].values()]
         document["models"][name] = {
@@ -118,12 +94,8 @@ def sharpness(
         }
     descriptions = {name: model.description for name, model in opened.items()}
     curves = sharpness_picture(results, descriptions) if len(rho) > 1 else None
-    files = write_results(result_folder(out, default_folder(opened, "sharpness")), "sharpness", document, curves)
-    if as_json:
-        print_json({"files": files, **document})
-        return
-    _print_results(results, document, time.monotonic() - start)
-    print_files(files)
+    folder = default_folder(opened, "sharpness")
+    output.publish(folder, document, lambda: _print_results(results, document, time.monotonic() - start), curves)
 
 
 def _print_results(results: Results, document: dict[str, Any], seconds: float) -> None:

@@ -7,25 +7,11 @@ from pathlib import Path
 
 import typer
 
-from fedflat.cli.flatness.common import (
-    BATCH,
-    DEVICE,
-    EXAMPLES,
-    OUT,
-    PRECISION,
-    default_folder,
-    evenly_spaced,
-    mean,
-    open_models,
-    print_files,
-    print_table,
-    result_folder,
-    three_digits,
-    write_results,
-)
+from fedflat.cli.flatness.common import OutputFlags, evenly_spaced, mean, print_table, three_digits
+from fedflat.cli.flatness.models import BATCH, DEVICE, EXAMPLES, PRECISION, ModelFlags, default_folder, open_models
 from fedflat.cli.shared.completion import complete_run
-from fedflat.cli.shared.flags import JSON, QUIET, SEED, no_default
-from fedflat.cli.shared.screen import print_json, status_line
+from fedflat.cli.shared.flags import SEED, no_default, with_flag_groups
+from fedflat.cli.shared.screen import status_line
 
 COLUMNS = {
     "overlap_at_server": "overlap at the server model",
@@ -35,6 +21,7 @@ COLUMNS = {
 """Measures of a client and their titles."""
 
 
+@with_flag_groups
 def similarity(
     run: Path = typer.Argument(
         metavar="RUN", help="folder of a run, or RUN:server@50 for a saved round", autocompletion=complete_run
@@ -48,9 +35,8 @@ def similarity(
     batch: int | None = BATCH,
     device: str = DEVICE,
     precision: str | None = PRECISION,
-    out: Path | None = OUT,
-    as_json: bool = JSON,
-    quiet: bool = QUIET,
+    *,
+    output: OutputFlags,
 ) -> None:
     """Compare clients with the server model: overlap of top eigenspaces, and CKA of features.
 
@@ -61,10 +47,10 @@ def similarity(
     from fedflat.experiment.analysis.reopen import parse_reference
     from fedflat.experiment.analysis.similarity import client_similarity
 
-    reference, silent = parse_reference(str(run)), quiet or as_json
+    reference = parse_reference(str(run))
     text = str(replace(reference, model=reference.model or "server"))
-    with status_line(silent) as progress:
-        opened = open_models([text], silent, device, precision, None, None, None)
+    with status_line(output.silent) as progress:
+        opened = open_models([text], output.silent, ModelFlags(device, precision, None, None, None))
         (server,) = opened.values()
         clients = client_similarity(
             server,
@@ -77,12 +63,11 @@ def similarity(
         )
     expected = eigenvectors / server.problem.layout.size
     document = {"model": server.label, "eigenvectors": eigenvectors, "expected_of_random": expected, "clients": clients}
-    files = write_results(result_folder(out, default_folder(opened, "similarity")), "similarity", document)
-    if as_json:
-        print_json({"files": files, **document})
-        return
-    rows = [(row["client"], *(three_digits(row[name]) for name in COLUMNS)) for row in evenly_spaced(clients)]
-    rows.append(("mean", *(three_digits(mean(row[name] for row in clients)) for name in COLUMNS)))
-    note = f"overlap of the top {eigenvectors} eigenvectors with those of the global loss; random: {expected:.2g}"
-    print_table(f"Clients of {server.label}, {server.description}", ("client", *COLUMNS.values()), rows, note)
-    print_files(files)
+
+    def show() -> None:
+        rows = [(row["client"], *(three_digits(row[name]) for name in COLUMNS)) for row in evenly_spaced(clients)]
+        rows.append(("mean", *(three_digits(mean(row[name] for row in clients)) for name in COLUMNS)))
+        note = f"overlap of the top {eigenvectors} eigenvectors with those of the global loss; random: {expected:.2g}"
+        print_table(f"Clients of {server.label}, {server.description}", ("client", *COLUMNS.values()), rows, note)
+
+    output.publish(default_folder(opened, "similarity"), document, show)

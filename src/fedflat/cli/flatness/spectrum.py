@@ -5,41 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import zip_longest
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.flatness.common import (
-    BATCH,
-    CLIENT,
-    DATASET,
-    DEVICE,
-    EXAMPLES,
-    MAX_LISTED,
+from fedflat.cli.flatness.common import MAX_LISTED, OutputFlags, Progress, plus_minus, print_table
+from fedflat.cli.flatness.models import (
     MODELS,
-    MODULE,
-    ON,
-    OUT,
-    PRECISION,
-    SUBSETS,
-    data_name,
+    DataFlags,
+    ModelFlags,
     default_folder,
-    number_of_subsets,
-    open_models,
-    plus_minus,
-    print_files,
-    print_table,
-    result_folder,
+    measure_models,
     test_column,
     test_metric,
-    write_results,
 )
-from fedflat.cli.shared.flags import DATA_DIR, JSON, QUIET, SEED, optional
-from fedflat.cli.shared.screen import print_json, screen, shown_count, shown_seconds, status_line
+from fedflat.cli.shared.flags import optional, with_flag_groups
+from fedflat.cli.shared.screen import screen, shown_count, shown_seconds
 
 if TYPE_CHECKING:
-    from fedflat.flatness import LayerCurvature, Spectrum
+    from fedflat.flatness import LayerCurvature, Objective, Spectrum
 
 MATRICES = ("hessian", "gauss-newton", "empirical-fisher")
 """For completion; ``fedflat.flatness`` is not imported here, because torch takes seconds to import."""
@@ -48,6 +32,7 @@ METHOD = "Method"
 _method_option = partial(typer.Option, rich_help_panel=METHOD)
 
 
+@with_flag_groups
 def spectrum(
     models: list[str] = MODELS,
     eigenvalues: int | None = optional("--eigenvalues", "number of eigenvalues", "50", metavar="K", min=1),
@@ -66,11 +51,8 @@ def spectrum(
         False, "--per-layer", help="also compute the largest eigenvalue and trace of each parameter's diagonal block"
     ),
     density: bool = typer.Option(False, "--density", help="also estimate the spectral density"),
-    on: str = ON,
-    client: int | None = CLIENT,
-    examples: int | None = EXAMPLES,
-    subsets: int | None = SUBSETS,
-    seed: int = SEED,
+    *,
+    data: DataFlags,
     method: str = _method_option(
         "lanczos", "--method", metavar="NAME", help="lanczos, or power (deflated power iteration, as in the ECCV paper)"
     ),
@@ -88,21 +70,14 @@ def spectrum(
     ),
     density_draws: int = _method_option(5, "--density-draws", min=1, help="random vectors for the density"),
     density_steps: int = _method_option(80, "--density-steps", min=1, help="products per random vector"),
-    batch: int | None = BATCH,
     compile: str = _method_option(
         "auto",
         "--compile",
         metavar="WHEN",
         help="compile Hessian-vector products: on, off, or auto (where it pays off on a GPU)",
     ),
-    device: str = DEVICE,
-    precision: str | None = PRECISION,
-    module: str | None = MODULE,
-    dataset: str | None = DATASET,
-    data_dir: Path | None = DATA_DIR,
-    out: Path | None = OUT,
-    as_json: bool = JSON,
-    quiet: bool = QUIET,
+    opening: ModelFlags,
+    output: OutputFlags,
 ) -> None:
     """Compute the spectrum of the Hessian (or Fisher matrix) of the loss around models: eigenvalues, trace and density.
 
@@ -111,35 +86,29 @@ def spectrum(
     from fedflat.flatness import spectrum_of
     from fedflat.reporting.figures.spectrum import spectrum_picture
 
-    count, silent = number_of_subsets(subsets, examples), quiet or as_json
-    spectra: dict[str, list[Spectrum]] = {}  # by model, one for each subset of the examples
-    with status_line(silent) as progress:
-        opened = open_models(models, silent, device, precision, module, dataset, data_dir)
-        for name, model in opened.items():
-            objectives = model.objectives(on, client=client, examples=examples, subsets=count, seed=seed, batch=batch)
-            spectra[name] = [
-                spectrum_of(
-                    objective,
-                    eigenvalues,
-                    matrix=matrix,
-                    per_layer=per_layer,
-                    method=method,
-                    by=by,
-                    lambda_min=lambda_min,
-                    tolerance=tolerance,
-                    iterations=iterations,
-                    trace_draws=trace_draws,
-                    trace_estimator=trace_estimator,
-                    density_draws=density_draws if density else 0,
-                    density_steps=density_steps,
-                    compile=compile,
-                    seed=seed,
-                    progress=lambda text, name=name: progress(f"{name}: {text}"),  # type: ignore[misc]
-                )
-                for objective in objectives
-            ]
-    all_examples = {name: model.objective(on, client=client).examples for name, model in opened.items()}
-    document: dict[str, Any] = {"on": data_name(on, client), "seed": seed, "models": {}}
+    def measure(objective: Objective, progress: Progress) -> Spectrum:
+        return spectrum_of(
+            objective,
+            eigenvalues,
+            matrix=matrix,
+            per_layer=per_layer,
+            method=method,
+            by=by,
+            lambda_min=lambda_min,
+            tolerance=tolerance,
+            iterations=iterations,
+            trace_draws=trace_draws,
+            trace_estimator=trace_estimator,
+            density_draws=density_draws if density else 0,
+            density_steps=density_steps,
+            compile=compile,
+            seed=data.seed,
+            progress=progress,
+        )
+
+    opened, spectra = measure_models(models, data, opening, output, measure)
+    all_examples = {name: model.objective(data.on, client=data.client).examples for name, model in opened.items()}
+    document: dict[str, Any] = {"on": data.name, "seed": data.seed, "models": {}}
     for name, model in opened.items():
         document["models"][name] = {
             "model": model.label,
@@ -149,12 +118,9 @@ def spectrum(
             "subsets": [result.document() for result in spectra[name]],
         }
     figure = spectrum_picture(spectra, {name: model.description for name, model in opened.items()})
-    files = write_results(result_folder(out, default_folder(opened, "spectrum")), "spectrum", document, figure)
-    if as_json:
-        print_json({"files": files, **document})
-        return
-    _print_spectra(spectra, document, next(iter(all_examples.values())), tolerance)
-    print_files(files)
+    first_examples = next(iter(all_examples.values()))
+    folder = default_folder(opened, "spectrum")
+    output.publish(folder, document, lambda: _print_spectra(spectra, document, first_examples, tolerance), figure)
 
 
 def _print_spectra(

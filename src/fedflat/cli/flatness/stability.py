@@ -7,18 +7,10 @@ from typing import Any
 
 import typer
 
-from fedflat.cli.flatness.common import (
-    evenly_spaced,
-    mean,
-    print_files,
-    print_table,
-    result_folder,
-    three_digits,
-    write_results,
-)
+from fedflat.cli.flatness.common import OutputFlags, evenly_spaced, mean, print_table, three_digits
 from fedflat.cli.shared.completion import complete_algorithm
 from fedflat.cli.shared.flags import CONFIG, JSON, QUIET, SET, optional, with_settings
-from fedflat.cli.shared.screen import print_json, status_line
+from fedflat.cli.shared.screen import status_line
 
 MEASUREMENTS = 20
 """Approximate number of measurements without --eval-every."""
@@ -68,10 +60,10 @@ def stability(
     if algorithm is not None:
         settings = settings | {"algorithm": algorithm}
     run_config = make_config(config, settings, assignments)
-    silent, rounds = quiet or as_json, run_config.training.rounds
-    fetch_if_missing(run_config, silent)
+    output, rounds = OutputFlags(out, as_json, quiet), run_config.training.rounds
+    fetch_if_missing(run_config, output.silent)
     measurements = []
-    with status_line(silent) as progress:
+    with status_line(output.silent) as progress:
         twin_runs = Twins(run_config, twins, client=client, seed=draw, examples=examples)
         for measurement in twin_runs.train(eval_every or max(1, rounds // MEASUREMENTS)):
             measurements.append(measurement)
@@ -86,19 +78,19 @@ def stability(
     }
     run_name = f"{run_config.algorithm}   {run_config.data.dataset}, seed {run_config.seed}"
     title = f"{run_name}, {twins} twins that differ in one example"
-    folder = result_folder(out, RUNS / f"stability-{run_slug(run_config)}")
+
+    def show() -> None:
+        columns = ("round", "weight distance", "relative", "mean loss difference", "largest loss difference")
+        print_table(title, columns, [_row(measurement) for measurement in evenly_spaced(measurements)], text_columns=0)
+
     figure = twins_picture(measurements, title, run_config.algorithm)
-    files = write_results(folder, "stability", document, figure)
-    if as_json:
-        print_json({"files": files, **document})
-        return
-    columns = ("round", "weight distance", "relative", "mean loss difference", "largest loss difference")
-    print_table(title, columns, [_row(measurement) for measurement in evenly_spaced(measurements)], text_columns=0)
+    folder = RUNS / f"stability-{run_slug(run_config)}"
     swaps = ", ".join(
         f"example {swap.position} of client {swap.client} (first in round {swap.first_round})"
         for swap in twin_runs.swaps
     )
-    print_files({"replaced": swaps, "values": "means over twins", **files})
+    notes = {"replaced": swaps, "values": "means over twins"}
+    output.publish(folder, document, show, figure, notes, name="stability")
 
 
 def _row(measurement: dict[str, Any]) -> tuple[object, ...]:

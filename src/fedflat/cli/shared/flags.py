@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from functools import wraps
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from pydantic.fields import FieldInfo
@@ -115,13 +116,47 @@ def with_settings(*excluded: str, show_defaults: bool = True) -> Callable[[Calla
             given = {flag: None if value is NULL else value for flag, value in values.items() if value is not None}
             command(settings=given, **arguments)
 
-        # Typer reads the command's name, help and flags from these attributes.
-        with_flags.__name__, with_flags.__doc__ = command.__name__, command.__doc__
-        with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        return with_flags
+        return _as_command(with_flags, command, parameters)
 
     return decorate
+
+
+def with_flag_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a command, some of whose parameters are dataclasses of flags: each field becomes a flag.
+
+    The defaults of the fields are Typer's options.
+    """
+    groups: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        if is_dataclass(parameter.annotation):
+            groups[parameter.name] = parameter.annotation
+            types = get_type_hints(parameter.annotation)
+            members = [
+                parameter.replace(name=field.name, annotation=types[field.name], default=field.default)
+                for field in fields(parameter.annotation)
+            ]
+        else:
+            members = [parameter]
+        parameters += [member.replace(kind=inspect.Parameter.KEYWORD_ONLY) for member in members]
+
+    def with_flags(**arguments: Any) -> None:
+        """Collect the flags of each group in an instance of its dataclass, and call the command."""
+        for name, group in groups.items():
+            arguments[name] = group(**{field.name: arguments.pop(field.name) for field in fields(group)})
+        command(**arguments)
+
+    return _as_command(with_flags, command, parameters)
+
+
+def _as_command(
+    function: Callable[..., None], command: Callable[..., None], parameters: list[inspect.Parameter]
+) -> Callable[..., None]:
+    """Give a function the attributes from which Typer reads a command's name, help and flags."""
+    function.__name__, function.__doc__ = command.__name__, command.__doc__
+    function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return function
 
 
 def _parameter(flag: str, setting: str, show_default: bool) -> inspect.Parameter:

@@ -57,7 +57,7 @@ def open_external_model(
         precision: ``float32`` (default), ``tf32`` or ``float64``.
     """
     config = name_user_objects(config_for_measurement(config, device, precision), None, module)
-    problem, partition = build_problem(config.model_copy(update={"init": file}), model=module)
+    problem, partition = build_problem(config.changed(init=file), model=module)
     record = Record(config, history=[], status="finished", reason="", seconds=0.0, models={})
     state = ModelState(*problem.initial_state())
     tf32 = config.engine.precision == "tf32"

@@ -237,14 +237,14 @@ class Observer:
         self.wanted = parse_measurements(settings.what)
         self.seconds = 0.0
         """Seconds spent on measurements in the current round."""
+        assert settings.every is not None
         self._every, self._training, self._algorithm = settings.every, training, algorithm
         self._sample, self._problem = FixedSample(problem, partition, settings), problem
         self._cohort: Measurements = {}
 
     def is_due(self, completed_rounds: int) -> bool:
         """Whether to measure after ``completed_rounds`` rounds."""
-        is_last = completed_rounds == self._training.rounds
-        return self._every is not None and (completed_rounds % self._every == 0 or is_last)
+        return completed_rounds % self._every == 0 or completed_rounds == self._training.rounds
 
     def observe_cohort(self, clients: list[Client], outcome: Outcome, states: States) -> None:
         """Measure a cohort right after local training, while the engine still holds each client's update.

@@ -262,10 +262,8 @@ def _with_local_device(config: Config) -> Config:
     """
     if config.engine.device == "cpu":
         return config
-    engine = config.engine.model_copy(update={"device": "auto"})
-    if engine.precision in ("tf32", "bf16") and not torch.cuda.is_available():
-        engine = engine.model_copy(update={"precision": "float32"})
-    return config.model_copy(update={"engine": engine})
+    has_gpu_precision = config.engine.precision in ("tf32", "bf16") and not torch.cuda.is_available()
+    return config.changed(engine={"device": "auto"} | ({"precision": "float32"} if has_gpu_precision else {}))
 
 
 def post_hoc(

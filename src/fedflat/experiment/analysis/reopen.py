@@ -98,8 +98,7 @@ def config_for_measurement(config: Config, device: str | None, precision: str | 
         raise one_of("precision", precision, PRECISIONS)
     if device is not None and device not in ("auto", "cpu", "cuda"):
         raise one_of("device", device, ("auto", "cpu", "cuda"))
-    engine = config.engine.model_copy(update={"device": device or "auto", "precision": precision})
-    return config.model_copy(update={"engine": engine})
+    return config.changed(engine={"device": device or "auto", "precision": precision})
 
 
 def reopen(
@@ -152,11 +151,11 @@ def _without_initial_weights(record: Record, config: Config, network: nn.Module 
     Frozen parameters are read from the run's saved server model; without one, the config stays unchanged.
     """
     if network is None and config.training.train == "all":  # nothing is frozen
-        return config.model_copy(update={"init": None, "init_head": "given"})
+        return config.changed(init=None, init_head="given")
     saved_model = record.folder.path / model_file("server") if record.folder else None
     if saved_model is None or not saved_model.exists():
         return config
-    return config.model_copy(update={"init": saved_model, "init_head": "given"})
+    return config.changed(init=saved_model, init_head="given")
 
 
 def require_model(record: Record, name: str) -> str:

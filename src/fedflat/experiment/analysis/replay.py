@@ -76,8 +76,7 @@ class Replay:
         self.moment = moment or moment_at_start(self.algorithm, ModelState(*problem.initial_state()), config)
         name = "auto" if config.engine.name == "ray" else config.engine.name
         changes = {"name": name} if workers is None else {"name": "loop", "workers": workers}
-        local_config = config.model_copy(update={"engine": config.engine.model_copy(update=changes)})
-        self.engine: Engine = engine_for(decide_compile(local_config, problem, partition), problem)
+        self.engine: Engine = engine_for(decide_compile(config.changed(engine=changes), problem, partition), problem)
         self._training = training_of(config, self.algorithm, len(partition.clients), problem)
         self._sampler = sampler_of(config, len(partition.clients))
         # Memory of the clients that ``advance`` has trained; it overrides the moment's ``client_memory``.

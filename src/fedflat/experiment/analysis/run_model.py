@@ -368,13 +368,12 @@ def replay_after(server: RunModel, after_round: int | None = None) -> Replay:
         after_round: round of a saved server model; default: that of the last checkpoint.
     """
     record = server.record
-    engine = record.config.engine.model_copy(update={"device": server.problem.device.type})
-    if engine.precision in ("tf32", "bf16") and engine.device == "cpu":  # both need a GPU
-        engine = engine.model_copy(update={"precision": "float32"})
-    config = record.config.model_copy(update={"engine": engine})
+    config = record.config.changed(engine={"device": server.problem.device.type})
+    if config.engine.precision in ("tf32", "bf16") and config.engine.device == "cpu":  # both need a GPU
+        config = config.changed(engine={"precision": "float32"})
     problem, partition = server.problem, server.partition
     needs_more_than_model = bool(missing_state(algorithm(config.algorithm), config))
-    if needs_more_than_model or engine.precision != _precision(server):
+    if needs_more_than_model or config.engine.precision != _precision(server):
         # The opened model has the wrong precision, or has lost the initial weights, which define initial client state.
         problem, partition = reopen(record, config=config, method="flatness", with_initial_weights=True)
     return Replay(config, problem, partition, moment_after(server, problem, after_round))

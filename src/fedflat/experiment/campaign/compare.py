@@ -57,7 +57,7 @@ def compare(
         if texts.count(text) > 1:
             raise UserError(f"the comparison lists {text} twice; list each algorithm once")
     numbers = seed_numbers(seeds)
-    configs = [base.model_copy(update={"algorithm": text, "seed": seed}) for seed in numbers for text in texts]
+    configs = [base.changed(algorithm=text, seed=seed) for seed in numbers for text in texts]
     folders: list[Path] = []
     if out is not None:
         require_outside_runs(out)

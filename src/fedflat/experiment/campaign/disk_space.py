@@ -147,7 +147,7 @@ def _size_key(config: Config) -> tuple[str, ...]:
 def _sizes(config: Config) -> tuple[int, int, int]:
     """The numbers of trained parameters, of BatchNorm statistics and of clients."""
     data = load_data(config)
-    random_weights = config.model_copy(update={"init": None, "init_head": "given"})  # need no file of weights
+    random_weights = config.changed(init=None, init_head="given")  # need no file of weights
     network = build_network(random_weights, data.input_shape, data.num_outputs)
     trained = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
     statistics = sum(buffer.numel() for buffer in network.buffers() if buffer.is_floating_point())

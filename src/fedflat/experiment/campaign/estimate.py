@@ -259,11 +259,12 @@ def _probe_config(config: Config, at_once: int) -> Config:
 
     If several runs will run ``at_once``, each trains in one process, and so does its probe.
     """
-    training = config.training.model_copy(update={"lr": 0.01, "lr_decay": 1.0})
-    evaluation = config.evaluation.model_copy(update={"final": 0, "save_every": None})
-    engine = config.engine.model_copy(update={"workers": 1 if at_once > 1 else config.engine.workers})
-    return config.model_copy(
-        update={**PROBE_SETTINGS, "seed": 0, "training": training, "evaluation": evaluation, "engine": engine}
+    return config.changed(
+        **PROBE_SETTINGS,
+        seed=0,
+        training={"lr": 0.01, "lr_decay": 1.0},
+        evaluation={"final": 0, "save_every": None},
+        engine={"workers": 1 if at_once > 1 else config.engine.workers},
     )
 
 
@@ -272,8 +273,7 @@ def measure_speed(config: Config) -> ProbedSpeed:
 
     Both probes are compiled if the run would be. Only one run at a time is in memory, with its data and model.
     """
-    engine = _build_quietly(config)[0].config.engine
-    speed = probe(config.model_copy(update={"engine": engine}))
+    speed = probe(config.changed(engine=_build_quietly(config)[0].config.engine))
     if speed.seconds(config, 1) > SHORT_ROUND:
         return speed
     gc.collect()  # lanes refer to themselves
@@ -294,14 +294,12 @@ def probe(config: Config) -> ProbedSpeed:
     # A GPU trains several clients at once; a CPU trains one in each worker, and the probe measures a single worker.
     at_once = min(config.federation.clients_per_round, config.engine.lanes) if on_gpu else 1
     workers = 1 if on_gpu else min(config.engine.workers or available_cores(), config.federation.clients_per_round)
-    probe_config = config.model_copy(
-        update={
-            **PROBE_SETTINGS,
-            "training": config.training.model_copy(update={"rounds": 2, "local_epochs": 1, "local_steps": 1}),
-            "federation": config.federation.model_copy(update={"clients_per_round": at_once, "sampling": "fixed"}),
-            "evaluation": config.evaluation.model_copy(update={"every": 2, "final": 0, "examples": PROBED_EXAMPLES}),
-            "engine": config.engine.model_copy(update={"workers": 1}),
-        }
+    probe_config = config.changed(
+        **PROBE_SETTINGS,
+        training={"rounds": 2, "local_epochs": 1, "local_steps": 1},
+        federation={"clients_per_round": at_once, "sampling": "fixed"},
+        evaluation={"every": 2, "final": 0, "examples": PROBED_EXAMPLES},
+        engine={"workers": 1},
     )
     run, times = _build_quietly(probe_config)
     _execute_quietly(run, rounds=2)

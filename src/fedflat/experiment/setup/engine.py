@@ -128,7 +128,7 @@ def decide_compile(config: Config, problem: Problem, partition: Partition, recor
             and problem.suits_narrow_kernels(training.batch_size)
             and compiler() is not None
         )
-    return config.model_copy(update={"engine": engine.model_copy(update={"compile": "on" if pays_off else "off"})})
+    return config.changed(engine={"compile": "on" if pays_off else "off"})
 
 
 def ray_engine(config: Config, problem: Problem, user_objects: UserObjects) -> RayEngine:
@@ -147,10 +147,10 @@ def ray_engine(config: Config, problem: Problem, user_objects: UserObjects) -> R
 
 def _worker_setup(config: Config, user_objects: UserObjects, device: Device) -> Callable[[], WorkerSetup]:
     """The function that a Ray worker on ``device`` calls to set up; it reads a named dataset on the worker's node."""
-    engine = config.engine.model_copy(update={"name": "auto", "device": device, "workers": 1, "ray_address": None})
-    # Absolute, because a worker has another working directory and environment.
-    data = config.data.model_copy(update={"dir": data_dir(config.data.dir).absolute()})
-    worker_config = config.model_copy(update={"engine": engine, "data": data})
+    worker_config = config.changed(
+        engine={"name": "auto", "device": device, "workers": 1, "ray_address": None},
+        data={"dir": data_dir(config.data.dir).absolute()},  # a worker has another working directory and environment
+    )
     return partial(_set_up_worker, worker_config, user_objects, tuple(loaded_plugins()))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -331,7 +333,7 @@ def decide_precision(config: Config, recorded: Config | None = None) -> Config:
     else:
         uses_gpu = engine.device != "cpu" and torch.cuda.is_available()
         precision = "tf32" if uses_gpu and gpu_has_tf32() else "float32"
-    return config.model_copy(update={"engine": engine.model_copy(update={"precision": precision})})
+    return config.changed(engine={"precision": precision})
 
 
 def device_of(config: Config) -> torch.device:
@@ -355,8 +357,24 @@ def is_user_supplied(name: str) -> bool:
 def name_user_objects(config: Config, data: Dataset | None, model: nn.Module | None) -> Config:
     """Copy a config and put the names of the user-supplied dataset and model into it."""
     if model is not None:
-        config = config.model_copy(update={"model": f"{CUSTOM}:{type(model).__name__}"})
+        config = config.changed(model=f"{CUSTOM}:{type(model).__name__}")
     if data is not None:
-        settings = config.data.model_copy(update={"dataset": f"{CUSTOM}:{data.name}"})
-        config = config.model_copy(update={"data": settings})
+        config = config.changed(data={"dataset": f"{CUSTOM}:{data.name}"})
     return config
+
+
+@contextmanager
+def explain_out_of_memory(config: Config) -> Iterator[None]:
+    """Turn a GPU out-of-memory error into a ``UserError`` that names the settings to lower."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        symptom = "the GPU of a Ray worker is out of memory"
+        if config.engine.name != "ray":
+            free, total = (size / 2**30 for size in torch.cuda.mem_get_info())
+            symptom = f"the GPU is out of memory ({total - free:.1f} of {total:.1f} GB in use)"
+        raise UserError(
+            f"{symptom}; lower training.batch_size (now {config.training.batch_size}), engine.lanes (now "
+            f"{config.engine.lanes}) or evaluation.batch_size (now {config.evaluation.batch_size}), "
+            "or use engine.precision=bf16"
+        ) from None

@@ -3,12 +3,6 @@
 May import ``timing``, ``engines`` and the ``setup`` and ``store`` of experiments.
 """
 
-from fedflat.experiment.timeline.synchronous import (
-    SynchronousTimeline,
-    Timeline,
-    TimelineSetup,
-    TrainedRound,
-    timeline_for,
-)
+from fedflat.experiment.timeline.timeline import Timeline, TimelineSetup, TrainedRound, timeline_for
 
-__all__ = ["SynchronousTimeline", "Timeline", "TimelineSetup", "TrainedRound", "timeline_for"]
+__all__ = ["Timeline", "TimelineSetup", "TrainedRound", "timeline_for"]

@@ -30,7 +30,8 @@ from fedflat.engines.round.contract import (
 from fedflat.engines.round.plan import generator
 from fedflat.experiment.setup.timing import check_asynchronous, policy_of
 from fedflat.experiment.store.checkpoint import ServerState, TimelineState, with_prefix
-from fedflat.experiment.timeline.synchronous import ReadClient, Timeline, TimelineSetup, TrainedRound
+from fedflat.experiment.timeline.synchronous import TimedTimeline
+from fedflat.experiment.timeline.timeline import ReadClient, TimelineSetup, TrainedRound
 from fedflat.timing import WAIT_SECONDS, Asynchronous, Flight, Schedule, ScheduleState, ServerUpdate
 
 
@@ -100,7 +101,7 @@ class ClientUpdates:
         return self.tensors["displacement"] * (-1 / self.tensors["lr_sum"]) + 0.0  # as a sum of rows, without -0
 
 
-class AsynchronousTimeline(Timeline):
+class AsynchronousTimeline(TimedTimeline):
     """Keeps ``clients_per_round`` clients in flight; a round is one update of the server model.
 
     Clients draw their batches by the version from which they start. A client that starts from one version several

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedflat.flatness.curvature.lanczos import TOLERANCE, Ends, lanczos
 from fedflat.flatness.curvature.operator import Operator
-from fedflat.flatness.curvature.trace import DRAWS, hutchinson
+from fedflat.flatness.curvature.trace import DRAWS, estimate_trace
 from fedflat.flatness.estimate import Estimate
 from fedflat.models.layout import Layout
 
@@ -55,7 +55,7 @@ def layer_curvatures(
         progress(name)
         block = diagonal_block(operator, start, size)
         pairs = lanczos(block, Ends(1), tolerance=tolerance, seed=seed)
-        trace = hutchinson(block, draws=draws, seed=seed, values=pairs.values, vectors=pairs.vectors)
+        trace = estimate_trace(block, draws=draws, seed=seed, values=pairs.values, vectors=pairs.vectors)
         curvatures.append(LayerCurvature(name, size, float(pairs.values[0]), float(pairs.residuals[0]), trace))
         start += size
     return tuple(curvatures)

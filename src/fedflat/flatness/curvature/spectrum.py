@@ -15,7 +15,7 @@ from fedflat.flatness.curvature.lanczos import TOLERANCE, Eigenpairs, Ends, Larg
 from fedflat.flatness.curvature.layers import LayerCurvature, layer_curvatures
 from fedflat.flatness.curvature.operator import Operator
 from fedflat.flatness.curvature.power import power
-from fedflat.flatness.curvature.trace import DRAWS, Density, check_draws, lanczos_quadrature, trace_estimator_of
+from fedflat.flatness.curvature.trace import DRAWS, Density, check_draws, estimate_trace, lanczos_quadrature
 from fedflat.flatness.estimate import Estimate
 from fedflat.flatness.objective import Objective
 
@@ -220,9 +220,7 @@ def spectrum_of(
             f"cannot compute {count} eigenvalues of a model with {objective.size} parameters; "
             f"expected 1 to {objective.size}"
         )
-    estimate_trace = trace_estimator_of(trace_estimator)
-    if trace_draws:
-        check_draws(trace_draws, trace_estimator)
+    check_draws(trace_draws or DRAWS, trace_estimator)
     start = time.monotonic()
     progress("checking that the loss is deterministic")
     objective.check()
@@ -250,6 +248,7 @@ def spectrum_of(
         trace = estimate_trace(
             operator,
             draws=trace_draws,
+            estimator=trace_estimator,
             seed=seed,
             values=values,
             vectors=vectors,

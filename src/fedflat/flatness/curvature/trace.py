@@ -1,11 +1,12 @@
 """Trace and spectral density of a Hessian, estimated from random vectors.
 
-``hutchinson`` estimates the trace: for Rademacher vectors z, E[z . H z] = tr H. Known eigenvectors are deflated first,
-because they contribute most of the variance. With Q, the orthogonal projection onto the known eigenvectors v_i,
+``estimate_trace`` uses Hutchinson's estimator: for Rademacher vectors z, E[z . H z] = tr H. Known eigenvectors are
+deflated first, because they contribute most of the variance. With Q, the orthogonal projection onto the known
+eigenvectors v_i,
 
     tr H = sum_i v_i . H v_i + tr (1 - Q) H (1 - Q).
 
-``hutch_plus_plus`` (Meyer et al. 2021) spends a third of the products on finding a subspace that H stretches most, and
+Hutch++ (Meyer et al. 2021) spends a third of the products on finding a subspace that H stretches most, and
 a third on the exact trace within it, in place of known eigenvectors. If few eigenvalues dominate, m products give an
 error of order 1/m instead of 1/sqrt(m).
 
@@ -30,12 +31,15 @@ from fedflat.flatness.precision import tf32_allowed
 
 DRAWS = 30
 """Default number of random vectors for the trace."""
+ESTIMATORS = {"hutchinson": 2, "hutch++": 4}
+"""Estimators of the trace, with the fewest draws from which each gives a confidence interval."""
 
 
-def hutchinson(
+def estimate_trace(
     operator: Operator,
     *,
     draws: int = DRAWS,
+    estimator: str = "hutchinson",
     seed: int = 0,
     values: Tensor | None = None,
     vectors: Tensor | None = None,
@@ -45,76 +49,59 @@ def hutchinson(
 
     Args:
         operator: the symmetric matrix.
-        draws: number of random vectors, each of which costs one product.
+        draws: number of products; with ``hutch++``, a third of them is random, and gives the confidence interval.
+        estimator: ``hutchinson`` or ``hutch++``.
         seed: seed of the random vectors.
         values: known eigenvalues [k], which are added exactly; only the rest of the trace is estimated.
         vectors: the eigenvectors [k, P] of these eigenvalues, which are removed from the random vectors.
         progress: called with the number of products so far.
     """
-    check_draws(draws)
-    samples = []
+    check_draws(draws, estimator)
+    samples, spent = [], 0
     with tf32_allowed(False), torch.no_grad():
+        if estimator == "hutch++":
+            inside, vectors = _stretched_subspace(operator, draws // 3, seed, vectors)
+            values = inside if values is None else torch.cat([values, inside])
+            draws, spent = draws - 2 * (draws // 3), 2 * len(inside)
         for number in range(draws):
             probe = operator.rademacher(seed, "trace", number)
-            if vectors is not None:  # remove the known eigenvectors, whose eigenvalues are added exactly below
+            if vectors is not None:  # their part of the trace is added exactly below
                 probe -= (vectors @ probe) @ vectors
             samples.append((probe @ operator(probe[None])[0]).double())
-            progress(number + 1)
+            progress(spent + number + 1)
     known_trace = 0.0 if values is None else float(values.sum())
     return estimate(torch.stack(samples).tolist(), offset=known_trace)
 
 
-def hutch_plus_plus(
-    operator: Operator,
-    *,
-    draws: int = DRAWS,
-    seed: int = 0,
-    values: Tensor | None = None,
-    vectors: Tensor | None = None,
-    progress: Callable[[int], None] = lambda products: None,
-) -> Estimate:
-    """Estimate the trace of H with Hutch++ (Meyer et al. 2021); a third of the draws is random.
+def _stretched_subspace(operator: Operator, count: int, seed: int, vectors: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Find a subspace that H stretches most, for Hutch++.
 
-    The confidence interval is that of the random third. Arguments are those of ``hutchinson``; ``draws`` is the total
-    number of products, at least 4.
+    Args:
+        operator: the matrix H.
+        count: dimension of the subspace; smaller if not so many dimensions are left.
+        seed: seed of the random vectors from which it is found.
+        vectors: known eigenvectors [k, P], to which it is orthogonal.
+
+    Returns:
+        The numbers v . H v of its orthonormal basis [count], and the known eigenvectors with this basis [k + count, P].
     """
-    check_draws(draws, "hutch++")
     known = torch.zeros(0, operator.size) if vectors is None else vectors
     known = known.to(operator.device, operator.dtype)
-    count = min(draws // 3, operator.size - len(known))
-    with tf32_allowed(False), torch.no_grad():
-        if count:
-            sketch = operator(torch.stack([operator.rademacher(seed, "sketch", number) for number in range(count)]))
-            for _ in range(2):  # once leaves rounding errors, twice is orthogonal to working precision
-                sketch = sketch - (sketch @ known.T) @ known
-                sketch = torch.linalg.qr(sketch.T).Q.T
-            inside = (sketch * operator(sketch)).sum(1).double().cpu()  # their sum is the trace within the subspace
-            values = inside if values is None else torch.cat([values, inside])
-            known = torch.cat([known, sketch])
-    return hutchinson(
-        operator,
-        draws=draws - 2 * (draws // 3),
-        seed=seed,
-        values=values,
-        vectors=known,
-        progress=lambda products: progress(2 * count + products),
-    )
-
-
-ESTIMATORS = {"hutchinson": hutchinson, "hutch++": hutch_plus_plus}
-"""Estimators of the trace by name."""
-
-
-def trace_estimator_of(name: str) -> Callable[..., Estimate]:
-    """Return the estimator of the trace with this name."""
-    if name not in ESTIMATORS:
-        raise one_of("trace estimator", name, tuple(ESTIMATORS))
-    return ESTIMATORS[name]
+    count = min(count, operator.size - len(known))
+    if not count:
+        return torch.zeros(0), known
+    sketch = operator(torch.stack([operator.rademacher(seed, "sketch", number) for number in range(count)]))
+    for _ in range(2):  # once leaves rounding errors, twice is orthogonal to working precision
+        sketch = sketch - (sketch @ known.T) @ known
+        sketch = torch.linalg.qr(sketch.T).Q.T
+    return (sketch * operator(sketch)).sum(1).double().cpu(), torch.cat([known, sketch])
 
 
 def check_draws(draws: int, estimator: str = "hutchinson") -> None:
-    """Raise a ``UserError`` for too few draws, which give no interval."""
-    least = 4 if estimator == "hutch++" else 2
+    """Raise a ``UserError`` for an unknown estimator, or for too few draws, which give no interval."""
+    if estimator not in ESTIMATORS:
+        raise one_of("trace estimator", estimator, tuple(ESTIMATORS))
+    least = ESTIMATORS[estimator]
     if draws < least:
         raise UserError(f"draws={draws} is invalid; a confidence interval needs at least {least} with {estimator}")
 

@@ -1,0 +1,238 @@
+"""Code shared by flatness commands that measure models: their flags, and opening, naming and measuring models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
+
+from fedflat.cli.flatness.common import OutputFlags, Progress
+from fedflat.cli.shared.completion import complete_run
+from fedflat.cli.shared.flags import DATA_DIR, SEED, no_default, optional
+from fedflat.cli.shared.screen import fetch_if_missing, shown_metric, status_line, with_unit
+from fedflat.errors import UserError
+
+if TYPE_CHECKING:
+    from fedflat.experiment.analysis.run_model import RunModel
+    from fedflat.flatness import Objective
+
+T = TypeVar("T")
+DEFAULT_SUBSETS = 3
+MODELS = typer.Argument(
+    metavar="MODEL...",
+    help="RUN (its last average, or the server model), RUN:wima, RUN:server@50, RUN:client3@50 (local model), "
+    "or with --module a weights file (.pt, .safetensors)",
+    autocompletion=complete_run,
+)
+EXAMPLES = optional("--examples", "number of random examples", "all", metavar="N", min=1)
+BATCH = optional(
+    "--batch-size", "examples per forward pass", "by example size; for CIFAR 97 on a CPU, 488 on a GPU", min=1
+)
+DEVICE = typer.Option("auto", "--device", metavar="NAME", help="auto, cpu or cuda")
+PRECISION = optional("--precision", "float32, tf32 or float64", "float32; float64 for float64 runs", metavar="NAME")
+
+
+@dataclass(frozen=True)
+class DataFlags:
+    """Flags that choose the data to measure on."""
+
+    on: str = typer.Option("train", "--on", metavar="SET", help="train (all clients' data) or test")
+    client: int | None = no_default("--client", "measure on one client's data (first client: 0)", metavar="I", min=0)
+    examples: int | None = EXAMPLES
+    subsets: int | None = optional(
+        "--subsets", "number of random subsets of --examples, for error bars", f"{DEFAULT_SUBSETS}", min=1
+    )
+    seed: int = SEED
+    batch: int | None = BATCH
+
+    def __post_init__(self) -> None:
+        if self.subsets is not None and self.examples is None:
+            raise UserError("--subsets needs --examples, the number of examples per subset")
+
+    @property
+    def name(self) -> str:
+        """Name of the data, for headings and files."""
+        return self.on if self.client is None else f"client {self.client}"
+
+    def objectives(self, model: RunModel) -> list[Objective]:
+        """Return the loss of a model on each random subset of the data."""
+        return model.objectives(
+            self.on,
+            client=self.client,
+            examples=self.examples,
+            subsets=self.subsets or DEFAULT_SUBSETS,
+            seed=self.seed,
+            batch=self.batch,
+        )
+
+
+@dataclass(frozen=True)
+class ModelFlags:
+    """Flags that say how to open models, and what weights files belong to."""
+
+    device: str = DEVICE
+    precision: str | None = PRECISION
+    module: str | None = no_default(
+        "--module", "function or class that builds the torch module of weights files", metavar="FILE.py:FUNCTION"
+    )
+    dataset: str | None = no_default(
+        "--dataset", "dataset to measure weights files on (see fedflat data list)", metavar="NAME"
+    )
+    data_dir: Path | None = DATA_DIR
+
+
+def measure_models(
+    references: Sequence[str],
+    data: DataFlags,
+    opening: ModelFlags,
+    output: OutputFlags,
+    measure: Callable[[Objective, Progress], T],
+) -> tuple[dict[str, RunModel], dict[str, list[T]]]:
+    """Open models and measure each of them on every random subset of the data.
+
+    Args:
+        references: the models, as in ``open_models``.
+        data, opening, output: flags of the command.
+        measure: measures an objective, and passes descriptions of its progress to its second argument.
+
+    Returns:
+        The models by name, and by name the results on each subset.
+    """
+    results: dict[str, list[T]] = {}
+    with status_line(output.silent) as progress:
+        models = open_models(references, output.silent, opening)
+        for name, model in models.items():
+
+            def describe(text: str, name: str = name) -> None:
+                progress(f"{name}: {text}")
+
+            results[name] = [measure(objective, describe) for objective in data.objectives(model)]
+    return models, results
+
+
+def open_models(references: Sequence[str], silent: bool, flags: ModelFlags) -> dict[str, RunModel]:
+    """Open models by references such as ``RUN:wima@50`` or ``model.pt``; download missing datasets first.
+
+    Args:
+        references: models of runs, or weights files.
+        silent: show no progress of downloads.
+        flags: device and precision; for weights files, also their module and dataset.
+
+    Returns:
+        The models by their shortest distinct names.
+    """
+    from fedflat.experiment.analysis.external_model import build_module, external_config, open_external_model
+    from fedflat.experiment.analysis.reopen import is_weights_file, parse_reference
+    from fedflat.experiment.analysis.run_model import open_model_or_client
+    from fedflat.experiment.store.run_folder import load_record
+
+    files = [text for text in references if is_weights_file(text)]
+    _require_module_and_dataset(files, flags.module, flags.dataset)
+    how = {"device": flags.device, "precision": flags.precision}
+    for text in references:
+        _require_once(text, references)
+        if text not in files:
+            fetch_if_missing(load_record(parse_reference(text).run).config, silent)
+    config = external_config(flags.dataset, flags.data_dir) if flags.dataset else None
+    if config is not None:
+        fetch_if_missing(config, silent)
+    models: list[RunModel] = []
+    for text in references:
+        if text in files:
+            assert flags.module is not None and config is not None
+            models.append(open_external_model(Path(text), build_module(flags.module), config, **how))
+        else:
+            models.append(open_model_or_client(text, **how))
+    labels = [model.label for model in models]
+    for label in labels:
+        _require_once(label, labels)
+    return dict(zip(short_names(models), models, strict=True))
+
+
+def _require_module_and_dataset(files: Sequence[str], module: str | None, dataset: str | None) -> None:
+    """Reject weights files without --module and --dataset, and these flags without a weights file."""
+    if files and (module is None or dataset is None):
+        raise UserError(
+            f"{files[0]} is a weights file and needs --module FILE.py:FUNCTION (a function that builds its module) and "
+            "--dataset NAME; for a model of a run, name the run's folder"
+        )
+    if not files and (module is not None or dataset is not None):
+        flag = "--dataset" if module is None else "--module"
+        raise UserError(f"{flag} is for weights files (.pt, .safetensors), and none is listed; runs do not need it")
+
+
+def _require_once(name: str, names: Sequence[str]) -> None:
+    if list(names).count(name) > 1:
+        raise UserError(f"{name} is listed twice; list each model once")
+
+
+def short_names(models: Sequence[RunModel]) -> list[str]:
+    """Return distinct names that are as short as possible.
+
+    Models of a single run are named by model and round. Otherwise the name is that of the model's row in comparisons,
+    with the round unless it is the last. If two names coincide, the seed is added; if they still coincide, labels are
+    used.
+    """
+    runs = {model.label.partition(":")[0] for model in models}
+    if len(runs) == 1 and len(models) > 1:
+        names = [_model_and_round(model) for model in models]
+    else:
+        names = [_algorithm_and_model(model) for model in models]
+    if len(set(names)) == len(names):
+        return names
+    with_seeds = [f"{_algorithm_and_model(model)} (seed {model.record.config.seed})" for model in models]
+    return with_seeds if len(set(with_seeds)) == len(with_seeds) else [model.label for model in models]
+
+
+def _model_and_round(model: RunModel) -> str:
+    return model.name if model.rounds is None else f"{model.name}@{model.rounds}"
+
+
+def _algorithm_and_model(model: RunModel) -> str:
+    """Return the algorithm and average of a model, as in comparisons, followed by the round unless it is the last.
+
+    For a weights file, return the model's name.
+    """
+    from fedflat.experiment.analysis.external_model import ExternalModel
+    from fedflat.reporting.row import Row
+
+    if isinstance(model, ExternalModel):
+        return model.name
+    label = Row(model.record.config.algorithm, model.name, (model.record,)).label
+    return label if model.rounds is None else f"{label}, round {model.rounds}"
+
+
+def default_folder(models: dict[str, RunModel], measurement: str) -> Path:
+    """Return the default output folder of a measurement: in the first model's run, or beside its weights file."""
+    from fedflat.experiment.analysis.external_model import ExternalModel
+
+    model = next(iter(models.values()))
+    if isinstance(model, ExternalModel):
+        return model.file.parent / "flatness" / measurement
+    if model.record.folder is None:
+        raise UserError("this run has no folder; choose an output folder with --out")
+    return model.record.folder.path / "flatness" / measurement
+
+
+def test_metric(model: RunModel) -> dict[str, float | None]:
+    """Evaluate the task's metric on the test set; returns it by name, None if the dataset has no test examples."""
+    from fedflat.experiment.analysis.run_model import with_statistics
+    from fedflat.experiment.analysis.scoring import Scorer
+
+    problem, metric = model.problem, model.problem.task.metric
+    if not len(problem.data.test):
+        return {metric: None}
+    state = with_statistics(problem, model.state, model.training_positions)
+    return {metric: Scorer(problem, state).scores(problem.data.test)[metric]}
+
+
+def test_column(document: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    """Return the heading of the test metric, and its values as text by model; ``document`` holds them by model."""
+    # By model: the name of its metric and the value.
+    tests = {name: next(iter(model["test"].items())) for name, model in document["models"].items()}
+    first_metric, _ = next(iter(tests.values()))
+    texts = {name: shown_metric(value, metric) for name, (metric, value) in tests.items()}
+    return f"test {with_unit(first_metric)}", texts

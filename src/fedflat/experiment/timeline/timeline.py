@@ -1,0 +1,121 @@
+"""Timelines: who trains in each round, by default without virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from fedflat.algorithms import Algorithm
+from fedflat.engines.problem.problem import Problem
+from fedflat.engines.round.contract import Client, Cost, Engine, Outcome, Training
+from fedflat.experiment.config import Config
+from fedflat.experiment.setup.engine import sampler_of
+from fedflat.experiment.setup.timing import has_time, policy_of
+from fedflat.experiment.store.checkpoint import ServerState, TimelineState
+
+ReadClient = Callable[[int], Client]
+"""Returns a client with its examples and state, given its number."""
+
+
+class TrainedRound(NamedTuple):
+    """The result of a round."""
+
+    cohort: list[Client]
+    """The clients whose updates count, as they were before the round."""
+    outcome: Outcome | None
+    """What they returned; None if the round made no progress because no update counts."""
+    trained: list[Client]
+    """All clients that have trained, with their new states."""
+    unused: Cost
+    """Cost of clients whose updates do not count: they have received the model in vain."""
+
+
+@dataclass(frozen=True)
+class TimelineSetup:
+    """What a timeline needs to know about a run.
+
+    Attributes:
+        config: the experiment.
+        algorithm: its algorithm.
+        training: how clients train.
+        problem: model, task and data.
+        indices: positions of each client's examples in the training set.
+    """
+
+    config: Config
+    algorithm: Algorithm
+    training: Training
+    problem: Problem
+    indices: Sequence[np.ndarray]
+
+
+class Timeline:
+    """Decides who trains in each round: the clients that the sampler draws, without virtual time.
+
+    Attributes:
+        setup: what it needs to know about the run.
+        sampler: draws cohorts.
+        idle_rounds: number of rounds so far that made no progress.
+        participants: numbers of the clients whose updates counted in the last round.
+    """
+
+    def __init__(self, setup: TimelineSetup) -> None:
+        self.setup, self.idle_rounds = setup, 0
+        self.sampler = sampler_of(setup.config, len(setup.indices))
+        self.participants: tuple[int, ...] = ()
+        self._sampled: tuple[int, list[int]] | None = None  # the next round and its cohort, once sampled
+
+    def train(self, engine: Engine, server: ServerState, read_client: ReadClient) -> TrainedRound:
+        """Train the next round; ``server`` is the server before it."""
+        self.participants = tuple(self._cohort(server.rounds))
+        if not self.participants:
+            self.idle_rounds += 1
+            return TrainedRound([], None, [], Cost())
+        cohort = [read_client(number) for number in self.participants]
+        outcome = engine.train(self.setup.training, server.rounds, server.model, server.states, cohort)
+        return TrainedRound(cohort, outcome, outcome.clients, Cost())
+
+    def upcoming(self, round: int) -> list[tuple[int, np.ndarray]]:
+        """Numbers and examples of the clients that start from the model after ``round`` rounds, in training order."""
+        return [(number, self.setup.indices[number]) for number in self._cohort(round)]
+
+    def _cohort(self, round: int) -> list[int]:
+        """Sample the cohort of the next round, unless it is known already."""
+        if self._sampled is None or self._sampled[0] != round:
+            self._sampled = round, self.counted(round)
+        return self._sampled[1]
+
+    def counted(self, round: int) -> list[int]:
+        """Numbers of the clients whose updates count in the next round, in ascending order."""
+        return self.sample(round, self.sampler.clients_per_round, 0.0)
+
+    def sample(self, round: int, size: int, time: float) -> list[int]:
+        """Sample up to ``size`` clients for a round that starts at a virtual time."""
+        return replace(self.sampler, clients_per_round=size)(self.setup.config.seed, round)
+
+    def metrics(self) -> dict[str, Any]:
+        """Values for the history: none without virtual time."""
+        return {}
+
+    def state(self) -> TimelineState:
+        """The state for a checkpoint: empty without virtual time."""
+        return TimelineState({}, {})
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Continue from the state in a checkpoint."""
+
+
+def timeline_for(setup: TimelineSetup) -> Timeline:
+    """Build the timeline of a run; raises a ``UserError`` if its clock or policy does not suit its other settings."""
+    if not has_time(setup.config):
+        return Timeline(setup)
+    # These modules import this one.
+    from fedflat.experiment.timeline.asynchronous import AsynchronousTimeline
+    from fedflat.experiment.timeline.synchronous import SynchronousTimeline
+
+    is_asynchronous = policy_of(setup.config).is_asynchronous
+    return AsynchronousTimeline(setup) if is_asynchronous else SynchronousTimeline(setup)
