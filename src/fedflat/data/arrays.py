@@ -121,7 +121,7 @@ def _to_targets(
         targets, label_names = encode_labels(train, test, name, classes)
     if classes is None:
         highest = max(_highest_label(values, kind == "segmentation") for values in targets)
-        distinct = len(torch.cat([torch.unique(values) for values in targets]).unique())
+        distinct = len(torch.unique(torch.cat([torch.unique(values) for values in targets])))
         if not label_names and highest >= max(MAX_UNNAMED_CLASSES, 10 * distinct):
             raise UserError(
                 f"{name} has label {highest}, but only {distinct} different labels; number the classes 0, 1, 2, ... "
