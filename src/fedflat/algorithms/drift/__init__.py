@@ -8,9 +8,11 @@ from fedflat.algorithms.drift.adabest import AdaBest
 from fedflat.algorithms.drift.cm import Cm
 from fedflat.algorithms.drift.dc import Dc
 from fedflat.algorithms.drift.dyn import Dyn
+from fedflat.algorithms.drift.ghbm import Ghbm
 from fedflat.algorithms.drift.gloss import Gloss
 from fedflat.algorithms.drift.gmt import Gmt
-from fedflat.algorithms.drift.hbm import Ghbm, Hbm, LocalGhbm
+from fedflat.algorithms.drift.hbm import Hbm
+from fedflat.algorithms.drift.localghbm import LocalGhbm
 from fedflat.algorithms.drift.memoryless_acg import MemorylessAcg
 from fedflat.algorithms.drift.mime import Mime, MimeLite
 from fedflat.algorithms.drift.mo import Mo

@@ -3,10 +3,11 @@
 A new local optimiser is a module here plus a line below. May import ``slot`` and ``descent``.
 """
 
-from fedflat.algorithms.local_optimiser.adam import AdamW, LocalAdam
+from fedflat.algorithms.local_optimiser.adamw import AdamW
 from fedflat.algorithms.local_optimiser.base import LOCAL_OPTIMISERS, LocalOptimiser
 from fedflat.algorithms.local_optimiser.fedadamw import FedAdamW
 from fedflat.algorithms.local_optimiser.fedmuon import FedMuon
+from fedflat.algorithms.local_optimiser.local_adam import LocalAdam
 from fedflat.algorithms.local_optimiser.muon import Muon
 
 LOCAL_OPTIMISERS.register("adamw", AdamW)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.local_optimiser import global_update
-from fedflat.algorithms.local_optimiser.adam import AdamW
+from fedflat.algorithms.local_optimiser.adamw import AdamW
 from fedflat.algorithms.slot import CohortMeans, LocalContext
 from fedflat.algorithms.state import Fields, State, vector
 from fedflat.text import param
