@@ -62,9 +62,13 @@ class DifferentialPrivacy:
     """
 
     is_local: ClassVar[bool] = False
-    epsilon: float | None = param(None, "largest epsilon of the run; chooses the noise unless it is given", above=0)
-    noise: float | None = param(None, "noise multiplier: standard deviation of the noise, divided by clip", above=0)
-    clip: float = param(1.0, "clipping norm: largest l2 norm of what a client sends in a round", above=0)
+    epsilon: float | None = param(
+        None, "largest epsilon of the run; chooses the noise unless it is given", above=0, high=1e6
+    )
+    noise: float | None = param(
+        None, "noise multiplier: standard deviation of the noise, divided by clip", low=1e-9, high=1e6
+    )
+    clip: float = param(1.0, "clipping norm: largest l2 norm of what a client sends in a round", low=1e-9, high=1e9)
     delta: float = param(1e-5, "probability with which epsilon may be exceeded", above=0, high=0.5)
 
     def mechanism(self, sampling_rate: float, rounds: int, keeps_state: bool, is_secure: bool) -> GaussianMechanism:
