@@ -79,7 +79,7 @@ def test_the_server_clips_a_site_that_does_not(tmp_path: Path) -> None:
     grid = federation_of(tmp_path, settings, SITES)
 
     def lengthened(message: Message) -> Message:
-        if "arrays" in message.content:
+        if "arrays" in message.content and message.metadata.src_node_id == 100:
             message.content["arrays"] = ArrayRecord({"displacement": Array(1000 * displacement(message))})
         return message
 
@@ -87,6 +87,13 @@ def test_the_server_clips_a_site_that_does_not(tmp_path: Path) -> None:
     long = serve(grid, settings).models["server"].weights
     short = federated(tmp_path / "honest", f"dp(noise=1e-9,clip={CLIP})")[0].models["server"].weights
     assert np.allclose(long, short, atol=1e-6)
+
+
+def test_a_site_with_other_noise_cannot_join(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "federation.privacy": "dp(noise=1)", "deploy.out": str(tmp_path / "run")}
+    grid = federation_of(tmp_path, settings | {"federation.privacy": "dp(noise=0.1)"}, SITES)
+    with pytest.raises(UserError, match="too few sites"):
+        serve(grid, settings)
 
 
 def test_privacy_cannot_change_when_a_run_is_resumed(tmp_path: Path) -> None:
