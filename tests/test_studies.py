@@ -241,6 +241,25 @@ def test_virtual_time_from_training_to_the_figure(tmp_path: Path, capsys: pytest
     virtual_time.main([*SMALL, *options, str(tmp_path), "--draw-only"])
 
 
+@pytest.mark.slow
+def test_privacy_from_training_to_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    privacy = study("privacy")
+    options = words("--clients 6 --clients-per-round 2 --local-steps 1 --seeds 1 --out")
+    privacy.main([*SMALL, *options, str(tmp_path)])
+    runs = json.loads((tmp_path / "numbers.json").read_text())["runs"]
+    assert list(runs) == ["FedAvg", "FedSAM"]
+    for budgets in runs.values():
+        epsilons = {name: values["epsilon"] for name, (values,) in budgets.items()}
+        assert epsilons.pop("none") is None
+        assert (
+            all(value == pytest.approx(float(name), rel=0.01) for name, value in epsilons.items())
+            and len(epsilons) == 4
+        )
+    table = (tmp_path / "table.md").read_text()
+    assert table.count("\n|") == 6 and table in capsys.readouterr().out
+    privacy.main([*SMALL, *options, str(tmp_path), "--draw-only"])
+
+
 def measured_models(flatness_study: ModuleType, invariant: Sequence[str]) -> list[dict[str, Any]]:
     """Made-up models: the trace determines the gap, and lambda_max follows the training loss, which the gap ignores."""
     rng, models = np.random.default_rng(0), []

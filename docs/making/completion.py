@@ -8,6 +8,7 @@ from fedflat.algorithms.composition import parts
 from fedflat.algorithms.named import NAMED
 from fedflat.data import AUGMENTATIONS, DATASETS, PARTITION_MODIFIERS, PARTITIONERS
 from fedflat.models import MODELS
+from fedflat.privacy import MECHANISMS
 from fedflat.timing import CLOCK_PARTS, POLICIES
 
 FILE = "../src/fedflat/cli/shared/completion_names.json"
@@ -26,6 +27,7 @@ def pages() -> dict[str, str]:
         "augmentation": AUGMENTATIONS,
         "clock": CLOCK_PARTS,
         "policy": POLICIES,
+        "privacy": MECHANISMS,
     }
     names = {kind: [*registry] for kind, registry in registries.items()}
     return {FILE: json.dumps(names, indent=1) + "\n"}

@@ -55,7 +55,14 @@ def test_every_kind_of_state_on_two_workers_and_some_on_four(ray: Any) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"federation__aggregation": "median"}, {"training__statistics": "own"}, {"algorithm": "fedavg+disco"}],
+    [
+        {},
+        {"federation__aggregation": "median"},
+        {"training__statistics": "own"},
+        {"algorithm": "fedavg+disco"},
+        {"training__statistics": "own", "privacy": "dp(noise=1)"},
+        {"training__statistics": "own", "privacy": "local-dp(noise=1)"},
+    ],
     ids=str,
 )
 def test_cohorts_of_many_blocks_and_normalisation(ray: Any, settings: dict[str, Any]) -> None:
@@ -68,6 +75,13 @@ def test_cohorts_of_many_blocks_and_normalisation(ray: Any, settings: dict[str, 
     assert same(walk(config, engine, 2, model), walk(config, rounds=2, model=model))
     has_rows = engine.buffers is not None
     assert has_rows == ("federation__aggregation" in settings or settings["algorithm"] == "fedavg+disco")
+
+
+def test_rows_of_private_clients(ray: Any) -> None:
+    """Rows are clipped on the workers, and the driver adds the noise."""
+    for privacy in ("dp(noise=1,clip=0.01)", "local-dp(noise=1,clip=0.01)"):
+        config = small(algorithm="scaffold", privacy=privacy)
+        assert same(walk(config, engine_of(config, 2), 2), walk(config, rounds=2))
 
 
 @pytest.mark.parametrize("settings", [{}, {"training__statistics": "own"}], ids=str)

@@ -13,6 +13,7 @@ from fedflat.cli.application import app
 from fedflat.data import AUGMENTATIONS, PARTITION_MODIFIERS, PARTITIONERS
 from fedflat.experiment.config import setting_names
 from fedflat.models import MODELS
+from fedflat.privacy import MECHANISMS
 from fedflat.text import parameters
 from fedflat.timing import CLOCK_PARTS, POLICIES
 from tests.fuzz.workspace import DAMAGE, DAMAGED_FOLDER, FILES, WRONG_CONTENT
@@ -194,6 +195,7 @@ def component_cases() -> Iterator[Case]:
         "--augmentation": AUGMENTATIONS,
         "--clock": CLOCK_PARTS,
         "--policy": POLICIES,
+        "--privacy": MECHANISMS,
     }
     for flag, registry in registries.items():
         for name in registry:

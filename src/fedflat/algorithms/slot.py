@@ -215,6 +215,15 @@ class Slot:
         """
         return None
 
+    def privacy_conflict(self, equal_steps: bool) -> str | None:
+        """Return why clipping and noise do not suit this slot, or None; do all clients take equally many steps?"""
+        for field in self.sends():
+            if not field.vector:
+                return f"clients also send the number {field.name}, which cannot be clipped together with their update"
+            if field.weighting == "samples":
+                return f"clients also send {field.name}, which the server weights by their number of examples"
+        return None
+
     @property
     def relative_messages(self) -> Mapping[str, str]:
         """Messages that are differences to a server vector, by name, and the name of that vector.

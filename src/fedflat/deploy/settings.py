@@ -30,12 +30,6 @@ class Deployment(BaseModel):
     bound: float = Field(
         30.0, gt=1, description="refuse an update whose norm is this many times the cohort's median norm"
     )
-    clipping_norm: float | None = Field(
-        None, gt=0, description="sent to sites for Flower's fixedclipping_mod; longer updates are refused"
-    )
-    noise_multiplier: float = Field(
-        0.0, ge=0, description="standard deviation of the noise added to the mean, times clipping_norm / updates"
-    )
     score: bool = Field(True, description="finally, ask every site for the model's score on its held-out data")
 
 

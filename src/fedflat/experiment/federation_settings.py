@@ -1,8 +1,8 @@
-"""The settings of client sampling, aggregation and virtual time."""
+"""The settings of client sampling, aggregation, virtual time and privacy."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -37,6 +37,18 @@ class FederationSettings(SettingsGroup):
         "wait", description="wait, over-select, deadline (synchronous), fedbuff or fedasync (asynchronous)"
     )
 
+    privacy: str | None = Field(
+        None, description="differential privacy of clients: dp(epsilon=8) at the server, or local-dp(epsilon=8)"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _weight_equally_with_privacy(cls, values: Any) -> Any:
+        """Make uniform the default weighting of a differentially private run."""
+        if isinstance(values, dict) and values.get("privacy") not in (None, "none"):
+            return {"weighting": "uniform", **values}
+        return values
+
     @field_validator("clock")
     @classmethod
     def _canonical_clock(cls, text: str | None) -> str | None:
@@ -60,6 +72,40 @@ class FederationSettings(SettingsGroup):
         text = respell(text, POLICIES)
         policy_spec(text)
         return text
+
+    @field_validator("privacy")
+    @classmethod
+    def _canonical_privacy(cls, text: str | None) -> str | None:
+        """Check a privacy mechanism and spell its name as registered; ``none`` disables it."""
+        if text is None or text.strip().lower() == "none":
+            return None
+        from fedflat.privacy import MECHANISMS, privacy_spec
+
+        text = respell(text, MECHANISMS)
+        privacy_spec(text)
+        return text
+
+    @model_validator(mode="after")
+    def _check_privacy(self) -> FederationSettings:
+        """Reject settings with which a client's influence or the cohorts depend on the clients' data."""
+        if self.privacy is None:
+            return self
+        from fedflat.timing import clock_spec
+
+        reason = ""
+        if self.weighting != "uniform":
+            reason = "all clients must have equal weights; remove federation.weighting or set it to uniform"
+        elif self.aggregation != "mean":
+            reason = f"noise protects a mean, not federation.aggregation={self.aggregation}; use mean"
+        elif self.sampling != "fixed":
+            reason = "the accountant assumes cohorts of fixed size; use federation.sampling=fixed"
+        elif self.policy != "wait":
+            reason = f"whose updates count with federation.policy={self.policy} depends on the clients' data; use wait"
+        elif self.clock is not None and clock_spec(self.clock).availability is not None:
+            reason = "the accountant assumes uniform cohorts; remove the availability of clients from federation.clock"
+        if reason:
+            raise UserError(f"federation.privacy={self.privacy} cannot be used here: {reason}")
+        return self
 
     @model_validator(mode="after")
     def _check_clock(self) -> FederationSettings:

@@ -23,6 +23,7 @@ from fedflat.experiment.analysis.run_model import estimated_statistics
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.engine import begin_averages, decide_compile, engine_for, training_of
+from fedflat.experiment.setup.privacy import budget_verdict, privacy_metrics
 from fedflat.experiment.setup.problem import build_problem, check_new_run, decide_precision, explain_out_of_memory
 from fedflat.experiment.stopping import DIVERGENCE_CHECK_EVERY, Verdict, describe_divergence, stopping_verdict
 from fedflat.experiment.store.checkpoint import (
@@ -89,7 +90,7 @@ class Run:
         self.history: list[dict[str, Any]] = []
         self.record: Record | None = None  # set when the run ends or pauses
         self._train_loss = torch.tensor(math.nan)
-        self.training = training_of(config, self.algorithm, len(self.partition.clients), self.problem)
+        self.training = training_of(config, self.algorithm, len(self.partition.clients), self.problem, bool(engine))
         setup = TimelineSetup(config, self.algorithm, self.training, self.problem, self.partition.clients)
         self.timeline = timeline_for(setup)
         initial = ModelState(*self.problem.initial_state())
@@ -189,7 +190,8 @@ class Run:
     def _after_round(self) -> Verdict | None:
         """Check for divergence, then save, evaluate and checkpoint if due; returns a verdict if the run ends here."""
         is_last = self.rounds == self.config.training.rounds
-        is_evaluated = self.config.is_evaluated(self.rounds)
+        spent = budget_verdict(self.config, self.training, self.rounds)
+        is_evaluated = self.config.is_evaluated(self.rounds) or spent is not None
         # On a GPU, the check waits for all queued work, so it is not made every round.
         is_checked = is_evaluated or self.problem.device.type == "cpu" or self.rounds % DIVERGENCE_CHECK_EVERY == 0
         if is_checked and self.rounds - self.config.init_rounds > self.timeline.idle_rounds:  # else no loss is known
@@ -201,8 +203,8 @@ class Run:
         if is_evaluated:
             self._evaluate()
             verdict = stopping_verdict(self.history, self.config.stop, self.primary, self.metric, self.lower_is_better)
-            if verdict is not None:
-                return verdict
+            if verdict or spent:
+                return verdict or spent
         if is_last or self._interval.is_due(self.rounds):
             self._checkpoint()
         budget = self.config.stop.seconds
@@ -280,7 +282,7 @@ class Run:
             record[set_name] = {name: self._metrics(by_set[set_name]) for name, by_set in scores.items()}
         record |= {"backward_passes": cost.backward_passes, "samples": cost.samples}
         record |= {"bytes_down": cost.floats_down * bytes_per_float, "bytes_up": cost.floats_up * bytes_per_float}
-        record |= self.timeline.metrics()
+        record |= self.timeline.metrics() | privacy_metrics(self.config, self.training, self.rounds)
         timing: dict[str, Any] = {"round": self.rounds}
         if self._flatness and self._flatness.is_due(self.rounds):
             record["flatness"] = self._flatness.measurements(models, scores, self.rounds)

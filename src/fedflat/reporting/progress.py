@@ -289,7 +289,7 @@ def run_name(run: RunProgress) -> str:
 
 
 def latest_metrics(run: RunProgress) -> str:
-    """Return the primary model's latest metric and the training loss as text.
+    """Return the primary model's latest metric, the training loss and a private run's epsilon as text.
 
     The round is added if it is earlier than the current one.
     """
@@ -303,6 +303,8 @@ def latest_metrics(run: RunProgress) -> str:
         text += " %"
     if train_loss is not None:
         text += f", train loss {train_loss:.3g}"
+    if "epsilon" in evaluation:
+        text += f", epsilon {evaluation['epsilon']:.3g}"
     return text if is_evaluation_current(run) else f"{text} after round {evaluation['round']}"
 
 

@@ -101,6 +101,9 @@ class Mime(FrozenMomentum):
     def robust_aggregation_conflict(self) -> str | None:
         return "every client trains with the mean of the cohort's gradients"
 
+    def privacy_conflict(self, equal_steps: bool) -> str | None:
+        return "clients also send the gradient of their data, before they train"
+
     def asynchronous_conflict(self) -> str | None:
         return "every client trains with the mean of the cohort's gradients, for which the cohort must start together"
 

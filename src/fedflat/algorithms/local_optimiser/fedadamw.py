@@ -69,6 +69,9 @@ class FedAdamW(AdamW):
     def sends(self) -> Fields:
         return (vector("v"), *global_update.sends(self.gamma))
 
+    def privacy_conflict(self, equal_steps: bool) -> str | None:
+        return "clients also send their second moments, which noise would make negative"
+
     def begin(self, ctx: LocalContext, descent: Descent) -> State:
         state = {"m": torch.zeros_like(ctx.z), "v": ctx.server["v"]}
         return state | global_update.begin(self.gamma, ctx)

@@ -54,6 +54,9 @@ class Weights(Slot):
     def robust_aggregation_conflict(self) -> str | None:
         return "clients are averaged with weights that the algorithm chooses" if self.are_chosen else None
 
+    def privacy_conflict(self, equal_steps: bool) -> str | None:
+        return "the algorithm chooses the weights of clients from their messages" if self.are_chosen else None
+
     def asynchronous_conflict(self) -> str | None:
         return "the algorithm chooses the weights of a cohort that arrives together" if self.are_chosen else None
 

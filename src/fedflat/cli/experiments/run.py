@@ -109,8 +109,11 @@ def resume(
 
 def _check(config: Config) -> None:
     """Build the data, partition and model of a dry run, with the same errors as the run; nothing is downloaded."""
+    from fedflat.algorithms import algorithm
     from fedflat.data import data_dir, dataset_source
     from fedflat.experiment.campaign.sweep import check_names
+    from fedflat.experiment.setup.engine import training_of
+    from fedflat.experiment.setup.privacy import describe_privacy
     from fedflat.experiment.setup.problem import build_problem, check_new_run, is_user_supplied
 
     data = config.data
@@ -122,11 +125,20 @@ def _check(config: Config) -> None:
     # The run may be meant for another machine, so its device need not be here.
     problem, partition = build_problem(config.changed(engine={"device": "cpu"}))
     check_new_run(config, problem.task.metric, partition)
+    training = training_of(config, algorithm(config.algorithm), len(partition.clients), problem)
+    _print_privacy(describe_privacy(config, training))
+
+
+def _print_privacy(description: str) -> None:
+    """Print the guarantee of a private run to stderr; ``description`` is empty for other runs."""
+    if description:
+        print(f"fedflat: {description}", file=sys.stderr)
 
 
 def _train(config: Config, folder: Path, as_json: bool, quiet: bool, track: str | None, resume: bool = False) -> None:
     """Train a new or resumed run with a progress display, draw its learning curve and print its results."""
     from fedflat.experiment.run import Run
+    from fedflat.experiment.setup.privacy import describe_privacy
     from fedflat.experiment.setup.problem import device_of
     from fedflat.experiment.store.run_folder import RunFolder
     from fedflat.models import describe_trained
@@ -143,6 +155,8 @@ def _train(config: Config, folder: Path, as_json: bool, quiet: bool, track: str 
             trained_part = describe_trained(run.problem.model)  # empty if the whole model is trained
             if trained_part and not silent:
                 print(f"{config.model}: {trained_part}", file=sys.stderr)
+            if not silent:
+                _print_privacy(describe_privacy(config, run.training))
             record = run.execute()
     except KeyboardInterrupt:
         if RunFolder(folder).exists:

@@ -57,6 +57,11 @@ def complete_policy(incomplete: str) -> list[str]:
     return _starting_with(incomplete, _names("policy"))
 
 
+def complete_privacy(incomplete: str) -> list[str]:
+    """Complete the name of a privacy mechanism."""
+    return _starting_with(incomplete, _names("privacy"))
+
+
 def complete_assignment(incomplete: str) -> list[str]:
     """Complete the full name of a setting for ``--set``.
 
@@ -87,6 +92,7 @@ SETTING_COMPLETERS = {
     "data.augmentation": complete_augmentation,
     "federation.clock": complete_clock,
     "federation.policy": complete_policy,
+    "federation.privacy": complete_privacy,
 }
 """Completion of the settings that name components."""
 

@@ -83,7 +83,7 @@ def run_document(record: Record) -> dict[str, Any]:
         "seconds": round(record.seconds, 3),
         "flatness_seconds": flatness_seconds,
         "cost": {name: last.get(name) for name in COSTS},
-        **{name: last[name] for name in ("virtual_seconds", "idle_rounds", "staleness") if name in last},
+        **{name: last[name] for name in ("virtual_seconds", "idle_rounds", "staleness", "epsilon") if name in last},
         "config": record.config.model_dump(mode="json"),
     }
 
@@ -119,6 +119,7 @@ def print_run(record: Record, settings: bool = False) -> None:
                 **({} if is_diverged else {"status": status}),
                 "time": _describe_time(document["seconds"], document["flatness_seconds"]),
                 **_describe_virtual_time(document),
+                **_describe_privacy(document),
                 "sent": f"{shown_bytes(cost['bytes_up'])} up, {shown_bytes(cost['bytes_down'])} down",
                 "backward passes": shown_count(cost["backward_passes"]),
                 "folder": document["folder"],
@@ -142,6 +143,13 @@ def _describe_virtual_time(document: dict[str, Any]) -> dict[str, str]:
     idle = document["idle_rounds"]
     text = shown_seconds(document["virtual_seconds"])
     return {"virtual time": f"{text}, {idle} rounds without progress" if idle else text}
+
+
+def _describe_privacy(document: dict[str, Any]) -> dict[str, str]:
+    """Return the epsilon that a private run has spent, and its mechanism; empty for other runs."""
+    if "epsilon" not in document:
+        return {}
+    return {"privacy": f"epsilon {document['epsilon']:.3g}, {document['config']['federation']['privacy']}"}
 
 
 def print_r2_warning(comparison: Comparison) -> None:

@@ -21,7 +21,6 @@ from fedflat.deploy.server.ledger import Ledger
 from fedflat.deploy.server.nodes import Nodes, too_few_clients
 from fedflat.deploy.settings import Deployment, deployment_of, experiment_of
 from fedflat.deploy.trust.identity import identity_of
-from fedflat.deploy.trust.privacy import check_noise
 from fedflat.display import shown_metric, with_unit
 from fedflat.engines.problem.task import Task
 from fedflat.errors import UserError
@@ -92,7 +91,6 @@ def serve(
 
     def build_engine(run: Run) -> SitesEngine:
         """Connect the run to the federation's nodes."""
-        check_noise(deployment, run.problem, run.training)
         nodes = Nodes(grid, identity_of(run.problem, run.training), len(run.partition.clients))
         return SitesEngine(run.problem, nodes, Ledger(folder.path / LEDGER), deployment)
 
@@ -207,6 +205,8 @@ class _ProgressLog(Callback):
         # run.primary is the reported model; an average that has not started yet has no metrics.
         scores = run.history[-1]["test"].get(run.primary) or run.history[-1]["test"]["server"]
         shown = f"{with_unit(metric)} {shown_metric(scores[metric], metric)}"
+        if "epsilon" in run.history[-1]:
+            shown += f", epsilon {run.history[-1]['epsilon']:.3g}"
         log.info("fedflat: round %d of %d, test %s", run.server.rounds, run.config.training.rounds, shown)
 
     def ended(self, run: RunView, record: Record) -> None:

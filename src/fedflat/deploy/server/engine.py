@@ -6,6 +6,7 @@ It replaces the engine of a simulation. The code for averages, checkpoints, metr
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -32,12 +33,12 @@ from fedflat.deploy.server.ledger import Ledger
 from fedflat.deploy.server.nodes import NOT_CONNECTED, Nodes, too_few_clients
 from fedflat.deploy.settings import Deployment
 from fedflat.deploy.trust.inspection import LR_SUM, ArraySpec, ExpectedUpdates, Update, inspect_updates
-from fedflat.deploy.trust.privacy import CLIPPING_NORM, draw_noise
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost
 from fedflat.engines.round.cohort import reduce_rows
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training, weighted_sum, weights_by_samples
+from fedflat.engines.round.privacy import protect_rows
 
 log = logging.getLogger("flwr")
 
@@ -61,7 +62,9 @@ class SitesEngine:
         ``server`` is the server's state by slot, and ``cohort`` lists the clients that were chosen for the round.
         """
         deployment = self.deployment
-        for attempt in range(deployment.tries):
+        # With local privacy, every answer of a site costs epsilon, and only one per round is accounted for.
+        tries = 1 if training.privacy and training.privacy.is_local else deployment.tries
+        for attempt in range(tries):
             connected = self._connected_clients(cohort)
             current = _RoundAttempt(self, training, round, model, server, connected)
             outcome = current.train() if len(connected) >= deployment.minimum else None
@@ -74,9 +77,7 @@ class SitesEngine:
             if outcome is not None:
                 self.ledger.record(round, current.accepted, current.refused, missing)
                 return outcome
-            log.warning(
-                "round %d: try %d of %d gave %d updates", round, attempt + 1, deployment.tries, len(current.accepted)
-            )
+            log.warning("round %d: try %d of %d gave %d updates", round, attempt + 1, tries, len(current.accepted))
         raise too_few_clients(len(current.accepted), deployment.minimum, f"round {round} has too few updates")
 
     def _connected_clients(self, cohort: list[Client]) -> list[Client]:
@@ -181,8 +182,6 @@ class _RoundAttempt:
             header = client_header(client, self._examples[client])
             header |= {"experiment": engine.experiment, "round": round}
             header[STATE_VERSION] = engine.ledger.last_state_version(client, round)  # which state to train from
-            if engine.deployment.clipping_norm is not None:
-                header[CLIPPING_NORM] = engine.deployment.clipping_norm
             contents[client] = message_content(tensors, header)
         answers, missing = engine.nodes.ask(kind, contents, str(round), engine.deployment.timeout)
         self.missing |= missing
@@ -206,8 +205,8 @@ class _RoundAttempt:
             examples=self._examples,
             steps=steps,
             lr_sums={client: lr_sums[count] for client, count in steps.items()},
-            bound=deployment.bound,
-            clipping_norm=deployment.clipping_norm,
+            # With privacy, a site must not influence whose updates count; clipping bounds the norms.
+            bound=math.inf if training.privacy else deployment.bound,
             ranges={
                 f"{slot}.{name}": limits
                 for slot, component in training.algorithm.slots()
@@ -264,9 +263,9 @@ class _RoundAttempt:
             buffers.statistics[row].copy_(tensors.get(BUFFERS, self.model.buffers))
             for name, rows in buffers.sent.items():
                 rows[row].copy_(tensors[name])
-        noise = draw_noise(self.engine.deployment, size)
-        if noise is not None:  # noise on one of n rows is enough: the mean divides it by n, as draw_noise assumes
-            buffers.displacement[0] += torch.from_numpy(noise).to(self.z)
+        privacy = self.training.privacy
+        if privacy and not privacy.is_local:  # sites clip as well, but the others must not depend on that
+            protect_rows(self.training, self.round, buffers, [update.client for update in updates])
         reports = [_report(update, self.z.device) for update in updates]
         by_number = {client.number: client for client in self.cohort}
         cohort = [by_number[update.client] for update in updates]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from fedflat.deploy.flower.wire import (
 from fedflat.deploy.settings import experiment_of
 from fedflat.deploy.site.client_memory import require_writable
 from fedflat.deploy.site.site import Site
-from fedflat.deploy.trust.privacy import Mod, apply_mods, check_mods
 from fedflat.engines.problem.task import Task
 from fedflat.errors import UserError
 
@@ -37,7 +36,6 @@ def client_app(
     data: Callable[[int], Dataset] | None = None,
     model: Callable[[], nn.Module] | None = None,
     task: Callable[[], Task] | None = None,
-    mods: Sequence[Mod] = (),
 ) -> ClientApp:
     """Return the ClientApp of a federation's sites.
 
@@ -45,8 +43,6 @@ def client_app(
         data: returns a site's own data, given its number; by default a site takes its part of the config's dataset.
         model: returns a user-supplied model.
         task: returns a user-supplied task.
-        mods: Flower's mods for differential privacy, such as ``LocalDpMod`` and ``fixedclipping_mod``; they are applied
-            to the displacement that a site sends.
     """
     app = ClientApp()
 
@@ -64,7 +60,7 @@ def client_app(
 
     @app.query("hello")
     def hello(message: Message, context: Context) -> Message:
-        return _reply(message, lambda: _join(build_site(context), message, mods))
+        return _reply(message, lambda: _join(build_site(context), message))
 
     @app.train("gradient")
     def gradient(message: Message, context: Context) -> Message:
@@ -72,12 +68,7 @@ def client_app(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        """Train one round and reply with the update, after the mods for privacy."""
-
-        def train_and_reply() -> Message:
-            return _reply(message, lambda: _train(build_site(context), message, context))
-
-        return apply_mods(mods, message, context, train_and_reply)
+        return _reply(message, lambda: _train(build_site(context), message, context))
 
     @app.evaluate()
     def score(message: Message, context: Context) -> Message:
@@ -115,10 +106,9 @@ def _header(message: Message) -> dict[str, Any]:
     return dict(message.content.config_records[HEADER])
 
 
-def _join(site: Site, message: Message, mods: Sequence[Mod]) -> RecordDict:
+def _join(site: Site, message: Message) -> RecordDict:
     """Answer the server's greeting with the site's identity; raises ``UserError`` if the site cannot take part."""
     identity = site.identity()
-    check_mods(mods, site.problem, site.training)
     if site.has_state:
         require_writable(site.folder)
     differences = identity.differences(_header(message), "at the node", "at the server")

@@ -19,6 +19,7 @@ from fedflat.engines.cpu.engine import LoopEngine, one_thread
 from fedflat.engines.problem.task import Task
 from fedflat.engines.round.client import CohortBuffers, seeded_full_gradient, train_client
 from fedflat.engines.round.contract import ModelState, Training
+from fedflat.engines.round.privacy import protect_rows
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.engine import training_of
@@ -66,7 +67,8 @@ class Site:
             self.indices = np.arange(len(self.problem.data.train))
         else:
             self.indices = partition.clients[client]
-        self.training: Training = training_of(config, build_algorithm(config.algorithm), clients, self.problem)
+        algorithm = build_algorithm(config.algorithm)
+        self.training: Training = training_of(config, algorithm, clients, self.problem, is_deployed=True)
 
     def identity(self) -> Identity:
         """Return what the site must have in common with the server."""
@@ -116,6 +118,7 @@ class Site:
                 indices=self.indices,
                 integer_buffers=integer_buffers,
             )
+            protect_rows(self.training, round, cohort, [self.client])
         if self.has_state:
             state = {name: rows[0] for name, rows in cohort.client_states.items()}
             if self.training.own_statistics:
@@ -128,7 +131,7 @@ class Site:
             sent |= {INTEGERS + name: value for name, value in report.integer_buffers.items()}
         numbers = {
             LR_SUM: float(report.lr_sum),
-            "loss": float(report.loss),
+            "loss": 0.0 if self.training.privacy else float(report.loss),  # it reveals the data and has no noise
             "steps": report.steps,
             "backward_passes": report.backward_passes,
             "samples": report.samples,

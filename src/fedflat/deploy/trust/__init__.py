@@ -1,4 +1,4 @@
-"""Trust between server and sites: certificates, matching experiments, inspection of updates, differential privacy.
+"""Trust between server and sites: certificates, matching experiments, inspection of updates.
 
 Imports ``fedflat.deploy.flower`` and ``fedflat.deploy.settings``.
 """

@@ -94,6 +94,7 @@ def _training_hash(training: Training) -> str:
         training.seed,
         training.clients,
         training.own_statistics,
+        training.privacy,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 

@@ -51,7 +51,6 @@ class ExpectedUpdates:
         steps: local steps of each client.
         lr_sums: sum of each client's learning rates over its steps.
         bound: largest norm, as a multiple of the cohort's median norm.
-        clipping_norm: norm to which sites must clip their displacement, if any.
         ranges: smallest and largest value of some scalars among the arrays, by name.
     """
 
@@ -60,7 +59,6 @@ class ExpectedUpdates:
     steps: Mapping[int, int]
     lr_sums: Mapping[int, float]
     bound: float = 30.0
-    clipping_norm: float | None = None
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
@@ -102,10 +100,6 @@ def find_flaw(update: Update, expected: ExpectedUpdates) -> str:
         value = float(update.arrays[name])
         if not low - ROUNDING <= value <= high + ROUNDING:
             return f"{name} is {value:.3g}, which is not between {low:.3g} and {high:.3g}"
-    if expected.clipping_norm is not None:
-        norm = _norm(update.arrays["displacement"])
-        if norm > expected.clipping_norm * (1 + ROUNDING):
-            return f"the norm of displacement is {norm:.3g}, more than the clipping norm {expected.clipping_norm:g}"
     return _find_wrong_number(update, expected)
 
 

@@ -41,6 +41,7 @@ from fedflat.engines.round.client import (
 )
 from fedflat.engines.round.cohort import CohortWeights, weighted_rows
 from fedflat.engines.round.contract import Client, Training, block_sum
+from fedflat.engines.round.privacy import protect_rows
 from fedflat.errors import UserError
 from fedflat.operating_system import keep_freed_memory
 
@@ -173,6 +174,7 @@ class Worker:
                 buffers.common_gradient.copy_(_read_only_tensor(common_gradient))
             integer_buffers = to_tensors(broadcast.integer_buffers, setup.problem.device)
             reports = setup.engine.train_rows(training, broadcast.round, buffers, cohort, integer_buffers)
+            protect_rows(training, broadcast.round, buffers, [client.number for client in cohort])
             rows: Arrays = {}
             sums: Arrays = {}
             if weights is None:

@@ -28,6 +28,7 @@ from fedflat.engines.round.contract import (
     weighted_sum,
     weights_by_samples,
 )
+from fedflat.engines.round.privacy import protect_means, protect_rows
 
 
 class CohortWeights(NamedTuple):
@@ -246,6 +247,8 @@ def build_outcome(
         gradient_cost: cost of the common gradient, which the reports do not include.
     """
     count, size = len(clients), len(z)
+    lr_sums = _stack_scalars([report.lr_sum for report in reports], z)
+    averages = protect_means(training, round, averages, lr_sums, count)
     returned = CohortMeans(
         x=model.weights,
         z=z,
@@ -278,7 +281,7 @@ def build_outcome(
         loss=losses.sum() / sum(report.steps for report in reports),
         cost=cost,
         rows=rows,
-        lr_sums=_stack_scalars([report.lr_sum for report in reports], z),
+        lr_sums=lr_sums,
     )
 
 
@@ -328,6 +331,7 @@ class CohortEngine(ABC):
             weights = weights_by_samples([len(client.indices) for client in cohort])
             buffers.common_gradient.copy_(weighted_sum(buffers.gradient[: len(cohort)], weights))
         reports = self.train_rows(training, round, buffers, cohort, model.integer_buffers)
+        protect_rows(training, round, buffers, [client.number for client in cohort])
         return reduce_groups(training, round, model, z, buffers, groups, reports, gradient_cost, server)
 
     @abstractmethod

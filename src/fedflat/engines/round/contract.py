@@ -37,6 +37,7 @@ from fedflat.algorithms.state import State
 from fedflat.data import Examples
 from fedflat.engines.round.plan import Plan
 from fedflat.errors import UserError
+from fedflat.privacy import GaussianMechanism
 
 Centre = Literal["mean", "median", "trimmed", "clipped"]
 """How a cohort's rows are combined into one; all but ``mean`` are robust to a few arbitrary rows."""
@@ -166,6 +167,7 @@ class Training:
         clients: number of clients in the federation.
         aggregation: how the server combines what clients send.
         own_statistics: whether clients keep their own BatchNorm statistics (SiLoBN).
+        privacy: clipping and noise, if the run is differentially private.
     """
 
     algorithm: Algorithm
@@ -176,6 +178,7 @@ class Training:
     clients: int
     aggregation: Aggregation
     own_statistics: bool = False
+    privacy: GaussianMechanism | None = None
 
 
 class ModelState(NamedTuple):

@@ -96,6 +96,11 @@ def branch_point(text: str) -> BranchPoint:
     path, separator, rounds = text.rpartition("@")
     run = Path(path if separator else text)
     record = load_record(run)
+    if record.config.federation.privacy is not None:
+        raise UserError(
+            f"{run} is a private run, and a branch would not count the epsilon that it has spent; "
+            "start a new run with --privacy, or branch from a run without it"
+        )
     RunFolder(run).load_plugins()
     available = branchable_rounds(run)
     if not available:

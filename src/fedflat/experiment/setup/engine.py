@@ -28,6 +28,7 @@ from fedflat.engines.round.contract import Aggregation, Engine, Training
 from fedflat.engines.round.plan import Plan, Sampler
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
+from fedflat.experiment.setup.privacy import mechanism_of
 from fedflat.experiment.setup.problem import build_problem
 from fedflat.experiment.setup.timing import step_limit
 from fedflat.flatness.precision import gpu_has_tf32
@@ -164,12 +165,16 @@ def _set_up_worker(config: Config, user_objects: UserObjects, plugins: tuple[str
     return WorkerSetup(problem, engine)
 
 
-def training_of(config: Config, algorithm: Algorithm, clients: int, problem: Problem) -> Training:
+def training_of(
+    config: Config, algorithm: Algorithm, clients: int, problem: Problem, is_deployed: bool = False
+) -> Training:
     """The settings of local training and aggregation for a federation of ``clients`` clients.
 
+    ``is_deployed`` says whether they are real sites, which draw the noise of differential privacy securely.
+
     Raises a ``UserError`` if the algorithm requires that updates are averaged, but the config aggregates otherwise,
-    if its local optimiser does not suit the config or the problem's model, or if it has a teacher, and the problem's
-    task cannot compare models with one.
+    if its local optimiser does not suit the config or the problem's model, if it has a teacher, and the problem's task
+    cannot compare models with one, or if differential privacy does not suit it.
     """
     training, federation = config.training, config.federation
     if algorithm.needs_teacher:
@@ -200,6 +205,7 @@ def training_of(config: Config, algorithm: Algorithm, clients: int, problem: Pro
         clients,
         Aggregation(federation.weighting, federation.aggregation, federation.trim, federation.longest),
         own_statistics=training.statistics == "own",
+        privacy=mechanism_of(config, algorithm, clients, problem, is_deployed),
     )
 
 

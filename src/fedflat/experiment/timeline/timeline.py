@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -66,6 +67,9 @@ class Timeline:
     def __init__(self, setup: TimelineSetup) -> None:
         self.setup, self.idle_rounds = setup, 0
         self.sampler = sampler_of(setup.config, len(setup.indices))
+        privacy = setup.training.privacy
+        # Sites know the seed of the run, but privacy is accounted for cohorts that nobody can predict.
+        self._cohort_seed = secrets.randbits(64) if privacy and privacy.is_secure else setup.config.seed
         self.participants: tuple[int, ...] = ()
         self._sampled: tuple[int, list[int]] | None = None  # the next round and its cohort, once sampled
 
@@ -95,7 +99,7 @@ class Timeline:
 
     def sample(self, round: int, size: int, time: float) -> list[int]:
         """Sample up to ``size`` clients for a round that starts at a virtual time."""
-        return replace(self.sampler, clients_per_round=size)(self.setup.config.seed, round)
+        return replace(self.sampler, clients_per_round=size)(self._cohort_seed, round)
 
     def metrics(self) -> dict[str, Any]:
         """Values for the history: none without virtual time."""
