@@ -82,7 +82,9 @@ def federation_of(folder: Path, settings: dict[str, Any], nodes: int = 4) -> Dir
     return DirectGrid([node(folder, settings, number) for number in range(nodes)])
 
 
-def node(folder: Path, settings: dict[str, Any], number: int) -> Context:
-    """The context of a node: its client and its state folder."""
-    where = {"partition-id": number, "state": str(folder / f"node-{number}")}
+def node(folder: Path, settings: dict[str, Any], number: int, key: Path | None = None) -> Context:
+    """The context of a node: its client, its state folder and its site's key."""
+    where: dict[str, Any] = {"partition-id": number, "state": str(folder / f"node-{number}")}
+    if key is not None:
+        where["key"] = str(key)
     return Context(1, 100 + number, where, RecordDict(), dict(settings))

@@ -16,12 +16,16 @@ from fedflat.algorithms.algorithm import States, flat_fields
 from fedflat.data import Examples
 from fedflat.deploy.flower.wire import (
     ARRAYS,
+    BASE,
     BUFFERS,
     DISPLACEMENT,
+    EXPERIMENT,
     GRADIENT,
     INTEGERS,
     MODEL,
+    ROUND,
     STATE_VERSION,
+    array_record,
     broadcast_state,
     client_header,
     message_content,
@@ -33,6 +37,7 @@ from fedflat.deploy.server.nodes import NOT_CONNECTED, Nodes, too_few_clients
 from fedflat.deploy.settings import Deployment
 from fedflat.deploy.trust.inspection import LR_SUM, ArraySpec, ExpectedUpdates, Update, inspect_updates
 from fedflat.deploy.trust.privacy import CLIPPING_NORM, draw_noise
+from fedflat.deploy.trust.signatures import arrays_digest
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost
@@ -68,16 +73,18 @@ class SitesEngine:
             absent = [client.number for client in cohort if client.number not in self.nodes.present]
             missing = dict.fromkeys(absent, NOT_CONNECTED) | current.missing
             for client, reason in current.refused.items():
-                log.warning("round %d: client %d is refused: %s", round, client, reason)
+                log.warning("round %d: the update of %s is rejected: %s", round, self.nodes.label(client), reason)
             for client, reason in missing.items():
-                log.warning("round %d: client %d is without an update: %s", round, client, reason)
+                log.warning("round %d: %s is without an update: %s", round, self.nodes.label(client), reason)
             if outcome is not None:
-                self.ledger.record(round, current.accepted, current.refused, missing)
+                self.ledger.record(round, current.accepted, current.refused, missing, self.nodes.names())
                 return outcome
             log.warning(
                 "round %d: try %d of %d gave %d updates", round, attempt + 1, deployment.tries, len(current.accepted)
             )
-        raise too_few_clients(len(current.accepted), deployment.minimum, f"round {round} has too few updates")
+        raise too_few_clients(
+            len(current.accepted), deployment.minimum, f"round {round} has too few updates", self.nodes.rejected
+        )
 
     def _connected_clients(self, cohort: list[Client]) -> list[Client]:
         """Wait until enough of the cohort's nodes are connected, or the time is up, and return their clients.
@@ -177,15 +184,20 @@ class _RoundAttempt:
         engine, round = self.engine, self.round
         eligible = [client.number for client in self.cohort if client.number not in self.missing | self.refused]
         contents = {}
+        arrays = array_record(tensors)  # shared by all messages
+        base = arrays_digest(arrays)
         for client in eligible:
             header = client_header(client, self._examples[client])
-            header |= {"experiment": engine.experiment, "round": round}
+            header |= {EXPERIMENT: engine.experiment, ROUND: round, BASE: base}
             header[STATE_VERSION] = engine.ledger.last_state_version(client, round)  # which state to train from
             if engine.deployment.clipping_norm is not None:
                 header[CLIPPING_NORM] = engine.deployment.clipping_norm
-            contents[client] = message_content(tensors, header)
-        answers, missing = engine.nodes.ask(kind, contents, str(round), engine.deployment.timeout)
+            contents[client] = message_content(arrays, header)
+        answers, missing, rejected = engine.nodes.ask(
+            kind, contents, str(round), engine.deployment.timeout, engine.deployment.quorum
+        )
         self.missing |= missing
+        self.refused |= rejected
         updates = []
         for client in eligible:
             if client in answers:
