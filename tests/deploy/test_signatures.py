@@ -119,7 +119,7 @@ FORGERIES: dict[str, tuple[Callable[[RecordDict, RecordDict, RecordDict], Record
         "it does not say which message it answers",
     ),
 }
-"""How to forge an answer of client 1, given its honest one, its first one and the one of client 0; why it is rejected."""
+"""Forges an answer of client 1, given its honest one, its first one and that of client 0; why it is rejected."""
 
 
 def test_forged_updates_are_rejected(tmp_path: Path, keys: Path, caplog: pytest.LogCaptureFixture) -> None:
