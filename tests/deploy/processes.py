@@ -67,7 +67,16 @@ class RealFederation:
         self._start("superlink", ["flower-superlink", *here, *self._link_trust()])
         self._until_open(self.port)
         if self.tls:
-            command = [sys.executable, "-m", "fedflat", "deploy", "gateway", str(self.certificates), "--superlink", f"127.0.0.1:{self.port}"]
+            command = [
+                sys.executable,
+                "-m",
+                "fedflat",
+                "deploy",
+                "gateway",
+                str(self.certificates),
+                "--superlink",
+                f"127.0.0.1:{self.port}",
+            ]
             self._start("gateway", [*command, "--listen", f"127.0.0.1:{self.gateway_port}"])
             self._until_open(self.gateway_port)
             self.register(*sorted(self.certificates.glob("*.pub")))
