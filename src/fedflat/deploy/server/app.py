@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context
+from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
@@ -214,12 +214,15 @@ def _score_sites(sites: SitesEngine, record: Record, name: str, clients: int) ->
     arrays = array_record(tensors)
     header = {EXPERIMENT: sites.experiment, BASE: arrays_digest(arrays)}
     contents = {client: message_content(arrays, header) for client in range(clients)}
-    answers, missing, rejected = sites.nodes.ask("evaluate", contents, "score", sites.deployment.timeout)
-    scores = {}
-    for client, records in answers.items():
+    scores: dict[str, dict[str, float | None]] = {}
+
+    def receive(client: int, records: RecordDict) -> None:
+        """Store a site's metrics; JSON has no NaN or infinity."""
         numbers = numbers_of(records).items()
-        # JSON has no NaN or infinity.
         scores[str(client)] = {metric: value if math.isfinite(value) else None for metric, value in numbers}
+
+    missing, rejected = sites.nodes.ask("evaluate", contents, "score", sites.deployment.timeout, receive)
+    scores = dict(sorted(scores.items(), key=lambda item: int(item[0])))
     reasons = {str(client): reason for client, reason in (missing | rejected).items()}
     assert record.folder is not None
     document = {"model": name, "sites": scores, "missing": reasons}

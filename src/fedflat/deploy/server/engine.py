@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
 from fedflat.algorithms.algorithm import States, flat_fields
@@ -32,6 +33,7 @@ from fedflat.deploy.flower.wire import (
     numbers_of,
     numpy_of,
 )
+from fedflat.deploy.server.arrivals import keep_on_disk, sum_one_by_one
 from fedflat.deploy.server.ledger import Ledger
 from fedflat.deploy.server.nodes import NOT_CONNECTED, Nodes, too_few_clients
 from fedflat.deploy.settings import Deployment
@@ -41,8 +43,8 @@ from fedflat.deploy.trust.signatures import arrays_digest
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost
-from fedflat.engines.round.cohort import reduce_rows
-from fedflat.engines.round.contract import Client, ModelState, Outcome, Training, weighted_sum, weights_by_samples
+from fedflat.engines.round.cohort import CohortWeights, WeightedRows, build_outcome, reduce_rows, weighted_rows
+from fedflat.engines.round.contract import Client, ModelState, Outcome, Training, weights_by_samples
 
 log = logging.getLogger("flwr")
 
@@ -184,26 +186,30 @@ class _RoundAttempt:
         engine, round = self.engine, self.round
         eligible = [client.number for client in self.cohort if client.number not in self.missing | self.refused]
         contents = {}
-        arrays = array_record(tensors)  # shared by all messages
-        base = arrays_digest(arrays)
+        broadcast = array_record(tensors)  # shared by all messages
+        base = arrays_digest(broadcast)
         for client in eligible:
             header = client_header(client, self._examples[client])
             header |= {EXPERIMENT: engine.experiment, ROUND: round, BASE: base}
             header[STATE_VERSION] = engine.ledger.last_state_version(client, round)  # which state to train from
             if engine.deployment.clipping_norm is not None:
                 header[CLIPPING_NORM] = engine.deployment.clipping_norm
-            contents[client] = message_content(arrays, header)
-        answers, missing, rejected = engine.nodes.ask(
-            kind, contents, str(round), engine.deployment.timeout, engine.deployment.quorum
+            contents[client] = message_content(broadcast, header)
+        updates: dict[int, Update] = {}
+
+        def receive(client: int, records: RecordDict) -> None:
+            """Keep an update until all have arrived, without keeping its message in memory."""
+            received = records.array_records.get(ARRAYS) or ArrayRecord()
+            arrays = keep_on_disk(numpy_of(received), engine.ledger.path.parent)
+            received.clear()  # Flower's records are reference cycles, which Python frees late
+            updates[client] = Update(client, arrays, numbers_of(records))
+
+        missing, rejected = engine.nodes.ask(
+            kind, contents, str(round), engine.deployment.timeout, receive, engine.deployment.quorum
         )
         self.missing |= missing
         self.refused |= rejected
-        updates = []
-        for client in eligible:
-            if client in answers:
-                arrays = answers[client].array_records.get(ARRAYS)
-                updates.append(Update(client, numpy_of(arrays) if arrays else {}, numbers_of(answers[client])))
-        return updates
+        return [updates[client] for client in eligible if client in updates]
 
     def _expected_updates(self) -> ExpectedUpdates:
         """Return what honest updates of this cohort look like."""
@@ -260,11 +266,70 @@ class _RoundAttempt:
         backward_passes = int(sum(update.numbers["backward_passes"] for update in accepted))
         samples = int(sum(update.numbers["samples"] for update in accepted))
         self._gradient_cost = GradientCost(backward_passes, samples)
-        rows = torch.stack([torch.from_numpy(update.arrays[GRADIENT]) for update in accepted]).to(self.z)
-        return weighted_sum(rows, weights_by_samples([self._examples[update.client] for update in accepted]))
+        weights = weights_by_samples([self._examples[update.client] for update in accepted])
+
+        def gradient(position: int) -> WeightedRows:
+            row = torch.from_numpy(accepted[position].arrays[GRADIENT]).to(self.z)
+            return {GRADIENT: (row[None], [weights[position]])}
+
+        return sum_one_by_one(len(accepted), gradient)[GRADIENT]
 
     def _reduce(self, updates: list[Update], common_gradient: Tensor | None) -> Outcome:
-        """Average accepted updates with the code that reduces a simulated cohort."""
+        """Average accepted updates like a simulated cohort, one at a time unless the algorithm compares clients."""
+        noise = draw_noise(self.engine.deployment, len(self.z))
+        reports = [_report(update, self.z.device) for update in updates]
+        by_number = {client.number: client for client in self.cohort}
+        cohort = [by_number[update.client] for update in updates]
+        training = self.training
+        if training.aggregation.needs_rows or training.algorithm.weights.are_chosen or self.z.is_cuda:
+            buffers = self._rows(updates, noise, common_gradient)
+            outcome = reduce_rows(
+                training, self.round, self.model, self.z, buffers, cohort, reports, self._gradient_cost, self.server
+            )
+            outcome.clients.clear()  # the server stores no client's state
+            return outcome
+        weights = CohortWeights.of(training.aggregation, [len(client.indices) for client in cohort])
+
+        def weighted(position: int) -> WeightedRows:
+            """The rows of one client and its weights in the cohort, by name."""
+            buffers = self._row(updates[position], noise if position == 0 else None)
+            own = weights.subset([position])
+            return weighted_rows(training, buffers, own, [reports[position]], len(cohort))
+
+        outcome = build_outcome(
+            training,
+            self.round,
+            self.model,
+            self.z,
+            sum_one_by_one(len(cohort), weighted),
+            cohort,
+            reports,
+            common_gradient,
+            None,
+            self._gradient_cost,
+        )
+        outcome.clients.clear()
+        return outcome
+
+    def _row(self, update: Update, noise: np.ndarray | None) -> CohortBuffers:
+        """Return an update as the row of a cohort of one client, without copying it."""
+        tensors = {name: torch.from_numpy(array) for name, array in update.arrays.items()}
+        displacement, nothing = tensors[DISPLACEMENT], self.z.new_empty(0)
+        if noise is not None:
+            displacement = displacement + torch.from_numpy(noise).to(self.z)
+        return CohortBuffers(
+            z=self.z,
+            server={},
+            common_gradient=nothing,
+            client_states={},
+            sent={name: tensors[name][None] for name in flat_fields(self.training.algorithm.message_fields())},
+            displacement=displacement[None],
+            gradient=nothing,
+            statistics=tensors.get(BUFFERS, self.model.buffers)[None],
+        )
+
+    def _rows(self, updates: list[Update], noise: np.ndarray | None, common_gradient: Tensor | None) -> CohortBuffers:
+        """Return updates as the rows that a simulated cohort writes."""
         size = len(self.z)
         buffers = CohortBuffers.new(self.training.algorithm, size, len(self.model.buffers), len(updates), self.z)
         buffers.client_states = {}  # clients' states stay at the sites
@@ -276,17 +341,9 @@ class _RoundAttempt:
             buffers.statistics[row].copy_(tensors.get(BUFFERS, self.model.buffers))
             for name, rows in buffers.sent.items():
                 rows[row].copy_(tensors[name])
-        noise = draw_noise(self.engine.deployment, size)
         if noise is not None:  # noise on one of n rows is enough: the mean divides it by n, as draw_noise assumes
             buffers.displacement[0] += torch.from_numpy(noise).to(self.z)
-        reports = [_report(update, self.z.device) for update in updates]
-        by_number = {client.number: client for client in self.cohort}
-        cohort = [by_number[update.client] for update in updates]
-        outcome = reduce_rows(
-            self.training, self.round, self.model, self.z, buffers, cohort, reports, self._gradient_cost, self.server
-        )
-        outcome.clients.clear()  # the server stores no client's state
-        return outcome
+        return buffers
 
 
 def expected_arrays(problem: Problem, training: Training) -> dict[str, ArraySpec]:

@@ -23,13 +23,14 @@ GREETING_TIMEOUT = 60.0
 """Seconds that a round waits for the answer of a new node to its greeting."""
 GREETING_TTL = 120.0
 """Seconds after which an unanswered greeting is sent again."""
+PULLED_AT_ONCE = 2
+"""Answers that are pulled together: Flower holds all of them in memory."""
 NOT_CONNECTED = "its node is not connected"
 
 
-class Answers(NamedTuple):
-    """Answers by client, and for every other client that was asked, why there is none or why it is rejected."""
+class Absences(NamedTuple):
+    """For every client that was asked in vain, why there is no answer, or why it is rejected."""
 
-    contents: dict[int, RecordDict]
     missing: dict[int, str]
     rejected: dict[int, str]
 
@@ -202,75 +203,61 @@ class Nodes:
         return ""
 
     def ask(
-        self, kind: str, contents: Mapping[int, RecordDict], group: str, timeout: float, quorum: int | None = None
-    ) -> Answers:
-        """Send a message to each client and collect the answers; every message gets a new challenge.
+        self,
+        kind: str,
+        contents: Mapping[int, RecordDict],
+        group: str,
+        timeout: float,
+        receive: Callable[[int, RecordDict], None],
+        quorum: int | None = None,
+    ) -> Absences:
+        """Send a message to each client, and collect answers until all or enough have arrived, or the time is up.
+
+        Every message gets a new challenge.
 
         Args:
             kind: Flower's message type.
             contents: the message for each client, by number of the client.
             group: Flower's group id of the messages; the round, for training.
             timeout: seconds to wait for answers.
-            quorum: number of answers that are enough; None to wait for all.
+            receive: called with the client and its answer, as soon as a valid answer has arrived.
+            quorum: number of valid answers that are enough; None to wait for all.
         """
-        node_of = {client: self.present[client].node for client in contents if client in self.present}
-        client_of = {node: client for client, node in node_of.items()}
-        by_node = {node: contents[client] for client, node in node_of.items()}
+        client_of = {self.present[client].node: client for client in contents if client in self.present}
+        by_node = {node: contents[client] for node, client in client_of.items()}
         for records in by_node.values():
             records.config_records[HEADER][CHALLENGE] = secrets.token_hex(16)
-        answers_by_node, no_answer = self._exchange(kind, by_node, group, timeout, quorum)
-        answers: dict[int, RecordDict] = {}
-        missing = {client: NOT_CONNECTED for client in contents if client not in node_of}
-        missing |= {client_of[node]: reason for node, reason in no_answer.items()}
+        missing = {client: NOT_CONNECTED for client in contents if client not in client_of.values()}
         rejected: dict[int, str] = {}
-        for node, records in answers_by_node.items():
-            client, reason = client_of[node], refusal_reason(records)
-            if reason is not None:
-                missing[client] = reason
-                self._settled.discard(node)  # greet it as a new node: restarted under its old id, it has changed
-                self._known.discard(node)
-            elif flaw := receipt_flaw(records, by_node[node], self._site(client)):
-                rejected[client] = flaw
-            else:
-                answers[client] = records
-        return Answers(answers, missing, rejected)
-
-    def _exchange(
-        self, kind: str, contents: Mapping[int, RecordDict], group: str, timeout: float, quorum: int | None
-    ) -> tuple[dict[int, RecordDict], dict[int, str]]:
-        """Send a message to each node and collect answers until all or enough have arrived, or the time is up.
-
-        Args:
-            kind: Flower's type of the messages, such as ``train``.
-            contents: content of the message to each node.
-            group: Flower's group id of the messages, e.g. the round.
-            timeout: seconds to wait for answers.
-            quorum: number of answers that are enough; None to wait for all.
-
-        Returns:
-            The answers by node, and for each node without one the reason.
-        """
         deadline = time.monotonic() + timeout
-        waiting, reasons = self._push(kind, contents, group, timeout + 5)
-        answers: dict[int, RecordDict] = {}
-        pause = POLL
+        waiting, not_sent = self._push(kind, by_node, group, timeout + 5)
+        missing |= {client_of[node]: reason for node, reason in not_sent.items()}
+        late, pause, valid = f"no answer within {timeout:g} s", POLL, 0
         while waiting:
             for number, answer in self._pull(waiting):
                 node = waiting.pop(number)
-                if isinstance(answer, str):
-                    reasons[node] = answer
+                client = client_of[node]
+                reason = answer if isinstance(answer, str) else refusal_reason(answer)
+                if isinstance(answer, str) or reason is not None:
+                    missing[client] = str(reason)
+                    if not isinstance(answer, str):  # restarted under its old id, the node has changed: greet it as new
+                        self._settled.discard(node)
+                        self._known.discard(node)
+                elif flaw := receipt_flaw(answer, by_node[node], self._site(client)):
+                    rejected[client] = flaw
                 else:
-                    answers[node] = answer
-            if quorum is not None and len(answers) >= quorum:
-                reasons |= dict.fromkeys(waiting.values(), f"no answer before {quorum} others (deploy.quorum)")
-                return answers, reasons
+                    receive(client, answer)
+                    valid += 1
+            if quorum is not None and valid >= quorum:
+                late = f"no answer before {quorum} others (deploy.quorum)"
+                break
             if time.monotonic() >= deadline:
                 break
             if waiting:
                 time.sleep(pause)
                 pause = min(pause * SLOWDOWN, LONGEST_POLL)
-        reasons |= dict.fromkeys(waiting.values(), f"no answer within {timeout:g} s")
-        return answers, reasons
+        missing |= {client_of[node]: late for node in waiting.values()}
+        return Absences(missing, rejected)
 
     def _push(
         self, kind: str, contents: Mapping[int, RecordDict], group: str, ttl: float
@@ -293,12 +280,13 @@ class Nodes:
     def _pull(self, waiting: Iterable[str]) -> Iterator[tuple[str, RecordDict | str]]:
         """Yield the answers that have arrived, by id of the message: the content, or why there is none."""
         numbers = list(waiting)
-        for reply in self._grid.pull_messages(numbers) if numbers else ():
-            if reply.has_error():
-                answer: RecordDict | str = str(reply.error.reason or f"error {reply.error.code}")
-            else:
-                answer = reply.content
-            yield reply.metadata.reply_to_message_id, answer
+        for start in range(0, len(numbers), PULLED_AT_ONCE):
+            for reply in self._grid.pull_messages(numbers[start : start + PULLED_AT_ONCE]):
+                if reply.has_error():
+                    answer: RecordDict | str = str(reply.error.reason or f"error {reply.error.code}")
+                else:
+                    answer = reply.content
+                yield reply.metadata.reply_to_message_id, answer
 
 
 def too_few_clients(count: int, minimum: int, what_happened: str, rejected: Mapping[int, str]) -> UserError:
