@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ class DirectGrid(Grid):
             context = self.contexts[message.metadata.dst_node_id]
             reply = self.tamper(self.app(message, context))
             if reply is not None:
-                self.came.append(reply)
+                self.came.append(copy.deepcopy(reply))  # the server empties the records that it has read
                 self._waiting[number] = reply
             numbers.append(number)
         return numbers

@@ -109,7 +109,6 @@ def gateway(
     require_flower()
     from fedflat.deploy.flower.gateway import serve_gateway
 
-    print(f"Sites reach /v1/fleet/ and /health of the SuperLink {superlink} at {listen}, and nothing else.")
     serve_gateway(folder, listen, superlink)
 
 

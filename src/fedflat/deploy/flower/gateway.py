@@ -74,6 +74,7 @@ def serve_gateway(certificates: Path, listen: str, superlink: str) -> None:
         if not path.is_file():
             raise UserError(f"{path} does not exist; expected a folder that fedflat deploy certificates has written")
     authority, certificate, key = files
+    print(f"Sites reach /v1/fleet/ and /health of the SuperLink {superlink} at {listen}, and nothing else.", flush=True)
     uvicorn.run(
         gateway_app(superlink, authority),
         host=host.strip("[]"),
