@@ -4,7 +4,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 export PYTHONDONTWRITEBYTECODE :=  # otherwise every process would compile fedflat again
 
-.PHONY: demo test lint style types generated docs notebooks package coverage fuzz lock tables-small clean
+.PHONY: demo test lint style types generated docs notebooks package test-flower coverage fuzz lock tables-small clean
 
 demo: .venv/core
 	$(BIN)/fedflat compare "fedavg+wima(window=20)" fedsam scaffold fedswa fedmoswa --rounds 60 --seeds 3 --target 0.9 --out demo
@@ -39,6 +39,15 @@ notebooks: .venv/installed
 
 package: .venv/installed
 	$(BIN)/python tools/check_package.py
+
+# The other supported version of Flower, in an environment that has everything else from .venv.
+OTHER_FLOWER := 1.42
+test-flower: .venv/installed
+	$(PYTHON) -m venv .venv-flower
+	echo $(CURDIR)/$$($(BIN)/python -c "import sysconfig, os; print(os.path.relpath(sysconfig.get_path('purelib')))") \
+		> $$(.venv-flower/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/installed.pth
+	.venv-flower/bin/python -m pip install -q --disable-pip-version-check "flwr==$(OTHER_FLOWER).*"
+	PYTHONPATH=src .venv-flower/bin/python -m pytest -n 3 tests/deploy
 
 coverage: .venv/installed
 	$(BIN)/coverage erase

@@ -44,7 +44,7 @@ def test_flowers_simulation_on_an_existing_cluster(cluster: Nodes, tmp_path: Pat
     federation.environment |= {"RAY_ADDRESS": cluster.address, "FEDFLAT_STATE": str(tmp_path / "state")}
     try:
         federation.start_simulation()
-        settings = toml({**SETTINGS, "deploy.out": str(out), "deploy.score": False})
+        settings = toml({**SETTINGS, "deploy.sites": "any", "deploy.out": str(out), "deploy.score": False})
         flags = ["--federation-config", "num-supernodes=3 client-resources-num-cpus=1", "--run-config", settings]
         command = ["flwr", "run", str(tmp_path / "sites"), "sites", *flags]
         subprocess.run(command, check=True, env=federation.environment, capture_output=True, timeout=scaled(120))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ class DirectGrid(Grid):
             context = self.contexts[message.metadata.dst_node_id]
             reply = self.tamper(self.app(message, context))
             if reply is not None:
-                self.came.append(reply)
+                self.came.append(copy.deepcopy(reply))  # the server empties the records that it has read
                 self._waiting[number] = reply
             numbers.append(number)
         return numbers
@@ -82,7 +83,9 @@ def federation_of(folder: Path, settings: dict[str, Any], nodes: int = 4) -> Dir
     return DirectGrid([node(folder, settings, number) for number in range(nodes)])
 
 
-def node(folder: Path, settings: dict[str, Any], number: int) -> Context:
-    """The context of a node: its client and its state folder."""
-    where = {"partition-id": number, "state": str(folder / f"node-{number}")}
+def node(folder: Path, settings: dict[str, Any], number: int, key: Path | None = None) -> Context:
+    """The context of a node: its client, its state folder and its site's key."""
+    where: dict[str, Any] = {"partition-id": number, "state": str(folder / f"node-{number}")}
+    if key is not None:
+        where["key"] = str(key)
     return Context(1, 100 + number, where, RecordDict(), dict(settings))

@@ -21,6 +21,7 @@ from ..time_limits import scaled
 from .proxy import Proxy
 
 BIN = Path(sys.executable).parent
+SUPERNODE = Path(__file__).parent / "fast_supernode.py"
 
 
 def free_port() -> int:
@@ -32,16 +33,16 @@ def free_port() -> int:
 class RealFederation:
     """The processes of a federation, each in its own session, so that its children end with it.
 
-    With ``tls``, the SuperLink has a certificate and admits only registered keys. With ``proxied``, each node connects
-    through its own proxy.
+    Every site has a key and is in the list of sites. With ``tls``, the SuperLink has a certificate, admits only
+    registered keys and is behind a gateway, to which each node connects through its own proxy.
     """
 
-    def __init__(self, folder: Path, nodes: int, tls: bool = False, proxied: bool = False) -> None:
-        self.folder, self.port = folder, free_port()
-        self.certificates = folder / "certificates" if tls else None
-        if self.certificates is not None:
-            write_certificates(self.certificates, ["127.0.0.1"], nodes, days=1)
-        self.proxies = [Proxy(self.port) for _ in range(nodes)] if proxied else []
+    def __init__(self, folder: Path, nodes: int, tls: bool = False) -> None:
+        self.folder, self.port, self.tls, self.gateway_port = folder, free_port(), tls, free_port()
+        self.certificates = folder / "certificates"
+        write_certificates(self.certificates, ["127.0.0.1"], nodes, days=1)
+        self.site_list = self.certificates / "sites.txt"
+        self.proxies = [Proxy(self.gateway_port) for _ in range(nodes)] if tls else []
         self.node_ports = [free_port() for _ in range(nodes)]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         source = Path(__file__).parents[2] / "src"
@@ -55,53 +56,79 @@ class RealFederation:
             "OMP_NUM_THREADS": "1",
         }
         (folder / "flwr").mkdir(parents=True)
-        trust = f'root-certificates = "{self.certificates / "ca.crt"}"' if self.certificates else "insecure = true"
+        trust = f'root-certificates = "{self.certificates / "ca.crt"}"' if tls else "insecure = true"
         text = f'[superlink]\ndefault = "sites"\n\n[superlink.sites]\naddress = "127.0.0.1:{self.port}"\n{trust}\n'
         (folder / "flwr" / "config.toml").write_text(text)
 
     def start_link(self) -> None:
         """Start the SuperLink; with TLS, register the keys of all sites."""
         here = ["--disable-runtime-dependency-installation", "--isolation", "process", "--port", str(self.port)]
+        here += ["--database", str(self.folder / "superlink.db")]
         self._start("superlink", ["flower-superlink", *here, *self._link_trust()])
-        self._until_open()
-        if self.certificates is not None:
-            keys = sorted(self.certificates.glob("*.pub"))
-            asked = [
-                subprocess.Popen(["flwr", "supernode", "register", str(key), "sites"], env=self.environment)
-                for key in keys
+        self._until_open(self.port)
+        if self.tls:
+            command = [
+                sys.executable,
+                "-m",
+                "fedflat",
+                "deploy",
+                "gateway",
+                str(self.certificates),
+                "--superlink",
+                f"127.0.0.1:{self.port}",
             ]
-            assert [process.wait(scaled(60)) for process in asked] == [0] * len(keys)
+            self._start("gateway", [*command, "--listen", f"127.0.0.1:{self.gateway_port}"])
+            self._until_open(self.gateway_port)
+            self.register(*sorted(self.certificates.glob("*.pub")))
+
+    def register(self, *keys: Path) -> None:
+        """Register public keys at the SuperLink, which asks for no password."""
+        asked = [self.flwr("supernode", "register", str(key), "sites") for key in keys]
+        assert [process.wait(scaled(60)) for process in asked] == [0] * len(keys)
+
+    def flwr(self, *command: str) -> subprocess.Popen[str]:
+        """Start a command of Flower's CLI."""
+        return subprocess.Popen(["flwr", *command], env=self.environment, stdout=subprocess.PIPE, text=True)
 
     def start_simulation(self) -> None:
         """Start a SuperLink that simulates its nodes."""
         here = ["--insecure", "--simulation", "--disable-runtime-dependency-installation", "--port", str(self.port)]
         self._start("superlink", ["flower-superlink", *here])
-        self._until_open()
+        self._until_open(self.port)
 
     def _link_trust(self) -> list[str]:
-        if self.certificates is None:
+        if not self.tls:
             return ["--insecure"]
         files = {"ca-certfile": "ca.crt", "certfile": "server.pem", "keyfile": "server.key"}
         given = [part for flag, name in files.items() for part in (f"--ssl-{flag}", str(self.certificates / name))]
         return [*given, "--enable-supernode-auth"]
 
-    def start_warm(self, name: str) -> None:
-        """Start the preloaded SuperExec."""
-        link, nodes = f"127.0.0.1:{self.port}", [f"127.0.0.1:{port}" for port in self.node_ports]
-        link_too = ["--tls", link, str(self.certificates / "ca.crt")] if self.certificates else [link]
-        self._start(name, [sys.executable, "-m", "fedflat.deploy.flower.warm", *nodes, *link_too])
+    def start_warm(self, name: str, node_ports: list[int] | None = None) -> None:
+        """Start the preloaded SuperExec, for the SuperLink and all nodes or only for the nodes at some ports."""
+        link, nodes = f"127.0.0.1:{self.port}", [f"127.0.0.1:{port}" for port in node_ports or self.node_ports]
+        link_too = ["--tls", link, str(self.certificates / "ca.crt")] if self.tls else [link]
+        self._start(
+            name, [sys.executable, "-m", "fedflat.deploy.flower.warm", *nodes, *([] if node_ports else link_too)]
+        )
 
-    def start_node(self, number: int, name: str = "", trust: list[str] | None = None, port: int | None = None) -> None:
+    def start_node(
+        self,
+        number: int,
+        name: str = "",
+        trust: list[str] | None = None,
+        port: int | None = None,
+        key: Path | None = None,
+    ) -> None:
         """Start a node for a client; another name, certificates or keys make it a stranger."""
-        name = name or f"node-{number}"
-        where = f'partition-id={number} state="{self.folder / name}"'
+        name, key = name or f"node-{number}", key or self.certificates / f"site-{number}.key"
+        where = f'partition-id={number} state="{self.folder / name}" key="{key}"'
         link = self.proxies[number].port if self.proxies else self.port
         here = ["--port", str(port or self.node_ports[number]), "--isolation", "process", "--node-config", where]
         trust = self._node_trust(number) if trust is None else trust
-        self._start(name, ["flower-supernode", *trust, "--superlink", f"127.0.0.1:{link}", *here])
+        self._start(name, [sys.executable, str(SUPERNODE), *trust, "--superlink", f"127.0.0.1:{link}", *here])
 
     def _node_trust(self, number: int) -> list[str]:
-        if self.certificates is None:
+        if not self.tls:
             return ["--insecure"]
         key = self.certificates / f"site-{number}.key"
         return ["--root-certificates", str(self.certificates / "ca.crt"), "--auth-supernode-private-key", str(key)]
@@ -112,10 +139,10 @@ class RealFederation:
                 command, env=self.environment, cwd=self.folder, stdout=log, stderr=log, start_new_session=True
             )
 
-    def _until_open(self) -> None:
+    def _until_open(self, port: int) -> None:
         def answers() -> bool:
             try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                socket.create_connection(("127.0.0.1", port), 1).close()
             except OSError:
                 return False
             return True
@@ -124,6 +151,7 @@ class RealFederation:
 
     def start_run(self, project: Path, settings: dict[str, Any]) -> str:
         """Submit a run with ``flwr run`` and return its output, without streaming logs, which takes a core."""
+        settings = {"deploy.sites": str(self.site_list), **settings}
         command = ["flwr", "run", str(project), "sites", "--run-config", toml(settings)]
         done = subprocess.run(
             command,
@@ -134,7 +162,9 @@ class RealFederation:
             text=True,
             timeout=scaled(60),
         )
-        return done.stdout + done.stderr
+        printed = done.stdout + done.stderr
+        assert "started run" in printed, printed
+        return printed
 
     def run(self, project: Path, settings: dict[str, Any], timeout: float = 120) -> str:
         """Submit a run with ``flwr run``, wait until it ends, and return the output."""
@@ -148,9 +178,8 @@ class RealFederation:
 
     def stop_run(self, printed: str) -> None:
         """Stop a run, given the output of ``flwr run``; this fails if Flower has noticed its end already."""
-        number = printed.split("started run ")[1].split()[0]
         subprocess.run(
-            ["flwr", "stop", number, "sites"],
+            ["flwr", "stop", run_number(printed), "sites"],
             check=False,
             env=self.environment,
             capture_output=True,
@@ -197,6 +226,11 @@ class RealFederation:
             proxy.cut()
 
 
+def run_number(printed: str) -> str:
+    """The number of a run, given the output of ``flwr run``."""
+    return printed.split("started run ")[1].split()[0]
+
+
 def rounds_done(out: Path) -> int:
     """Rounds completed at the last checkpoint."""
     if not (out / "checkpoint" / "state.safetensors").exists():
@@ -212,8 +246,8 @@ def toml(settings: dict[str, Any]) -> str:
 
 
 @contextmanager
-def real_federation(folder: Path, nodes: int, tls: bool = False, proxied: bool = False) -> Iterator[RealFederation]:
-    federation = RealFederation(folder, nodes, tls, proxied)
+def real_federation(folder: Path, nodes: int, tls: bool = False) -> Iterator[RealFederation]:
+    federation = RealFederation(folder, nodes, tls)
     try:
         federation.start_warm("warm")
         federation.start_link()

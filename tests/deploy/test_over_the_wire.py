@@ -1,8 +1,12 @@
-"""A federation with TLS and node keys behind proxies: authentication, bytes on the wire, lost connections."""
+"""A federation with TLS and node keys behind a gateway and proxies: strangers, bytes on the wire, lost connections."""
 
 from __future__ import annotations
 
 import json
+import re
+import ssl
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,14 +67,13 @@ LIKE_THE_CARD = 0.05
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFederation]:
-    """Two registered sites, and three strangers that claim to be the second."""
+    """Two sites, three strangers that claim to be the second, and one with the same claim that registered its key."""
     folder = tmp_path_factory.mktemp("wire")
     write_project(folder / "sites", "fedavg", SITES)
     (folder / "sites" / "sites" / "hooks.py").write_text(HOOKS)
     other = folder / "other"
     write_certificates(other, ["127.0.0.1"], sites=1, days=1)
-    with real_federation(folder / "processes", SITES, tls=True, proxied=True) as found:
-        assert found.certificates is not None
+    with real_federation(folder / "processes", SITES, tls=True) as found:
         right, key = ["--root-certificates", str(found.certificates / "ca.crt")], "--auth-supernode-private-key"
         strangers = {
             "another-authority": [
@@ -84,6 +87,13 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFederat
         }
         for name, trust in strangers.items():
             found.start_node(1, name, trust, free_port())
+        registered = folder / "registered"
+        write_certificates(registered, ["127.0.0.1"], sites=1, days=1)
+        found.register(registered / "site-0.key.pub")
+        own_key = registered / "site-0.key"
+        port = free_port()
+        found.start_node(1, "registered", [*right, key, str(own_key)], port, own_key)
+        found.start_warm("warm-stranger", [port])
         yield found
 
 
@@ -115,6 +125,10 @@ def test_bytes_on_the_wire_agree_with_the_card_despite_a_lost_connection(
     assert [(line["round"], line["accepted"]) for line in lines] == [
         (round, [0, 1]) for round in range(settings["training.rounds"])
     ]
+    reasons = list(RunFolder(out).status()["rejected_nodes"].values())
+    assert len(reasons) == 1
+    assert re.search(r"claims to be client 1 \(site-1\), .*not signed with the key of site-1", reasons[0])
+    assert "query.hello" in federation.log("registered") and "train" not in federation.log("registered")
     expected = undisturbed(settings, tmp_path)
     assert record.history == expected.history
     for name, tensor in expected.folder.read_tensors("model.safetensors")[0].items():
@@ -144,6 +158,23 @@ def undisturbed(settings: dict[str, Any], folder: Path) -> Any:
     settings = {**settings, "deploy.out": str(folder / "run")}
     grid = DirectGrid([node(folder, settings, number) for number in range(SITES)], client_app(hooks["site_data"]))
     return serve(grid, settings, hooks["held_out"]())
+
+
+def test_sites_do_not_reach_the_control_api(federation: RealFederation) -> None:
+    """The gateway forwards the requests of SuperNodes only; the SuperLink itself answers the others."""
+    context = ssl.create_default_context(cafile=federation.certificates / "ca.crt")
+    for path in (
+        "/v1/control/list-runs",
+        "/v1/runtime/pull-messages",
+        "/docs",
+        "/openapi.json",
+        "/v1/fleet/..%2fcontrol",
+    ):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"https://127.0.0.1:{federation.gateway_port}{path}", context=context)
+    for port in (federation.gateway_port, federation.port):
+        assert urllib.request.urlopen(f"https://127.0.0.1:{port}/health", context=context).status == 200
+    assert urllib.request.urlopen(f"https://127.0.0.1:{federation.port}/openapi.json", context=context).status == 200
 
 
 def test_strangers_get_nothing(federation: RealFederation) -> None:

@@ -85,3 +85,26 @@ def test_sites_train_on_their_own_data(tmp_path: Path) -> None:
         for record in m.content.array_records.values()
         for array in record.values()
     )
+
+
+def test_data_of_a_site_may_depend_on_its_node_config(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of an unexpected error, the server learns the type but no text, which may contain paths or data."""
+    settings: dict[str, Any] = {
+        **SMALL,
+        "data.clients": 3,
+        "data.partition": "iid",
+        "deploy.out": str(tmp_path / "run"),
+        "training.rounds": 1,
+    }
+
+    def site_data(number: int, node_config: dict[str, Any]) -> Dataset:
+        return data_of(number, node_config["size"])
+
+    contexts = [node(tmp_path, settings, number) for number in range(3)]
+    for context, size in zip(contexts, SIZES[:2], strict=False):
+        context.node_config["size"] = size
+    grid = DirectGrid(contexts, client_app(site_data, network))
+    serve(grid, settings, data_of(9, 30), network())
+    hello = [reply.content.config_records["header"] for reply in grid.came if "header" in reply.content]
+    assert {header["examples"] for header in hello} == set(SIZES[:2])
+    assert "node 102 is rejected: KeyError at the site, whose SuperNode has the details in its log" in caplog.text

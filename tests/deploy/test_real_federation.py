@@ -18,7 +18,7 @@ from fedflat.experiment.run import Run
 from fedflat.experiment.store.run_folder import RunFolder, load_record
 
 from ..time_limits import scaled
-from .processes import RealFederation, real_federation, rounds_done
+from .processes import RealFederation, real_federation, rounds_done, run_number
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFederat
 
 @pytest.fixture(scope="module")
 def resumed(federation: RealFederation) -> Path:
-    """The folder of a run whose server is killed after the first round, and which is resumed."""
+    """The folder of a run whose ServerApp and SuperLink are killed after the first round, and which is resumed."""
     project, out = federation.folder.parent / "sites", federation.folder / "killed-server"
     settings = {**KILLED, "deploy.out": str(out)}
     printed = federation.start_run(project, settings)
@@ -59,6 +59,8 @@ def resumed(federation: RealFederation) -> Path:
     federation.kill_server_of(out)
     federation.stop_run(printed)  # otherwise nodes wait for lost messages until Flower notices
     assert 1 <= rounds_done(out) < ROUNDS
+    federation.kill("superlink")
+    federation.start_link()
     federation.run(project, settings, timeout=PATIENCE)
     return out
 
@@ -78,6 +80,29 @@ def test_a_run_whose_server_was_killed_agrees_with_the_loop(resumed: Path) -> No
     lines = participation(out)
     assert [line["round"] for line in lines] == list(range(ROUNDS))
     assert all(len(line["accepted"]) == 2 and not line["refused"] and not line["missing"] for line in lines)
+
+
+def test_nodes_reconnect_to_a_restarted_superlink(federation: RealFederation, resumed: Path) -> None:
+    """With a database, the SuperLink still knows them: each has connected once and was never started again."""
+    for number in range(SITES):
+        log = federation.log(f"node-{number}")
+        assert log.count("SuperNode ID") == 1 and log.count("[RUN") > 2, log
+
+
+def test_an_error_of_the_server_is_reported_at_once(federation: RealFederation) -> None:
+    project, out = federation.folder.parent / "sites", federation.folder / "wrong"
+    printed = federation.start_run(project, {**SETTINGS, "deploy.minimum": 3, "deploy.out": str(out)})
+    number, listed = run_number(printed), ""
+
+    def failed() -> bool:
+        nonlocal listed
+        listed = federation.flwr("list", "sites", "--run-id", number, "--format", "json").communicate()[0]
+        return "finished:failed" in listed
+
+    federation.until(failed, 30)
+    shown = federation.flwr("log", number, "sites", "--show").communicate()[0]
+    assert "fedflat: deploy.minimum=3, but only 2 clients take part" in shown, shown
+    assert "deploy.minimum=3" in listed
 
 
 def test_every_site_scores_the_model(resumed: Path) -> None:

@@ -23,6 +23,7 @@ from fedflat.deploy.settings import deployment_of, experiment_of
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.run import Run
+from fedflat.experiment.store.run_folder import RunFolder
 
 from .direct import SMALL, DirectGrid, federation_of, node
 
@@ -61,7 +62,7 @@ def test_a_poisoned_update_is_refused_and_logged(tmp_path: Path, caplog: pytest.
     assert torch.isfinite(record.models["server"].weights).all()
     assert [line["accepted"] for line in lines_of(tmp_path)] == [[0, 1, 3]] * 3
     assert all(re.search("displacement.*NaN", line["refused"]["2"]) for line in lines_of(tmp_path))
-    assert re.search("round 0: client 2 is refused.*NaN", caplog.text)
+    assert re.search("round 0: the update of client 2 is rejected: .*NaN", caplog.text)
 
 
 def test_a_client_whose_update_was_lost_continues_from_its_accepted_state(tmp_path: Path) -> None:
@@ -149,13 +150,17 @@ def test_too_few_updates_pause_the_run(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match=r"round 1.* 3, but at least 4 .*deploy.minimum"):
         serve(grid, settings)
+    status = RunFolder(tmp_path / "run").status()
+    assert status["status"] == "paused" and "round 1 has too few updates" in status["reason"]
     record = serve(federation_of(tmp_path, settings), settings)
     assert torch.equal(record.models["server"].weights, Run(experiment_of(settings)).execute().models["server"].weights)
 
 
-def test_lost_state_is_reported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_node_without_its_state_starts_afresh_on_request(fresh: bool, tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
     grid = federation_of(tmp_path, settings)
+    grid.contexts[100].node_config["fresh-state"] = fresh
 
     def tamper(reply: Message) -> Message:
         if grid.sent[-1].metadata.group_id == "0" and grid.sent[-1].metadata.dst_node_id == 103:
@@ -164,7 +169,12 @@ def test_lost_state_is_reported(tmp_path: Path) -> None:
 
     grid.tamper = tamper
     serve(grid, settings)
-    assert "no state after round 1" in lines_of(tmp_path)[1]["missing"]["0"]
+    if fresh:
+        assert all(line["accepted"] == [0, 1, 2, 3] for line in lines_of(tmp_path))
+    else:
+        reason = lines_of(tmp_path)[1]["missing"]["0"]
+        assert "no state after round 1" in reason and "fresh-state=true" in reason
+        assert str(tmp_path) not in reason
 
 
 @pytest.mark.parametrize(
@@ -258,11 +268,42 @@ def test_a_garbled_answer_does_no_harm(records: RecordDict, tmp_path: Path) -> N
         assert list(line["refused"] | line["missing"]) == ["2"]
 
 
-def test_a_node_that_never_answers_is_greeted_twice(tmp_path: Path) -> None:
+def test_a_node_that_never_answers_does_not_delay_rounds(tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
     grid = federation_of(tmp_path, settings)
     grid.tamper = lambda reply: None if grid.sent[-1].metadata.dst_node_id == 103 else reply
     assert serve(grid, settings).status == "finished"
     greetings = [m for m in grid.sent if m.metadata.dst_node_id == 103]
-    assert [m.metadata.message_type for m in greetings] == ["query.hello"] * 2
+    assert [m.metadata.message_type for m in greetings] == ["query.hello"]
     assert all(line["accepted"] == [0, 1, 2] for line in lines_of(tmp_path))
+    status = RunFolder(tmp_path / "run").status()
+    assert status["rejected_nodes"] == {"103": "it has not answered the greeting so far"}
+
+
+def test_a_failed_handshake_is_repeated_in_the_next_round(tmp_path: Path) -> None:
+    """The node has another experiment at first; its id does not change when it is restarted."""
+    settings = settings_of(tmp_path)
+    grid = federation_of(tmp_path, settings)
+    grid.contexts[103].run_config["training.lr"] = 0.06
+
+    def tamper(reply: Message) -> Message:
+        if grid.sent[-1].metadata.group_id == "0":
+            grid.contexts[103].run_config["training.lr"] = settings["training.lr"]
+        return reply
+
+    grid.tamper = tamper
+    serve(grid, settings)
+    assert [line["accepted"] for line in lines_of(tmp_path)] == [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3]]
+    assert "rejected_nodes" not in RunFolder(tmp_path / "run").status()
+
+
+def test_a_round_closes_at_its_quorum(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, **{"deploy.quorum": 3, "deploy.timeout": 60.0, "training.rounds": 1})
+    grid = federation_of(tmp_path, settings)
+    grid.tamper = lambda reply: (
+        None if grid.sent[-1].metadata.group_id == "0" and grid.sent[-1].metadata.dst_node_id == 100 else reply
+    )
+    serve(grid, settings)
+    assert lines_of(tmp_path)[0]["missing"] == {"0": "no answer before 3 others (deploy.quorum)"}
+    with pytest.raises(UserError, match=r"deploy.quorum=1 .*deploy.minimum=2"):
+        serve(grid, settings_of(tmp_path / "other", **{"deploy.quorum": 1, "deploy.minimum": 2}))

@@ -33,16 +33,23 @@ def changed(grid: DirectGrid, group: str, change: Any) -> None:
     grid.tamper = tamper
 
 
-def test_the_first_of_two_nodes_with_one_number_returns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_of_two_nodes_with_one_number_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The second takes over once the first has left."""
     settings = settings_of(tmp_path, algorithm="fedavg", **{"federation.clients_per_round": 3, "data.clients": 3})
     grid = federation_of(tmp_path, settings, nodes=3)
     grid.contexts[103] = node(tmp_path, settings, 0)
-    changed(grid, "1", lambda: grid.contexts.pop(103))
+
+    def tamper(reply: Message) -> Message:
+        if grid.sent[-1].metadata.group_id == "1":
+            grid.contexts.pop(100, None)
+        return reply
+
+    grid.tamper = tamper
     record = serve(grid, settings)
-    assert "client 0 is no longer node 100 but node 103" in caplog.text
+    assert "node 103 is rejected: it claims to be client 0, which is node 100" in caplog.text
     assert [line["accepted"] for line in lines_of(tmp_path)] == [[0, 1, 2]] * 3
     trained = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "train"]
-    assert trained.count(103) == 2 and trained.count(100) == 1
+    assert trained.count(100) == 2 and trained.count(103) == 1
     assert torch.equal(record.models["server"].weights, Run(experiment_of(settings)).execute().models["server"].weights)
 
 
@@ -74,8 +81,14 @@ def test_a_node_that_cannot_save_state_is_refused(tmp_path: Path, caplog: pytest
     grid = federation_of(tmp_path, settings)
     (tmp_path / "node-0").write_text("no folder")
     serve(grid, settings)
-    assert f"{tmp_path / 'node-0'} (file exists)" in caplog.text
-    assert "--node-config 'partition-id=N state=\"/path\"'" in caplog.text
+    site, server = (
+        [record.getMessage() for record in caplog.records if record.levelname == level]
+        for level in ("ERROR", "WARNING")
+    )
+    assert f"{tmp_path / 'node-0'} (file exists)" in site[0]  # of the site's own log
+    assert "--node-config 'partition-id=N state=" in site[0]
+    assert "cannot write its client's state to [path] (file exists)" in server[1]
+    assert not any(str(tmp_path) in line for line in server)
     assert not [m for m in grid.sent if m.metadata.dst_node_id == 100 and m.metadata.message_type == "train"]
 
 

@@ -24,6 +24,7 @@ from fedflat.cli.application import app
 from fedflat.deploy.flower.reach import reach
 from fedflat.deploy.trust import certificates
 from fedflat.deploy.trust.certificates import write_certificates
+from fedflat.deploy.trust.signatures import read_site_list
 from fedflat.errors import UserError
 
 from .processes import free_port
@@ -69,6 +70,12 @@ def test_certificates_are_written_once_and_keys_are_private(tmp_path: Path) -> N
     assert done.exit_code == 0, done.output
     assert f"--ssl-keyfile {folder / 'server.key'}" in done.output.replace("\n", " ")
     assert "flwr supernode register" in done.output
+    assert f"fedflat deploy gateway {folder} --listen 0.0.0.0:8443" in " ".join(done.output.split())
+    assert "/v1/fleet/ and /health, and nothing else" in done.output
+    assert {client: site.name for client, site in read_site_list(folder / "sites.txt").items()} == {
+        0: "site-0",
+        1: "site-1",
+    }
     private = {path.name for path in folder.iterdir() if stat.S_IMODE(path.stat().st_mode) == 0o600}
     assert private == {"ca.key", "server.key", "site-0.key", "site-1.key"}
     key = load_ssh_private_key((folder / "site-1.key").read_bytes(), None)
@@ -81,6 +88,15 @@ def test_certificates_are_written_once_and_keys_are_private(tmp_path: Path) -> N
     assert again.exit_code == 2
     assert "is not overwritten" in again.output
     assert before == {path: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_the_gateway_needs_an_address_and_certificates(valid: Path, tmp_path: Path) -> None:
+    for arguments, reason in {
+        (str(valid), "--listen", "8443"): "'8443' is not an address; expected HOST:PORT",
+        (str(tmp_path),): "ca.crt does not exist; expected a folder that fedflat deploy certificates has written",
+    }.items():
+        done = CliRunner().invoke(app, ["deploy", "gateway", *arguments], env={"COLUMNS": "300"})
+        assert done.exit_code == 2 and reason in " ".join(done.output.split()), done.output
 
 
 def test_a_host_with_a_port_is_refused(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from fedflat.experiment.config import Config, EngineSettings, config
 from fedflat.setting_names import nest
 
 PREFIX = "deploy."
+ANY_NODE = "any"
+"""Value of ``deploy.sites`` that admits every node, without a key."""
 SITE_ENGINE_SETTINGS = {"device", "precision"}
 """Engine settings that apply to sites; all others apply only to simulations."""
 
@@ -23,7 +25,11 @@ class Deployment(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     out: Path = Field(Path("runs/deployed"), description="run folder, relative to where the SuperLink was started")
+    sites: str = Field(
+        ANY_NODE, description="list of the sites that may take part, with their public keys; any admits every node"
+    )
     minimum: int = Field(1, ge=1, description="fewest accepted updates for a round to count")
+    quorum: int | None = Field(None, ge=1, description="close a round as soon as this many clients have answered")
     tries: int = Field(3, ge=1, description="attempts at a round before the run pauses")
     timeout: float = Field(600.0, gt=0, description="seconds that a client has for a round")
     wait: float = Field(120.0, ge=0, description="seconds to wait for nodes that have not connected yet")

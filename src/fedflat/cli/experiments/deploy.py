@@ -65,14 +65,14 @@ def certificates(
         ["127.0.0.1"], "--host", metavar="TEXT", help="server name or address as seen by the sites; repeatable"
     ),
     sites: int = typer.Option(
-        0, "--sites", min=0, metavar="N", help="also create keys for N sites, for trials on one machine"
+        0, "--sites", min=0, metavar="N", help="also create keys for N sites and list them in sites.txt, for trials"
     ),
     days: int = typer.Option(365, "--days", min=1, max=MAX_DAYS, metavar="N", help="validity in days"),
     as_json: bool = JSON,
 ) -> None:
-    """Create a certificate authority and a server certificate, and print the commands that start the federation.
+    """Create a certificate authority, a server certificate and a list of sites; print the commands to start with.
 
-    With --sites, also create keys for the sites.
+    The list, sites.txt, has the public key of every site that may take part. With --sites, also create these keys.
 
     Example: fedflat deploy certificates secrets --host server.example.org
     """
@@ -90,6 +90,26 @@ def certificates(
     for path in paths:
         print(path)
     print(commands)
+
+
+@deploy.command()
+def gateway(
+    folder: Path = typer.Argument(metavar="DIR", help="folder written by fedflat deploy certificates"),
+    listen: str = typer.Option(
+        "127.0.0.1:8443", "--listen", metavar="HOST:PORT", help="address for sites; 0.0.0.0 is every network"
+    ),
+    superlink: str = typer.Option("127.0.0.1:8000", "--superlink", metavar="HOST:PORT", help="the SuperLink's address"),
+) -> None:
+    """Forward the sites' requests, and no others, to a SuperLink that listens on this machine only.
+
+    Example: fedflat deploy gateway certificates --listen 0.0.0.0:8443
+    """
+    from fedflat.deploy.flower.version import require_flower
+
+    require_flower()
+    from fedflat.deploy.flower.gateway import serve_gateway
+
+    serve_gateway(folder, listen, superlink)
 
 
 @deploy.command()

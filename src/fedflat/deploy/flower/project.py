@@ -54,7 +54,8 @@ batch_size = 10
 lr = 0.05
 
 [tool.flwr.app.config.deploy]
-out = "runs/{name}"  # relative to where the SuperLink was started
+out = "runs/{name}"  # relative to where the SuperLink was started, like sites
+sites = "certificates/sites.txt"  # who may take part, written by fedflat deploy certificates; "any": every node
 minimum = {minimum}  # fewest accepted updates for a round to count
 timeout = 600.0  # seconds that a client has for a round
 wait = 120.0  # seconds to wait for nodes that have not connected yet
@@ -85,11 +86,11 @@ app = client_app(hooks.site_data, hooks.model)
 HOOKS = '''\
 """Your own data and model; by default, every site takes its part of the dataset in pyproject.toml."""
 
-# Your own data: a function from the number of a site (its partition-id) to a fedflat.data.Dataset.
-# The site trains on its training examples and holds out its test examples.
+# Your own data: a function that returns the fedflat.data.Dataset of a site, given its number (its partition-id) and
+# the dictionary of its --node-config. The site trains on its training examples and holds out its test examples.
 #
-#     def site_data(number):
-#         inputs, targets = read_my_files("/data/of/this/site")
+#     def site_data(number, node_config):
+#         inputs, targets = read_my_files(node_config["data"])
 #         return Dataset("mine", Examples(inputs[100:], targets[100:]), Examples(inputs[:100], targets[:100]), CLASSES)
 site_data = None
 
@@ -108,14 +109,14 @@ README = """\
 
 A federation has one SuperLink and a SuperNode at every site. To try it on one machine, run each in its own terminal:
 
-    flower-superlink --insecure --disable-runtime-dependency-installation
+    flower-superlink --insecure --database superlink.db --disable-runtime-dependency-installation
 {supernodes}
-    flwr run . sites --stream
+    flwr run . sites --stream --run-config 'deploy.sites="any"'
 
 Or run the project in Flower's simulation (`pip install 'flwr[simulation]'`), without SuperNodes:
 
     flower-superlink --insecure --simulation --disable-runtime-dependency-installation
-    flwr run . sites --stream --federation-config 'num-supernodes={clients}'
+    flwr run . sites --stream --run-config 'deploy.sites="any"' --federation-config 'num-supernodes={clients}'
 
 Both need this entry in Flower's configuration (`flwr config list` shows where the file is):
 
@@ -125,9 +126,10 @@ Both need this entry in Flower's configuration (`flwr config list` shows where t
 
 Then look at the result with `fedflat show runs/{name}`.
 
-`--insecure` is for one machine. For several, `fedflat deploy certificates certificates --host SERVER` makes
-certificates and prints how to start everything with them. If a site cannot connect, run `fedflat deploy check
-SERVER:8000 --root-certificates ca.crt` there.
+`--insecure` and `deploy.sites="any"`, which lets every node take part, are for one machine. For several,
+`fedflat deploy certificates certificates --host SERVER` makes certificates and the list of sites, and prints how to
+start everything with them. If a site cannot connect, run `fedflat deploy check SERVER:8443 --root-certificates ca.crt`
+there.
 """
 
 

@@ -61,7 +61,7 @@ def reach(
     except OSError as error:
         reason = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
         raise UserError(
-            f"{address} cannot be reached ({reason}); is its SuperLink running, on this port and with --host 0.0.0.0?"
+            f"{address} cannot be reached ({reason}); is its SuperLink running, or the gateway for sites, on this port?"
         ) from None
     finally:
         connection.close()

@@ -1,4 +1,4 @@
-"""Checks that Flower is installed and new enough."""
+"""Checks that a supported version of Flower is installed."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from importlib.metadata import PackageNotFoundError, version
 
 from fedflat.errors import UserError
 
-OLDEST = (1, 41)
+OLDEST, NEWEST = (1, 41), (1, 42)
+"""Supported versions; fedflat imports private modules of Flower, which may change with any version."""
 INSTALL = "pip install 'fedflat[flower]'"
 
 
 def require_flower() -> None:
-    """Raise ``UserError`` if Flower is missing or too old."""
+    """Raise ``UserError`` if Flower is missing or its version is not supported."""
     try:
         installed = version("flwr")
     except PackageNotFoundError:
@@ -21,12 +22,12 @@ def require_flower() -> None:
 
 
 def check_version(installed: str) -> None:
-    """Raise ``UserError`` if a version of Flower is too old; older versions use different ports and messages.
+    """Raise ``UserError`` if a version of Flower is not supported.
 
-    >>> check_version("1.41.0"), check_version("2.0.0rc1")
+    >>> check_version("1.41.0"), check_version("1.42.1")
     (None, None)
     """
     major_and_minor = tuple(int(number) for number in re.findall(r"\d+", installed)[:2])
-    if major_and_minor < OLDEST:
-        oldest = ".".join(map(str, OLDEST))
-        raise UserError(f"Flower {installed} is too old; fedflat needs {oldest} or newer: {INSTALL}")
+    if not OLDEST <= major_and_minor <= NEWEST:
+        oldest, newest = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
+        raise UserError(f"Flower {installed} is not supported; fedflat needs {oldest} to {newest}: {INSTALL}")

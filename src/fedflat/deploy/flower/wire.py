@@ -13,14 +13,16 @@ from fedflat.algorithms.algorithm import Algorithm, States, flat_fields, flat_st
 
 MODEL, DISPLACEMENT, GRADIENT, BUFFERS, INTEGERS = "model", "displacement", "gradient", "buffers", "integers/"
 """Names of arrays that do not belong to a slot; the last one is a prefix."""
-ARRAYS, NUMBERS, HEADER, REFUSAL = "arrays", "numbers", "header", "refusal"
+ARRAYS, NUMBERS, HEADER, REFUSAL, RECEIPT = "arrays", "numbers", "header", "refusal", "receipt"
 """Names of the records of a message."""
+EXPERIMENT, ROUND, CLIENT, BASE, CHALLENGE = CLAIMS = ("experiment", "round", "client", "base", "challenge")
+"""Names in a header that the answer must repeat in its receipt; BASE is the digest of the message's arrays."""
 STATE_VERSION = "state_version"
 """Name in a header: version of the state that the client trains from, as in ``client_memory``."""
 
 
 def message_content(
-    tensors: Mapping[str, Tensor] | None = None,
+    tensors: Mapping[str, Tensor] | ArrayRecord | None = None,
     header: Mapping[str, int | float | str] | None = None,
     numbers: Mapping[str, float] | None = None,
 ) -> RecordDict:
@@ -28,18 +30,23 @@ def message_content(
 
     Args:
         tensors: sent as arrays, by name: a constant such as ``MODEL``, or ``slot.field`` for the state of an algorithm.
+            An ``ArrayRecord`` is not copied, so that messages to many sites can share it.
         header: what the message is about: experiment, round, client, ...
         numbers: metrics and counts of a reply.
     """
     records = RecordDict()
     if tensors is not None:
-        arrays = {name: Array(tensor.detach().cpu().contiguous().numpy()) for name, tensor in tensors.items()}
-        records[ARRAYS] = ArrayRecord(arrays)
+        records[ARRAYS] = tensors if isinstance(tensors, ArrayRecord) else array_record(tensors)
     if header is not None:
         records[HEADER] = ConfigRecord(dict(header))
     if numbers is not None:
         records[NUMBERS] = MetricRecord({name: float(value) for name, value in numbers.items()})
     return records
+
+
+def array_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+    """Return tensors as the arrays of a message."""
+    return ArrayRecord({name: Array(tensor.detach().cpu().contiguous().numpy()) for name, tensor in tensors.items()})
 
 
 def refusal(reason: str) -> RecordDict:
@@ -77,7 +84,7 @@ def refusal_reason(records: RecordDict) -> str | None:
 
 def client_header(client: int, examples: int) -> dict[str, int | float | str]:
     """Return the part of a header that says which client a node joined as, and with how many examples."""
-    return {"client": client, "examples": examples}
+    return {CLIENT: client, "examples": examples}
 
 
 def broadcast_state(algorithm: Algorithm, server: States) -> dict[str, Tensor]:

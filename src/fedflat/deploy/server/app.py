@@ -10,17 +10,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context
+from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
 from fedflat.data import Dataset
-from fedflat.deploy.flower.wire import BUFFERS, MODEL, message_content, numbers_of
+from fedflat.deploy.flower.wire import BASE, BUFFERS, EXPERIMENT, MODEL, array_record, message_content, numbers_of
 from fedflat.deploy.server.engine import SitesEngine
 from fedflat.deploy.server.ledger import Ledger
 from fedflat.deploy.server.nodes import Nodes, too_few_clients
-from fedflat.deploy.settings import Deployment, deployment_of, experiment_of
+from fedflat.deploy.settings import ANY_NODE, Deployment, deployment_of, experiment_of
 from fedflat.deploy.trust.identity import identity_of
+from fedflat.deploy.trust.signatures import AllowedSite, arrays_digest, read_site_list
 from fedflat.display import shown_metric, with_unit
 from fedflat.engines.problem.task import Task
 from fedflat.errors import UserError
@@ -53,13 +54,14 @@ def server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        """Run the experiment in Flower's run config; a ``UserError`` ends it with a message, without a traceback."""
+        """Run the experiment in Flower's run config; Flower reports an exception at once, but not ``SystemExit``."""
         try:
             serve(
                 grid, context.run_config, data() if data else None, model() if model else None, task() if task else None
             )
         except UserError as error:
-            raise SystemExit(f"fedflat: {error}") from None
+            log.error("fedflat: %s", error)
+            raise
 
     return app
 
@@ -89,9 +91,11 @@ def serve(
     deployment = deployment_of(run_config)
     folder = RunFolder(deployment.out.expanduser().absolute())
 
+    allowed = _allowed_sites(deployment)
+
     def build_engine(run: Run) -> SitesEngine:
         """Connect the run to the federation's nodes."""
-        nodes = Nodes(grid, identity_of(run.problem, run.training), len(run.partition.clients))
+        nodes = Nodes(grid, identity_of(run.problem, run.training), len(run.partition.clients), allowed)
         return SitesEngine(run.problem, nodes, Ledger(folder.path / LEDGER), deployment)
 
     run = Run(
@@ -104,18 +108,46 @@ def serve(
         resume=_is_resumable(folder, config, deployment),
         engine=build_engine,
     )
-    _check_minimum(run, deployment.minimum)
+    _check_minimum(run, deployment)
     sites = run.engine
     assert isinstance(sites, SitesEngine)
     clients = len(run.partition.clients)
-    sites.nodes.wait_for(lambda: len(sites.nodes.present) >= clients, deployment.wait, deployment.timeout)
-    joined = len(sites.nodes.present)
-    if joined < deployment.minimum:
-        raise too_few_clients(joined, deployment.minimum, "too few sites have joined")
-    record = run.execute()
+    try:
+        sites.nodes.wait_for(lambda: len(sites.nodes.present) >= clients, deployment.wait, deployment.timeout)
+        joined = len(sites.nodes.present)
+        if joined < deployment.minimum:
+            raise too_few_clients(joined, deployment.minimum, "too few sites have joined", sites.nodes.rejected)
+        record = run.execute()
+    except Exception as error:
+        _note_in_status(folder, sites.nodes, str(error))
+        raise
     if deployment.score:
         _score_sites(sites, record, run.primary, clients)
+    _note_in_status(folder, sites.nodes)
     return record
+
+
+def _allowed_sites(deployment: Deployment) -> dict[int, AllowedSite] | None:
+    """Return the sites that may take part, by client; None if every node may."""
+    if deployment.sites == ANY_NODE:
+        log.warning(
+            "fedflat: sites need no key, so every node that reaches the SuperLink can pretend to be a site; "
+            "between machines, set deploy.sites to the list that fedflat deploy certificates writes"
+        )
+        return None
+    return read_site_list(Path(deployment.sites).expanduser().absolute())
+
+
+def _note_in_status(folder: RunFolder, nodes: Nodes, error: str = "") -> None:
+    """Add the rejected nodes to the status of the run, if there are any, and why it has failed, if it has."""
+    if not folder.exists:
+        return
+    status = folder.status()
+    if error and status["status"] not in ENDED_STATUSES:
+        status |= {"status": "paused", "reason": error}
+    if nodes.rejected:
+        status["rejected_nodes"] = {str(node): reason for node, reason in nodes.rejected.items()}
+    folder.write_status(**status)
 
 
 def _is_resumable(folder: RunFolder, config: Config, deployment: Deployment) -> bool:
@@ -137,8 +169,11 @@ def _is_resumable(folder: RunFolder, config: Config, deployment: Deployment) -> 
     return True
 
 
-def _check_minimum(run: Run, minimum: int) -> None:
-    """Raise ``UserError`` if some round has fewer clients than ``minimum``, the updates that a round needs."""
+def _check_minimum(run: Run, deployment: Deployment) -> None:
+    """Raise ``UserError`` if a round closes, or has clients, for fewer updates than ``deploy.minimum``."""
+    minimum = deployment.minimum
+    if deployment.quorum is not None and deployment.quorum < minimum:
+        raise UserError(f"deploy.quorum={deployment.quorum} closes rounds below deploy.minimum={minimum}; raise it")
     # A run that starts from another run's model starts with round init_rounds.
     cohort_sizes = {
         round: len(run.timeline.sampler(run.config.seed, round))
@@ -174,16 +209,23 @@ def _score_sites(sites: SitesEngine, record: Record, name: str, clients: int) ->
     tensors = {MODEL: model.weights}
     if len(model.buffers):
         tensors[BUFFERS] = model.buffers
-    contents = {client: message_content(tensors) for client in range(clients)}
-    answers, missing = sites.nodes.ask("evaluate", contents, "score", sites.deployment.timeout)
-    scores = {}
-    for client, records in answers.items():
+    arrays = array_record(tensors)
+    header = {EXPERIMENT: sites.experiment, BASE: arrays_digest(arrays)}
+    contents = {client: message_content(arrays, header) for client in range(clients)}
+    scores: dict[str, dict[str, float | None]] = {}
+
+    def receive(client: int, records: RecordDict) -> None:
+        """Store a site's metrics; JSON has no NaN or infinity."""
         numbers = numbers_of(records).items()
-        # JSON has no NaN or infinity.
         scores[str(client)] = {metric: value if math.isfinite(value) else None for metric, value in numbers}
-    reasons = {str(client): reason for client, reason in missing.items()}
+
+    missing, rejected = sites.nodes.ask("evaluate", contents, "score", sites.deployment.timeout, receive)
+    scores = dict(sorted(scores.items(), key=lambda item: int(item[0])))
+    reasons = {str(client): reason for client, reason in (missing | rejected).items()}
     assert record.folder is not None
     document = {"model": name, "sites": scores, "missing": reasons}
+    if names := sites.nodes.names():
+        document["names"] = {str(client): site for client, site in names.items()}
     write_atomically(record.folder.path / SCORES, json.dumps(document) + "\n")
 
 

@@ -11,33 +11,40 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
 from fedflat.algorithms.algorithm import States, flat_fields
 from fedflat.data import Examples
 from fedflat.deploy.flower.wire import (
     ARRAYS,
+    BASE,
     BUFFERS,
     DISPLACEMENT,
+    EXPERIMENT,
     GRADIENT,
     INTEGERS,
     MODEL,
+    ROUND,
     STATE_VERSION,
+    array_record,
     broadcast_state,
     client_header,
     message_content,
     numbers_of,
     numpy_of,
 )
+from fedflat.deploy.server.arrivals import keep_on_disk, sum_one_by_one
 from fedflat.deploy.server.ledger import Ledger
 from fedflat.deploy.server.nodes import NOT_CONNECTED, Nodes, too_few_clients
 from fedflat.deploy.settings import Deployment
 from fedflat.deploy.trust.inspection import LR_SUM, ArraySpec, ExpectedUpdates, Update, inspect_updates
+from fedflat.deploy.trust.signatures import arrays_digest
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost
-from fedflat.engines.round.cohort import reduce_rows
-from fedflat.engines.round.contract import Client, ModelState, Outcome, Training, weighted_sum, weights_by_samples
+from fedflat.engines.round.cohort import CohortWeights, WeightedRows, build_outcome, reduce_rows, weighted_rows
+from fedflat.engines.round.contract import Client, ModelState, Outcome, Training, weights_by_samples
 from fedflat.engines.round.privacy import protect_rows
 
 log = logging.getLogger("flwr")
@@ -71,14 +78,16 @@ class SitesEngine:
             absent = [client.number for client in cohort if client.number not in self.nodes.present]
             missing = dict.fromkeys(absent, NOT_CONNECTED) | current.missing
             for client, reason in current.refused.items():
-                log.warning("round %d: client %d is refused: %s", round, client, reason)
+                log.warning("round %d: the update of %s is rejected: %s", round, self.nodes.label(client), reason)
             for client, reason in missing.items():
-                log.warning("round %d: client %d is without an update: %s", round, client, reason)
+                log.warning("round %d: %s is without an update: %s", round, self.nodes.label(client), reason)
             if outcome is not None:
-                self.ledger.record(round, current.accepted, current.refused, missing)
+                self.ledger.record(round, current.accepted, current.refused, missing, self.nodes.names())
                 return outcome
             log.warning("round %d: try %d of %d gave %d updates", round, attempt + 1, tries, len(current.accepted))
-        raise too_few_clients(len(current.accepted), deployment.minimum, f"round {round} has too few updates")
+        raise too_few_clients(
+            len(current.accepted), deployment.minimum, f"round {round} has too few updates", self.nodes.rejected
+        )
 
     def _connected_clients(self, cohort: list[Client]) -> list[Client]:
         """Wait until enough of the cohort's nodes are connected, or the time is up, and return their clients.
@@ -178,19 +187,28 @@ class _RoundAttempt:
         engine, round = self.engine, self.round
         eligible = [client.number for client in self.cohort if client.number not in self.missing | self.refused]
         contents = {}
+        broadcast = array_record(tensors)  # shared by all messages
+        base = arrays_digest(broadcast)
         for client in eligible:
             header = client_header(client, self._examples[client])
-            header |= {"experiment": engine.experiment, "round": round}
+            header |= {EXPERIMENT: engine.experiment, ROUND: round, BASE: base}
             header[STATE_VERSION] = engine.ledger.last_state_version(client, round)  # which state to train from
-            contents[client] = message_content(tensors, header)
-        answers, missing = engine.nodes.ask(kind, contents, str(round), engine.deployment.timeout)
+            contents[client] = message_content(broadcast, header)
+        updates: dict[int, Update] = {}
+
+        def receive(client: int, records: RecordDict) -> None:
+            """Keep an update until all have arrived, without keeping its message in memory."""
+            received = records.array_records.get(ARRAYS) or ArrayRecord()
+            arrays = keep_on_disk(numpy_of(received), engine.ledger.path.parent)
+            received.clear()  # Flower's records are reference cycles, which Python frees late
+            updates[client] = Update(client, arrays, numbers_of(records))
+
+        missing, rejected = engine.nodes.ask(
+            kind, contents, str(round), engine.deployment.timeout, receive, engine.deployment.quorum
+        )
         self.missing |= missing
-        updates = []
-        for client in eligible:
-            if client in answers:
-                arrays = answers[client].array_records.get(ARRAYS)
-                updates.append(Update(client, numpy_of(arrays) if arrays else {}, numbers_of(answers[client])))
-        return updates
+        self.refused |= rejected
+        return [updates[client] for client in eligible if client in updates]
 
     def _expected_updates(self) -> ExpectedUpdates:
         """Return what honest updates of this cohort look like."""
@@ -247,11 +265,71 @@ class _RoundAttempt:
         backward_passes = int(sum(update.numbers["backward_passes"] for update in accepted))
         samples = int(sum(update.numbers["samples"] for update in accepted))
         self._gradient_cost = GradientCost(backward_passes, samples)
-        rows = torch.stack([torch.from_numpy(update.arrays[GRADIENT]) for update in accepted]).to(self.z)
-        return weighted_sum(rows, weights_by_samples([self._examples[update.client] for update in accepted]))
+        weights = weights_by_samples([self._examples[update.client] for update in accepted])
+
+        def gradient(position: int) -> WeightedRows:
+            row = torch.from_numpy(accepted[position].arrays[GRADIENT]).to(self.z)
+            return {GRADIENT: (row[None], [weights[position]])}
+
+        return sum_one_by_one(len(accepted), gradient)[GRADIENT]
 
     def _reduce(self, updates: list[Update], common_gradient: Tensor | None) -> Outcome:
-        """Average accepted updates with the code that reduces a simulated cohort."""
+        """Average accepted updates like a simulated cohort, one at a time unless the algorithm compares clients."""
+        reports = [_report(update, self.z.device) for update in updates]
+        by_number = {client.number: client for client in self.cohort}
+        cohort = [by_number[update.client] for update in updates]
+        training = self.training
+        if training.aggregation.needs_rows or training.algorithm.weights.are_chosen or self.z.is_cuda:
+            buffers = self._rows(updates, common_gradient)
+            outcome = reduce_rows(
+                training, self.round, self.model, self.z, buffers, cohort, reports, self._gradient_cost, self.server
+            )
+            outcome.clients.clear()  # the server stores no client's state
+            return outcome
+        weights = CohortWeights.of(training.aggregation, [len(client.indices) for client in cohort])
+
+        def weighted(position: int) -> WeightedRows:
+            """The rows of one client and its weights in the cohort, by name."""
+            buffers = self._row(updates[position])
+            own = weights.subset([position])
+            return weighted_rows(training, buffers, own, [reports[position]], len(cohort))
+
+        outcome = build_outcome(
+            training,
+            self.round,
+            self.model,
+            self.z,
+            sum_one_by_one(len(cohort), weighted),
+            cohort,
+            reports,
+            common_gradient,
+            None,
+            self._gradient_cost,
+        )
+        outcome.clients.clear()
+        return outcome
+
+    def _row(self, update: Update) -> CohortBuffers:
+        """Return an update as the row of a cohort of one client, without copying it unless it is clipped."""
+        tensors = {name: torch.from_numpy(array) for name, array in update.arrays.items()}
+        if self.training.privacy:
+            tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        nothing = self.z.new_empty(0)
+        buffers = CohortBuffers(
+            z=self.z,
+            server={},
+            common_gradient=nothing,
+            client_states={},
+            sent={name: tensors[name][None] for name in flat_fields(self.training.algorithm.message_fields())},
+            displacement=tensors[DISPLACEMENT][None],
+            gradient=nothing,
+            statistics=tensors.get(BUFFERS, self.model.buffers)[None],
+        )
+        self._clip(buffers, [update])
+        return buffers
+
+    def _rows(self, updates: list[Update], common_gradient: Tensor | None) -> CohortBuffers:
+        """Return updates as the rows that a simulated cohort writes."""
         size = len(self.z)
         buffers = CohortBuffers.new(self.training.algorithm, size, len(self.model.buffers), len(updates), self.z)
         buffers.client_states = {}  # clients' states stay at the sites
@@ -263,17 +341,14 @@ class _RoundAttempt:
             buffers.statistics[row].copy_(tensors.get(BUFFERS, self.model.buffers))
             for name, rows in buffers.sent.items():
                 rows[row].copy_(tensors[name])
+        self._clip(buffers, updates)
+        return buffers
+
+    def _clip(self, buffers: CohortBuffers, updates: list[Update]) -> None:
+        """Clip updates with central privacy: sites clip as well, but the others must not depend on that."""
         privacy = self.training.privacy
-        if privacy and not privacy.is_local:  # sites clip as well, but the others must not depend on that
+        if privacy and not privacy.is_local:
             protect_rows(self.training, self.round, buffers, [update.client for update in updates])
-        reports = [_report(update, self.z.device) for update in updates]
-        by_number = {client.number: client for client in self.cohort}
-        cohort = [by_number[update.client] for update in updates]
-        outcome = reduce_rows(
-            self.training, self.round, self.model, self.z, buffers, cohort, reports, self._gradient_cost, self.server
-        )
-        outcome.clients.clear()  # the server stores no client's state
-        return outcome
 
 
 def expected_arrays(problem: Problem, training: Training) -> dict[str, ArraySpec]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,14 @@ class Ledger:
                 return int(line["round"]) + 1
         return INITIAL_STATE_VERSION
 
-    def record(self, round: int, accepted: list[int], refused: dict[int, str], missing: dict[int, str]) -> None:
+    def record(
+        self,
+        round: int,
+        accepted: list[int],
+        refused: dict[int, str],
+        missing: dict[int, str],
+        names: Mapping[int, str] | None = None,
+    ) -> None:
         """Write a round to disk.
 
         It replaces existing lines for this and later rounds, which a run that resumed from a checkpoint trains again.
@@ -38,13 +46,17 @@ class Ledger:
             accepted: clients whose updates were accepted.
             refused: for each client whose update was refused, the reason.
             missing: for each client that sent no update, the reason.
+            names: names of the sites by client, if known; those of the round's clients are recorded.
         """
-        new_line = {
+        new_line: dict[str, Any] = {
             "round": round,
             "accepted": accepted,
             "refused": _with_string_keys(refused),
             "missing": _with_string_keys(missing),
         }
+        if names:
+            clients = sorted({*accepted, *refused, *missing})
+            new_line["sites"] = {str(client): names[client] for client in clients if client in names}
         earlier = [line for line in self.lines if line["round"] < round]
         create_folder(self.path.parent)
         # JSON text is ASCII, so its number of characters is the size of the file in bytes.

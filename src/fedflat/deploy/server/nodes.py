@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedflat.deploy.flower.wire import HEADER, message_content, refusal_reason
+from fedflat.deploy.flower.wire import CHALLENGE, CLIENT, HEADER, message_content, refusal_reason
 from fedflat.deploy.trust.identity import Identity
+from fedflat.deploy.trust.signatures import AllowedSite, receipt_flaw
 from fedflat.errors import UserError
 
 log = logging.getLogger("flwr")
 POLL, LONGEST_POLL, SLOWDOWN = 0.2, 2.0, 1.3
 """First and longest interval between polls in seconds, and its growth factor: frequent polls load the SuperLink."""
-GREETING_TIMEOUT, GREETINGS = 60.0, 2
-"""Seconds that a new node has to answer a greeting, and the number of greetings after which the server gives up."""
+GREETING_TIMEOUT = 60.0
+"""Seconds that a round waits for the answer of a new node to its greeting."""
+GREETING_TTL = 120.0
+"""Seconds after which an unanswered greeting is sent again."""
+PULLED_AT_ONCE = 2
+"""Answers that are pulled together: Flower holds all of them in memory."""
 NOT_CONNECTED = "its node is not connected"
-Answers = tuple[dict[int, RecordDict], dict[int, str]]
-"""Answers by client, and for every other client that was asked, why there is none."""
+
+
+class Absences(NamedTuple):
+    """For every client that was asked in vain, why there is no answer, or why it is rejected."""
+
+    missing: dict[int, str]
+    rejected: dict[int, str]
 
 
 class JoinedNode(NamedTuple):
@@ -32,29 +42,57 @@ class JoinedNode(NamedTuple):
     examples: int
 
 
+class _Greeting(NamedTuple):
+    """A greeting that has not been answered: the node, the content, and the time at which it is sent again."""
+
+    node: int
+    content: RecordDict
+    until: float
+
+
 class Nodes:
     """The connected nodes.
 
     The server greets every new node, and the node answers which client it runs. A node that returns is greeted again:
     Flower gives it a new id if it was killed, and its old id if it only lost its connection.
 
+    A node must prove with its site's key which client it is, if there is a list of sites. Otherwise a client belongs to
+    the first node that claims it, for as long as that node is connected.
+
     Args:
         grid: Flower's connection to the nodes.
         identity: the experiment that nodes must match.
         clients: number of clients in the federation.
+        sites: the sites that may take part, by client; None if every node may.
 
     Attributes:
         present: the nodes that take part, by client.
-        refused: for each refused node, by Flower's id of the node, the reason.
+        rejected: for each rejected node, by Flower's id of the node, the reason.
     """
 
-    def __init__(self, grid: Grid, identity: Identity, clients: int) -> None:
-        self._grid, self._identity, self._clients = grid, identity, clients
-        self._settled: set[int] = set()  # nodes that need no greeting: joined, refused or given up
-        self._greetings: Counter[int] = Counter()  # by node
-        self._displaced: set[int] = set()  # nodes whose client has joined again from another node
+    def __init__(
+        self, grid: Grid, identity: Identity, clients: int, sites: Mapping[int, AllowedSite] | None = None
+    ) -> None:
+        self._grid, self._identity, self._clients, self._sites = grid, identity, clients, sites
+        self._settled: set[int] = set()  # nodes that need no greeting: joined, or replaced by another node
+        self._replaced: set[int] = set()  # nodes whose client is at another node
+        self._known: set[int] = set()  # nodes that have been greeted before
+        self._tried: set[int] = set()  # nodes that have been greeted in this call of wait_for
+        self._greetings: dict[str, _Greeting] = {}  # unanswered, by message id
         self.present: dict[int, JoinedNode] = {}
-        self.refused: dict[int, str] = {}
+        self.rejected: dict[int, str] = {}
+
+    def label(self, client: int) -> str:
+        """Return the client's number, with the name of its site if that is known."""
+        site = self._site(client)
+        return f"client {client} ({site.name})" if site else f"client {client}"
+
+    def names(self) -> dict[int, str]:
+        """Return the names of the sites by client; empty without a list of sites."""
+        return {client: site.name for client, site in (self._sites or {}).items()}
+
+    def _site(self, client: int) -> AllowedSite | None:
+        return None if self._sites is None else self._sites.get(client)
 
     def wait_for(self, enough: Callable[[], bool], wait: float, timeout: float) -> None:
         """Greet new nodes until ``enough()`` is true or ``wait`` seconds have passed.
@@ -62,6 +100,7 @@ class Nodes:
         Each greeting may take ``timeout`` seconds, at most ``GREETING_TIMEOUT``.
         """
         deadline = time.monotonic() + wait
+        self._tried.clear()
         while True:
             self._greet(timeout)
             if enough() or time.monotonic() >= deadline:
@@ -69,39 +108,73 @@ class Nodes:
             time.sleep(POLL)
 
     def _greet(self, timeout: float) -> None:
-        """Forget nodes that have left, greet new ones and admit those that answer within ``timeout`` seconds."""
+        """Forget nodes that have left, greet all others that take no part, and admit those that answer.
+
+        New nodes have ``timeout`` seconds. The others, which were rejected or have not answered so far, are greeted
+        again once per round, and the round does not wait for them.
+        """
         connected = set(self._grid.get_node_ids())
         remaining = {client: joined for client, joined in self.present.items() if joined.node in connected}
-        # Displaced nodes lost their client to another node. Once some node has left, they may be able to take it back.
+        # Once some node has left, a node whose client was at another node may be able to take its place.
         if len(remaining) < len(self.present):
-            self._settled -= self._displaced
-            self._displaced.clear()
+            self._settled -= self._replaced
+            self._tried -= self._replaced
+            self._replaced.clear()
         self.present = remaining
         self._settled &= connected
-        new_nodes = sorted(connected - self._settled)
-        if not new_nodes:
-            return
-        contents = {node: message_content(header=self._identity.values()) for node in new_nodes}
-        answers, missing = self._exchange("query.hello", contents, "hello", min(timeout, GREETING_TIMEOUT))
-        self._greetings.update(new_nodes)
-        for node, reason in missing.items():
-            log.warning("node %d did not answer the greeting: %s", node, reason)
-            if self._greetings[node] >= GREETINGS:
-                self._settled.add(node)
-        for node, records in answers.items():
-            self._settled.add(node)
-            refusal = self._join(node, records)
-            if refusal is not None:
-                self.refused[node] = refusal
-                log.warning("node %d is refused: %s", node, refusal)
+        self._known &= connected
+        start = time.monotonic()
+        self._greetings = {
+            number: greeting
+            for number, greeting in self._greetings.items()
+            if greeting.node in connected and greeting.until > start
+        }
+        waiting = {greeting.node for greeting in self._greetings.values()}
+        due = sorted(connected - self._settled - self._tried - waiting)
+        new_nodes = set(due) - self._known
+        self._tried.update(due)
+        self._known.update(due)
+        values = self._identity.values()
+        contents = {node: message_content(header=values | {CHALLENGE: secrets.token_hex(16)}) for node in due}
+        sent, not_sent = self._push("query.hello", contents, "hello", GREETING_TTL)
+        self._greetings |= {
+            number: _Greeting(node, contents[node], start + GREETING_TTL) for number, node in sent.items()
+        }
+        self._receive_greetings()
+        while new_nodes & self._unanswered() and time.monotonic() < start + min(timeout, GREETING_TIMEOUT):
+            time.sleep(POLL)
+            self._receive_greetings()
+        late = dict.fromkeys(new_nodes & self._unanswered(), "it has not answered the greeting so far")
+        for node, reason in (not_sent | late).items():
+            self._reject(node, reason)
 
-    def _join(self, node: int, records: RecordDict) -> str | None:
-        """Let a node join that answered a greeting with ``records``; returns why it is refused, None if it joined."""
+    def _unanswered(self) -> set[int]:
+        """Return the nodes that have not answered their greeting."""
+        return {greeting.node for greeting in self._greetings.values()}
+
+    def _receive_greetings(self) -> None:
+        """Admit or reject the nodes whose answers to a greeting have arrived."""
+        for number, answer in self._pull(self._greetings):
+            node, content, _ = self._greetings.pop(number)
+            reason = answer if isinstance(answer, str) else self._join(node, content, answer)
+            if reason:
+                self._reject(node, reason)
+            else:
+                self.rejected.pop(node, None)
+
+    def _reject(self, node: int, reason: str) -> None:
+        """Note why a node does not take part, and log it unless that is known."""
+        if self.rejected.get(node) != reason:
+            log.warning("node %d is rejected: %s", node, reason)
+        self.rejected[node] = reason
+
+    def _join(self, node: int, greeting: RecordDict, records: RecordDict) -> str:
+        """Let a node join that answered a greeting with ``records``; returns why it is rejected, empty if it joined."""
         reason = refusal_reason(records)
         if reason is not None:
             return reason
         header = records.config_records.get(HEADER) or {}
-        client, examples = header.get("client"), header.get("examples")
+        client, examples = header.get(CLIENT), header.get("examples")
         differences = self._identity.differences(header, "at the server", "at the node")
         if differences:
             return f"client {client!r} cannot take part: {differences}"
@@ -109,88 +182,120 @@ class Nodes:
             return f"it claims to be client {client!r}; expected 0 to {self._clients - 1}"
         if not isinstance(examples, int) or examples < 1:
             return f"client {client!r} claims to have {examples!r} examples; expected at least one"
+        if self._sites is not None and client not in self._sites:
+            return f"it claims to be client {client}, which is not in the list of sites"
+        flaw = receipt_flaw(records, greeting, self._site(client))
+        if flaw:
+            return f"it claims to be {self.label(client)}, but its answer proves nothing: {flaw}"
         # A node that was restarted under its old id may have joined as another client before.
         self.present = {number: joined for number, joined in self.present.items() if joined.node != node}
         if client in self.present:
             previous_node = self.present[client].node
-            self._displaced.add(previous_node)
-            log.warning(
-                "client %d is no longer node %d but node %d; if both are running, give one another partition-id",
-                client,
-                previous_node,
-                node,
-            )
+            if self._sites is None:  # nothing proves that the new node is the client
+                self._replaced.add(node)
+                self._settled.add(node)
+                return f"it claims to be client {client}, which is node {previous_node}; give one another partition-id"
+            self._replaced.add(previous_node)
+            log.warning("%s is no longer node %d but node %d", self.label(client), previous_node, node)
+        self._settled.add(node)
         self.present[client] = JoinedNode(node, examples)
-        log.info("client %d is node %d, with %d examples", client, node, examples)
-        return None
+        log.info("%s is node %d, with %d examples", self.label(client), node, examples)
+        return ""
 
-    def ask(self, kind: str, contents: Mapping[int, RecordDict], group: str, timeout: float) -> Answers:
-        """Send a message to each client; return the answers by client, and the reason for each client without one.
+    def ask(
+        self,
+        kind: str,
+        contents: Mapping[int, RecordDict],
+        group: str,
+        timeout: float,
+        receive: Callable[[int, RecordDict], None],
+        quorum: int | None = None,
+    ) -> Absences:
+        """Send a message to each client, and collect answers until all or enough have arrived, or the time is up.
+
+        Every message gets a new challenge.
 
         Args:
             kind: Flower's message type.
             contents: the message for each client, by number of the client.
             group: Flower's group id of the messages; the round, for training.
             timeout: seconds to wait for answers.
+            receive: called with the client and its answer, as soon as a valid answer has arrived.
+            quorum: number of valid answers that are enough; None to wait for all.
         """
-        node_of = {client: self.present[client].node for client in contents if client in self.present}
-        client_of = {node: client for client, node in node_of.items()}
-        by_node = {node: contents[client] for client, node in node_of.items()}
-        answers_by_node, missing = self._exchange(kind, by_node, group, timeout)
-        answers: dict[int, RecordDict] = {}
-        reasons = {client: NOT_CONNECTED for client in contents if client not in node_of}
-        reasons |= {client_of[node]: reason for node, reason in missing.items()}
-        for node, records in answers_by_node.items():
-            reason = refusal_reason(records)
-            if reason is None:
-                answers[client_of[node]] = records
-            else:
-                reasons[client_of[node]] = reason
-                self._settled.discard(node)  # greet it again: a node restarted under its old id has changed
-        return answers, reasons
+        client_of = {self.present[client].node: client for client in contents if client in self.present}
+        by_node = {node: contents[client] for node, client in client_of.items()}
+        for records in by_node.values():
+            records.config_records[HEADER][CHALLENGE] = secrets.token_hex(16)
+        missing = {client: NOT_CONNECTED for client in contents if client not in client_of.values()}
+        rejected: dict[int, str] = {}
+        deadline = time.monotonic() + timeout
+        waiting, not_sent = self._push(kind, by_node, group, timeout + 5)
+        missing |= {client_of[node]: reason for node, reason in not_sent.items()}
+        late, pause, valid = f"no answer within {timeout:g} s", POLL, 0
+        while waiting:
+            for number, answer in self._pull(waiting):
+                node = waiting.pop(number)
+                client = client_of[node]
+                reason = answer if isinstance(answer, str) else refusal_reason(answer)
+                if isinstance(answer, str) or reason is not None:
+                    missing[client] = str(reason)
+                    if not isinstance(answer, str):  # restarted under its old id, the node has changed: greet it as new
+                        self._settled.discard(node)
+                        self._known.discard(node)
+                elif flaw := receipt_flaw(answer, by_node[node], self._site(client)):
+                    rejected[client] = flaw
+                else:
+                    receive(client, answer)
+                    valid += 1
+            if quorum is not None and valid >= quorum:
+                late = f"no answer before {quorum} others (deploy.quorum)"
+                break
+            if time.monotonic() >= deadline:
+                break
+            if waiting:
+                time.sleep(pause)
+                pause = min(pause * SLOWDOWN, LONGEST_POLL)
+        missing |= {client_of[node]: late for node in waiting.values()}
+        return Absences(missing, rejected)
 
-    def _exchange(self, kind: str, contents: Mapping[int, RecordDict], group: str, timeout: float) -> Answers:
-        """Send a message to each node and collect answers until all have arrived or the time is up.
-
-        Args:
-            kind: Flower's type of the messages, such as ``train``.
-            contents: content of the message to each node.
-            group: Flower's group id of the messages, e.g. the round.
-            timeout: seconds to wait for answers.
+    def _push(
+        self, kind: str, contents: Mapping[int, RecordDict], group: str, ttl: float
+    ) -> tuple[dict[str, int], dict[int, str]]:
+        """Send a message to each node, valid for ``ttl`` seconds.
 
         Returns:
-            The answers by node, and for each node without one the reason.
+            The nodes by message id, and for each node to which no message could be sent the reason.
         """
-        deadline = time.monotonic() + timeout
-        messages = [Message(records, node, kind, ttl=timeout + 5, group_id=group) for node, records in contents.items()]
-        waiting: dict[str, int] = {}  # nodes by message id
-        answers: dict[int, RecordDict] = {}
+        messages = [Message(records, node, kind, ttl=ttl, group_id=group) for node, records in contents.items()]
+        waiting: dict[str, int] = {}
         reasons: dict[int, str] = {}
         for message_id, node in zip(self._grid.push_messages(messages), contents, strict=True):
             if message_id:
                 waiting[message_id] = node
             else:
                 reasons[node] = "the message could not be sent"
-        pause = POLL
-        while waiting:
-            for reply in self._grid.pull_messages(list(waiting)):
-                node = waiting.pop(reply.metadata.reply_to_message_id)
+        return waiting, reasons
+
+    def _pull(self, waiting: Iterable[str]) -> Iterator[tuple[str, RecordDict | str]]:
+        """Yield the answers that have arrived, by id of the message: the content, or why there is none."""
+        numbers = list(waiting)
+        for start in range(0, len(numbers), PULLED_AT_ONCE):
+            for reply in self._grid.pull_messages(numbers[start : start + PULLED_AT_ONCE]):
                 if reply.has_error():
-                    reasons[node] = str(reply.error.reason or f"error {reply.error.code}")
+                    answer: RecordDict | str = str(reply.error.reason or f"error {reply.error.code}")
                 else:
-                    answers[node] = reply.content
-            if time.monotonic() >= deadline:
-                break
-            if waiting:
-                time.sleep(pause)
-                pause = min(pause * SLOWDOWN, LONGEST_POLL)
-        reasons |= dict.fromkeys(waiting.values(), f"no answer within {timeout:g} s")
-        return answers, reasons
+                    answer = reply.content
+                yield reply.metadata.reply_to_message_id, answer
 
 
-def too_few_clients(count: int, minimum: int, what_happened: str) -> UserError:
-    """Return the error that ends a run with too few clients; ``what_happened`` begins its message."""
+def too_few_clients(count: int, minimum: int, what_happened: str, rejected: Mapping[int, str]) -> UserError:
+    """Return the error that ends a run with too few clients; ``what_happened`` begins its message.
+
+    ``rejected`` gives the reason for each rejected node.
+    """
+    reasons = "".join(f"; node {node} is rejected: {reason}" for node, reason in rejected.items())
     return UserError(
-        f"{what_happened}: {count}, but at least {minimum} are required (deploy.minimum); start more SuperNodes or "
-        "check their logs, then start the run again, which continues from its last checkpoint"
+        f"{what_happened}: {count}, but at least {minimum} are required (deploy.minimum){reasons}; start more "
+        "SuperNodes or check their logs, then start the run again, which continues from its last checkpoint"
     )

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedflat.data import Dataset
 from fedflat.deploy.flower.wire import (
     ARRAYS,
+    BASE,
     GRADIENT,
     HEADER,
     STATE_VERSION,
@@ -25,22 +29,29 @@ from fedflat.deploy.flower.wire import (
 from fedflat.deploy.settings import experiment_of
 from fedflat.deploy.site.client_memory import require_writable
 from fedflat.deploy.site.site import Site
+from fedflat.deploy.trust.signatures import add_receipt, arrays_digest, read_private_key
 from fedflat.engines.problem.task import Task
 from fedflat.errors import UserError
 
+log = logging.getLogger("flwr")
+KEY, FRESH_STATE = "key", "fresh-state"
+"""Keys of a node config: the file of the site's private key, and whether a client without its state may start anew."""
+PATH = re.compile(r"""(?<![\w.~])(~|[A-Za-z]:)?[/\\][^\s'",;()]*""")
+"""An absolute path, or one in the home folder."""
 RECEIVED, RECEIVED_ROUND = "fedflat", "fedflat-round"
 """Keys in a node's context: the arrays of the first phase of a round (not sent again), and the round."""
 
 
 def client_app(
-    data: Callable[[int], Dataset] | None = None,
+    data: Callable[..., Dataset] | None = None,
     model: Callable[[], nn.Module] | None = None,
     task: Callable[[], Task] | None = None,
 ) -> ClientApp:
     """Return the ClientApp of a federation's sites.
 
     Args:
-        data: returns a site's own data, given its number; by default a site takes its part of the config's dataset.
+        data: returns a site's own data, given its number and, if it takes a second argument, the node config (a
+            dictionary) of its SuperNode; by default a site takes its part of the config's dataset.
         model: returns a user-supplied model.
         task: returns a user-supplied task.
     """
@@ -53,28 +64,38 @@ def client_app(
             experiment_of(context.run_config),
             client,
             state_folder(context),
-            data(client) if data else None,
+            _load_data(data, client, context.node_config) if data else None,
             model() if model else None,
             task() if task else None,
+            may_start_afresh=bool(context.node_config.get(FRESH_STATE, False)),
         )
 
     @app.query("hello")
     def hello(message: Message, context: Context) -> Message:
-        return _reply(message, lambda: _join(build_site(context), message))
+        return _reply(message, context, lambda: _join(build_site(context), message))
 
     @app.train("gradient")
     def gradient(message: Message, context: Context) -> Message:
-        return _reply(message, lambda: _compute_gradient(build_site(context), message, context))
+        return _reply(message, context, lambda: _compute_gradient(build_site(context), message, context))
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return _reply(message, lambda: _train(build_site(context), message, context))
+        return _reply(message, context, lambda: _train(build_site(context), message, context))
 
     @app.evaluate()
     def score(message: Message, context: Context) -> Message:
-        return _reply(message, lambda: _score(build_site(context), message))
+        return _reply(message, context, lambda: _score(build_site(context), message))
 
     return app
+
+
+def _load_data(data: Callable[..., Dataset], client: int, node_config: Mapping[str, Any]) -> Dataset:
+    """Call the user's function for a site's data, with the node config if it takes a second argument."""
+    try:
+        inspect.signature(data).bind(client, dict(node_config))
+    except TypeError:
+        return data(client)
+    return data(client, dict(node_config))
 
 
 def state_folder(context: Context) -> Path:
@@ -93,17 +114,53 @@ def _client_number(context: Context) -> int:
     return number
 
 
-def _reply(message: Message, work: Callable[[], RecordDict]) -> Message:
-    """Reply to a message with the result of ``work``; a ``UserError`` is sent to the server as a refusal."""
+def _reply(message: Message, context: Context, work: Callable[[], RecordDict]) -> Message:
+    """Reply to a message with the result of ``work`` and a receipt, signed with the key in the node config."""
+    records = _answer(work)
     try:
-        records = work()
+        path = context.node_config.get(KEY)
+        add_receipt(records, message.content, read_private_key(Path(str(path)).expanduser()) if path else None)
     except UserError as error:
-        records = refusal(str(error))
+        log.error("fedflat: %s", error)
+        records = refusal(without_paths(str(error)))
     return Message(records, reply_to=message)
+
+
+def _answer(work: Callable[[], RecordDict]) -> RecordDict:
+    """Return the result of ``work``, or a refusal that says why there is none.
+
+    Error messages may contain paths of the site, or even data. They are logged here and not sent, except the messages
+    of fedflat, from which paths are removed.
+    """
+    try:
+        return work()
+    except UserError as error:
+        log.error("fedflat: %s", error)
+        return refusal(without_paths(str(error)))
+    except Exception as error:
+        log.exception("fedflat: this node cannot answer")
+        return refusal(f"{type(error).__name__} at the site, whose SuperNode has the details in its log")
+
+
+def without_paths(text: str) -> str:
+    """Replace the absolute paths in a text.
+
+    >>> without_paths("cannot write to /home/ann/state (read-only); use state=\"/path\"")
+    'cannot write to [path] (read-only); use state="[path]"'
+    """
+    return PATH.sub("[path]", text)
 
 
 def _header(message: Message) -> dict[str, Any]:
     return dict(message.content.config_records[HEADER])
+
+
+def _arrays(message: Message) -> ArrayRecord:
+    """Return the arrays of a message; raises ``UserError`` if they are not those that its header describes."""
+    arrays = message.content.array_records[ARRAYS]
+    if arrays_digest(arrays) != _header(message)[BASE]:
+        raise UserError("the arrays of the message were changed on the way to this node")
+    return arrays
 
 
 def _join(site: Site, message: Message) -> RecordDict:
@@ -134,7 +191,7 @@ def _compute_gradient(site: Site, message: Message, context: Context) -> RecordD
 
     The received arrays are kept in Flower's context for the second phase, ``_train``.
     """
-    header, arrays = _header(message), message.content.array_records[ARRAYS]
+    header, arrays = _header(message), _arrays(message)
     _require_same_client(site, header)
     context.state[RECEIVED] = arrays
     context.state[RECEIVED_ROUND] = ConfigRecord({"round": int(header["round"])})
@@ -150,7 +207,7 @@ def _train(site: Site, message: Message, context: Context) -> RecordDict:
     """
     header, device = _header(message), site.problem.device
     _require_same_client(site, header)
-    received = tensors_of(message.content.array_records[ARRAYS], device)
+    received = tensors_of(_arrays(message), device)
     if GRADIENT in received:
         if RECEIVED not in context.state or context.state.config_records[RECEIVED_ROUND]["round"] != header["round"]:
             raise UserError(
@@ -163,5 +220,5 @@ def _train(site: Site, message: Message, context: Context) -> RecordDict:
 
 def _score(site: Site, message: Message) -> RecordDict:
     """Return the content of the reply: the metrics of the received model on the site's held-out data."""
-    received = tensors_of(message.content.array_records[ARRAYS], site.problem.device)
+    received = tensors_of(_arrays(message), site.problem.device)
     return message_content(numbers=site.score(received))

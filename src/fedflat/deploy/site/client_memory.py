@@ -64,10 +64,14 @@ class ClientMemory:
         except FileNotFoundError:
             raise UserError(
                 f"this node has no state after round {state_version} in {self.folder}; "
-                "restore it or restart the experiment"
+                "restore it, or start its SuperNode with fresh-state=true in --node-config to begin as a new client"
             ) from None
         except (OSError, SafetensorError):
             raise UserError(f"{path} is damaged; restore it from a copy or restart the experiment") from None
+
+    def has(self, state_version: int) -> bool:
+        """Whether a version of the state is saved."""
+        return self._file(state_version).exists()
 
     def write(self, state: dict[str, Tensor], state_version: int, previous: int) -> None:
         """Save a new version of the state, and delete all others except ``previous``, from which the client trained.

@@ -41,6 +41,7 @@ class Site:
         data: the site's own data; by default its part of the config's dataset.
         model: user-supplied model.
         task: user-supplied task.
+        may_start_afresh: whether a client whose saved state is lost may train from the state of a new client.
     """
 
     def __init__(
@@ -51,8 +52,9 @@ class Site:
         data: Dataset | None = None,
         model: nn.Module | None = None,
         task: Task | None = None,
+        may_start_afresh: bool = False,
     ) -> None:
-        self.client, self.folder = client, folder
+        self.client, self.folder, self._may_start_afresh = client, folder, may_start_afresh
         has_own_data = data is not None
         problem_config = _as_only_client(config) if has_own_data else config
         self.problem, partition = build_problem(problem_config, data, model, task)
@@ -101,7 +103,7 @@ class Site:
             The tensors to send (displacement, buffers, and the algorithm's messages) and the numbers to send.
         """
         memory = ClientMemory(self.folder, experiment, self.client)
-        cohort = self._cohort_of_one(received, memory.read(state_version) if self.has_state else {})
+        cohort = self._cohort_of_one(received, self._saved_state(memory, state_version))
         # Integer buffers, such as BatchNorm's counter of batches: the server's unless sites keep their own statistics.
         _, _, initial_integer_buffers = self.problem.initial_state()
         integer_buffers = {
@@ -138,6 +140,12 @@ class Site:
             "examples": len(self.indices),
         }
         return sent, numbers
+
+    def _saved_state(self, memory: ClientMemory, state_version: int) -> dict[str, Tensor]:
+        """Return the client's saved state; empty if it has none, or has lost it and may start anew."""
+        if not self.has_state or (self._may_start_afresh and not memory.has(state_version)):
+            return {}
+        return memory.read(state_version)
 
     def score(self, received: Mapping[str, Tensor]) -> dict[str, float]:
         """Return the metrics of the received model on the data that this site holds out."""

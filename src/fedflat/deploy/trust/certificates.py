@@ -30,11 +30,20 @@ CLOCK_SKEW = timedelta(minutes=5)
 """Certificates are valid this long before now, for machines whose clocks are behind."""
 HOST_NAME = re.compile(r"(?!.{254})(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
 
-PORT, FIRST_NODE_PORT = 8000, 8100
+SITE_LIST = "sites.txt"
+SITE_LIST_HEADER = """\
+# The sites that may take part, one per line: number of the client, name of the site, public key (site.key.pub).
+# To add one: echo "0 hospital-a $(cat site.key.pub)" >> sites.txt
+"""
+DATABASE = "superlink.db"
+PORT, SITES_PORT, FIRST_NODE_PORT = 8000, 8443, 8100
+"""Ports of the SuperLink, of the gateway for sites, and of the first site's own Runtime API."""
 
 
 def write_certificates(folder: Path, hosts: Sequence[str], sites: int, days: float) -> list[Path]:
-    """Write an authority, the server's certificate and a key pair for each site; existing files are never overwritten.
+    """Write an authority, the server's certificate, a key pair for each site and the list of sites with public keys.
+
+    Existing files are never overwritten.
 
     Args:
         folder: where to write.
@@ -46,7 +55,7 @@ def write_certificates(folder: Path, hosts: Sequence[str], sites: int, days: flo
         The files written.
     """
     names = [_certificate_name(host) for host in dict.fromkeys((*hosts, *ITSELF))]
-    files = [AUTHORITY, AUTHORITY_KEY, SERVER, SERVER_KEY]
+    files = [AUTHORITY, AUTHORITY_KEY, SERVER, SERVER_KEY, SITE_LIST]
     for site in range(sites):
         files += [f"site-{site}.key", f"site-{site}.key.pub"]
     existing = [name for name in files if (folder / name).exists()]
@@ -62,10 +71,14 @@ def write_certificates(folder: Path, hosts: Sequence[str], sites: int, days: flo
         SERVER: server.public_bytes(Encoding.PEM),
         SERVER_KEY: _private_bytes(server_key),
     }
+    site_list = SITE_LIST_HEADER
     for site in range(sites):
         key = ec.generate_private_key(CURVE)
+        public_key = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
         contents[f"site-{site}.key"] = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-        contents[f"site-{site}.key.pub"] = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
+        contents[f"site-{site}.key.pub"] = public_key + b"\n"
+        site_list += f"{site} site-{site} {public_key.decode()}\n"
+    contents[SITE_LIST] = site_list.encode()
     for name in files:
         _write(folder / name, contents[name])
     return [folder / name for name in files]
@@ -170,42 +183,51 @@ def start_commands(folder: Path, host: str, sites: int) -> str:
 
     Args:
         folder: holds the certificates and keys.
-        host: name or address of the server.
+        host: name or address of the server; sites on other machines connect to its gateway.
         sites: number of sites that have a key in the folder; with 0, sites create their own keys.
     """
-    paths = {name: shlex.quote(str(folder / name)) for name in (AUTHORITY, SERVER, SERVER_KEY)}
-    listen = "" if host in ITSELF else "--host 0.0.0.0 "
+    paths = {name: shlex.quote(str(folder / name)) for name in (AUTHORITY, SERVER, SERVER_KEY, DATABASE)}
     superlink = (
-        f"flower-superlink {listen}--port {PORT} --disable-runtime-dependency-installation --enable-supernode-auth "
-        f"--ssl-ca-certfile {paths[AUTHORITY]} --ssl-certfile {paths[SERVER]} --ssl-keyfile {paths[SERVER_KEY]}"
+        f"flower-superlink --port {PORT} --database {paths[DATABASE]} --disable-runtime-dependency-installation "
+        f"--enable-supernode-auth --ssl-ca-certfile {paths[AUTHORITY]} --ssl-certfile {paths[SERVER]} "
+        f"--ssl-keyfile {paths[SERVER_KEY]}"
     )
-    supernode = f"flower-supernode --superlink {host}:{PORT} --root-certificates"
+    sites_address, gateway = f"127.0.0.1:{PORT}", ""
+    if host not in ITSELF:
+        sites_address = f"{host}:{SITES_PORT}"
+        gateway = f"""
+Start the gateway, the only port that sites reach. On all addresses of this machine (0.0.0.0) it offers the SuperLink's
+/v1/fleet/ and /health, and nothing else: registering keys and starting runs is possible on this machine only.
+  fedflat deploy gateway {shlex.quote(str(folder))} --listen 0.0.0.0:{SITES_PORT} --superlink 127.0.0.1:{PORT}
+"""
+    supernode = f"flower-supernode --superlink {sites_address} --root-certificates"
     with_keys = []
     for site in range(sites):
-        private_key = shlex.quote(str(folder / f"site-{site}.key"))
-        public_key = shlex.quote(str(folder / f"site-{site}.key.pub"))
+        key = folder / f"site-{site}.key"
         with_keys += [
-            f"  flwr supernode register {public_key} sites",
-            f"  {supernode} {paths[AUTHORITY]} --auth-supernode-private-key {private_key} "
-            f"--port {FIRST_NODE_PORT + site} --node-config 'partition-id={site}'",
+            f"  flwr supernode register {shlex.quote(f'{key}.pub')} sites",
+            f"  {supernode} {paths[AUTHORITY]} --auth-supernode-private-key {shlex.quote(str(key))} "
+            f"--port {FIRST_NODE_PORT + site} --node-config " + shlex.quote(f'partition-id={site} key="{key}"'),
         ]
     without_keys = (
         f"  ssh-keygen -t ecdsa -b 384 -N '' -f site.key          # at the site, which sends you site.key.pub\n"
         f"  flwr supernode register site.key.pub sites            # here\n"
-        f"  {supernode} {AUTHORITY} --auth-supernode-private-key site.key "
-        f"--port {FIRST_NODE_PORT} --node-config 'partition-id=N'  # at the site, which has {AUTHORITY} from you"
+        f'  echo "N NAME $(cat site.key.pub)" >> {shlex.quote(str(folder / SITE_LIST))}  # here\n'
+        f"  {supernode} {AUTHORITY} --auth-supernode-private-key site.key --port {FIRST_NODE_PORT} "
+        f"--node-config 'partition-id=N key=\"site.key\"'  # at the site, which has {AUTHORITY} from you"
     )
     site_commands = "\n".join(with_keys) or without_keys
     return f"""
 Start the server:
   {superlink}
-
-Add it to the Flower configuration (flwr config list shows where) of everyone who starts runs:
+{gateway}
+Add it to the Flower configuration (flwr config list shows where) on this machine, from which runs are started:
   [superlink.sites]
-  address = "{host}:{PORT}"
+  address = "127.0.0.1:{PORT}"
   root-certificates = "{folder / AUTHORITY}"
 
 Once the server is up, for every site:
 {site_commands}
 
+The server accepts updates only from the sites in {folder / SITE_LIST} (setting deploy.sites of the project).
 Give {AUTHORITY} to every site. Keep all files that end in .key secret."""
