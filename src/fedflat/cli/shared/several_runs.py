@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fedflat.cli.lookup.settings import flat_settings
-from fedflat.cli.shared.one_run import current_status, folder_of, print_r2_warning
+from fedflat.cli.shared.one_run import current_status, folder_of, print_row_warnings
 from fedflat.cli.shared.screen import screen, shown_bytes, shown_metric, shown_seconds, table, with_unit
 from fedflat.display import column_format, is_share
 from fedflat.reporting.tables.summary import MEAN_LABEL, best_of, shown_range
@@ -77,7 +77,7 @@ def print_comparison(comparison: Comparison, targets: Sequence[float] = ()) -> N
                 reason = f" after {record.rounds} of {record.config.training.rounds} rounds"
             message = f"{record.config.algorithm}, seed {record.config.seed}: {current_status(record)}{reason}"
             console.print(message, style="red" if record.status == "diverged" else "yellow")
-    print_r2_warning(comparison)
+    print_row_warnings(comparison)
     console.print(verdict(comparison), style="bold")
 
 
