@@ -348,7 +348,8 @@ def _repeat_values(group: Group, targets: Sequence[float]) -> Values:
         plugins = {path: None for record in group.records if record.folder for path in record.folder.plugins()}
         options = "".join(f" --target {target:g}" for target in targets)
         options += "".join(f" --plugin {Path(path).name}" for path in plugins)
-        command = f"fedflat compare {quoted} --config settings.yaml --seeds {seeds}{options}"
+        # Without --out, the command could find the reported runs in the default folder and would not repeat them.
+        command = f"fedflat compare {quoted} --config settings.yaml --seeds {seeds} --out repeated{options}"
     return {
         "command": command,
         "settings": relative_paths(group.records[0].config.to_yaml()),
