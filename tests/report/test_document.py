@@ -271,6 +271,9 @@ def test_figures_are_vector_graphics(section, tmp_path):
         "ranks",
         "partition",
     }
+    curves = figures["curves-round"].axes[0]
+    assert curves.get_xlabel() == "communication round (early values are outside the axis)"
+    assert curves.get_xticks().tolist() == [0, 1, 2, 3]
     figures["differences"].savefig(tmp_path / "figure.pdf")
     assert (tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
     labels = [text.get_text() for text in figures["ranks"].axes[0].get_yticklabels()]

@@ -337,8 +337,8 @@ class Comparison:
 
         Args:
             targets: one or several values of the metric. For each, ``rounds to TARGET`` has the ``median`` number of
-                rounds, the number of runs that ``reached`` it and the number of ``runs``. The entries ``virtual seconds to TARGET``
-                and ``bytes to TARGET`` are medians, or None.
+                rounds, how many runs ``reached`` it and the number of ``runs``. The entries ``virtual seconds to
+                TARGET`` and ``bytes to TARGET`` are medians, or None.
         """
         targets = (targets,) if isinstance(targets, int | float) else targets
         for target in targets:

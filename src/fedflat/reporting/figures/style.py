@@ -147,10 +147,8 @@ def late_limits(
     return min(ends), max(ends)
 
 
-def limit_to_late(
-    axes: Axes, curves: Sequence[np.ndarray], lower_is_better: bool, hidden_fraction: float = 0.0
-) -> str:
-    """Set the limits of the vertical axis to ``late_limits``; returns a note on values outside them, or an empty text."""
+def limit_to_late(axes: Axes, curves: Sequence[np.ndarray], lower_is_better: bool, hidden_fraction: float = 0.0) -> str:
+    """Set the limits of the vertical axis to ``late_limits``; returns a note on values outside, or empty."""
     limits = late_limits(curves, lower_is_better, hidden_fraction)
     if limits is None:
         return ""
