@@ -166,8 +166,9 @@ class Bars(Progress):
             transient=True,
             redirect_stdout=sys.stdout.isatty(),  # otherwise text printed into a file would go to stderr
         )
-        labels = {"unit": "runs", "left": "", "metrics": ""}
-        self._all_runs = self._bars.add_task("all runs", total=runs, **labels) if runs > 1 else None
+        self._all_runs: TaskID | None = None
+        if runs > 1:
+            self._all_runs = self._bars.add_task("all runs", total=runs, unit="runs", left="", metrics="")
         self._run_bars: dict[Config, RunBar] = {}
         self._runs, self._counted, self._ended = runs, 0, 0
         self._ended_work = 0.0  # see ``_update_all_runs``
@@ -191,8 +192,7 @@ class Bars(Progress):
         """Add the bar of a run; a resumed one has done some rounds already."""
         now, total = time.monotonic(), run.config.training.rounds
         self._start_time = now if self._start_time is None else self._start_time
-        labels = {"unit": "rounds", "left": "", "metrics": ""}
-        task = self._bars.add_task(run_name(run), total=total, completed=run.rounds, **labels)
+        task = self._bars.add_task(run_name(run), total=total, completed=run.rounds, unit="rounds", left="", metrics="")
         self._run_bars[run.config] = RunBar(task, total, run.rounds, run.rounds, now)
 
     def round_done(self, run: RunProgress) -> None:

@@ -153,8 +153,11 @@ def verdict(comparison: Comparison, missing: int = 0) -> str:
     if not rows:
         return "No run has been evaluated yet."
     if not ranked:
-        unfinished = any(row["unfinished"] for row in rows)
-        return "No run has finished yet." if unfinished else "Every run diverged; there is no best algorithm."
+        return (
+            "No run has finished yet."
+            if any(row["unfinished"] for row in rows)
+            else "Every run diverged; there is no best algorithm."
+        )
     statuses = [current_status(record) for record in comparison.records]
     unfinished = missing + sum(status not in ENDED_STATUSES for status in statuses)
     if unfinished:

@@ -161,7 +161,7 @@ def label_rounds(axes: Axes, last: int) -> None:
     """Label a horizontal axis of rounds at round numbers and at the ``last`` round."""
     from matplotlib.ticker import MaxNLocator
 
-    ticks = MaxNLocator(8, integer=True, min_n_ticks=1).tick_values(0, max(last, 1)).tolist()
+    ticks = MaxNLocator(8, integer=True, min_n_ticks=1).tick_values(0, max(last, 1))
     spacing = ticks[1] - ticks[0]
     axes.set_xticks([*(tick for tick in ticks if 0 <= tick <= last - spacing / 2), last])
 
