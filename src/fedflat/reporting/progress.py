@@ -213,10 +213,7 @@ class Bars(Progress):
         self._update_all_runs()
 
     def _update_all_runs(self) -> None:
-        """Update the overall bar; its remaining time follows from the work done here, not from runs found finished.
-
-        Work is measured in complete runs, so that half of the rounds of a run count as 0.5.
-        """
+        """Update the overall bar; its remaining time follows from the work done here, measured in complete runs."""
         if self._all_runs is None:
             return
         bars, left = self._run_bars.values(), ""
