@@ -53,6 +53,15 @@ def column_format(values: Iterable[float | None], digits: int = 4) -> str:
     return f".{max(decimals, 0)}f" if decimals <= 7 else ".3e"
 
 
+def shown_target(target: float, metric: str) -> str:
+    """Format a target value of a metric.
+
+    >>> shown_target(0.9, "accuracy"), shown_target(1.5, "loss")
+    ('90 %', '1.5')
+    """
+    return f"{100 * target:g} %" if is_share(metric) else f"{target:g}"
+
+
 def with_unit(metric: str) -> str:
     """A metric's name with its unit, for column headings.
 

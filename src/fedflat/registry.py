@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.util
 import os
@@ -10,6 +11,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, TypeVar
@@ -20,7 +22,7 @@ from fedflat.text import folded
 T = TypeVar("T")
 PLUGINS_VARIABLE = "FEDFLAT_PLUGINS"
 """Environment variable with the paths of plugins, separated as in ``PATH``."""
-_hashes: dict[str, str] = {}  # sha256 of every loaded plugin by absolute path
+_hashes: dict[str, str] = {}  # see ``loaded_plugins``
 
 
 class Registry(Mapping[str, T]):
@@ -141,7 +143,7 @@ def listed_plugins() -> list[str]:
 
 
 def loaded_plugins() -> dict[str, str]:
-    """The plugins that this process has loaded: sha256 by absolute path."""
+    """The plugins that this process has loaded: sha256 by absolute path; it covers imports from the plugin's folder."""
     return dict(_hashes)
 
 
@@ -175,9 +177,23 @@ def load_recorded(run: Path, plugins: Mapping[str, str]) -> None:
             if not Path(path).is_file():
                 raise MissingPlugin(run, Path(path))
             load_plugins([path])
-        file = getattr(sys.modules[Path(path).stem], "__file__", None)
-        if file is None or _sha256(Path(file)) != digest:
-            warnings.warn(f"{Path(path).name} has changed since the run in {run} began", stacklevel=2)
+        for name in changed_plugins({path: digest}):
+            warnings.warn(f"{name} has changed since the run in {run} began", stacklevel=2)
+
+
+def changed_plugins(plugins: Mapping[str, str]) -> list[str]:
+    """The file names of a run's plugins that are imported in this process with another content.
+
+    Args:
+        plugins: sha256 of each plugin when the run began, by absolute path.
+    """
+    changed = []
+    for path, digest in plugins.items():
+        module = sys.modules.get(Path(path).stem)
+        file = getattr(module, "__file__", None)
+        if module is not None and (file is None or _sha256(Path(file)) != digest):
+            changed.append(Path(path).name)
+    return changed
 
 
 def _load(path: Path) -> None:
@@ -221,7 +237,39 @@ def import_file(path: Path, name: str, role: str) -> ModuleType:
 
 
 def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    """The sha256 of a plugin and of the modules that it imports from its folder; without any, that of the file."""
+    digests = {file: hashlib.sha256(content).hexdigest() for file, content in _imported_files(path).items()}
+    if len(digests) == 1:
+        return digests[path]
+    lines = [f"{file.relative_to(path.parent)} {digests[file]}" for file in sorted(digests)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _imported_files(path: Path) -> dict[Path, bytes]:
+    """The content of a plugin and, recursively, of all modules and packages that it imports from its folder."""
+    files: dict[Path, bytes] = {}
+    pending = [path]
+    while pending:
+        file = pending.pop()
+        if file in files or not file.is_file():
+            continue
+        files[file] = file.read_bytes()
+        for name in _imported_names(files[file]):
+            is_package = (path.parent / name / "__init__.py").is_file()
+            pending += (path.parent / name).rglob("*.py") if is_package else [path.parent / f"{name}.py"]
+    return files
+
+
+def _imported_names(source: bytes) -> set[str]:
+    """The top-level modules that Python code imports; ``sys.modules`` would also list those that a script imported."""
+    names: set[str] = set()
+    with suppress(SyntaxError, ValueError):  # a module that is never imported may be broken
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names.add(node.module)
+    return {name.partition(".")[0] for name in names}
 
 
 def _line(error: Exception, path: Path) -> str:

@@ -200,10 +200,11 @@ def test_unfinished_seeds_are_left_out_of_means(capsys):
     shown = " ".join(capsys.readouterr().out.split())
     assert "90.00 90.00 1 of 2 finished" in shown and "0 of 2 finished" in shown
     assert "fedsam, seed 1: paused after" in shown
-    assert "fedavg is best" in shown and "1 of 2 seeds); all others did not finish." in shown
+    assert "3 of 4 runs have not finished, so no algorithm is called best; wait for them." in shown
     assert verdict(Comparison(runs("fedsam", "running"))) == "No run has finished yet."
-    says = verdict(Comparison([*runs("fedcm", "running"), *runs("fedavg", "finished"), *runs("fedsam", "finished")]))
-    assert says.endswith("; fedcm did not finish.")
+    finished = Comparison([*runs("fedavg", "finished"), *runs("fedsam", "finished")])
+    assert verdict(finished, missing=4).startswith("4 of 6 runs have not finished")
+    assert verdict(Comparison(runs("fedavg", "finished", "paused"))).endswith("best; repeat the command to continue.")
 
 
 def test_a_killed_run_is_interrupted_once_its_lock_is_free(fedflat, compared, tmp_path):
@@ -230,6 +231,8 @@ def test_an_interrupted_comparison_counts_runs_that_finished_out_of_order(
     monkeypatch.setattr("fedflat.experiment.campaign.processes.Run", interrupt)
     result = fedflat("compare", "fedavg", "fedsam", *small, "--seeds", "2", "--quiet", "--out", tmp_path / "c")
     assert "3 of 4 runs finished" in result.stderr + str(result.exception)
+    shown = fedflat("show", tmp_path / "c", "--json")
+    assert json.loads(shown.stdout)["verdict"].startswith("1 of 4 runs have not finished")
 
 
 def test_differing_settings_are_shown(capsys):

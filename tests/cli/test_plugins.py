@@ -140,6 +140,27 @@ def test_plugins_from_the_environment_and_the_command_line(fedflat, own_run, tmp
     assert "my_dataset.py has changed" not in result.stderr
 
 
+def test_a_comparison_that_mixes_versions_of_a_plugin_warns(fedflat, small, tmp_path, restore_registries):
+    """The plugin itself does not change, but a module that it imports from its folder."""
+    (tmp_path / "versioned.py").write_text("def weights():\n    import plugin_helpers.weights\n")
+    helper = tmp_path / "plugin_helpers" / "weights.py"
+    helper.parent.mkdir()
+    (helper.parent / "__init__.py").touch()
+    helper.touch()
+    command = ["compare", "fedavg", *small, "--rounds", 1, "--quiet", "--out", "out", "--plugin", "versioned.py"]
+    assert "versioned.py" not in fedflat(*command, "--seeds", 1).stderr
+    assert "versioned.py" not in fedflat(*command, "--seeds", 1).stderr
+    helper.write_text("WEIGHT = 2\n")
+    restore_registries()
+    result = fedflat(*command, "--seeds", 2)
+    warning = "versioned.py has changed since 1 of these runs began, and they are not repeated: out/fedavg/seed-0;"
+    assert warning in result.stderr
+    mixed = "began with different versions of a plugin, so its mean may mix different code: fedavg (versioned.py)."
+    assert mixed in " ".join(fedflat("show", "out").stdout.split())
+    (section,) = report_document(gather([Path("out")]))["sections"]
+    assert sum(mixed in note["text"] for note in section["notes"]) == 1
+
+
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [

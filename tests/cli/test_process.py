@@ -154,7 +154,7 @@ def test_an_interrupted_command_states_how_to_continue(tmp_path):
         told = process.communicate(timeout=scaled(60))[1]
         assert process.returncode == 129
         last = told.splitlines()[-1]
-        assert last.startswith("fedflat: interrupted") and last.endswith("fedflat resume run")
+        assert re.fullmatch(r"fedflat: interrupted.* continue from round \d+ with: fedflat resume run", last)
         assert "Traceback" not in told
 
 
@@ -182,7 +182,7 @@ def test_ctrl_c_while_workers_start_prints_one_line(tmp_path):
         told = process.communicate(timeout=scaled(60))[1]
         assert process.returncode == 130
         (line,) = told.splitlines()
-        assert line.startswith("fedflat: interrupted") and line.endswith("fedflat resume run")
+        assert line.startswith("fedflat: interrupted") and line.endswith("from round 0 with: fedflat resume run")
 
 
 def test_closed_streams_are_replaced_and_a_deleted_working_directory_is_reported(tmp_path):

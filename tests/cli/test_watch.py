@@ -10,6 +10,7 @@ import time
 import pytest
 
 from fedflat.cli.experiments.watch import read_run
+from fedflat.experiment.store.files import locked
 
 
 @pytest.fixture
@@ -23,7 +24,8 @@ def running(finished, tmp_path):
     (folder / "timing.jsonl").write_text(
         "".join(json.dumps({"round": n, "seconds": 10.0 + 4 * n}) + "\n" for n in range(3))
     )
-    return folder
+    with locked(folder / "checkpoint"):
+        yield folder
 
 
 def test_once_prints_the_current_state(fedflat, finished):
@@ -40,7 +42,15 @@ def test_remaining_time_is_estimated_from_recent_rounds(running):
     assert sight.seconds == 18.0
 
 
-def test_a_killed_run_is_silent(fedflat, running):
+def test_a_killed_run_is_interrupted(fedflat, running, tmp_path):
+    shutil.copytree(running, tmp_path / "killed")  # nobody holds the lock of the copy
+    for flags in (["--once"], []):  # without --once, it ends by itself
+        shown = fedflat("watch", tmp_path / "killed", *flags).stdout
+        assert "interrupted" in shown and f"fedflat resume {tmp_path / 'killed'}" in shown
+    assert read_run(tmp_path / "killed").left is None
+
+
+def test_a_run_that_does_not_write_is_silent(fedflat, running):
     old = time.time() - 3600
     for path in running.iterdir():
         os.utime(path, (old, old))

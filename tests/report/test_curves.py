@@ -53,13 +53,17 @@ def test_the_legend_explains_bands_over_seeds() -> None:
     legend = curves(lines, "accuracy").axes[0].get_legend()
     assert legend is not None and "band: ± standard deviation" in legend.get_title().get_text()
     single_seed = drawn([0.5]).axes[0].get_legend()
-    assert single_seed is not None and single_seed.get_title().get_text() == ""
+    assert single_seed is not None and single_seed.get_title().get_text() == "number: last value in per cent"
+    loss = drawn([0.5], "loss").axes[0].get_legend()
+    assert loss is not None and loss.get_title().get_text() == ""
 
 
-def test_rounds_are_integers() -> None:
-    rounds = [{"round": r, "test": {"server": {"accuracy": 0.5 + r / 50}}} for r in range(1, 21)]
+@pytest.mark.parametrize("last", [1, 3, 20, 23, 99, 150])
+def test_round_labels_are_integers_and_include_the_last_round(last: int) -> None:
+    rounds = [{"round": r, "test": {"server": {"accuracy": 0.5 + r / 500}}} for r in range(1, last + 1)]
     ticks = curves([("fedavg", [rounds], "server")], "accuracy").axes[0].get_xticks()
-    assert len(ticks) > 3 and not (ticks % 1).any()
+    assert not (ticks % 1).any() and ticks[-1] == last and (np.diff(ticks) > 0).all()
+    assert 2 <= len(ticks) <= 10
 
 
 def test_forty_lines_are_distinct_and_the_legend_is_sorted_by_last_value() -> None:

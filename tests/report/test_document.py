@@ -151,7 +151,7 @@ def test_the_flatness_log_of_a_run_is_included(real):
     assert {"lambda_max", "cosine"} <= set(section["views"]["log"])
     assert section["views"]["log"]["lambda_max"]["lines"][0]["x"][-2:] == [1, 2]
     assert len(figures_of(section, "last")["flatness-log"].axes) >= 2
-    assert section["repeat"]["command"] == "fedflat compare fedavg --config settings.yaml --seeds 1"
+    assert section["repeat"]["command"] == "fedflat compare fedavg --config settings.yaml --seeds 1 --out repeated"
 
 
 def test_measured_spectra_and_clients_are_found(compared):
@@ -193,6 +193,11 @@ def test_tables(document, section):
     )
     assert all(MEAN_LABEL in text for text in (results.csv(), results.markdown(), values_csv(document)))
     assert "fedsam,+2.00,+1.00 to +3.00," in differences.csv()
+    assert "fedmoswa,+10.00,all equal,all equal,2,none,–,–" in differences.csv()  # both pairs differ by 10 points
+    assert "All equal: all seeds have the same difference" in differences.full_caption
+    assert "the number of tested rows" in differences.full_caption
+    section["differences"] = [row for row in section["differences"] if row["label"] == "fedsam"]
+    assert "All equal" not in difference_table(section, "last").full_caption
 
 
 def test_latex_tables_fit_a_column_and_emphasise_the_best(document, section):
@@ -215,6 +220,8 @@ def test_latex_tables_fit_a_column_and_emphasise_the_best(document, section):
 def test_wide_latex_tables_span_the_page_or_are_rejected(document, section):
     results = result_table(section, document["targets"])
     wide = latex_table(results.select(["mean_last", "best", "rounds_to_0.7", "rounds_to_0.86"]), "tab:results")
+    assert "Rounds to 70 \\%: median over seeds; N+ means not reached by round N." in wide
+    assert r" & \textbf{1} (2/3) & \textbf{2} (2/3) \\" in wide and r" & \underline{2} & 3+ (0/3) \\" in wide
     assert r"\begin{table*}[t]" in wide and r"\begin{tabularx}{\textwidth}" in wide and r"\end{table*}" in wide
     with pytest.raises(UserError, match="points wide, but a page has 397; select fewer columns"):
         latex_table(results, "tab:results")
@@ -264,6 +271,9 @@ def test_figures_are_vector_graphics(section, tmp_path):
         "ranks",
         "partition",
     }
+    curves = figures["curves-round"].axes[0]
+    assert curves.get_xlabel() == "communication round (early values are outside the axis)"
+    assert curves.get_xticks().tolist() == [0, 1, 2, 3]
     figures["differences"].savefig(tmp_path / "figure.pdf")
     assert (tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
     labels = [text.get_text() for text in figures["ranks"].axes[0].get_yticklabels()]

@@ -105,6 +105,25 @@ def test_bars_show_rounds_and_metrics(capsys, monkeypatch):
     assert "all runs" in told and "1/2 runs" in told and "1/3 rounds" in told and "accuracy 50.00 %" in told
 
 
+def test_runs_found_finished_do_not_shorten_the_remaining_time(capsys, monkeypatch, clock):
+    """Two of six runs were finished before, and a third is resumed in the middle."""
+    monkeypatch.setattr("rich.console.Console", partial(Console, force_terminal=True, width=160))
+    with Bars(6) as bars:
+        bars.count_run()
+        bars.count_run()
+        bars.began(run_at(5, 10))
+        clock.now = 20.0
+        bars.round_done(run_at(7, 10))  # 10 s per round, with 3 rounds left in this run and 33 in all
+        bars._bars.refresh()
+        halfway = capsys.readouterr().err
+        clock.now = 50.0
+        bars.ended(run_at(10, 10), SimpleNamespace(status="finished", seconds=3.0))
+        bars.count_run()
+        bars._bars.refresh()
+    assert "about 30.0 s left" in halfway and "about 5 min 30 s left" in halfway
+    assert "about 5 min 0 s left" in capsys.readouterr().err
+
+
 def test_the_display_depends_on_stderr(monkeypatch):
     assert type(progress(silent=True)) is Progress
     assert type(progress(silent=False)) is Lines

@@ -125,6 +125,28 @@ class Lines(Progress):
         print(f"{number}{run_name(run)}: {text}", file=sys.stderr, flush=True)
 
 
+@dataclass
+class RunBar:
+    """The bar of a run in progress."""
+
+    task: TaskID
+    total: int
+    """Number of rounds of the complete run."""
+    first_round: int
+    """Number of rounds completed when the run began or was resumed."""
+    rounds: int
+    """Number of completed rounds."""
+    start_time: float
+    """When the run began or was resumed, as of ``time.monotonic``."""
+
+
+def _time_left(start_time: float, done: float, remaining: float) -> str:
+    """Return the remaining time as text, given the work done since ``start_time``; empty before any work is done."""
+    if done <= 0:
+        return ""
+    return f"about {shown_seconds((time.monotonic() - start_time) / done * max(0.0, remaining))} left"
+
+
 class Bars(Progress):
     """Progress display on a terminal: a bar for each run in progress and, for several runs, an overall bar."""
 
@@ -138,14 +160,19 @@ class Bars(Progress):
             progress.BarColumn(bar_width=24),
             progress.MofNCompleteColumn(),
             progress.TextColumn("{task.fields[unit]}", style="dim"),
-            progress.TimeRemainingColumn(compact=True),
+            progress.TextColumn("{task.fields[left]}"),
             progress.TextColumn("{task.fields[metrics]}", style="cyan"),
             console=Console(stderr=True, highlight=False),
             transient=True,
             redirect_stdout=sys.stdout.isatty(),  # otherwise text printed into a file would go to stderr
         )
-        self._all_runs = self._bars.add_task("all runs", total=runs, unit="runs", metrics="") if runs > 1 else None
-        self._tasks: dict[Config, TaskID] = {}
+        self._all_runs: TaskID | None = None
+        if runs > 1:
+            self._all_runs = self._bars.add_task("all runs", total=runs, unit="runs", left="", metrics="")
+        self._run_bars: dict[Config, RunBar] = {}
+        self._runs, self._counted, self._ended = runs, 0, 0
+        self._ended_work = 0.0  # see ``_update_all_runs``
+        self._start_time: float | None = None  # when the first run began
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -155,26 +182,46 @@ class Bars(Progress):
         self._bars.stop()
 
     def count_run(self) -> None:
-        if self._all_runs is not None:
-            self._bars.advance(self._all_runs)
+        self._counted += 1
+        self._update_all_runs()
 
     def show_forecast(self, forecast: Forecast) -> None:
         self._bars.console.print(describe_forecast(forecast), style="dim", highlight=False)
 
     def began(self, run: RunProgress) -> None:
         """Add the bar of a run; a resumed one has done some rounds already."""
-        self._tasks[run.config] = self._bars.add_task(
-            run_name(run), total=run.config.training.rounds, completed=run.rounds, unit="rounds", metrics=""
-        )
+        now, total = time.monotonic(), run.config.training.rounds
+        self._start_time = now if self._start_time is None else self._start_time
+        task = self._bars.add_task(run_name(run), total=total, completed=run.rounds, unit="rounds", left="", metrics="")
+        self._run_bars[run.config] = RunBar(task, total, run.rounds, run.rounds, now)
 
     def round_done(self, run: RunProgress) -> None:
-        self._bars.update(self._tasks[run.config], completed=run.rounds)
+        bar = self._run_bars[run.config]
+        bar.rounds = run.rounds
+        left = _time_left(bar.start_time, bar.rounds - bar.first_round, bar.total - bar.rounds)
+        self._bars.update(bar.task, completed=run.rounds, left=left)
+        self._update_all_runs()
 
     def evaluated(self, run: RunProgress) -> None:
-        self._bars.update(self._tasks[run.config], metrics=latest_metrics(run))
+        self._bars.update(self._run_bars[run.config].task, metrics=latest_metrics(run))
 
     def ended(self, run: RunProgress, record: Record) -> None:
-        self._bars.remove_task(self._tasks.pop(run.config))
+        bar = self._run_bars.pop(run.config)
+        self._bars.remove_task(bar.task)
+        self._ended += 1
+        self._ended_work += 1 - bar.first_round / bar.total
+        self._update_all_runs()
+
+    def _update_all_runs(self) -> None:
+        """Update the overall bar; its remaining time follows from the work done here, measured in complete runs."""
+        if self._all_runs is None:
+            return
+        bars, left = self._run_bars.values(), ""
+        if self._start_time is not None:
+            done = self._ended_work + sum((bar.rounds - bar.first_round) / bar.total for bar in bars)
+            remaining = self._runs - max(self._counted, self._ended) - sum(bar.rounds / bar.total for bar in bars)
+            left = _time_left(self._start_time, done, remaining)
+        self._bars.update(self._all_runs, completed=self._counted, left=left)
 
 
 class NotebookBars(Progress):

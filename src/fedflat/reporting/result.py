@@ -336,9 +336,9 @@ class Comparison:
         """Return one dictionary per row, with statistics of the primary metric over seeds, and mean costs.
 
         Args:
-            targets: one or several values of the metric. For each, ``rounds to TARGET`` is a tuple: median number of
-                rounds, number of runs that reached it, and number of runs. The entries ``virtual seconds to TARGET``
-                and ``bytes to TARGET`` are medians, or None.
+            targets: one or several values of the metric. For each, ``rounds to TARGET`` has the ``median`` number of
+                rounds, how many runs ``reached`` it and the number of ``runs``. The entries ``virtual seconds to
+                TARGET`` and ``bytes to TARGET`` are medians, or None.
         """
         targets = (targets,) if isinstance(targets, int | float) else targets
         for target in targets:

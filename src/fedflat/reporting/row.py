@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.run_folder import Record
 
 WORSE_THAN_MEAN = "R² is not above 0, so these models are no better than predicting the mean of the targets"
 """Warning about rows with ``is_worse_than_mean``."""
+MIXED_PLUGINS = "Runs of one row began with different versions of a plugin, so its mean may mix different code"
+"""Warning about rows with ``mixed_plugins``."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,15 @@ class Row:
         """Whether a run's last evaluation has an R² of at most 0, i.e. predicting the mean target would be as good."""
         last = [record.history[-1]["test"].get(self.model, {}) for record in self.records if record.history]
         return any(metrics.get("r2", 1) <= 0 for metrics in last)
+
+    @property
+    def mixed_plugins(self) -> list[str]:
+        """File names of plugins whose content differs between the runs."""
+        digests: dict[str, set[str]] = {}
+        for record in self.records:
+            for path, digest in record.folder.plugins().items() if record.folder else ():
+                digests.setdefault(Path(path).name, set()).add(digest)
+        return [name for name, distinct in digests.items() if len(distinct) > 1]
 
     @property
     def label(self) -> str:

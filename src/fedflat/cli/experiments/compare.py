@@ -105,7 +105,8 @@ def compare(
         # Runs finish in any order, so more may have finished than the records that have arrived.
         finished = sum(RunFolder(folder).is_over for folder in comparison_folders(out, algorithms, seed_list))
         raise Interrupted(
-            f"{finished} of {total_runs} runs finished; repeat the command with --out {out} to continue"
+            f"{finished} of {total_runs} runs finished; repeat the command with --out {out} to continue: "
+            "interrupted runs continue from their last checkpoint"
         ) from None
     except SomeFailed as error:
         if not records:

@@ -140,6 +140,7 @@ def _train(config: Config, folder: Path, as_json: bool, quiet: bool, track: str 
     from fedflat.experiment.run import Run
     from fedflat.experiment.setup.privacy import describe_privacy
     from fedflat.experiment.setup.problem import device_of
+    from fedflat.experiment.store.checkpoint import checkpoint_rounds
     from fedflat.experiment.store.run_folder import RunFolder
     from fedflat.models import describe_trained
     from fedflat.reporting.result import Result
@@ -160,7 +161,8 @@ def _train(config: Config, folder: Path, as_json: bool, quiet: bool, track: str 
             record = run.execute()
     except KeyboardInterrupt:
         if RunFolder(folder).exists:
-            raise Interrupted(f"continue with: fedflat resume {folder}") from None
+            rounds = checkpoint_rounds(RunFolder(folder)) or config.init_rounds
+            raise Interrupted(f"continue from round {rounds} with: fedflat resume {folder}") from None
         raise Interrupted("nothing was written yet") from None
     draw_curve(Result(record))
     if as_json:

@@ -12,7 +12,7 @@ import typer
 
 from fedflat.cli.shared.completion import complete_run
 from fedflat.cli.shared.flags import JSON
-from fedflat.cli.shared.one_run import STATUS_STYLE
+from fedflat.cli.shared.one_run import STATUS_STYLE, current_status
 from fedflat.cli.shared.screen import print_json, screen, shown_bytes, shown_metric, shown_seconds, table, with_unit
 from fedflat.errors import UserError
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 SILENT_AFTER = 120.0
 """Seconds without output after which a running run counts as silent; ten evaluation intervals if they are longer."""
+
+DEAD_STATUSES = ("interrupted", "silent")
+"""Statuses of runs that do not continue by themselves."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class WatchedRun:
     algorithm: str
     seed: int
     status: str
-    """The run's status, or ``silent`` for a run that was probably killed."""
+    """The run's status; ``interrupted`` if its process was killed, ``silent`` if it has not written for a long time."""
     rounds: int
     """Number of rounds up to the last evaluation."""
     of: int
@@ -109,7 +112,7 @@ def _watch_live(paths: list[Path], watched: list[WatchedRun], interval: float, c
 
 
 def _all_ended(runs: list[WatchedRun]) -> bool:
-    return bool(runs) and all(run.has_ended or run.status == "silent" for run in runs)
+    return bool(runs) and all(run.has_ended or run.status in DEAD_STATUSES for run in runs)
 
 
 def read_runs(paths: list[Path], report_errors: bool = False) -> list[WatchedRun]:
@@ -134,7 +137,7 @@ def read_runs(paths: list[Path], report_errors: bool = False) -> list[WatchedRun
 
 
 def read_run(path: Path) -> WatchedRun:
-    """Read the state of the run in a folder; its status is ``silent`` if it has not written for a long time."""
+    """Read the state of the run in a folder."""
     from fedflat.experiment.analysis.reopen import primary_model
     from fedflat.experiment.store.run_folder import load_record
     from fedflat.reporting.result import Result
@@ -148,10 +151,10 @@ def read_run(path: Path) -> WatchedRun:
     last: dict[str, Any] = record.history[-1] if record.history else {}
     rounds, total_rounds = int(last.get("round", 0)), record.config.training.rounds
     seconds_per_round = _seconds_per_round(record.folder.timing())
-    status = record.status
+    status = current_status(record)
     if status == "running" and _is_silent(path, seconds_per_round * record.config.evaluation.every):
         status = "silent"
-    has_estimate = seconds_per_round > 0 and record.status == "running"
+    has_estimate = seconds_per_round > 0 and status == "running"
     return WatchedRun(
         folder=str(path),
         algorithm=record.config.algorithm,
@@ -181,7 +184,7 @@ def _seconds_per_round(timing: list[dict[str, Any]]) -> float:
 
 
 def _is_silent(path: Path, seconds_per_evaluation: float) -> bool:
-    """Return whether a run with the status ``running`` was probably killed: it has not written for a long time."""
+    """Return whether a run, which perhaps runs on another machine, has not written for a long time."""
     files = [path / name for name in ("config.yaml", "metrics.jsonl", "timing.jsonl")]
     last_written = max(file.stat().st_mtime for file in files if file.exists())
     return time.time() - last_written > max(SILENT_AFTER, 10 * seconds_per_evaluation)
@@ -215,9 +218,9 @@ def _render(runs: list[WatchedRun]) -> RenderableType:
         for run in runs
     ]
     summary = f"{sum(run.has_ended for run in runs)} of {len(runs)} runs finished"
-    silent = [run.folder for run in runs if run.status == "silent"]
-    if silent:
-        summary += f"; continue with: {RunFolder(Path(silent[0])).resume_command}"
+    dead = [run.folder for run in runs if run.status in DEAD_STATUSES]
+    if dead:
+        summary += f"; continue with: {RunFolder(Path(dead[0])).resume_command}"
     grid = table(columns, rows, numeric={"seed", "rounds", *columns[5:]}, optional=("", "best", "sent up"))
     return Group(grid, Text(summary, style="dim"))
 

@@ -112,7 +112,7 @@ def print_run(record: Record, settings: bool = False) -> None:
     if document["models"] and not (is_diverged and len(record.history) == 1):
         _print_models(document["models"], metric, document["last_metrics"])
         console.print()
-        print_r2_warning(Comparison([record]))
+        print_row_warnings(Comparison([record]))
     console.print(
         key_values(
             {
@@ -152,13 +152,16 @@ def _describe_privacy(document: dict[str, Any]) -> dict[str, str]:
     return {"privacy": f"epsilon {document['epsilon']:.3g}, {document['config']['federation']['privacy']}"}
 
 
-def print_r2_warning(comparison: Comparison) -> None:
-    """Warn about models that are no better than predicting the mean of the targets, if there are any."""
-    from fedflat.reporting.row import WORSE_THAN_MEAN
+def print_row_warnings(comparison: Comparison) -> None:
+    """Warn about models that are no better than the mean of the targets, and about rows that mix plugin versions."""
+    from fedflat.reporting.row import MIXED_PLUGINS, WORSE_THAN_MEAN
 
-    labels = [row.label for row in comparison.rows() if row.is_worse_than_mean]
-    if labels:
-        screen().print(f"{WORSE_THAN_MEAN}: {', '.join(labels)}.", style="yellow", markup=False)
+    rows = comparison.rows()
+    worse = [row.label for row in rows if row.is_worse_than_mean]
+    mixed = [f"{row.label} ({', '.join(row.mixed_plugins)})" for row in rows if row.mixed_plugins]
+    for warning, labels in {WORSE_THAN_MEAN: worse, MIXED_PLUGINS: mixed}.items():
+        if labels:
+            screen().print(f"{warning}: {', '.join(labels)}.", style="yellow", markup=False)
 
 
 def _print_models(

@@ -7,9 +7,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fedflat.cli.lookup.settings import flat_settings
-from fedflat.cli.shared.one_run import current_status, folder_of, print_r2_warning
+from fedflat.cli.shared.one_run import current_status, folder_of, print_row_warnings
 from fedflat.cli.shared.screen import screen, shown_bytes, shown_metric, shown_seconds, table, with_unit
-from fedflat.display import column_format, is_share
+from fedflat.display import column_format, is_share, shown_target
+from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.reporting.tables.summary import MEAN_LABEL, best_of, shown_range
 from fedflat.reporting.tables.targets import has_virtual_time
 from fedflat.text import write_value
@@ -24,8 +25,11 @@ SEED_STATISTICS = ("last", "mean_last", "best")
 """Entries of a comparison's rows that are means over seeds; missing if no run of the row converged."""
 
 
-def comparison_document(comparison: Comparison, targets: Sequence[float] = ()) -> dict[str, Any]:
-    """Return a comparison as JSON-compatible values, with the rounds until the metric reaches each of ``targets``."""
+def comparison_document(comparison: Comparison, targets: Sequence[float] = (), missing: int = 0) -> dict[str, Any]:
+    """Return a comparison as JSON-compatible values, with the rounds until the metric reaches each of ``targets``.
+
+    ``missing`` is the number of runs of the comparison that have not begun.
+    """
     rows = []
     for row, settings in zip(comparison.table(targets), differing_settings(comparison), strict=True):
         rounds_to = []
@@ -51,11 +55,14 @@ def comparison_document(comparison: Comparison, targets: Sequence[float] = ()) -
         for record in comparison.records
     ]
     metric = {"metric": comparison.metric, "lower_is_better": comparison.lower_is_better}
-    return {**metric, "rows": rows, "verdict": verdict(comparison), "runs": runs}
+    return {**metric, "rows": rows, "verdict": verdict(comparison, missing), "runs": runs}
 
 
-def print_comparison(comparison: Comparison, targets: Sequence[float] = ()) -> None:
-    """Print the table of a comparison, its diverged and unfinished runs, and which row is best."""
+def print_comparison(comparison: Comparison, targets: Sequence[float] = (), missing: int = 0) -> None:
+    """Print the table of a comparison, its diverged and unfinished runs, and which row is best.
+
+    ``missing`` is the number of runs of the comparison that have not begun.
+    """
     console, metric = screen(), comparison.metric
     rows = comparison.table(targets)
     counts = evaluation_counts(rows)
@@ -77,8 +84,8 @@ def print_comparison(comparison: Comparison, targets: Sequence[float] = ()) -> N
                 reason = f" after {record.rounds} of {record.config.training.rounds} rounds"
             message = f"{record.config.algorithm}, seed {record.config.seed}: {current_status(record)}{reason}"
             console.print(message, style="red" if record.status == "diverged" else "yellow")
-    print_r2_warning(comparison)
-    console.print(verdict(comparison), style="bold")
+    print_row_warnings(comparison)
+    console.print(verdict(comparison, missing), style="bold")
 
 
 def _comparison_table(comparison: Comparison, rows: list[dict[str, Any]], targets: Sequence[float]) -> Any:
@@ -98,7 +105,7 @@ def _comparison_table(comparison: Comparison, rows: list[dict[str, Any]], target
     best = best_of(means, comparison.lower_is_better) if means and same_counts else None
     timed = has_virtual_time(comparison.records)
     kinds = ("rounds", "virtual time") if timed else ("rounds",)
-    target_columns = [f"{kind}\nto {target:g}" for target in targets for kind in kinds]
+    target_columns = [f"{kind}\nto {shown_target(target, metric)}" for target in targets for kind in kinds]
     costs = ["time\nper run", "sent up\nper run"]
     numeric = ["mean of last 10 %\nof evaluations", "last", "seeds", *target_columns, *costs]
     most_bytes = max((row["bytes_up"] or 0 for row in rows), default=None)
@@ -130,11 +137,15 @@ def _comparison_table(comparison: Comparison, rows: list[dict[str, Any]], target
     return table(columns, cells, numeric=numeric)
 
 
-def verdict(comparison: Comparison) -> str:
+def verdict(comparison: Comparison, missing: int = 0) -> str:
     """Return a sentence on which row has the best mean of the last evaluations, and its lead over the second best.
 
     If the first row, which usually is the baseline, is neither of them, the lead over it follows. Rows are not ranked
-    if they are not comparable.
+    if they are not comparable, or if some runs have not finished.
+
+    Args:
+        comparison: the runs.
+        missing: number of further runs that have not begun.
     """
     rows, metric, lower_is_better = comparison.table(), comparison.metric, comparison.lower_is_better
     ranked = [row for row in rows if "mean_last" in row]  # without rows whose runs all diverged or are unfinished
@@ -142,8 +153,17 @@ def verdict(comparison: Comparison) -> str:
     if not rows:
         return "No run has been evaluated yet."
     if not ranked:
-        unfinished = any(row["unfinished"] for row in rows)
-        return "No run has finished yet." if unfinished else "Every run diverged; there is no best algorithm."
+        return (
+            "No run has finished yet."
+            if any(row["unfinished"] for row in rows)
+            else "Every run diverged; there is no best algorithm."
+        )
+    statuses = [current_status(record) for record in comparison.records]
+    unfinished = missing + sum(status not in ENDED_STATUSES for status in statuses)
+    if unfinished:
+        advice = "wait for them" if "running" in statuses else "repeat the command to continue"
+        runs = f"{unfinished} of {missing + len(statuses)} runs have not finished"
+        return f"{runs}, so no algorithm is called best; {advice}."
     if any(differing_settings(comparison)):
         return "These runs differ in more than algorithm and seed, so they are not ranked."
     if len(evaluation_counts(rows)) > 1:
@@ -158,20 +178,14 @@ def verdict(comparison: Comparison) -> str:
     if len(rows) == 1:
         return f"{best['label']} has a {MEAN_LABEL} of {value}; there is nothing to compare it with."
     if len(ranked) == 1:
-        others = {_outcome(row) for row in rows if row is not best}
-        return f"{best_row}; all others {' or '.join(sorted(others))}."
+        return f"{best_row}; all others diverged."
     number_format = _number_format(rows)
     lead = _lead(best, ranked[1], comparison, number_format)
     if "mean_last" not in first:
-        lead += f"; {first['label']} {_outcome(first)}"
+        lead += f"; {first['label']} diverged"
     elif first not in ranked[:2]:
         lead += f"; {_points(best, first, comparison, number_format)}"
     return f"{best_row}: {lead}."
-
-
-def _outcome(row: dict[str, Any]) -> str:
-    """Return why a row has no mean over seeds."""
-    return "did not finish" if row["unfinished"] else "diverged"
 
 
 def evaluation_counts(rows: Sequence[dict[str, Any]]) -> set[int]:

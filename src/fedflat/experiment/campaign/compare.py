@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -22,6 +23,7 @@ from fedflat.experiment.store.run_collection import save_order
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
 from fedflat.models import parameter_count
 from fedflat.processes import available_cores, is_sendable
+from fedflat.registry import changed_plugins
 
 SMALL_MODEL = 250_000
 """Largest number of parameters for which parallel runs beat sequential ones that use all cores."""
@@ -121,6 +123,7 @@ def run_each(
     outcomes: dict[int, Record | UserError] = {}  # by position in ``configs``
     unfinished: list[RunJob] = []
     positions: list[int] = []  # of the unfinished runs in ``configs``
+    warn_of_changed_plugins(folders)
     for position, (config, folder) in enumerate(zip(configs, folders, strict=True)):
         try:
             existing = existing_run(config, folder, object_fingerprints)
@@ -151,6 +154,19 @@ def run_each(
     if failures:
         others = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
         raise SomeFailed(failures[0] + others)
+
+
+def warn_of_changed_plugins(folders: Sequence[Path | None]) -> None:
+    """Warn if a plugin has changed since runs in ``folders`` began: they are not repeated with the new content."""
+    changed = {folder: changed_plugins(RunFolder(folder).plugins()) for folder in folders if folder is not None}
+    runs = [str(folder) for folder, names in changed.items() if names]
+    if runs:
+        plugins = ", ".join(dict.fromkeys(name for names in changed.values() for name in names))
+        warnings.warn(
+            f"{plugins} has changed since {len(runs)} of these runs began, and they are not repeated: "
+            f"{', '.join(runs)}; to train them with the new code, use --out NEW or remove their folders",
+            stacklevel=2,
+        )
 
 
 def existing_run(

@@ -21,7 +21,12 @@ from fedflat import data as datasets
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, require_remote
 from fedflat.experiment.campaign.branch import branch_point
-from fedflat.experiment.campaign.compare import existing_run, folder_name, parallel_runs
+from fedflat.experiment.campaign.compare import (
+    existing_run,
+    folder_name,
+    parallel_runs,
+    warn_of_changed_plugins,
+)
 from fedflat.experiment.campaign.estimate import PlannedRun
 from fedflat.experiment.campaign.processes import Results, run_in_parallel, run_in_sequence
 from fedflat.experiment.campaign.sweep_file import (
@@ -256,6 +261,7 @@ def run_sweep(
     """
     # This also rejects folders that hold runs with other settings, before any run starts.
     finished_before = {run.name for run in sweep.runs if _is_finished(run)}
+    warn_of_changed_plugins([run.folder for run in sweep.runs])
     if sweep.file.branch:
         with locked(sweep.out, wait=True):
             branch_point(sweep.file.branch).write(sweep.out)

@@ -13,9 +13,10 @@ COMPARISON, SWEEP = "comparison.json", "sweep.json"
 
 
 def save_order(folder: Path, runs: Sequence[Path]) -> None:
-    """Store the order of a comparison's ``runs``; runs of earlier comparisons in the same ``folder`` come last."""
+    """Store the order of a comparison's ``runs``; existing runs of earlier comparisons in ``folder`` come last."""
     names = [run.relative_to(folder).as_posix() for run in runs]
-    names += [name for name in _listed_runs(folder / COMPARISON) if name not in names]
+    earlier = [name for name in _listed_runs(folder / COMPARISON) if (folder / name / "config.yaml").is_file()]
+    names += [name for name in earlier if name not in names]
     create_folder(folder)
     write_atomically(folder / COMPARISON, json.dumps({"format": 1, "runs": names}, indent=1) + "\n")
 
@@ -33,6 +34,11 @@ def runs_below(folder: Path) -> list[Path]:
         return collection, names.index(name) if name in names else len(names), run
 
     return sorted((file.parent for file in folder.rglob("config.yaml")), key=sort_key)
+
+
+def count_missing_runs(folder: Path) -> int:
+    """Return how many runs of the comparison in ``folder`` have not begun; 0 if there is no comparison."""
+    return sum(not (folder / name / "config.yaml").is_file() for name in _listed_runs(folder / COMPARISON))
 
 
 def _listed_runs(file: Path) -> list[str]:

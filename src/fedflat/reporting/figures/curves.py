@@ -8,11 +8,18 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from fedflat.display import is_share
 from fedflat.errors import UserError, one_of
-from fedflat.reporting.figures.style import COLOURS, late_limits, line_styles, marker_spacing, metric_label, open_frame
+from fedflat.reporting.figures.style import (
+    COLOURS,
+    label_rounds,
+    limit_to_late,
+    line_styles,
+    marker_spacing,
+    metric_label,
+    open_frame,
+)
 from fedflat.reporting.tables.summary import series
 
 AXES = {
@@ -52,7 +59,7 @@ def curves(
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
     scale = 100 if is_share(metric) else 1
-    styles, bounds = line_styles(label for label, _, _ in lines), []
+    styles, bounds, last_round = line_styles(label for label, _, _ in lines), [], 0
     for label, histories, model in lines:
         x, values = _align([series(history, model, metric, over) for history in histories])
         if not len(x):
@@ -60,24 +67,22 @@ def curves(
         mean = values.mean(0) * scale
         std = values.std(0, ddof=1) * scale if len(values) > 1 else np.zeros(len(x))
         bounds += [mean - std, mean + std]
+        last_round = max(last_round, round(x[-1]))
         legend_label = f"{label}   {mean[-1]:.1f}" if scale == 100 else label  # with the last value in per cent
         axes.plot(x, mean, **styles[label].line, markevery=marker_spacing(len(x)), lw=1.8, label=legend_label)
         axes.fill_between(x, mean - std, mean + std, color=styles[label].colour, alpha=0.15, lw=0)
     hidden_fraction = HIDDEN_FRACTION if has_many_lines else 0.0
-    limits = late_limits(bounds, lower_is_better=not is_share(metric), hidden_fraction=hidden_fraction)
-    note = ""
-    if limits is not None:
-        axes.set_ylim(limits)
-        if any(np.nanmin(bound) < limits[0] or np.nanmax(bound) > limits[1] for bound in bounds):
-            note = " (early values are outside the axis)"
+    note = limit_to_late(axes, bounds, lower_is_better=not is_share(metric), hidden_fraction=hidden_fraction)
     axes.set_xlabel(AXES[over] + note)
-    if over == "round":
-        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
+    if over == "round" and last_round:
+        label_rounds(axes, last_round)
     axes.set_ylabel(metric_label(metric))
     open_frame(axes)
     has_bands = any(len(histories) > 1 for _, histories, _ in lines)
     options: dict[str, Any] = {"frameon": False, "title_fontsize": 8}
-    options["title"] = "mean over seeds, band: ± standard deviation" if has_bands else None
+    explanations = ["mean over seeds, band: ± standard deviation"] if has_bands else []
+    explanations += ["number: last value in per cent"] if scale == 100 else []
+    options["title"] = "\n".join(explanations) or None
     if has_many_lines:  # sort the legend by the last value of each line
         handles = sorted(axes.lines, key=lambda line: float(np.asarray(line.get_ydata())[-1]), reverse=True)
         figure.legend(handles=handles, fontsize=8, loc="outside right center", ncols=legend_columns, **options)

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedflat.display import is_share
-from fedflat.reporting.figures.style import LineStyle, late_limits, marker_spacing, metric_label, open_frame
+from fedflat.reporting.figures.style import (
+    LineStyle,
+    label_rounds,
+    limit_to_late,
+    marker_spacing,
+    metric_label,
+    open_frame,
+)
 from fedflat.reporting.page.document import AXES, SUMMARY_LABELS
 
 if TYPE_CHECKING:
@@ -117,7 +124,7 @@ def curve_figure(section: Values, axis: str) -> Figure:
 
     figure = Figure(figsize=(6.2, 3.8), layout="constrained")
     axes, metric = figure.subplots(), section["metric"]
-    scale, means = _scale(metric), []
+    scale, means, last_round = _scale(metric), [], 0
     for number in _plotted_rows(section):
         curve = section["curves"][number]
         values = curve["metrics"].get(metric)
@@ -129,10 +136,10 @@ def curve_figure(section: Values, axis: str) -> Figure:
         axes.plot(x, mean, **style.line, markevery=marker_spacing(len(x)), lw=1.5, label=label)
         axes.fill_between(x, mean - std, mean + std, color=style.colour, alpha=0.13, lw=0)
         means.append(mean)
-    limits = late_limits(means, section["lower_is_better"])
-    if limits is not None:
-        axes.set_ylim(limits)
-    axes.set_xlabel(AXES[axis])
+        last_round = max(last_round, round(x[-1]))
+    axes.set_xlabel(AXES[axis] + limit_to_late(axes, means, section["lower_is_better"]))
+    if axis == "round" and last_round:
+        label_rounds(axes, last_round)
     axes.set_ylabel(metric_label(metric))
     _style(axes)
     axes.legend(frameon=False, fontsize=8)

@@ -147,6 +147,25 @@ def late_limits(
     return min(ends), max(ends)
 
 
+def limit_to_late(axes: Axes, curves: Sequence[np.ndarray], lower_is_better: bool, hidden_fraction: float = 0.0) -> str:
+    """Set the limits of the vertical axis to ``late_limits``; returns a note on values outside, or empty."""
+    limits = late_limits(curves, lower_is_better, hidden_fraction)
+    if limits is None:
+        return ""
+    axes.set_ylim(limits)
+    is_outside = any(np.any(curve < limits[0]) or np.any(curve > limits[1]) for curve in curves)
+    return " (early values are outside the axis)" if is_outside else ""
+
+
+def label_rounds(axes: Axes, last: int) -> None:
+    """Label a horizontal axis of rounds at round numbers and at the ``last`` round."""
+    from matplotlib.ticker import MaxNLocator
+
+    ticks = MaxNLocator(8, integer=True, min_n_ticks=1).tick_values(0, max(last, 1))
+    spacing = ticks[1] - ticks[0]
+    axes.set_xticks([*(tick for tick in ticks if 0 <= tick <= last - spacing / 2), last])
+
+
 def evenly_spaced(count: int, maximum: int) -> np.ndarray:
     """Return at most ``maximum`` evenly spaced indices out of ``range(count)``, including both ends.
 

@@ -160,6 +160,7 @@ def _row_values(
         "unfinished": [seed for seed in seeds if status[seed] not in ENDED_STATUSES],
         "values": values,
         "worse_than_mean": row.is_worse_than_mean,
+        "mixed_plugins": row.mixed_plugins,
         "spread": {name: _spread(by_seed.values()) for name, by_seed in values.items()},
         "mean_counts": {seed: summary.mean_count for seed, summary in summaries.items()},
         "reached": [target_values(row, metric, lower_is_better, target) for target in targets],
@@ -347,7 +348,8 @@ def _repeat_values(group: Group, targets: Sequence[float]) -> Values:
         plugins = {path: None for record in group.records if record.folder for path in record.folder.plugins()}
         options = "".join(f" --target {target:g}" for target in targets)
         options += "".join(f" --plugin {Path(path).name}" for path in plugins)
-        command = f"fedflat compare {quoted} --config settings.yaml --seeds {seeds}{options}"
+        # Without --out, the command could find the reported runs in the default folder and would not repeat them.
+        command = f"fedflat compare {quoted} --config settings.yaml --seeds {seeds} --out repeated{options}"
     return {
         "command": command,
         "settings": relative_paths(group.records[0].config.to_yaml()),

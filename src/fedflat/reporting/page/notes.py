@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedflat.reporting.row import WORSE_THAN_MEAN
+from fedflat.reporting.row import MIXED_PLUGINS, WORSE_THAN_MEAN
 from fedflat.reporting.tables.summary import MEAN_LABEL, MIN_SIGNED_RANK_PAIRS, detectable_effect, shown_range
 
 FEW_SEEDS = 5
@@ -127,6 +127,9 @@ def _summary_notes(rows: Sequence[Values]) -> Notes:
     worse = [row["label"] for row in rows if row["worse_than_mean"]]
     if worse:
         notes.append((WARN, f"{WORSE_THAN_MEAN}: {_listed(worse)}."))
+    mixed = [f"{row['label']} ({', '.join(row['mixed_plugins'])})" for row in rows if row["mixed_plugins"]]
+    if mixed:
+        notes.append((WARN, f"{MIXED_PLUGINS}: {_listed(mixed)}."))
     counts = [count for row in rows for count in row["mean_counts"].values()]
     if counts:
         text = (

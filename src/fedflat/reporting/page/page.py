@@ -18,10 +18,10 @@ from fedflat.display import (
     shown_bytes,
     shown_count,
     shown_difference,
-    shown_interval,
     shown_metric,
     shown_p,
     shown_seconds,
+    shown_target,
 )
 from fedflat.errors import UserError
 from fedflat.experiment.store.files import create_folder, write_atomically
@@ -37,7 +37,15 @@ from fedflat.reporting.page.document import (
 )
 from fedflat.reporting.page.gather import Gathered, group_runs
 from fedflat.reporting.page.views import landscapes_of
-from fedflat.reporting.tables.files import DIFFERENCE_HEADS, check_columns, difference_table, result_table, values_csv
+from fedflat.reporting.tables.files import (
+    DIFFERENCE_HEADS,
+    EQUAL_EXPLANATION,
+    check_columns,
+    difference_interval,
+    difference_table,
+    result_table,
+    values_csv,
+)
 from fedflat.reporting.tables.latex import DIFFERENCE_COLUMNS, RESULT_COLUMNS, latex_table
 from fedflat.reporting.tables.summary import best_of, shown_range
 
@@ -95,7 +103,9 @@ def report_page(
         breakable=breakable,
         metric=shown_metric,
         signed=shown_difference,
-        interval=shown_interval,
+        interval=difference_interval,
+        best_rounds=_best_rounds,
+        equal_explanation=EQUAL_EXPLANATION,
         p=shown_p,
         bytes=shown_bytes,
         largest=_largest_cost,
@@ -234,7 +244,7 @@ def _partition_facts(partition: Values) -> dict[str, str]:
 
 def _result_heads(section: Values, targets: Sequence[float]) -> list[str]:
     """Return the column headings of the results table."""
-    shown = [f"{100 * target:g} %" if section["share"] else f"{target:g}" for target in targets]
+    shown = [shown_target(target, section["metric"]) for target in targets]
     kinds = ("rounds", "virtual time", "sent") if section["timed"] else ("rounds",)
     reached = [f"{kind} to {target}" for target in shown for kind in kinds]
     return ["row", *SUMMARY_LABELS.values(), "seeds", *reached, "backward passes", "sent up", "sent down", "time"]
@@ -246,6 +256,12 @@ def _best_mean(section: Values, name: str) -> float | None:
     if len(means) < 2 or has_uneven_means(section["rows"], name):
         return None
     return best_of(means, section["lower_is_better"])
+
+
+def _best_rounds(section: Values, index: int) -> float | None:
+    """Return the fewest median rounds to the target with this index; None unless there are several rows."""
+    medians = [row["reached"][index]["median"] for row in section["rows"]]
+    return min((rounds for rounds in medians if rounds is not None), default=None) if len(medians) > 1 else None
 
 
 def _largest_cost(section: Values, name: str) -> float | None:

@@ -17,6 +17,7 @@ from fedflat.display import (
     shown_metric,
     shown_p,
     shown_seconds,
+    shown_target,
 )
 from fedflat.errors import UserError, one_of
 from fedflat.reporting.page.document import (
@@ -24,10 +25,14 @@ from fedflat.reporting.page.document import (
     has_uneven_means,
     shown_evaluations,
 )
-from fedflat.reporting.tables.summary import MEAN_LABEL, shown_range
+from fedflat.reporting.tables.summary import MEAN_LABEL, are_equal, shown_range
 
 Values = Mapping[str, Any]
 DIFFERENCE_HEADS = ("row", "difference", "95 % bootstrap", "95 % Student", "pairs", "test", "p", "p after Holm")
+
+ALL_EQUAL = "all equal"
+"""Replaces the interval of differences without any spread."""
+EQUAL_EXPLANATION = "all seeds have the same difference, so there is no interval and no t test"
 
 
 @dataclass(frozen=True)
@@ -68,19 +73,21 @@ class TextTable:
         return text
 
 
-def result_columns(targets: Sequence[float], timed: bool) -> dict[str, str]:
+def result_columns(targets: Sequence[float], timed: bool, metric: str = "") -> dict[str, str]:
     """Return the headings of the results table's columns after the first, by name.
 
     Args:
         targets: values of the metric.
+        metric: name of the metric, which determines how headings show targets.
         timed: whether to include the virtual time and the traffic until each target.
     """
     target_heads = {}
     for target in targets:
-        target_heads[f"rounds_to_{target:g}"] = f"rounds to {target:g}"
+        shown = shown_target(target, metric)
+        target_heads[f"rounds_to_{target:g}"] = f"rounds to {shown}"
         if timed:
-            target_heads[f"seconds_to_{target:g}"] = f"virtual seconds to {target:g}"
-            target_heads[f"mb_to_{target:g}"] = f"MB to {target:g}"
+            target_heads[f"seconds_to_{target:g}"] = f"virtual seconds to {shown}"
+            target_heads[f"mb_to_{target:g}"] = f"MB to {shown}"
     costs = {"backward_passes": "backward passes", "mb_up": "MB up", "time": "time"}
     return {**SUMMARY_LABELS, "seeds": "seeds", **target_heads, **costs}
 
@@ -120,7 +127,10 @@ def result_table(section: Values, targets: Sequence[float], every_column: bool =
     counts = [count for row in section["rows"] for count in row["mean_counts"].values()]
     n = f" (n={shown_range(counts)})" if counts else ""
     notes = {"mean_last": f"Last 10 %: {MEAN_LABEL}{n}.", "best": "Best: best value over the test evaluations."}
-    heads = {"row": "row", **result_columns(targets, timed)}
+    for target in targets:
+        shown = shown_target(target, section["metric"])
+        notes[f"rounds_to_{target:g}"] = f"Rounds to {shown}: median over seeds; N+ means not reached by round N."
+    heads = {"row": "row", **result_columns(targets, timed, section["metric"])}
     return TextTable(_result_caption(section), heads, tuple(rows), _emphasis(section), notes)
 
 
@@ -140,25 +150,31 @@ def _result_caption(section: Values) -> str:
 
 
 def _emphasis(section: Values) -> dict[tuple[int, str], str]:
-    """Decide which means a table prints in bold or underlined: in each column the best and the second-best.
+    """Decide which cells a table prints in bold or underlined: in each column the best and the second-best.
 
-    Means that are equal after rounding share their place. A column whose means cannot be compared has no emphasis.
+    This applies to means and to the median rounds to targets. Values that are equal after rounding share their place.
+    A column whose means cannot be compared has no emphasis.
 
     Returns:
         ``best`` or ``second`` for each emphasised cell, by (row number, column name).
     """
-    emphasis = {}
-    sign = 1 if section["lower_is_better"] else -1  # sorts the best mean first
+    rows, emphasis = section["rows"], {}
+    columns: dict[str, dict[int, tuple[float, str]]] = {}  # by name and row number: a value, lower is better, and text
+    sign = 1 if section["lower_is_better"] else -1
     for name in SUMMARY_LABELS:
-        if has_uneven_means(section["rows"], name):
+        if not has_uneven_means(rows, name):
+            means = {row["number"]: row["spread"][name]["mean"] for row in rows if row["spread"][name]}
+            columns[name] = {number: (sign * mean, _shown(mean, section)) for number, mean in means.items()}
+    for row in rows:
+        for target in row["reached"]:
+            if target["median"] is not None:
+                column = columns.setdefault(f"rounds_to_{target['target']:g}", {})
+                column[row["number"]] = (target["median"], target["text"])
+    for name, column in columns.items():
+        if len(rows) < 2 or (name in SUMMARY_LABELS and len(column) < 2):  # nothing to compare
             continue
-        means = {row["number"]: row["spread"][name]["mean"] for row in section["rows"] if row["spread"][name]}
-        if len(means) < 2:  # nothing to compare
-            continue
-        texts = {number: _shown(mean, section) for number, mean in means.items()}
-        best_first = sorted(means, key=lambda number: sign * means[number])
-        distinct_texts = list(dict.fromkeys(texts[number] for number in best_first))
-        for number, text in texts.items():
+        distinct_texts = list(dict.fromkeys(text for _, text in sorted(column.values())))
+        for number, (_, text) in column.items():
             if text in distinct_texts[:2]:
                 emphasis[number, name] = "best" if text == distinct_texts[0] else "second"
     return emphasis
@@ -203,7 +219,7 @@ def difference_table(section: Values, by: str) -> TextTable | None:
         if pair is None:  # no seeds in common, or not comparable
             rows.append((label, "–", "–", "–", "0", "none", "–", "–"))
             continue
-        intervals = [shown_interval(pair[name], metric, number_format) for name in ("interval", "t_interval")]
+        intervals = [difference_interval(pair, name, section) for name in ("interval", "t_interval")]
         test = (str(len(pair["seeds"])), pair["test"], shown_p(pair["p"]), shown_p(difference["holm"]))
         rows.append((label, shown_difference(pair["mean"], metric, number_format), *intervals, *test))
     baseline = section["rows"][section["baseline"]]["label"]
@@ -213,9 +229,18 @@ def difference_table(section: Values, by: str) -> TextTable | None:
     notes = {
         "95 % bootstrap": "Bootstrap: percentile interval.",
         "95 % Student": "Student: t interval.",
-        "p after Holm": "Holm: p-values corrected for the number of rows.",
+        "p after Holm": "Holm: p-values corrected for the number of tested rows.",
     }
+    if any(ALL_EQUAL in row for row in rows):
+        notes["difference"] = f"{ALL_EQUAL.capitalize()}: {EQUAL_EXPLANATION}."
     return TextTable(caption, dict(zip(DIFFERENCE_HEADS, DIFFERENCE_HEADS, strict=True)), tuple(rows), notes=notes)
+
+
+def difference_interval(pair: Values, name: str, section: Values) -> str:
+    """Format the ``interval`` or ``t_interval`` of a paired difference, which has no width if all seeds agree."""
+    if are_equal(pair["differences"]):
+        return ALL_EQUAL
+    return shown_interval(pair[name], section["metric"], section["number_format"])
 
 
 def values_csv(document: Values) -> str:

@@ -213,11 +213,21 @@ def paired_test(differences: Sequence[float]) -> tuple[str, float | None]:
         return "none", 1.0
     if len(differences) >= MIN_SIGNED_RANK_PAIRS:
         return "signed rank", signed_rank_p(differences)
-    if math.isclose(min(differences), max(differences), rel_tol=1e-9):
+    if are_equal(differences):
         return "none", None  # t is infinite without any spread
     from scipy.stats import ttest_1samp
 
     return "paired t", float(ttest_1samp(differences, 0.0).pvalue)
+
+
+def are_equal(differences: Sequence[float]) -> bool:
+    """Whether two or more differences are equal, so that intervals have no width and t is infinite.
+
+    >>> are_equal([0.1 + 0.2, 0.3]), are_equal([0.1, 0.2]), are_equal([0.1])
+    (True, False, False)
+    """
+    values = _drop_last_bits(differences)
+    return len(values) > 1 and math.isclose(values.min(), values.max(), rel_tol=1e-9)
 
 
 def _drop_last_bits(values: Any) -> np.ndarray:

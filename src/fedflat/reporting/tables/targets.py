@@ -23,6 +23,15 @@ def has_virtual_time(records: Iterable[Record]) -> bool:
     return bool(histories) and all(VIRTUAL_SECONDS in history[-1] for history in histories)
 
 
+class MedianRounds(NamedTuple):
+    """Median number of rounds to a target over runs; None if the middle run did not reach it."""
+
+    median: float | None
+    reached: int
+    """Number of runs that reached the target."""
+    runs: int
+
+
 class TargetCosts(NamedTuple):
     """Medians over runs of what they needed to reach a target.
 
@@ -41,7 +50,7 @@ class TargetCosts(NamedTuple):
     def entries(self, target: float) -> dict[str, Any]:
         """The entries of a comparison's table, by name."""
         return {
-            f"rounds to {target:g}": (self.rounds, self.reached, self.runs),
+            f"rounds to {target:g}": MedianRounds(self.rounds, self.reached, self.runs),
             f"virtual seconds to {target:g}": self.seconds,
             f"bytes to {target:g}": self.bytes,
         }
