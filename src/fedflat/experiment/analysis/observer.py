@@ -54,7 +54,8 @@ GROUP_SIZE = 32
 def _fisher(objective: Objective, seed: int) -> dict[str, float | None]:
     options: dict[str, Any] = {"matrix": "gauss-newton", "lambda_min": False, "tolerance": TOLERANCE, "seed": seed}
     spectrum = spectrum_of(objective, 1, **options)
-    return {"fisher_lambda_max": spectrum.lambda_max, "fisher_trace": spectrum.trace and spectrum.trace.value}
+    trace = spectrum.trace.value if spectrum.trace else None
+    return {"fisher_lambda_max": spectrum.lambda_max, "fisher_trace": trace}
 
 
 def _norms(objective: Objective, seed: int) -> dict[str, float | None]:
