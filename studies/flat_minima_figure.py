@@ -35,7 +35,7 @@ def flat_minima_figure(numbers: dict[str, Any]) -> Figure:
         draw_surface(surface, landscape, scale, styles, name)
         contours = figure.add_axes((x, 0.155, width, height))
         draw_contours(contours, landscape, scale, line)
-        draw_marks(contours, landscape.marks, styles, name)
+        draw_marks(contours, landscape.marks, styles, name, size=5)
         contours.set_xticks([])
         contours.set_yticks([])
         _label_column(figure, x + width / 2, name, numbers["methods"][name])

@@ -108,6 +108,17 @@ def claims_page() -> str:
             "The verdict follows from the interval: a claim is confirmed if the interval excludes zero and contains the",
             "claimed difference. Accuracy differences are in percentage points. With three seeds, intervals are wide, so",
             "small differences remain undecided.",
+            "",
+            "## Which flatness claims are measured",
+            "",
+            "| claims | data | rounds | seeds | results |",
+            "|---|---|---|---|---|",
+            "| ECCV Table 1: lambda_max of FedAvg, FedSAM, FedASAM and FedAvg with SWA | CIFAR-100, alpha 0 | 20,000, as in the paper | 1 | [Measured results](campaign.md#eccv-tables-1-and-2-cifar-100-alpha-0-5-clients-per-round) |",
+            "| ECCV: lambda_max of global models, of clients' models and of their averages | CIFAR-10, alpha 0 | 1,000 instead of 20,000 | 1 | [Landscapes](landscapes.md#flatness-claims-of-caldarola-et-al) |",
+            "| lambda_max of FedAvg, FedSAM, FedASAM with SWA, and FedMoSWA | Fashion-MNIST, Dirichlet 0.1 | 80 | 1 | [Landscapes](landscapes.md#four-methods-on-fashion-mnist) |",
+            "| the same four methods | digits, Dirichlet 0.1 | 60 | 3 | [Landscapes](landscapes.md#four-methods-on-digits) |",
+            "",
+            "Not measured yet at full scale: FedSAM and FedASAM with SWA in ECCV Table 1, and the column alpha 1,000.",
         ]
     )
 

@@ -10,8 +10,11 @@ import torch
 from torch import nn
 
 import fedflat
+from fedflat import flatness
+from fedflat.data import from_arrays
 from fedflat.errors import UserError
 from fedflat.experiment.config import config
+from fedflat.reporting.figures.flatness_log import logged
 from fedflat.setting_names import MEASUREMENTS, parse_flatness, parse_measurements
 
 SETTINGS = {
@@ -78,6 +81,9 @@ def test_all_requested_measurements_are_present() -> None:
     assert last["models"]["wima"].keys() == {
         "lambda_max",
         "sharpness",
+        "m_sharpness",
+        *("fisher_lambda_max", "fisher_trace"),
+        *("relative_flatness", "fisher_rao", "pac_bayes_sigma", "magnitude_sigma"),
         "train_loss",
         "test_loss",
         "gap",
@@ -89,6 +95,29 @@ def test_all_requested_measurements_are_present() -> None:
     assert len(last["accuracy"]["classes"]) == 10
     assert len(last["features"]) == len(last["accuracy"]["clients"]) == 3
     assert json.loads(json.dumps(last)) == last
+
+
+def test_measures_of_models_are_those_of_the_flatness_commands(tmp_path: Path) -> None:
+    inputs = torch.randn(80, 5, generator=torch.Generator().manual_seed(0))
+    data = from_arrays(inputs[:64], torch.arange(64) % 3, inputs[64:], torch.arange(16) % 3, name="small")
+    what = {"flatness": "every=1,what=m_sharpness+fisher+norms", "rounds": 1, "dataset": data}
+    result = run("fedavg", out=tmp_path / "run", **what)
+    values = looks(result)[1]["models"]["server"]
+    objective = result.flatness().objective()
+    norms = flatness.norms_of(objective, draws=10, directions=5)
+    fisher = flatness.spectrum_of(objective, 1, matrix="gauss-newton")
+    expected = {
+        "m_sharpness": flatness.sharpness_of(objective, m=32).value,
+        "fisher_lambda_max": fisher.lambda_max,
+        "fisher_trace": fisher.trace.value,
+        "relative_flatness": norms.relative_flatness.value,
+        "fisher_rao": norms.fisher_rao,
+        "pac_bayes_sigma": norms.sigma,
+        "magnitude_sigma": norms.magnitude_sigma,
+    }
+    assert values.keys() == expected.keys() == logged(result.record).keys()
+    for name, value in expected.items():
+        assert values[name] == pytest.approx(value, rel=1e-3), name
 
 
 def test_the_edge_of_stability_follows_the_learning_rate() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -116,6 +118,29 @@ def test_models_that_are_not_defined_are_rejected() -> None:
             aligned(model, model)
     with pytest.raises(UserError, match="different shapes"):
         aligned(shallow, normalised)
+
+
+def test_a_module_that_applies_its_children_in_turn_can_be_rebuilt_as_a_chain() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.features, self.head = nn.Sequential(nn.Conv2d(1, 3, 2), nn.ReLU()), nn.Linear(12, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.features(x).flatten(1))
+
+    model = Net()
+    with pytest.raises(UserError, match=r"the model is a Net.*(nn\.Sequential\(.*\)), which keeps") as raised:
+        aligned(model, model)
+    advice = str(raised.value).split("rebuild it as ")[1].split(", which keeps")[0]
+    rebuilt = eval(advice, {"nn": nn, "OrderedDict": OrderedDict, "m": model})
+    assert rebuilt.state_dict().keys() == model.state_dict().keys()
+    inputs = torch.randn(4, 1, 3, 3)
+    torch.testing.assert_close(rebuilt(inputs), model(inputs))
+    torch.testing.assert_close(aligned(rebuilt, rebuilt)(inputs), model(inputs))
+
+
+def test_curves_that_are_not_defined_are_rejected() -> None:
     ends = {"a": convolutional(), "b": convolutional()}
     objective = Objective(ends["a"], F.cross_entropy, (torch.randn(4, 2, 6, 6), torch.arange(4) % 3))
     with pytest.raises(UserError, match="BatchNorm statistics"):

@@ -137,6 +137,22 @@ def test_the_common_line_crosses_every_landscape() -> None:
     )
 
 
+def test_the_level_of_the_bold_contour_can_be_chosen() -> None:
+    figure = contours(PANELS, level=0.7)
+    assert all(axes.collections[-1].levels.tolist() == [0.7] for axes in figure.axes[:2])
+    assert "bold line: training loss 0.7" in words(figure)
+    with pytest.raises(UserError, match=r"level=9 is outside the scale; expected 0\.1 to "):
+        contours(PANELS, level=9)
+
+
+def test_the_marker_does_not_hide_a_small_basin() -> None:
+    """A bold contour as wide as a twentieth of the panel surrounds the marker of the model."""
+    axes = contours([Panel("FedAvg", bowl(0.1, 3.0))], level=0.1 + 3 * 0.1**2).axes[0]
+    axes.figure.canvas.draw()
+    basin = axes.collections[-1].get_paths()[0].get_extents(axes.transData)
+    assert axes.lines[0].get_markersize() * axes.figure.dpi / 72 < 0.6 * basin.width
+
+
 def test_colours_become_monotonically_lighter() -> None:
     """Low and high values are distinguishable in grey and with colour blindness."""
     lightness = COLOUR_MAP(np.linspace(0, 1, 50))[:, :3] @ np.array([0.2126, 0.7152, 0.0722])

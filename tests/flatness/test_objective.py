@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -211,6 +212,7 @@ def test_non_finite_losses_and_gradients_are_refused() -> None:
         (3, "int.*DataLoader"),
         ([torch.ones(2, 2)], "Tensor.*pair"),
         ([(torch.ones(2, 2), "ab")], "str.*tensor"),
+        ((torch.ones(2, 2), np.ones(2)), r"ndarray.*torch\.from_numpy"),
         ((torch.ones(0, 2), torch.zeros(0)), "batch is empty"),
     ],
 )

@@ -109,22 +109,32 @@ def rescaled(network: nn.Sequential, factor: float) -> nn.Sequential:
     """A ReLU network stays the same function if one layer is multiplied and the next one divided by a factor."""
     other = copy.deepcopy(network)
     with torch.no_grad():
-        other[0].weight *= factor
+        for parameter in other[0].parameters():
+            parameter *= factor
         other[2].weight /= factor
     return other
 
 
 @pytest.mark.parametrize("steps", [1, 6])
-def test_adaptive_sharpness_is_invariant_to_scale(steps: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "options", "has_biases", "is_invariant"),
+    [
+        ("asam", {"scope": "all"}, True, True),
+        ("asam", {"scope": "weight"}, True, False),  # T = 1 for the rescaled biases
+        ("asam", {"scope": "weight"}, False, True),
+        ("asam", {"scope": "all", "eta": 0.2}, True, False),
+        ("sam", {}, False, False),
+    ],
+)
+def test_invariance_to_rescaling(kind: str, options: dict, has_biases: bool, is_invariant: bool, steps: int) -> None:
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 3, bias=False)).double()
+    network = nn.Sequential(nn.Linear(4, 8, has_biases), nn.ReLU(), nn.Linear(8, 3, has_biases)).double()
     data = (torch.randn(20, 4).double(), torch.arange(20) % 3)
-    one, other = (Objective(n, F.cross_entropy, data) for n in (network, rescaled(network, 7.0)))
-    assert float(one.loss()) == pytest.approx(float(other.loss()), rel=1e-12)
-    adaptive = [sharpness_of(f, "asam", rho=0.3, steps=steps).value for f in (one, other)]
-    plain = [sharpness_of(f, "sam", rho=0.3, steps=steps).value for f in (one, other)]
-    assert adaptive[0] == pytest.approx(adaptive[1], rel=1e-6)
-    assert abs(plain[0] - plain[1]) > 0.1 * plain[0]
+    objectives = [Objective(n, F.cross_entropy, data) for n in (network, rescaled(network, 7.0))]
+    assert float(objectives[0].loss()) == pytest.approx(float(objectives[1].loss()), rel=1e-12)
+    before, after = (sharpness_of(f, kind, rho=0.3, steps=steps, **options).value for f in objectives)
+    assert (after == pytest.approx(before, rel=1e-6)) == is_invariant
+    assert is_invariant or abs(after - before) > 0.01 * before
 
 
 def test_which_tensors_are_scaled() -> None:

@@ -70,7 +70,7 @@ def batches_of(data: Any, batch: int = 500) -> Sequence[Batch]:
     """
     if isinstance(data, TensorBatches):
         return data
-    is_pair = isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[1], Tensor)
+    is_pair = isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[1], Tensor | np.ndarray)
     if is_pair:  # rather than a list of two batches, whose entries are pairs
         return TensorBatches(data[0], data[1], batch)
     if not isinstance(data, Iterable):
@@ -152,7 +152,8 @@ def count_examples(value: Any) -> int:
             first = first[0]
         else:
             raise UserError(
-                f"inputs or targets are a {type(value).__name__}; expected a tensor, or a tuple or mapping of tensors"
+                f"inputs or targets are a {type(value).__name__}; expected a tensor (for a numpy array: "
+                "torch.from_numpy(array)), or a tuple or mapping of tensors"
             )
     if not first.ndim or not len(first):
         raise UserError("a batch is empty; expected tensors whose first dimension indexes examples")

@@ -6,8 +6,9 @@ With a diagonal scale T and the Euclidean norm ``|.|``,
     average case:  mean over |e| = rho of f(w + e) - f(w)
 
 where f is the loss, w the weights and e a perturbation. SAM uses T = 1 (Foret et al. 2021). ASAM uses T = |w| + eta for
-weights and 1 for biases. At eta = 0, ASAM is invariant to rescalings of the weights that leave the model's function
-unchanged (Kwon et al. 2021). With the gradient g, the worst perturbation to first order is
+weights and 1 for biases, or T = |w| + eta everywhere (scope ``all``). Only with scope ``all`` and eta = 0 is ASAM
+invariant to all rescalings of parameters that leave the model's function unchanged (Kwon et al. 2021): a rescaling that
+includes a bias changes the result with the default scope. With the gradient g, the worst perturbation to first order is
 
     e = rho T^2 g / |T g|,
 
@@ -85,7 +86,8 @@ def sharpness_of(
         rho: radius, in units of the weights; for ASAM, relative to the weights' magnitudes.
         steps: gradient ascent steps towards the worst case; 1 moves by rho along the gradient.
         eta: added to the weights' magnitudes in ASAM's scale |w| + eta.
-        scope: tensors that ASAM scales: ``weight`` (not biases), or ``all``.
+        scope: tensors that ASAM scales: ``weight`` (not biases), or ``all``, which with eta = 0 makes ASAM invariant
+            to rescaling.
         m: maximum size of the groups of m-sharpness (``sam``, ``asam``), into which the examples are drawn with
             nearly equal sizes; default: one group of all examples.
         directions: number of random directions of the average, each taken forwards and backwards.

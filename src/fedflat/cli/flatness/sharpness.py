@@ -37,14 +37,17 @@ def sharpness(
         "sam,asam,average", "--kind", metavar="KIND,...", help="comma-separated: sam, asam, average"
     ),
     rho: list[float] = no_default(
-        "--rho", "radius; repeatable [dim](default: 0.05, asam 0.5)[/dim]", [], metavar="RADIUS"
+        "--rho", "radius of every kind; repeatable [dim](default: 0.05, asam 0.5)[/dim]", [], metavar="RADIUS"
     ),
     steps: int = typer.Option(
         1, "--ascent-steps", min=1, help="ascent steps of sam and asam; 1 is the first-order direction used in training"
     ),
-    eta: float = typer.Option(0.0, "--eta", help="offset of asam's scale |w| + eta; 0 is scale-invariant"),
+    eta: float = typer.Option(0.0, "--eta", help="offset of asam's scale |w| + eta"),
     scope: str = typer.Option(
-        "weight", "--scope", metavar="WHICH", help="tensors that asam scales: weight (not biases) or all"
+        "weight",
+        "--scope",
+        metavar="WHICH",
+        help="tensors that asam scales: weight (not biases), or all (invariant to rescaling if eta is 0)",
     ),
     m: int | None = no_default(
         "--m", "m-sharpness: mean worst case of groups of at most M examples", None, metavar="M", min=1

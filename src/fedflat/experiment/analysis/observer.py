@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from fedflat.experiment.analysis.replay import each_local_model
 from fedflat.experiment.analysis.run_model import objective_on, with_statistics
 from fedflat.experiment.analysis.scoring import Scorer, Scores, take_on_device
 from fedflat.experiment.config import FlatnessSettings, TrainingSettings
-from fedflat.flatness import Objective
+from fedflat.flatness import Objective, norms_of, sharpness_of, spectrum_of
 from fedflat.flatness.clients import disagreement
 from fedflat.flatness.curvature.lanczos import Ends, lanczos
 from fedflat.flatness.curvature.operator import Operator
@@ -46,6 +47,37 @@ GAP_EXAMPLES = 10_000
 """Training examples for the generalisation gap; with fewer, sampling error dominates."""
 EXAMPLES_PER_CLIENT = 10
 """Examples per client for per-example gradients."""
+GROUP_SIZE = 32
+"""Largest number of examples per group of m-sharpness."""
+
+
+def _fisher(objective: Objective, seed: int) -> dict[str, float | None]:
+    options: dict[str, Any] = {"matrix": "gauss-newton", "lambda_min": False, "tolerance": TOLERANCE, "seed": seed}
+    spectrum = spectrum_of(objective, 1, **options)
+    trace = spectrum.trace.value if spectrum.trace else None
+    return {"fisher_lambda_max": spectrum.lambda_max, "fisher_trace": trace}
+
+
+def _norms(objective: Objective, seed: int) -> dict[str, float | None]:
+    norms = norms_of(objective, draws=10, directions=5, seed=seed)  # a third and half of the defaults, to save time
+    return {
+        "relative_flatness": norms.relative_flatness.value,
+        "fisher_rao": norms.fisher_rao,
+        "pac_bayes_sigma": norms.sigma,
+        "magnitude_sigma": norms.magnitude_sigma,
+    }
+
+
+def _m_sharpness(objective: Objective, seed: int) -> dict[str, float | None]:
+    return {"m_sharpness": sharpness_of(objective, rho=RHO, m=GROUP_SIZE, seed=seed).value}
+
+
+MODEL_MEASURES: dict[str, Callable[[Objective, int], dict[str, float | None]]] = {
+    "m_sharpness": _m_sharpness,
+    "fisher": _fisher,
+    "norms": _norms,
+}
+"""Functions that measure a model, given its objective and a seed, by the names that ``flatness.what`` accepts."""
 
 
 class FixedSample:
@@ -193,6 +225,15 @@ class FixedSample:
         loss, gradient = objective.loss_and_gradient()
         return float(objective.loss(model.weights + RHO * unit(gradient)) - loss)
 
+    def measure(self, model: ModelState, name: str) -> Measurements:
+        """Return the values of one of ``MODEL_MEASURES`` on the sampled training examples; none if it is undefined."""
+        objective = self.objective(self._with_statistics(model), self.positions)
+        try:
+            values = MODEL_MEASURES[name](objective, self.settings.seed)
+        except UserError:  # e.g. a loss that is not finite; a measurement must not stop the run
+            return {}
+        return {key: finite_or_none(value) for key, value in values.items() if value is not None}
+
     def local_curvature(self, models: Iterable[ModelState], clients: Sequence[Client]) -> Measurements:
         """Compute lambda_max and loss of each client's model on a sample of that client's data, by client number.
 
@@ -315,6 +356,9 @@ class Observer:
             measurements["lambda_max"] = finite_or_none(self._sample.lambda_max(model))
         if "sharpness" in self.wanted:
             measurements["sharpness"] = finite_or_none(self._sample.sharpness(model))
+        for name in MODEL_MEASURES:
+            if name in self.wanted:
+                measurements |= self._sample.measure(model, name)
         if "gap" in self.wanted:
             measurements |= self._sample.gap(model, scores)
         return measurements

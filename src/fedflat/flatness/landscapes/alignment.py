@@ -169,5 +169,7 @@ def _best_order(products: Tensor) -> Tensor | None:
 def _not_alignable(reason: str) -> UserError:
     return UserError(
         f"the hidden units of this model cannot be aligned: {reason}; expected an nn.Sequential of linear or "
-        "convolutional layers, activations, pooling and BatchNorm, e.g. mlp or cnn"
+        "convolutional layers, activations, pooling and BatchNorm, e.g. mlp or cnn. If another module applies its "
+        "children one after another, rebuild it as nn.Sequential(OrderedDict(features=m.features, "
+        "flatten=nn.Flatten(), head=m.head)), which keeps the names of the weights"
     )

@@ -202,7 +202,7 @@ def _contours(panel: Panel, scale: LandscapeScale, styles: Mapping[str, LineStyl
         )
     )
     for mark, marker in _markers(panel, styles):
-        figure.add_trace(graph_objects.Scatter(**_mark_values(mark), marker={**marker, "size": 11}))
+        figure.add_trace(graph_objects.Scatter(**_mark_values(mark), marker={**marker, "size": 7}))
     x_title, y_title = AXIS_TITLES[panel.landscape.kind]
     figure.update_xaxes(title={"text": x_title, "standoff": 4}, nticks=5, constrain="domain")
     figure.update_yaxes(title={"text": y_title, "standoff": 4}, nticks=5, constrain="domain", scaleanchor="x")

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from fedflat.display import shown_loss_or_error
+from fedflat.errors import UserError
 from fedflat.flatness.landscapes.grid import Landscape, Mark
 from fedflat.flatness.landscapes.path import barrier
 from fedflat.reporting.figures.landscape_panels import (
@@ -72,6 +73,7 @@ def contours(
     value: str | None = None,
     title: str = "",
     styles: Mapping[str, LineStyle] | None = None,
+    level: float | None = None,
 ) -> Figure:
     """Draw the contours of landscapes side by side, with common levels.
 
@@ -82,15 +84,18 @@ def contours(
         value: name of the value to draw; default: the training loss, or the only loss.
         title: title above all panels.
         styles: colours and markers by the names of models; default: chosen by the names.
+        level: value of the bold contour; default: the lowest tick of the scale that is inside every panel.
     """
     check_dimensions(panels, 2)
     scale = common_scale(panels, value)
-    line = common_line([panel.landscape for panel in panels], scale)
+    line = common_line([panel.landscape for panel in panels], scale) if level is None else level
+    if level is not None and not scale.low < level < scale.high:
+        raise UserError(f"level={level:g} is outside the scale; expected {scale.low:.3g} to {scale.high:.3g}")
     figure, grid = panel_axes(len(panels), width=3.15, height=3.6, has_shared_bar=True)
     styles = panel_styles(panels, styles)
     for index, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
         draw_contours(axes, panel.landscape, scale, line)
-        draw_marks(axes, panel.landscape.marks, styles, panel.title)
+        draw_marks(axes, panel.landscape.marks, styles, panel.title, size=5)  # small: the bold contour may be near
         add_titles(axes, panel)
         add_axis_titles(axes, panel.landscape, panel.caption, is_leftmost=index % PER_ROW == 0)
     add_colour_bar(figure, grid, scale, line)
@@ -138,7 +143,12 @@ def panel_styles(panels: Sequence[Panel], styles: Mapping[str, LineStyle] | None
 
 
 def draw_marks(
-    axes: Axes, marks: Sequence[Mark], styles: Mapping[str, LineStyle], title: str = "", heights: Sequence[float] = ()
+    axes: Axes,
+    marks: Sequence[Mark],
+    styles: Mapping[str, LineStyle],
+    title: str = "",
+    heights: Sequence[float] = (),
+    size: float = 9,
 ) -> None:
     """Mark the models in the colours and with the markers of their algorithms, labelled for a legend.
 
@@ -148,13 +158,14 @@ def draw_marks(
         styles: colours and markers by name.
         title: name of the model if there is only one; default: the name of its mark.
         heights: the third coordinate of each mark, on a surface.
+        size: size of the markers in points.
     """
     for index, mark in enumerate(marks):
         style = styles[title if title and len(marks) == 1 else mark.name]
         label = f"{mark.name} ({mark.distance:.2g} from the plane)" if mark.distance > 0 else mark.name
-        edge: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 1.2, "linestyle": "none"}
+        edge: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": size / 7.5, "linestyle": "none"}
         coordinates = [[coordinate] for coordinate in (*mark.position, *heights[index : index + 1])]
-        axes.plot(*coordinates, marker=style.marker, zorder=5, label=label, color=style.colour, markersize=9, **edge)
+        axes.plot(*coordinates, marker=style.marker, zorder=5, label=label, color=style.colour, markersize=size, **edge)
 
 
 def plane_picture(landscape: Landscape, values: Sequence[str] = (), title: str = "") -> Figure:
