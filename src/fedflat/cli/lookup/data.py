@@ -166,7 +166,7 @@ def _normalisation(mean: list[float], std: list[float], kind: str) -> str:
     if not mean:
         return "none, inputs are used as stored"
     if kind == "vector":
-        return "standardised by the mean and standard deviation of the training examples"
+        return "standardised: (value - mean) / std of each column"
     means, deviations = (", ".join(f"{value:.4g}" for value in values) for values in (mean, std))
     return f"(pixel / 255 - mean) / std; mean {means}, std {deviations}"
 
