@@ -87,7 +87,7 @@ def test_standardising_by_constants(tmp_path: Path) -> None:
     assert load(f"arrays(path={tmp_path / 'mine.npz'},standardise=true)").content == dataset.content
     assert not scaling.own_statistics_advice(dataset)
     plain = from_arrays(inputs, targets, inputs, targets)
-    assert "own examples" in scaling.own_statistics_advice(standardise(plain))
+    assert "own training examples" in scaling.own_statistics_advice(standardise(plain))
     assert standardise(plain, mean=[0, 0], std=[1, 1]).target_mean == (4.5,)
     for arguments, problem in (
         ({"mean": [0.0, 1.0]}, "only one of mean and std"),

@@ -116,7 +116,7 @@ def _to_columns(values: Any, shape: torch.Size, what: str) -> torch.Tensor:
 
 
 def own_statistics_advice(dataset: Dataset) -> str:
-    """Say that a site standardised its inputs by its own statistics; empty if it did not.
+    """Say that a server's or site's inputs are standardised by their own statistics; empty if they are not.
 
     Statistics of one site differ from those of the others. The same measurement then has different values at
     different sites, and the common model is less accurate.
@@ -124,8 +124,9 @@ def own_statistics_advice(dataset: Dataset) -> str:
     if dataset.kind != "vector" or not dataset.mean or float(dataset.train.inputs.double().mean(0).abs().max()) > 1e-4:
         return ""
     return (
-        f"{dataset.name} is standardised by the mean and standard deviation of this site's own examples; all sites "
-        "must use the same: fedflat.data.standardise(data, mean=..., std=...), or arrays mean and std in the .npz file"
+        f"{dataset.name} is standardised by the mean and standard deviation of its own training examples, but server "
+        "and sites need the same constants: use fedflat.data.standardise(data, mean=..., std=...), or store the arrays "
+        "mean and std in the .npz file"
     )
 
 

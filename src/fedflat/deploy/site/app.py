@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedflat.data import Dataset
+from fedflat.data.scaling import own_statistics_advice
 from fedflat.deploy.flower.wire import (
     ARRAYS,
     GRADIENT,
@@ -121,6 +123,8 @@ def _join(site: Site, message: Message, mods: Sequence[Mod]) -> RecordDict:
     check_mods(mods, site.problem, site.training)
     if site.has_state:
         require_writable(site.folder)
+    if site.has_own_data and (advice := own_statistics_advice(site.problem.data)):
+        logging.getLogger("flwr").warning("fedflat: %s", advice)
     differences = identity.differences(_header(message), "at the node", "at the server")
     if differences:
         raise UserError(

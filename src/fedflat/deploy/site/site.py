@@ -52,7 +52,7 @@ class Site:
         task: Task | None = None,
     ) -> None:
         self.client, self.folder = client, folder
-        has_own_data = data is not None
+        self.has_own_data = has_own_data = data is not None
         problem_config = _as_only_client(config) if has_own_data else config
         self.problem, partition = build_problem(problem_config, data, model, task)
         # With data of its own, the site's partition has one client, and only the config knows the number of sites.
