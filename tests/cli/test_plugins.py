@@ -33,6 +33,7 @@ def test_templates_are_valid_and_pass_their_tests(fedflat, tmp_path, restore_reg
     for kind, use in USES.items():
         result = fedflat("new", kind, f"my-{kind}")
         assert result.stdout.splitlines() == [f"my_{kind}.py", f"test_my_{kind}.py", f"Next: {use}"]
+    assert "class MyModel(ModelSpec)" in (tmp_path / "my_model.py").read_text()
     ruff = [sys.executable, "-m", "ruff"]
     rules = ("--isolated", "--select", "E,F,W,I,UP,B,SIM,RET,RUF")
     for command in ([*ruff, "check", *rules, "."], [*ruff, "format", "--isolated", "--check", "."]):

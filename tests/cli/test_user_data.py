@@ -81,7 +81,10 @@ def test_every_column_of_a_table_has_a_use(fedflat, prices, tmp_path):
     with pytest.raises(UserError, match=r"'sites'.*did you mean site"):
         load(f"arrays(path={prices},target=price,drop=sites)")
     assert load(f"arrays(path={prices},target=price,drop=site|old)").columns == ("area",)
-    shown = fedflat("data", "describe", f"arrays(path={prices},target=price,group=site)").stdout
+    described = ("data", "describe", f"arrays(path={prices},target=price,group=site)")
+    by_client = fedflat(*described, "--partition", "natural").stdout.split("Examples of every client")[1]
+    assert [line.split()[0] for line in by_client.splitlines()[-3:]] == ["east", "north", "south"]
+    shown = fedflat(*described).stdout
     assert "2: area, old" in shown and "3: east, north, south" in shown
     table = pd.read_csv(prices).drop(columns="site")
     for name, columns in (("train", ["area", "old", "price"]), ("test", ["old", "area", "price"])):
@@ -112,6 +115,8 @@ def test_large_numbers_are_standardised_and_reported_in_their_units(fedflat, pri
     assert result.lower_is_better and result.plot().axes[0].get_ylabel() == "test rmse (lower is better)"
     shown = fedflat("evaluate", document["folder"]).stdout
     assert "lower rmse is better" in shown and "corrupt" not in shown
+    assert "clients (training data)" in shown and "3 natural clients" in shown and "domain" not in shown
+    assert "The loss is that of standardised targets" in shown
     assert "Not on corruptions" in fedflat("evaluate", document["folder"], "--on", "test,corruptions").stdout
     with pytest.raises(UserError, match="only vectors"):
         standardise(load("digits"))

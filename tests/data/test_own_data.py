@@ -76,6 +76,39 @@ def test_standardising(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         standardise(mapped)
 
 
+def test_standardising_by_constants(tmp_path: Path) -> None:
+    """All sites can use the same mean and standard deviation, instead of those of their own examples."""
+    inputs, targets = np.arange(20.0).reshape(10, 2), np.arange(10.0)
+    constants = {"mean": np.array([1.0, 2.0]), "std": np.array([2.0, 4.0]), "target_mean": 3.0, "target_std": 5.0}
+    np.savez(tmp_path / "mine.npz", inputs=inputs, targets=targets, **constants)
+    dataset = load(f"arrays(path={tmp_path / 'mine.npz'})")
+    assert dataset.test.inputs.tolist() == [[3.5, 1.75], [8.5, 4.25]] and dataset.mean == (1.0, 2.0)
+    assert dataset.test.targets.tolist() == [0.2, 1.2] and dataset.target_std == (5.0,)
+    assert load(f"arrays(path={tmp_path / 'mine.npz'},standardise=true)").content == dataset.content
+    assert not scaling.own_statistics_advice(dataset)
+    plain = from_arrays(inputs, targets, inputs, targets)
+    assert "own training examples" in scaling.own_statistics_advice(standardise(plain))
+    assert standardise(plain, mean=[0, 0], std=[1, 1]).target_mean == (4.5,)
+    for arguments, problem in (
+        ({"mean": [0.0, 1.0]}, "only one of mean and std"),
+        ({"mean": [0.0], "std": [1.0]}, "each of 2 columns"),
+        ({"mean": [0, 0], "std": [1, 0]}, "must be positive"),
+        ({"target_mean": [0]}, "only one of target_mean and target_std"),
+    ):
+        with pytest.raises(UserError, match=problem):
+            standardise(plain, **arguments)
+    with pytest.raises(UserError, match="already standardised"):
+        standardise(dataset, mean=[0, 0], std=[1, 1])
+    with pytest.raises(UserError, match="has classes as targets"):
+        from_arrays(inputs, [0, 1] * 5, inputs, [0, 1] * 5, target_mean=[0], target_std=[1])
+
+
+def test_options_for_tables_are_rejected_for_arrays(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", inputs=np.ones((10, 2)), targets=np.arange(10) % 2, site=np.arange(10))
+    with pytest.raises(UserError, match=r"group= selects a column .* clients in groups"):
+        load(f"arrays(path={tmp_path / 'mine.npz'},group=site)")
+
+
 def test_a_folder_of_npy_files_is_mapped(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     for name, array in FOUR.items():

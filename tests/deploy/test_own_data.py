@@ -13,7 +13,7 @@ from torch import nn
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
 
-from fedflat.data import Dataset, Examples
+from fedflat.data import Dataset, Examples, standardise
 from fedflat.deploy import client_app
 from fedflat.deploy.server.app import serve
 
@@ -57,6 +57,25 @@ def test_a_site_with_another_class_order_is_refused(tmp_path: Path, caplog: pyte
     )
     assert re.search(r"classes is b, a \(\w+\) at the node but a, b \(\w+\) at the server", caplog.text)
     assert '"accepted": [0, 2]' in (tmp_path / "run" / "participation.jsonl").read_text()
+
+
+def test_a_site_that_standardises_by_its_own_statistics_is_warned(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings: dict[str, Any] = {
+        **SMALL,
+        "data.clients": 2,
+        "data.partition": "iid",
+        "federation.clients_per_round": 2,
+        "deploy.out": str(tmp_path / "run"),
+        "training.rounds": 1,
+    }
+    constants = {"mean": [1.0] * 5, "std": [2.0] * 5}
+    app = client_app(lambda number: standardise(data_of(number, 40), **(constants if number else {})), network)
+    grid = DirectGrid([node(tmp_path, settings, number) for number in range(2)], app)
+    serve(grid, settings, data_of(9, 30), network())
+    assert "site 0 is standardised by the mean and standard deviation of its own training examples" in caplog.text
+    assert "site 1 is standardised" not in caplog.text
 
 
 def test_sites_train_on_their_own_data(tmp_path: Path) -> None:

@@ -48,9 +48,8 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 def test_torch_and_safetensors_hold_the_models_of_the_run(run: Path, tmp_path: Path) -> None:
     result = fedflat.load(run)
-    assert call("export", run, "--average", "wima(window=2)", "--out", tmp_path / "wima.pt").startswith(
-        str(tmp_path / "wima.pt")
-    )
+    exported = call("export", run, "--average", "wima(window=2)", "--out", tmp_path / "wima.pt")
+    assert exported.startswith(str(tmp_path / "wima.pt")) and ").model('wima(window=2)')" in exported
     assert same(torch.load(tmp_path / "wima.pt", weights_only=True), result.state_dict("wima(window=2)"))
     assert same(result.state_dict("wima"), result.state_dict("wima(window=2)")), (
         "where there is one, its parameters may be left out"

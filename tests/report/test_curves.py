@@ -10,7 +10,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fedflat.reporting.figures.curves import curves
+from fedflat.reporting.figures.curves import curves, mark_targets
 from fedflat.reporting.figures.style import COLOURS, late_limits, line_styles
 
 
@@ -55,7 +55,31 @@ def test_the_legend_explains_bands_over_seeds() -> None:
     single_seed = drawn([0.5]).axes[0].get_legend()
     assert single_seed is not None and single_seed.get_title().get_text() == "number: last value in per cent"
     loss = drawn([0.5], "loss").axes[0].get_legend()
-    assert loss is not None and loss.get_title().get_text() == ""
+    assert loss is not None and loss.get_title().get_text() == "number: last value"
+
+
+def test_bands_appear_only_where_their_line_is_visible() -> None:
+    """The first line is outside the axis at the first point, but one end of its band is not."""
+    early, late = 30.0, [2.0, 1.9, 1.8, 1.7, 1.6, 1.50]
+    losses = {seed: [early * seed, *late] for seed in (0.01, 1)}
+    histories = [
+        [{"round": r, "test": {"server": {"rmse": value}}} for r, value in enumerate(values)]
+        for values in losses.values()
+    ]
+    axes = curves([("fedavg", histories, "server")], "rmse").axes[0]
+    assert axes.get_ylim()[1] < 10
+    drawn_band = np.concatenate([path.vertices for path in axes.collections[0].get_paths()])
+    assert drawn_band[:, 0].min() == 1
+    legend = axes.get_legend()
+    assert legend is not None and legend.get_texts()[0].get_text().endswith(" 1.500")
+
+
+def test_targets_are_marked_inside_the_axis() -> None:
+    figure = drawn([0.80, 0.81])
+    limits, lines = figure.axes[0].get_ylim(), len(figure.axes[0].lines)
+    mark_targets(figure, [0.7, 0.3], "accuracy")
+    (target,) = figure.axes[0].lines[lines:]
+    assert list(target.get_ydata()) == [70, 70] and figure.axes[0].get_ylim() == limits
 
 
 @pytest.mark.parametrize("last", [1, 3, 20, 23, 99, 150])

@@ -14,6 +14,7 @@ import torch
 from fedflat.data.batches import channel_statistics
 from fedflat.data.dataset import IGNORED, Dataset, Examples, Kind
 from fedflat.data.files.mapped import MappedTensor, open_mapped
+from fedflat.data.scaling import scale_columns
 from fedflat.errors import UserError, one_of
 
 Array = torch.Tensor | npt.NDArray[Any] | Sequence[Any]
@@ -40,6 +41,8 @@ def from_arrays(
     std: Sequence[float] | None = None,
     train_groups: Array | None = None,
     test_groups: Array | None = None,
+    target_mean: Sequence[float] | None = None,
+    target_std: Sequence[float] | None = None,
 ) -> Dataset:
     """Build a dataset from arrays.
 
@@ -54,10 +57,13 @@ def from_arrays(
         name: name of the dataset.
         classes: class or label names; by default the words in the targets, else their numbers; none for regression.
         mean: mean per channel of uint8 images on the scale from 0 to 1; computed from the training set by default.
-        std: standard deviation per channel; computed by default. Inputs other than uint8 are not normalised.
+            For vectors, the number to subtract from each column; by default vectors are used as they are.
+        std: standard deviation per channel or column, as ``mean``. Images other than uint8 are not normalised.
         train_groups: natural client of each training example [n], e.g. its writer, as integers or words; the partition
             ``natural`` makes each of them a client.
         test_groups: natural client of each test example.
+        target_mean: for regression, the number to subtract from each target column; by default none.
+        target_std: for regression, the number to divide each target column by.
     """
     inputs = [_to_inputs(train_inputs, name), _to_inputs(test_inputs, name)]
     if {split.dtype for split in inputs} == set(FLOATS):
@@ -73,10 +79,16 @@ def from_arrays(
         computed_mean, computed_std = channel_statistics(train.inputs)
         mean = computed_mean if mean is None else mean
         std = computed_std if std is None else std
-    if train.inputs.dtype != torch.uint8:
-        mean = std = None  # only bytes are normalised
-    means, stds = _to_constants(mean, f"mean of {name}"), _to_constants(std, f"std of {name}")
-    return Dataset(name, train, test, tuple(map(str, classes)), means, stds, kind, tuple(group_names))
+    means: tuple[float, ...] = ()
+    stds: tuple[float, ...] = ()
+    if train.inputs.dtype == torch.uint8:
+        means, stds = _to_constants(mean, f"mean of {name}"), _to_constants(std, f"std of {name}")
+    dataset = Dataset(name, train, test, tuple(map(str, classes)), means, stds, kind, tuple(group_names))
+    if kind == "vector" and not (mean is None and std is None):
+        dataset = scale_columns(dataset, "inputs", mean, std)
+    if not (target_mean is None and target_std is None):
+        dataset = scale_columns(dataset, "targets", target_mean, target_std)
+    return dataset
 
 
 def _to_constants(values: Any, what: str) -> tuple[float, ...]:

@@ -75,7 +75,7 @@ def compare(
     from fedflat.experiment.setup.problem import device_of, task_of
     from fedflat.experiment.stopping import check_target
     from fedflat.experiment.store.run_folder import RunFolder
-    from fedflat.reporting.figures.curves import AXES
+    from fedflat.reporting.figures.curves import AXES, mark_targets
     from fedflat.reporting.result import Comparison
 
     # Check everything first: downloads and runs take a long time.
@@ -114,7 +114,9 @@ def compare(
         failure = error  # raised after the results of the other runs are printed
     comparison = Comparison(records)
     figure = figure or out / "comparison.png"
-    write_figure(comparison.plot(over=over), figure)
+    plot = comparison.plot(over=over)
+    mark_targets(plot, target, comparison.metric)
+    write_figure(plot, figure)
     if as_json:
         print_json({"folder": out, "figure": figure, **comparison_document(comparison, target)})
     else:

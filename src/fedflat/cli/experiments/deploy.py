@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import asdict
 from pathlib import Path
 
 import typer
 
 from fedflat.cli.shared.completion import complete_algorithm
 from fedflat.cli.shared.flags import JSON, CommandGroup
-from fedflat.cli.shared.screen import print_json
+from fedflat.cli.shared.screen import print_json, screen, table
 from fedflat.errors import UserError
 
 MAX_SITES = 10_000
@@ -90,6 +92,11 @@ def certificates(
     for path in paths:
         print(path)
     print(commands)
+    authority = shlex.quote(str(folder.absolute() / "ca.crt"))
+    print("\nCheck the server, check the project, and start the run:")
+    print(f"  fedflat deploy check 127.0.0.1:8000 --root-certificates {authority}")
+    print("  fedflat deploy check PROJECT")
+    print("  flwr run PROJECT sites --stream")
 
 
 @deploy.command()
@@ -114,19 +121,27 @@ def gateway(
 
 @deploy.command()
 def check(
-    address: str = typer.Argument(metavar="HOST:PORT", help="the address of a SuperLink"),
+    address: str = typer.Argument(metavar="HOST:PORT|DIR", help="the address of a SuperLink, or a project folder"),
     root_certificates: Path | None = typer.Option(
         None, "--root-certificates", metavar="FILE", help="CA certificate that signed the server's (ca.crt)"
     ),
     insecure: bool = typer.Option(False, "--insecure", help="connect without TLS"),
+    site: list[int] = typer.Option(
+        [], "--site", metavar="N", help="for a project: also load the data of site N; repeatable"
+    ),
     as_json: bool = JSON,
 ) -> None:
-    """Check that a SuperLink is reachable and trusted.
+    """Check that a SuperLink is reachable and trusted, or that a project's settings, hooks and data fit together.
 
     Example: fedflat deploy check server.example.org:8000 --root-certificates ca.crt
     """
     from fedflat.deploy.flower.reach import reach
 
+    if Path(address).is_dir():
+        _check_project(Path(address), site, as_json)
+        return
+    if site:
+        raise UserError(f"--site needs a project folder, and {address} is none; expected one like my-federation")
     expiry = reach(address, root_certificates, insecure).until
     if as_json:
         print_json({"address": address, "certificate_valid_until": expiry})
@@ -134,6 +149,25 @@ def check(
         print(f"The SuperLink at {address} answers: without TLS; use this only on a single machine.")
     else:
         print(f"The SuperLink at {address} answers: its certificate is valid until {expiry:%Y-%m-%d}.")
+
+
+def _check_project(folder: Path, sites: list[int], as_json: bool) -> None:
+    """Check a project, and print the data of its server and of the given sites."""
+    from fedflat.deploy.flower.version import require_flower
+
+    require_flower()
+    from fedflat.deploy.server.check_project import check_project
+
+    parts = check_project(folder, sites)
+    if as_json:
+        print_json({"folder": folder, "parts": [asdict(part) for part in parts]})
+        return
+    columns = ("part", "dataset", "training", "test", "outputs")
+    rows = [(part.part, part.dataset, part.train, part.test, part.outputs) for part in parts]
+    screen().print(table(columns, rows, numeric=("training", "test")))
+    for part in parts:
+        if part.advice:
+            screen().print(f"{part.part}: {part.advice}", style="yellow", markup=False, highlight=False)
 
 
 def _check_sites(flag: str, sites: int, bytes_each: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from fedflat.cli.shared.screen import (
     table,
     with_unit,
 )
+from fedflat.display import column_format
 from fedflat.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,14 +33,18 @@ FINE_TUNING = "Fine-tuning"
 """Help panel."""
 _tuning_option = partial(typer.Option, rich_help_panel=FINE_TUNING)
 NOUNS = {
-    "classes": "class",
-    "clients": "client",
-    "unseen": "unseen client",
-    "domains": "domain",
-    "corruptions": "corruption",
+    "classes": ("class", "classes"),
+    "clients": ("client", "clients"),
+    "unseen": ("unseen client", "unseen clients"),
+    "domains": ("domain", "domains"),
+    "corruptions": ("corruption", "corruptions"),
 }
-"""The noun for one entry of each part that has several."""
-Row = tuple[object, ...]
+"""The noun for one entry of each part that has several, and its plural."""
+GROUP = ("natural client", "natural clients")
+"""The noun for groups of the test set that are not domains, such as sites or writers."""
+DOMAIN_DATASETS = ("domains", "pacs", "office_home", "idda")
+Row = tuple[str, str, float | None, float | None, float | None, float | None]
+"""A row of the summary: part, size, primary metric, its standard deviation, its worst tenth, and loss."""
 
 
 def evaluate(
@@ -64,6 +70,7 @@ def evaluate(
     """
     from fedflat.experiment.analysis.evaluation import PARTS, evaluate
     from fedflat.experiment.analysis.fine_tuning import FineTuning
+    from fedflat.experiment.setup.problem import load_data
     from fedflat.experiment.store.run_folder import load_record
 
     record = load_record(folder)
@@ -88,111 +95,128 @@ def evaluate(
         heading += f"; lower {evaluation.metric} is better"
     # Without --on, only parts that a download would add are worth a line.
     missing = {part: why for part, why in evaluation.missing.items() if on is not None or "fedflat data get" in why}
-    _print_evaluation(evaluation, heading, missing)
+    has_domains = record.config.data.dataset.split("(")[0] in DOMAIN_DATASETS
+    _print_evaluation(evaluation, heading, missing, NOUNS if has_domains else NOUNS | {"domains": GROUP})
+    # With several columns, which have different units, all values are those of standardised targets.
+    if evaluation.metric == "rmse" and len(load_data(record.config).target_std) == 1:
+        note = "The loss is that of standardised targets; rmse and mae are in the target's units."
+        screen().print(f"\n{note}", style="dim")
 
 
-def _print_evaluation(evaluation: Evaluation, heading: str, missing: dict[str, str]) -> None:
+def _print_evaluation(
+    evaluation: Evaluation, heading: str, missing: dict[str, str], nouns: dict[str, tuple[str, str]]
+) -> None:
     """Print a summary of every part of an evaluation, e.g. test set or clients, and the reasons for ``missing`` parts.
 
-    Classes, domains and corruptions are also listed one by one, if there are at most ``MAX_LISTED``.
+    Classes, domains and corruptions are also listed one by one, if there are at most ``MAX_LISTED``. ``nouns`` are the
+    names of the parts' entries, as in ``NOUNS``.
     """
     console, metric = screen(), evaluation.metric
     columns = ("on", "of", with_unit(metric), "standard deviation", "worst 10 %", "loss")
-    rows = [row for part, results in evaluation.parts.items() for row in _summary_rows(part, results, metric)]
+    rows = [row for part, results in evaluation.parts.items() for row in _summary_rows(part, results, metric, nouns)]
+    names, sizes, *values = zip(*rows, strict=True)
+    cells = [_shown_column(column, metric) for column in values[:-1]]
+    cells.append(_shown_column(values[-1], "loss"))
     console.print()
     console.print(heading, style="bold", markup=False)
     console.print()
-    console.print(table(columns, rows, numeric=columns[2:]))
+    console.print(table(columns, zip(names, sizes, *cells, strict=True), numeric=columns[2:]))
     for part, results in evaluation.parts.items():
         if part in ("classes", "domains", "corruptions") and len(results["each"]) <= MAX_LISTED:
             console.print()
-            console.print(_entry_table(part, results["each"], metric))
+            console.print(_entry_table(part, nouns[part][0], results["each"], metric))
     if missing:
         console.print()
         for part, reason in missing.items():
             console.print(f"Not on {part}: {reason}.", style="dim", markup=False)
 
 
-def _summary_rows(part: str, results: dict[str, Any], metric: str) -> list[Row]:
-    """Return the summary rows of one part, with the columns name, size, metric, standard deviation, worst tenth, loss.
+def _shown_column(values: Iterable[float | None], metric: str) -> list[str | None]:
+    """Format the values of a column with the same number of decimals; None stays None.
+
+    >>> _shown_column([56.4, None, 56.41], "rmse")
+    ['56.40', None, '56.41']
+    """
+    values = list(values)
+    number_format = column_format(values)
+    return [None if value is None else shown_metric(value, metric, number_format) for value in values]
+
+
+def _summary_rows(part: str, results: dict[str, Any], metric: str, nouns: dict[str, tuple[str, str]]) -> list[Row]:
+    """Return the summary rows of one part; ``nouns`` are the names of the parts' entries, as in ``NOUNS``.
 
     The part ``longtail`` divides the classes into thirds by frequency: head, middle and tail.
     """
     if part == "test":
         size = f"{shown_count(results['examples'])} examples"
-        return [(part, size, shown_metric(results[metric], metric), None, None, shown_metric(results["loss"], "loss"))]
+        return [(part, size, results[metric], None, None, results["loss"])]
     if part == "longtail":
         return [
-            _metric_row(f"{name} of the long tail", f"{third['classes']} classes", third[metric], metric)
+            _metric_row(f"{name} of the long tail", f"{third['classes']} classes", third[metric])
             for name, third in results["each"].items()
         ]
     if part.startswith("fine-tuned"):
-        return _fine_tuning_rows(results, metric, "unseen clients" if part.endswith("unseen") else "clients")
-    return _distribution_rows(part, results, metric)
+        return _fine_tuning_rows(results, "unseen clients" if part.endswith("unseen") else "clients")
+    return _distribution_rows(part, results, metric, *nouns[part])
 
 
-def _metric_row(name: str, size: str, value: float, metric: str) -> Row:
-    return name, size, shown_metric(value, metric), None, None, None
+def _metric_row(name: str, size: str, value: float) -> Row:
+    return name, size, value, None, None, None
 
 
-def _fine_tuning_rows(results: dict[str, Any], metric: str, noun: str) -> list[Row]:
+def _fine_tuning_rows(results: dict[str, Any], noun: str) -> list[Row]:
     """Return two rows: the metric before and after clients fine-tune the model; ``noun`` names the clients."""
     clients = f"{results['count']} of {shown_count(results['of'])} {noun}"
     evaluated_on = f"{clients}, on {100 * (1 - results['share']):.0f} % of their data"
     training = f"{counted(results['epochs'], 'epoch')}, lr {results['lr']:g}"
     improved = f"{training}; {100 * results['improved']:.0f} % improved"
     return [
-        _metric_row("before fine-tuning", evaluated_on, results["before"], metric),
-        _metric_row("after fine-tuning", improved, results["after"], metric),
+        _metric_row("before fine-tuning", evaluated_on, results["before"]),
+        _metric_row("after fine-tuning", improved, results["after"]),
     ]
 
 
-def _distribution_rows(part: str, results: dict[str, Any], metric: str) -> list[Row]:
+def _distribution_rows(part: str, results: dict[str, Any], metric: str, singular: str, plural: str) -> list[Row]:
     """Return the summary rows of a part that consists of several classes, clients, domains or corruptions.
 
     The first row has their mean. Depending on the part, further rows have the metric of pooled domains, the
-    participation gap and the mean corruption error.
+    participation gap and the mean corruption error. ``singular`` and ``plural`` name an entry of the part.
     """
-
-    def shown(name: str) -> str | None:
-        return shown_metric(results[name], metric) if name in results else None
-
-    plural = "unseen clients" if part == "unseen" else part
-    size = f"{shown_count(results['count'])} {NOUNS[part] if results['count'] == 1 else plural}"
-    loss = shown_metric(results["loss"], "loss") if "loss" in results else None
-    rows: list[Row] = [(part, size, shown("mean"), shown("std"), shown("worst_tenth"), loss)]
+    size = f"{shown_count(results['count'])} {singular if results['count'] == 1 else plural}"
+    # Training clients are evaluated on the examples that they train on, all other parts on held-out examples.
+    name = {"clients": "clients (training data)", "domains": plural}.get(part, part)
+    mean, std, worst, loss = (results.get(key) for key in ("mean", "std", "worst_tenth", "loss"))
+    rows: list[Row] = [(name, size, mean, std, worst, loss)]
     for name in ("seen", "unseen"):
         if part == "domains" and name in results:
             pooled = results[name]
-            domains = counted(pooled["domains"], "domain")
+            domains = counted(pooled["domains"], singular)
             pooled_size = f"{domains} together, {shown_count(pooled['examples'])} examples"
-            pooled_loss = shown_metric(pooled["loss"], "loss")
-            rows.append((f"{name} domains", pooled_size, shown_metric(pooled[metric], metric), None, None, pooled_loss))
+            rows.append((f"{name} {plural}", pooled_size, pooled[metric], None, None, pooled["loss"]))
     if "participation_gap" in results:
         gap = results["participation_gap"]
-        rows.append(_metric_row("participation gap", "training minus held-out clients", gap, metric))
+        rows.append(_metric_row("participation gap", "training minus held-out clients", gap))
     if "mean_corruption_error" in results:
         error = results["mean_corruption_error"]
-        rows.append(_metric_row("mean corruption error", f"{size}, over severities", error, metric))
+        rows.append(_metric_row("mean corruption error", f"{size}, over severities", error))
     return rows
 
 
-def _entry_table(part: str, entries: dict[str, dict[str, float]], metric: str) -> ScreenTable:
+def _entry_table(part: str, noun: str, entries: dict[str, dict[str, float]], metric: str) -> ScreenTable:
     """Return a table with one row per class, domain or corruption; the primary metric comes first.
 
     Args:
         part: ``classes``, ``domains`` or ``corruptions``.
+        noun: what one of them is called.
         entries: for each of them, its metrics and its number of examples.
         metric: name of the primary metric.
     """
     names = [name for name in next(iter(entries.values())) if name != "loss"]
     names.sort(key=lambda name: name != metric)  # False sorts first
     primary = "iou" if part == "classes" and metric == "miou" else metric  # the mean IoU of one class is its IoU
-    columns = [NOUNS[part], *(with_unit(primary) if name == metric else name for name in names)]
-    rows = []
-    for entry, values in entries.items():
-        cells = [
-            shown_count(values[name]) if name == "examples" else shown_metric(values[name], metric) for name in names
-        ]
-        rows.append([entry, *cells])
-    return table(columns, rows, numeric=columns[1:])
+    columns = [noun, *(with_unit(primary) if name == metric else name for name in names)]
+    cells: list[list[str | None]] = []
+    for name in names:
+        values = [entry[name] for entry in entries.values()]
+        cells.append([shown_count(value) for value in values] if name == "examples" else _shown_column(values, metric))
+    return table(columns, zip(entries, *cells, strict=True), numeric=columns[1:])

@@ -43,3 +43,6 @@ def export(
         )
     else:
         screen().print(f"{out} ({export_format}, {shown_bytes(size)})", markup=False, highlight=False)
+        arguments = [repr(model)] * (model != "server") + [f"rounds={rounds}"] * (rounds is not None)
+        call = f"fedflat.load({str(folder)!r}).model({', '.join(arguments)})"
+        screen().print(f"The same model in Python: {call}", style="dim", markup=False, highlight=False)

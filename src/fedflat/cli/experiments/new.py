@@ -22,6 +22,8 @@ RUN_ARGUMENTS = {
     "model": "fedavg --model $name",
 }
 """Arguments of ``fedflat run`` that use a component, by kind."""
+CLASS_SUFFIXES = {"algorithm": "Drift", "server": "Optimiser", "dataset": "", "model": "Model"}
+"""The end of the class name in each template, which a name such as my-model may already have."""
 
 
 def new(
@@ -44,7 +46,7 @@ def new(
         raise one_of("kind", kind, RUN_ARGUMENTS)
     _require_free(kind, name)
     module = name.replace("-", "_").lower()
-    title = "".join(word.capitalize() for word in re.split("[-_]", name))
+    title = "".join(word.capitalize() for word in re.split("[-_]", name)).removesuffix(CLASS_SUFFIXES[kind])
     files = {out / f"{module}.py": f"{kind}.py.txt", out / f"test_{module}.py": f"test_{kind}.py.txt"}
     for path in files:
         if path.exists():

@@ -145,6 +145,10 @@ def describe(
             partition, train.targets, classes, clients or default, seed, groups=train.groups, coarse=train.coarse
         )
         partition_description = partitioned.describe(train.targets, classes)
+        if dataset.group_names and partition_description["partitioner"].startswith("natural"):
+            assert train.groups is not None  # they have names
+            groups = train.groups[[int(indices[0]) for indices in partitioned.clients]]
+            partition_description["client_names"] = [dataset.group_names[group] for group in groups]
     if as_json:
         print_json(description if partition is None else description | {"partition": partition_description})
         return
@@ -153,8 +157,9 @@ def describe(
         screen().print(f"\n{advice[0].upper()}{advice[1:]}.", style="yellow", markup=False, highlight=False)
     if partition_description is not None:
         print_partition(partition_description)
-        if description["classes"]:
-            _print_histogram(partition_description["histogram"], description["classes"], description["kind"])
+        names = partition_description.get("client_names")
+        if description["classes"] or names:
+            _print_histogram(partition_description["histogram"], description["classes"], description["kind"], names)
 
 
 def _normalisation(mean: list[float], std: list[float], kind: str) -> str:
@@ -166,7 +171,7 @@ def _normalisation(mean: list[float], std: list[float], kind: str) -> str:
     if not mean:
         return "none, inputs are used as stored"
     if kind == "vector":
-        return "standardised by the mean and standard deviation of the training examples"
+        return "standardised: (value - mean) / std of each column"
     means, deviations = (", ".join(f"{value:.4g}" for value in values) for values in (mean, std))
     return f"(pixel / 255 - mean) / std; mean {means}, std {deviations}"
 
@@ -220,24 +225,26 @@ def _class_unit(kind: str) -> str:
     return {"segmentation": "pixels", "text": "characters"}.get(kind, "examples")
 
 
-def _print_histogram(histogram: list[list[int]], classes: list[str], kind: str) -> None:
+def _print_histogram(histogram: list[list[int]], classes: list[str], kind: str, names: list[str] | None) -> None:
     """Print the class counts of the first clients, unless there are too many classes for the screen.
 
     Args:
         histogram: for every client, its number of examples (or pixels) of each class.
-        classes: names of the classes.
+        classes: names of the classes; for regression, none.
         kind: kind of the dataset, e.g. ``image`` or ``segmentation``.
+        names: names of the clients; by default their numbers.
     """
     if len(classes) > HISTOGRAM_CLASSES:
         return
     rows: list[list[object]] = []
     for client, counts in enumerate(histogram[:HISTOGRAM_CLIENTS]):
-        rows.append([client, *(count or None for count in counts), sum(counts)])
+        per_class = [count or None for count in counts[: len(classes)]]
+        rows.append([names[client] if names else client, *per_class, sum(counts)])
     which = "every client"
     if len(histogram) > HISTOGRAM_CLIENTS:
         which = f"the first {HISTOGRAM_CLIENTS} of {len(histogram)} clients"
     columns = ("client", *classes, "all")
-    title = f"{_class_unit(kind).capitalize()} of each class, {which}"
+    title = f"{_class_unit(kind).capitalize()} of {'each class, ' if classes else ''}{which}"
     print_section(title, table(columns, rows, numeric=columns[1:]))
 
 

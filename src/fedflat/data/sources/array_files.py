@@ -1,8 +1,9 @@
 """User data: arrays in an ``.npz`` file, a folder of ``.npy`` files, or a table (parquet, CSV).
 
 Array names: ``train_inputs``, ``train_targets``, ``test_inputs``, ``test_targets`` (or ``x_train``, ``y_train``, ...);
-optionally ``train_groups`` and ``test_groups`` (natural clients), ``classes``, ``mean`` and ``std``. With only
-``inputs`` and ``targets``, every fifth example of each class is a test example; without classes, every fifth example.
+optionally ``train_groups`` and ``test_groups`` (natural clients), ``classes``, ``mean``, ``std``, ``target_mean`` and
+``target_std``. With only ``inputs`` and ``targets``, every fifth example of each class is a test example; without
+classes, every fifth example.
 """
 
 from __future__ import annotations
@@ -37,7 +38,11 @@ ALIASES = {
     "classes": ("class_names",),
     "mean": (),
     "std": (),
+    "target_mean": (),
+    "target_std": (),
 }
+TABLE_OPTIONS = ("target", "group", "shape", "drop")
+"""Options that name columns of a table; arrays have fixed names instead."""
 NamedArrays = Mapping[str, Any]
 
 
@@ -56,7 +61,9 @@ class ArrayFileOptions:
     shape: str = param("", "for .parquet and .csv: shape of an example such as 3x32x32, if inputs are flat")
     drop: str = param("", "for .parquet and .csv: column to leave out of the inputs; several as a|b")
     standardise: bool = param(
-        False, "subtract the training examples' mean from inputs and float targets, divide by their standard deviation"
+        False,
+        "subtract the training examples' mean from inputs and float targets, divide by their standard deviation; "
+        "arrays mean, std, target_mean and target_std replace these statistics",
     )
 
 
@@ -71,12 +78,12 @@ class ArrayFiles(DatasetSource):
         from fedflat.data.files.tables import is_table, read_table
 
         path, columns = Path(self.path).expanduser().absolute(), ()
+        if path.exists() and not is_table(path):
+            self._reject_table_options(path)
         if path.suffix == ".npz" and path.is_file():
             arrays = _read_npz(path, data_dir)
         elif is_table(path):
-            arrays = read_table(
-                path, **{name: getattr(self.options, name) for name in ("target", "group", "shape", "drop")}
-            )
+            arrays = read_table(path, **{name: getattr(self.options, name) for name in TABLE_OPTIONS})
             columns = arrays["columns"]
         elif path.is_dir():
             arrays = {file.stem: _read_npy(file) for file in sorted(path.glob("*.npy"))}
@@ -85,6 +92,15 @@ class ArrayFiles(DatasetSource):
             raise UserError(f"{path} {problem}; expected an .npz, .parquet or .csv file, or a folder of .npy files")
         dataset = replace(dataset_of_arrays(self.text, arrays, path, data_dir), columns=tuple(columns))
         return standardise(dataset) if self.options.standardise else dataset
+
+    def _reject_table_options(self, path: Path) -> None:
+        """Raise a ``UserError`` if an option names a column, which arrays do not have."""
+        for name in TABLE_OPTIONS:
+            if getattr(self.options, name) != getattr(ArrayFileOptions(), name):
+                raise UserError(
+                    f"{name}= selects a column of a .parquet or .csv file, but {path} has arrays; remove {name}=. "
+                    "Arrays are found by name: targets are in targets, and clients in groups"
+                )
 
 
 def dataset_of_arrays(name: str, arrays: NamedArrays, path: Path, data_dir: Path) -> Dataset:

@@ -86,19 +86,29 @@ app = client_app(hooks.site_data, hooks.model)
 HOOKS = '''\
 """Your own data and model; by default, every site takes its part of the dataset in pyproject.toml."""
 
-# Your own data: a function that returns the fedflat.data.Dataset of a site, given its number (its partition-id) and
-# the dictionary of its --node-config. The site trains on its training examples and holds out its test examples.
+from torch import nn
+
+from fedflat.data import Dataset, load
+
+# Your own data: a function from the number of a site (its partition-id) to its dataset. If it takes a second argument,
+# that is the dictionary of the site's --node-config.
+# The site trains on its training examples and holds out its test examples. Use absolute paths.
 #
-#     def site_data(number, node_config):
-#         inputs, targets = read_my_files(node_config["data"])
-#         return Dataset("mine", Examples(inputs[100:], targets[100:]), Examples(inputs[:100], targets[:100]), CLASSES)
+#     def site_data(site: int) -> Dataset:
+#         return load("arrays(path=/data/mine.npz)")  # the same path at every site, with that site's data
 site_data = None
 
-# What the server evaluates on if sites have their own data: a function that returns a Dataset of public examples.
+# What the server evaluates on if sites have their own data: a function that returns a dataset of public examples.
 # It needs at least as many training examples as there are sites; they are not trained on.
+#
+#     def held_out() -> Dataset:
+#         return load("arrays(path=/data/public.npz)")
 held_out = None
 
-# Your own model: a function that returns a torch.nn.Module.
+# Your own model: a function that returns it.
+#
+#     def model() -> nn.Module:
+#         return nn.Sequential(nn.Linear(30, 16), nn.ReLU(), nn.Linear(16, 2))
 model = None
 '''
 
@@ -107,7 +117,10 @@ README = """\
 
 `pyproject.toml` holds the experiment; add your own data and model in `{package}/hooks.py`.
 
-A federation has one SuperLink and a SuperNode at every site. To try it on one machine, run each in its own terminal:
+Check settings, hooks and data before you start it: `fedflat deploy check .`; `--site 0` also loads the data of site 0.
+
+A federation has one SuperLink and a SuperNode at every site. A first try on one machine needs no certificates, so these
+commands have `--insecure`; the last paragraph is about TLS. Run each command in its own terminal:
 
     flower-superlink --insecure --database superlink.db --disable-runtime-dependency-installation
 {supernodes}

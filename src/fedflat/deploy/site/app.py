@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import re
@@ -15,6 +14,7 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedflat.data import Dataset
+from fedflat.data.scaling import own_statistics_advice
 from fedflat.deploy.flower.wire import (
     ARRAYS,
     BASE,
@@ -28,7 +28,7 @@ from fedflat.deploy.flower.wire import (
 )
 from fedflat.deploy.settings import experiment_of
 from fedflat.deploy.site.client_memory import require_writable
-from fedflat.deploy.site.site import Site
+from fedflat.deploy.site.site import Site, load_site_data
 from fedflat.deploy.trust.signatures import add_receipt, arrays_digest, read_private_key
 from fedflat.engines.problem.task import Task
 from fedflat.errors import UserError
@@ -64,7 +64,7 @@ def client_app(
             experiment_of(context.run_config),
             client,
             state_folder(context),
-            _load_data(data, client, context.node_config) if data else None,
+            load_site_data(data, client, context.node_config) if data else None,
             model() if model else None,
             task() if task else None,
             may_start_afresh=bool(context.node_config.get(FRESH_STATE, False)),
@@ -87,15 +87,6 @@ def client_app(
         return _reply(message, context, lambda: _score(build_site(context), message))
 
     return app
-
-
-def _load_data(data: Callable[..., Dataset], client: int, node_config: Mapping[str, Any]) -> Dataset:
-    """Call the user's function for a site's data, with the node config if it takes a second argument."""
-    try:
-        inspect.signature(data).bind(client, dict(node_config))
-    except TypeError:
-        return data(client)
-    return data(client, dict(node_config))
 
 
 def state_folder(context: Context) -> Path:
@@ -168,6 +159,8 @@ def _join(site: Site, message: Message) -> RecordDict:
     identity = site.identity()
     if site.has_state:
         require_writable(site.folder)
+    if site.has_own_data and (advice := own_statistics_advice(site.problem.data)):
+        log.warning("fedflat: %s", advice)
     differences = identity.differences(_header(message), "at the node", "at the server")
     if differences:
         raise UserError(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -27,6 +29,15 @@ from fedflat.experiment.setup.problem import build_problem
 
 STATISTICS = "statistics"
 """Name of BatchNorm statistics in the saved state; they never leave the site."""
+
+
+def load_site_data(data: Callable[..., Dataset], client: int, node_config: Mapping[str, Any]) -> Dataset:
+    """Call the user's function for a site's data, with the node config if it takes a second argument."""
+    try:
+        inspect.signature(data).bind(client, dict(node_config))
+    except TypeError:
+        return data(client)
+    return data(client, dict(node_config))
 
 
 class Site:
@@ -55,7 +66,7 @@ class Site:
         may_start_afresh: bool = False,
     ) -> None:
         self.client, self.folder, self._may_start_afresh = client, folder, may_start_afresh
-        has_own_data = data is not None
+        self.has_own_data = has_own_data = data is not None
         problem_config = _as_only_client(config) if has_own_data else config
         self.problem, partition = build_problem(problem_config, data, model, task)
         # With data of its own, the site's partition has one client, and only the config knows the number of sites.

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedflat.display import is_share
+from fedflat.display import column_format, is_share
 from fedflat.errors import UserError, one_of
 from fedflat.reporting.figures.style import (
     COLOURS,
     label_rounds,
+    late_limits,
     limit_to_late,
     line_styles,
     marker_spacing,
@@ -33,6 +34,7 @@ AXES = {
 """Horizontal axes, with their labels."""
 HIDDEN_FRACTION = 0.15
 """Fraction of lines that may lie outside the visible range if there are more lines than colours."""
+TARGET_COLOUR = "#7d8a97"
 LEGEND_ROWS = 40
 """Maximum number of lines in one column of the legend."""
 
@@ -59,20 +61,25 @@ def curves(
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
     scale = 100 if is_share(metric) else 1
-    styles, bounds, last_round = line_styles(label for label, _, _ in lines), [], 0
+    styles, bands = line_styles(label for label, _, _ in lines), []
     for label, histories, model in lines:
         x, values = _align([series(history, model, metric, over) for history in histories])
-        if not len(x):
-            continue
-        mean = values.mean(0) * scale
-        std = values.std(0, ddof=1) * scale if len(values) > 1 else np.zeros(len(x))
-        bounds += [mean - std, mean + std]
-        last_round = max(last_round, round(x[-1]))
-        legend_label = f"{label}   {mean[-1]:.1f}" if scale == 100 else label  # with the last value in per cent
-        axes.plot(x, mean, **styles[label].line, markevery=marker_spacing(len(x)), lw=1.8, label=legend_label)
-        axes.fill_between(x, mean - std, mean + std, color=styles[label].colour, alpha=0.15, lw=0)
+        if len(x):
+            std = values.std(0, ddof=1) * scale if len(values) > 1 else np.zeros(len(x))
+            bands.append((label, x, values.mean(0) * scale, std))
+    bounds = [bound for _, _, mean, std in bands for bound in (mean - std, mean + std)]
+    number_format = ".1f" if scale == 100 else column_format(mean[-1] for _, _, mean, _ in bands)
     hidden_fraction = HIDDEN_FRACTION if has_many_lines else 0.0
+    limits = late_limits(bounds, lower_is_better=not is_share(metric), hidden_fraction=hidden_fraction)
+    low, high = limits or (-np.inf, np.inf)
+    for label, x, mean, std in bands:
+        style, legend_label = styles[label], f"{label}   {mean[-1]:{number_format}}"
+        axes.plot(x, mean, **style.line, markevery=marker_spacing(len(x)), lw=1.8, label=legend_label)
+        # Where the line is outside the axis, the rest of its band would be a wedge without a line.
+        is_visible = (mean >= low) & (mean <= high)
+        axes.fill_between(x, mean - std, mean + std, where=is_visible, color=style.colour, alpha=0.15, lw=0)
     note = limit_to_late(axes, bounds, lower_is_better=not is_share(metric), hidden_fraction=hidden_fraction)
+    last_round = max((round(x[-1]) for _, x, _, _ in bands), default=0)
     axes.set_xlabel(AXES[over] + note)
     if over == "round" and last_round:
         label_rounds(axes, last_round)
@@ -81,14 +88,39 @@ def curves(
     has_bands = any(len(histories) > 1 for _, histories, _ in lines)
     options: dict[str, Any] = {"frameon": False, "title_fontsize": 8}
     explanations = ["mean over seeds, band: ± standard deviation"] if has_bands else []
-    explanations += ["number: last value in per cent"] if scale == 100 else []
-    options["title"] = "\n".join(explanations) or None
+    explanations.append("number: last value in per cent" if scale == 100 else "number: last value")
+    options["title"] = "\n".join(explanations)
     if has_many_lines:  # sort the legend by the last value of each line
         handles = sorted(axes.lines, key=lambda line: float(np.asarray(line.get_ydata())[-1]), reverse=True)
         figure.legend(handles=handles, fontsize=8, loc="outside right center", ncols=legend_columns, **options)
     else:
         axes.legend(fontsize=9, loc="lower right" if is_share(metric) else "upper right", **options)
     return figure
+
+
+def mark_targets(figure: Figure, targets: Sequence[float], metric: str) -> None:
+    """Draw target values of a metric as horizontal lines in a figure of ``curves``, if its axis includes them.
+
+    Args:
+        figure: the figure, whose vertical axis stays unchanged.
+        targets: values of the metric, e.g. 0.9 for an accuracy of 90 %.
+        metric: name of the metric.
+    """
+    (axes,) = figure.axes
+    low, high = axes.get_ylim()
+    for target in targets:
+        value = 100 * target if is_share(metric) else target
+        if low < value < high:
+            axes.axhline(value, color=TARGET_COLOUR, lw=0.8, ls=(0, (2, 3)), zorder=0)
+            axes.annotate(
+                f"target {value:g}",
+                (0, value),
+                xycoords=("axes fraction", "data"),
+                xytext=(2, 2),
+                textcoords="offset points",
+                fontsize=8,
+                color=TARGET_COLOUR,
+            )
 
 
 def _align(curves_of_seeds: Sequence[list[tuple[float, float]]]) -> tuple[np.ndarray, np.ndarray]:

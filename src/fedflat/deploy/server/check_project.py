@@ -1,0 +1,135 @@
+"""Checks a Flower project without Flower: its settings, its hooks, and whether server and sites fit together."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tomllib
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from fedflat.algorithms import algorithm
+from fedflat.data import Dataset
+from fedflat.data.scaling import own_statistics_advice
+from fedflat.deploy.settings import deployment_of, experiment_of
+from fedflat.deploy.site.site import Site, load_site_data
+from fedflat.deploy.trust.identity import identity_of
+from fedflat.display import counted
+from fedflat.errors import UserError
+from fedflat.experiment.setup.engine import training_of
+from fedflat.experiment.setup.problem import build_problem
+from fedflat.setting_names import flat
+
+
+@dataclass(frozen=True)
+class CheckedPart:
+    """The data that the server or a site loads.
+
+    Attributes:
+        part: ``server``, or e.g. ``site 0``.
+        dataset: name of its dataset.
+        train: number of training examples; those of the server are not trained on.
+        test: number of test examples.
+        outputs: names of the classes or labels, or e.g. ``1 number``.
+        advice: what to change; empty if nothing.
+    """
+
+    part: str
+    dataset: str
+    train: int
+    test: int
+    outputs: str
+    advice: str
+
+
+def check_project(folder: Path, sites: Iterable[int] = ()) -> list[CheckedPart]:
+    """Load what the server of a project loads, and then the data of some of its sites.
+
+    Raises ``UserError`` if a setting is invalid, if a hook fails or returns something else, if model and data do not
+    fit together, or if a site would be rejected.
+
+    Args:
+        folder: the project, as written by ``fedflat deploy init``.
+        sites: numbers of the sites whose data can be loaded on this machine.
+    """
+    app = _flower_settings(folder)
+    run_config = dict(flat(app.get("config", {})))
+    config = experiment_of(run_config)
+    deployment_of(run_config)
+    hooks = _import_hooks(folder, app["components"]["serverapp"].split(".")[0])
+    held_out, model = _call(hooks, "held_out", Dataset), _call(hooks, "model", nn.Module)
+    problem, partition = build_problem(config, held_out, model)
+    identity = identity_of(problem, training_of(config, algorithm(config.algorithm), len(partition.clients), problem))
+    parts = [_part("server", problem.data, len(problem.data.train), held_out is not None)]
+    for number in sites:
+        data = _call(hooks, "site_data", Dataset, number, {"partition-id": number})
+        site = Site(config, number, folder, data, _call(hooks, "model", nn.Module))
+        differences = identity.differences(site.identity().values(), "at the server", f"at site {number}")
+        if differences:
+            raise UserError(f"the server would reject site {number}: {differences}")
+        parts.append(_part(f"site {number}", site.problem.data, len(site.indices), site.has_own_data))
+    return parts
+
+
+def _part(part: str, data: Dataset, train: int, from_hook: bool) -> CheckedPart:
+    """Describe the data of the server or of a site, of which ``train`` examples are for training."""
+    outputs = ", ".join(data.classes) or counted(data.num_outputs, "number")
+    advice = own_statistics_advice(data) if from_hook else ""
+    return CheckedPart(part, data.name, train, len(data.test), outputs, advice)
+
+
+def _flower_settings(folder: Path) -> dict[str, Any]:
+    """Return the table ``tool.flwr.app`` of a project."""
+    path = folder / "pyproject.toml"
+    try:
+        settings: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
+        settings["components"]["serverapp"].split(".")
+        return settings
+    except OSError:
+        raise UserError(f"{folder} has no pyproject.toml; expected a project written by fedflat deploy init") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from None
+    except (KeyError, AttributeError, TypeError):
+        raise UserError(f"{path} is not a Flower project; it needs serverapp in [tool.flwr.app.components]") from None
+
+
+def _import_hooks(folder: Path, package: str) -> ModuleType:
+    """Import the module ``hooks`` of the project's package."""
+    sys.path.insert(0, str(folder.absolute()))
+    try:
+        return importlib.import_module(f"{package}.hooks")
+    except Exception as error:
+        raise _explain(f"{package}/hooks.py", error) from error
+    finally:
+        sys.path.pop(0)
+
+
+def _call(hooks: ModuleType, name: str, expected: type[Any], *site: Any) -> Any:
+    """Return the result of a hook, which must be an instance of ``expected``; None if the hook is not set.
+
+    ``site`` is the number and the node config of a site, if the hook is about one.
+    """
+    hook = getattr(hooks, name, None)
+    if hook is None:
+        return None
+    try:
+        result = load_site_data(hook, *site) if site else hook()
+    except UserError:
+        raise
+    except Exception as error:
+        raise _explain(f"{name} in hooks.py", error) from error
+    if not isinstance(result, expected):
+        raise UserError(f"{name} in hooks.py returns {type(result).__name__}; expected a {expected.__name__}")
+    return result
+
+
+def _explain(what: str, error: Exception) -> UserError:
+    """Return an error that says which line of the user's code raised ``error``."""
+    line = traceback.extract_tb(error.__traceback__)[-1]
+    return UserError(f"{what} fails with {type(error).__name__}: {error} ({line.filename}, line {line.lineno})")

@@ -1,0 +1,78 @@
+"""``fedflat deploy check`` on a project: settings, hooks and data, before Flower starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
+
+from fedflat.cli.application import app
+from fedflat.deploy.flower.project import HOOKS, write_project
+
+RNG = np.random.default_rng(0)
+
+
+def check(project: Path, *options: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["deploy", "check", str(project), *options])
+    return done.exit_code, " ".join(done.output.split())
+
+
+def with_hooks(project: Path, hooks: str) -> Path:
+    write_project(project, "scaffold", 3)
+    (project / project.name / "hooks.py").write_text(hooks)
+    return project
+
+
+def test_a_new_project_passes(tmp_path: Path) -> None:
+    write_project(tmp_path / "fresh", "scaffold", 3)
+    code, output = check(tmp_path / "fresh", "--site", "0", "--site", "2", "--json")
+    parts = json.loads(output)["parts"]
+    assert code == 0 and [part["part"] for part in parts] == ["server", "site 0", "site 2"]
+    assert parts[0]["train"] > parts[1]["train"] + parts[2]["train"] and parts[1]["advice"] == ""
+
+
+def test_the_examples_in_the_hooks_run(tmp_path: Path) -> None:
+    """Uncommented, with files at the paths that they name."""
+    for name in ("mine", "public"):
+        np.savez(tmp_path / f"{name}.npz", inputs=RNG.normal(3, 2, (40, 30)), targets=np.arange(40) % 2)
+    lines = [line.removeprefix("#     ") for line in HOOKS.splitlines() if " = None" not in line]
+    project = with_hooks(tmp_path / "uncommented", "\n".join(lines).replace("/data/", f"{tmp_path}/"))
+    code, output = check(project, "--site", "1")
+    assert code == 0 and "site 1" in output and "own training examples" not in output
+    hooks = project / "uncommented" / "hooks.py"
+    hooks.write_text(hooks.read_text().replace("mine.npz", "mine.npz,standardise=true"))
+    code, output = check(with_hooks(tmp_path / "standardised", hooks.read_text()), "--site", "1")
+    assert code == 0 and "site 1: arrays" in output and "own training examples" in output
+
+
+@pytest.mark.parametrize(
+    ("name", "hooks", "problem"),
+    [
+        ("unimported", "def site_data(site: int) -> Dataset: ...", "unimported/hooks.py fails with NameError"),
+        ("failing", "def held_out():\n    return 1 / 0", "hooks.py, line 2"),
+        ("returning", "def held_out():\n    return 1", "held_out in hooks.py returns int; expected a Dataset"),
+        (
+            "renamed",
+            "from dataclasses import replace\nfrom fedflat.data import load\n"
+            "def site_data(site): return replace(load('digits'), classes=tuple('abcdefghij'))",
+            "the server would reject site 0: classes is 0, 1",
+        ),
+    ],
+)
+def test_mistakes_in_hooks(name: str, hooks: str, problem: str, tmp_path: Path) -> None:
+    code, output = check(with_hooks(tmp_path / name, hooks), "--site", "0")
+    assert code == 2 and problem in output
+
+
+def test_other_mistakes(tmp_path: Path) -> None:
+    assert "has no pyproject.toml" in check(tmp_path)[1]
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    assert "is not a Flower project" in check(tmp_path)[1]
+    (tmp_path / "pyproject.toml").write_text("[project\n")
+    assert "is not valid TOML" in check(tmp_path)[1]
+    assert "--site needs a project folder" in check(tmp_path / "absent", "--site", "0")[1]
