@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedflat.engines.ray import scheduling
-from fedflat.engines.ray.scheduling import ClientCosts, aggregation_blocks, assign_shares, split_share
+from fedflat.engines.ray.scheduling import ClientCosts, Transfer, aggregation_blocks, assign_shares, split_share
 from fedflat.engines.round.plan import Plan
 
 SECONDS = st.lists(st.floats(0.001, 10), min_size=1, max_size=60)
@@ -15,7 +15,7 @@ SECONDS = st.lists(st.floats(0.001, 10), min_size=1, max_size=60)
 @given(SECONDS, st.integers(1, 8))
 def test_shares_hold_every_client_once_and_are_even(costs: list[float], workers: int) -> None:
     """No share exceeds a fair one by more than one client."""
-    shares = assign_shares(costs, [[0.0] * workers] * len(costs))
+    shares = assign_shares(costs, [Transfer(0.0, {})] * len(costs), workers)
     assert sorted(row for share in shares for row in share) == list(range(len(costs)))
     assert max(sum(costs[row] for row in share) for share in shares) <= sum(costs) / workers + max(costs) + 1e-6
 
@@ -25,9 +25,9 @@ def test_state_is_moved_only_where_the_round_ends_earlier(
     costs: list[float], workers: int, price: float, random: object
 ) -> None:
     homes = [random.randrange(workers) for _ in costs]  # type: ignore[attr-defined]
-    transfers = [[0.0 if worker == home else price for worker in range(workers)] for home in homes]
-    shares = assign_shares(costs, transfers)
-    ends = [sum(costs[row] + transfers[row][worker] for row in share) for worker, share in enumerate(shares)]
+    transfers = [Transfer(price, {home: 0.0}) for home in homes]
+    shares = assign_shares(costs, transfers, workers)
+    ends = [sum(costs[row] + transfers[row].seconds(worker) for row in share) for worker, share in enumerate(shares)]
     at_home = [
         sum(cost for cost, home in zip(costs, homes, strict=True) if home == worker) for worker in range(workers)
     ]
