@@ -111,7 +111,7 @@ def test_the_example_of_a_strategy_runs(federation: RealFederation) -> None:
     federation.start_run(app, {"out": str(out), "rounds": 1, "algorithm": "fedavgm+ema", "sites": SITES}, sites=False)
     federation.until(out.exists, 60)
     saved = torch.load(out, weights_only=True)
-    assert list(saved["accuracy"]) == [1] and saved["accuracy"][1] > 0.3
+    assert list(saved["accuracy"]) == [1] and saved["accuracy"][1] > 0.6
     assert saved["model"]["1.running_mean"].abs().max() > 0
 
 

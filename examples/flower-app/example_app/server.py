@@ -6,7 +6,7 @@ import torch
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from digits_app.client import network
+from example_app.client import network
 from fedflat.deploy import Strategy
 
 app = ServerApp()
