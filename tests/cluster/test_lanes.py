@@ -15,8 +15,8 @@ from fedflat.engines.ray.engine import RayEngine
 from fedflat.engines.ray.messages import ProblemSource, WorkerSetup
 from fedflat.engines.ray.scheduling import ClientCosts
 from fedflat.engines.ray.state_directory import StateDirectory
+from fedflat.engines.ray.work_queue import WorkerHandle, WorkItem
 from fedflat.engines.ray.worker import Worker, problem_facts
-from fedflat.engines.ray.worker_pool import WorkerHandle, WorkItem
 from fedflat.experiment.setup.problem import build_problem
 
 from .federations import small, walk

@@ -16,8 +16,8 @@ import fedflat
 from fedflat.algorithms.algorithm import nested_state
 from fedflat.engines.ray.scheduling import ClientCosts
 from fedflat.engines.ray.state_directory import INITIAL_SECONDS_PER_BYTE
+from fedflat.engines.ray.work_queue import WorkerHandle
 from fedflat.engines.ray.worker import CacheMiss, StateCache
-from fedflat.engines.ray.worker_pool import WorkerHandle
 from fedflat.engines.round.contract import RemoteState
 from fedflat.experiment.analysis.replay import Replay
 from fedflat.experiment.run import Run

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedflat.engines.ray import scheduling
-from fedflat.engines.ray.scheduling import ClientCosts, aggregation_blocks, assign_shares, split_share
+from fedflat.engines.ray.scheduling import ClientCosts, Transfer, aggregation_blocks, assign_shares, split_share
+from fedflat.engines.ray.work_queue import WorkerHandle, WorkItem, WorkQueue
 from fedflat.engines.round.plan import Plan
 
 SECONDS = st.lists(st.floats(0.001, 10), min_size=1, max_size=60)
@@ -15,7 +16,7 @@ SECONDS = st.lists(st.floats(0.001, 10), min_size=1, max_size=60)
 @given(SECONDS, st.integers(1, 8))
 def test_shares_hold_every_client_once_and_are_even(costs: list[float], workers: int) -> None:
     """No share exceeds a fair one by more than one client."""
-    shares = assign_shares(costs, [[0.0] * workers] * len(costs))
+    shares = assign_shares(costs, [Transfer(0.0, {})] * len(costs), workers)
     assert sorted(row for share in shares for row in share) == list(range(len(costs)))
     assert max(sum(costs[row] for row in share) for share in shares) <= sum(costs) / workers + max(costs) + 1e-6
 
@@ -25,9 +26,9 @@ def test_state_is_moved_only_where_the_round_ends_earlier(
     costs: list[float], workers: int, price: float, random: object
 ) -> None:
     homes = [random.randrange(workers) for _ in costs]  # type: ignore[attr-defined]
-    transfers = [[0.0 if worker == home else price for worker in range(workers)] for home in homes]
-    shares = assign_shares(costs, transfers)
-    ends = [sum(costs[row] + transfers[row][worker] for row in share) for worker, share in enumerate(shares)]
+    transfers = [Transfer(price, {home: 0.0}) for home in homes]
+    shares = assign_shares(costs, transfers, workers)
+    ends = [sum(costs[row] + transfers[row].seconds(worker) for row in share) for worker, share in enumerate(shares)]
     at_home = [
         sum(cost for cost, home in zip(costs, homes, strict=True) if home == worker) for worker in range(workers)
     ]
@@ -80,3 +81,42 @@ def test_costs_of_millions_of_clients_stay_small() -> None:
     for client in range(scheduling.MAX_REMEMBERED_CLIENTS + 10):
         costs.record([client], [1], 1.0)
     assert len(costs._ratios) == scheduling.MAX_REMEMBERED_CLIENTS and 0 not in costs._ratios
+
+
+def work_item(worker: WorkerHandle | None, seconds: float, transfer_seconds: float = 0.0) -> WorkItem:
+    item = WorkItem("train", lambda worker, with_state: (), planned_worker=worker)
+    item.seconds, item.transfer_seconds = seconds, transfer_seconds
+    return item
+
+
+def test_an_idle_worker_takes_over_the_last_item_of_the_slowest() -> None:
+    idle, slow, slower = (WorkerHandle(None, None) for _ in range(3))
+    items = [work_item(slow, 2.0), work_item(slow, 2.0), work_item(slower, 4.0), work_item(slower, 1.0, 9.0)]
+    queue = WorkQueue(items, workers=3)
+    assert queue.take(idle, in_advance=True) is None
+    assert queue.take(idle, in_advance=False) is None, "moving the state would take longer than waiting"
+    items[3].transfer_seconds = 3.0
+    assert queue.take(idle, in_advance=False) is items[3]
+    assert queue.take(slower, in_advance=True) is None, "its only item is left for others"
+    assert queue.take(slower, in_advance=False) is items[2]
+    assert queue.take(idle, in_advance=False) is items[1]
+    queue.put_back(items[2])
+    assert len(queue) == 2 and queue.take(idle, in_advance=False) is items[2]
+    assert queue.take(slow, in_advance=False) is items[0]
+    assert not queue and queue.take(idle, in_advance=False) is None
+    queue = WorkQueue(items[:2], workers=2)
+    assert [queue.take(worker, in_advance=False) for worker in (slow, idle)] == items[:2]
+
+
+def test_any_worker_runs_the_items_of_a_lost_one() -> None:
+    lost, other = WorkerHandle(None, None), WorkerHandle(None, None)
+    items = [work_item(lost, 1.0, 9.0), work_item(None, 1.0), work_item(lost, 1.0, 9.0)]
+    queue = WorkQueue(items, workers=2)
+    first = queue.take(lost, in_advance=False)
+    lost.is_lost = True
+    assert first is items[0]
+    queue.put_back(first)
+    queue.release_lost()
+    assert queue.take(other, in_advance=True) is items[0], "more items than workers"
+    assert queue.take(other, in_advance=True) is None
+    assert [queue.take(other, in_advance=False) for _ in range(2)] == items[1:] and not queue

@@ -149,9 +149,15 @@ class RealFederation:
 
         self.until(answers, 60)
 
-    def start_run(self, project: Path, settings: dict[str, Any]) -> str:
-        """Submit a run with ``flwr run`` and return its output, without streaming logs, which takes a core."""
-        settings = {"deploy.sites": str(self.site_list), **settings}
+    def start_run(self, project: Path, settings: dict[str, Any], sites: bool = True) -> str:
+        """Submit a run with ``flwr run`` and return its output, without streaming logs, which takes a core.
+
+        Args:
+            project: folder of the app.
+            settings: its run config.
+            sites: whether to add the list of sites, which apps of others do not have.
+        """
+        settings = {"deploy.sites": str(self.site_list), **settings} if sites else settings
         command = ["flwr", "run", str(project), "sites", "--run-config", toml(settings)]
         done = subprocess.run(
             command,

@@ -105,6 +105,16 @@ def test_an_error_of_the_server_is_reported_at_once(federation: RealFederation) 
     assert "deploy.minimum=3" in listed
 
 
+def test_the_example_of_a_strategy_runs(federation: RealFederation) -> None:
+    """An app whose clients know nothing of fedflat."""
+    app, out = Path(__file__).parents[2] / "examples" / "flower-app", federation.folder / "strategy.pt"
+    federation.start_run(app, {"out": str(out), "rounds": 1, "algorithm": "fedavgm+ema", "sites": SITES}, sites=False)
+    federation.until(out.exists, 60)
+    saved = torch.load(out, weights_only=True)
+    assert list(saved["accuracy"]) == [1] and saved["accuracy"][1] > 0.6
+    assert saved["model"]["1.running_mean"].abs().max() > 0
+
+
 def test_every_site_scores_the_model(resumed: Path) -> None:
     scores = json.loads((resumed / "sites.json").read_text())
     assert sorted(scores["sites"]) == ["0", "1", "2"]

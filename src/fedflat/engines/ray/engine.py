@@ -36,8 +36,9 @@ from fedflat.engines.ray.results import (
 )
 from fedflat.engines.ray.scheduling import ClientCosts, aggregation_blocks, assign_shares, split_share
 from fedflat.engines.ray.state_directory import StateDirectory, client_state_bytes
+from fedflat.engines.ray.work_queue import WorkerHandle, WorkItem
 from fedflat.engines.ray.worker import problem_facts
-from fedflat.engines.ray.worker_pool import WorkerHandle, WorkerPool, WorkItem, worker_pool
+from fedflat.engines.ray.worker_pool import WorkerPool, worker_pool
 from fedflat.engines.round.client import Arrays, CohortBuffers, GradientCost, state_to_arrays, to_arrays
 from fedflat.engines.round.cohort import CohortWeights
 from fedflat.engines.round.contract import (
@@ -249,19 +250,14 @@ class RayEngine:
         # If no worker has started yet, plan for anonymous ones.
         workers: list[WorkerHandle | None] = [*self.pool.started_workers] or [None] * self.workers
         state_bytes = 0 if call == "full_gradients" else client_state_bytes(context.training, self.problem)
-        transfers = []  # for each group, the seconds to send its clients' states to each worker
-        for group in groups:
-            clients = [cohort[row] for row in group]
-            transfers.append(
-                [sum(self.states.transfer_seconds(c, worker, state_bytes) for c in clients) for worker in workers]
-            )
+        transfers = self.states.transfers(groups, cohort, workers, state_bytes)
         items = []
-        for worker, share in zip(workers, assign_shares(group_costs, transfers), strict=True):
+        for worker, share in zip(workers, assign_shares(group_costs, transfers, len(workers)), strict=True):
             for item_groups in self._split_share(share, group_costs, by_block):
                 rows = sorted(row for group in item_groups for row in groups[group])
                 item = WorkItem(call, self._arguments(call, context, rows, weights, worker, state_bytes), rows, worker)
                 item.seconds = sum(group_costs[group] for group in item_groups)
-                item.transfer_seconds = sum(max(transfers[group]) for group in item_groups)
+                item.transfer_seconds = sum(transfers[group].elsewhere for group in item_groups)
                 items.append(item)
         return items
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
 
 from fedflat.engines.round.contract import BLOCK
 
@@ -63,7 +65,23 @@ class ClientCosts:
         return self._seconds_per_sample > 0
 
 
-def assign_shares(costs: Sequence[float], transfers: Sequence[Sequence[float]]) -> list[list[int]]:
+class Transfer(NamedTuple):
+    """Seconds to bring the state of a position (a client or a block of clients) to a worker.
+
+    Attributes:
+        elsewhere: seconds for a worker that has none of the state.
+        homes: seconds for each worker that has some of it, by the worker's index.
+    """
+
+    elsewhere: float
+    homes: dict[int, float]
+
+    def seconds(self, worker: int) -> float:
+        """Seconds for the worker with this index."""
+        return self.homes.get(worker, self.elsewhere)
+
+
+def assign_shares(costs: Sequence[float], transfers: Sequence[Transfer], workers: int) -> list[list[int]]:
     """Divide the work of a round among workers so that the slowest worker ends early.
 
     The work is a list of positions, each a client or a block of clients. First, each position goes to the worker that
@@ -73,43 +91,59 @@ def assign_shares(costs: Sequence[float], transfers: Sequence[Sequence[float]]) 
 
     Args:
         costs: seconds of work at each position.
-        transfers: for each position, the seconds to bring its state to each worker.
+        transfers: seconds to bring the state of each position to a worker.
+        workers: number of workers.
 
     Returns:
         For each worker its positions, most expensive first.
 
-    >>> assign_shares([1.0, 5.0, 1.0, 1.0, 2.0], [[0, 0]] * 5)
+    >>> assign_shares([1.0, 5.0, 1.0, 1.0, 2.0], [Transfer(0, {})] * 5, 2)
     [[1], [4, 0, 2, 3]]
-    >>> assign_shares([1.0] * 4, [[0, 9]] * 4)
+    >>> assign_shares([1.0] * 4, [Transfer(9, {0: 0})] * 4, 2)
     [[0, 1, 2, 3], []]
-    >>> assign_shares([1.0] * 4, [[0, 0.1]] * 4)
+    >>> assign_shares([1.0] * 4, [Transfer(0.1, {0: 0})] * 4, 2)
     [[2, 3], [0, 1]]
     """
-    workers = range(len(transfers[0]))
-    loads = [0.0 for _ in workers]
-    shares: list[list[int]] = [[] for _ in workers]
-    # If a worker has the state of a position, it needs less time for the transfer than the others.
-    has_home = [min(seconds) < max(seconds) for seconds in transfers]
+    loads = [0.0] * workers
+    shares: list[list[int]] = [[] for _ in loads]
+    idlest = [(0.0, worker) for worker in range(workers)]  # a heap; entries whose load has changed are ignored
+    busiest: list[tuple[float, int]] = []  # the same, with negative loads
+
+    def set_load(worker: int, load: float) -> None:
+        loads[worker] = load
+        heappush(idlest, (load, worker))
+        heappush(busiest, (-load, worker))
+
     # Positions whose state a worker has come first, since the others then even out the loads.
-    for position in sorted(range(len(costs)), key=lambda p: (not has_home[p], -costs[p])):
-        preference = transfers[position] if has_home[position] else loads
-        worker = min(workers, key=lambda worker: preference[worker])
+    for position in sorted(range(len(costs)), key=lambda p: (not transfers[p].homes, -costs[p])):
+        homes = transfers[position].homes
+        worker = min(homes, key=lambda home: (homes[home], home)) if homes else _first_valid(idlest, loads, 1)
         shares[worker].append(position)
-        loads[worker] += costs[position] + transfers[position][worker]
+        set_load(worker, loads[worker] + costs[position] + transfers[position].seconds(worker))
     while True:
-        busiest = max(workers, key=lambda worker: loads[worker])
-        idlest = min(workers, key=lambda worker: loads[worker])
+        giver, taker = _first_valid(busiest, loads, -1), _first_valid(idlest, loads, 1)
         loads_after_move = {
-            p: (loads[busiest] - costs[p] - transfers[p][busiest], loads[idlest] + costs[p] + transfers[p][idlest])
-            for p in shares[busiest]
+            p: (
+                loads[giver] - costs[p] - transfers[p].seconds(giver),
+                loads[taker] + costs[p] + transfers[p].seconds(taker),
+            )
+            for p in shares[giver]
         }
         best_move = min(loads_after_move, key=lambda p: max(loads_after_move[p]))
         new_loads = loads_after_move[best_move]
-        if max(new_loads) >= loads[busiest] * (1 - 1e-6):  # no move helps by more than rounding
+        if max(new_loads) >= loads[giver] * (1 - 1e-6):  # no move helps by more than rounding
             return [sorted(share, key=lambda p: -costs[p]) for share in shares]
-        shares[busiest].remove(best_move)
-        shares[idlest].append(best_move)
-        loads[busiest], loads[idlest] = new_loads
+        shares[giver].remove(best_move)
+        shares[taker].append(best_move)
+        set_load(giver, new_loads[0])
+        set_load(taker, new_loads[1])
+
+
+def _first_valid(heap: list[tuple[float, int]], loads: Sequence[float], sign: int) -> int:
+    """The worker at the top of a heap of (``sign`` * load, worker), after removing entries with an old load."""
+    while heap[0][0] != sign * loads[heap[0][1]]:
+        heappop(heap)
+    return heap[0][1]
 
 
 def split_share(

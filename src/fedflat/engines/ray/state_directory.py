@@ -7,7 +7,7 @@ repeat the round from their previous states, which the driver has, and the round
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +17,9 @@ import torch
 from fedflat.algorithms.algorithm import flat_fields
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.ray.messages import INITIAL_STATE_VERSION, Broadcast, DispatchedClient, bytes_of
-from fedflat.engines.ray.scheduling import MAX_REMEMBERED_CLIENTS
-from fedflat.engines.ray.worker_pool import WorkerHandle, WorkerPool
+from fedflat.engines.ray.scheduling import MAX_REMEMBERED_CLIENTS, Transfer
+from fedflat.engines.ray.work_queue import WorkerHandle
+from fedflat.engines.ray.worker_pool import WorkerPool
 from fedflat.engines.round.client import Arrays, state_from_arrays, state_to_arrays
 from fedflat.engines.round.contract import Client, RemoteState, Training
 
@@ -76,9 +77,30 @@ class StateDirectory:
         self._seconds_per_byte = INITIAL_SECONDS_PER_BYTE
         self.traffic = Traffic()
 
-    def transfer_seconds(self, client: Client, worker: WorkerHandle | None, state_bytes: int) -> float:
-        """Expected seconds to bring a client's state of ``state_bytes`` to a worker; 0 if the worker has it."""
-        return 0.0 if not state_bytes or self._has_state(worker, client) else state_bytes * self._seconds_per_byte
+    def transfers(
+        self,
+        groups: Sequence[Sequence[int]],
+        cohort: Sequence[Client],
+        workers: Sequence[WorkerHandle | None],
+        state_bytes: int,
+    ) -> list[Transfer]:
+        """Expected seconds to bring the states of each group of clients to a worker.
+
+        Args:
+            groups: for each group, the rows of its clients in ``cohort``.
+            cohort: the clients of the round.
+            workers: the workers; None stands for one that has not started.
+            state_bytes: size of one state in bytes; 0 if no states are needed.
+        """
+        seconds = state_bytes * self._seconds_per_byte  # for one state
+        index = {worker: number for number, worker in enumerate(workers)}
+        transfers = []
+        for group in groups:
+            homes = Counter(index.get(self._home(cohort[row])) for row in group if seconds)
+            homes.pop(None, None)  # nowhere, or on a lost worker
+            at_homes = {worker: seconds * (len(group) - count) for worker, count in homes.items() if worker is not None}
+            transfers.append(Transfer(seconds * len(group), at_homes))
+        return transfers
 
     def request_transfers(
         self, clients: Sequence[Client], worker: WorkerHandle | None, broadcast: Broadcast, state_bytes: int
@@ -98,12 +120,12 @@ class StateDirectory:
         requests: dict[WorkerHandle, list[tuple[int, int]]] = {}
         transferred: set[int] = set()
         for client in clients:
-            home, state_version = self._homes.get(client.number, (None, 0))
-            if home is None or home is worker or home not in self._pool().workers:
-                continue  # unknown, already there, or lost
-            if self._has_state(home, client):
-                requests.setdefault(home, []).append((client.number, state_version))
-                transferred.add(client.number)
+            home = self._home(client)
+            if home is None or home is worker or home.is_lost:
+                continue
+            _, state_version = self._homes[client.number]
+            requests.setdefault(home, []).append((client.number, state_version))
+            transferred.add(client.number)
         self.traffic.states += len(transferred)
         self.traffic.moved += len(transferred) * state_bytes
         self.traffic.handed_over += len(transferred)
@@ -209,15 +231,19 @@ class StateDirectory:
         while len(self._homes) > MAX_REMEMBERED_CLIENTS:
             self._homes.popitem(last=False)
 
-    def _has_state(self, worker: WorkerHandle | None, client: Client) -> bool:
-        """Whether a worker has the state from which the client trains next.
+    def _has_state(self, worker: WorkerHandle, client: Client) -> bool:
+        """Whether a worker has the state from which the client trains next."""
+        return self._home(client) is worker
 
-        False for a state that is not a ``RemoteState``, such as an initial one: workers have only what they trained.
+    def _home(self, client: Client) -> WorkerHandle | None:
+        """The worker that has the state from which the client trains next, or None.
+
+        None for a state that is not a ``RemoteState``, such as an initial one: workers have only what they trained.
         """
         if not isinstance(client.state, RemoteState):
-            return False
-        latest = self._homes.get(client.number)  # the worker that trained the client last, and the state's version
-        return latest is not None and latest == (worker, client.state.state_version)
+            return None
+        home, state_version = self._homes.get(client.number, (None, 0))
+        return home if state_version == client.state.state_version else None
 
 
 def client_state_bytes(training: Training, problem: Problem) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from fedflat.engines.ray.cluster import Device, first_line
 from fedflat.engines.ray.messages import ProblemSource, WorkerInfo
+from fedflat.engines.ray.work_queue import WorkerHandle, WorkItem, WorkQueue
 from fedflat.engines.ray.worker import CacheMiss, Worker, fedflat_version, version_mismatch
 from fedflat.errors import UserError
 
@@ -19,54 +19,6 @@ START_TIMEOUT = 120.0
 """Seconds in which at least one worker must start if none is left."""
 EXTRA_TIMEOUT = 30.0
 """Seconds to wait for more workers if some have started."""
-
-
-@dataclass(eq=False)
-class WorkerHandle:
-    """A worker as the driver sees it.
-
-    Attributes:
-        actor: Ray's actor.
-        info_ref: Ray's reference to ``info``.
-        busy: its running items, by Ray reference.
-        info: its identity; None while it starts.
-        problem: key of the problem that it was last told to build.
-    """
-
-    actor: Any
-    info_ref: Any
-    busy: dict[Any, WorkItem] = field(default_factory=dict)
-    info: WorkerInfo | None = None
-    problem: str = ""
-
-
-@dataclass(eq=False)
-class WorkItem:
-    """A call to one worker.
-
-    Attributes:
-        call: name of the worker's method.
-        arguments: (worker, ``with_state``) -> arguments of the method.
-        rows: rows of the cohort that the item trains.
-        planned_worker: the worker for which the item is planned, if any.
-        seconds: expected duration.
-        transfer_seconds: extra seconds on a worker without the clients' states.
-        with_state: whether to send the clients' complete states, because a worker did not have them.
-        start_time: when the call was started, as ``time.monotonic()``.
-        worker: the worker that was last given the item.
-        result: what the call returned.
-    """
-
-    call: str
-    arguments: Callable[[WorkerHandle, bool], tuple[Any, ...]]
-    rows: list[int] = field(default_factory=list)
-    planned_worker: WorkerHandle | None = None
-    seconds: float = 0.0
-    transfer_seconds: float = 0.0
-    with_state: bool = False
-    start_time: float = 0.0
-    worker: WorkerHandle | None = None
-    result: Any = None
 
 
 class WorkerPool:
@@ -92,7 +44,8 @@ class WorkerPool:
         self.job: str = ray.get_runtime_context().get_job_id()
         self.workers: list[WorkerHandle] = []
         self.lost = 0
-        self._failed_starts = 0
+        self._starts = self._failed_starts = 0
+        self._starting: dict[Any, WorkerHandle] = {}  # workers without ``info``, by ``info_ref``
         errors = ray.exceptions
         self.loss_errors: tuple[type[Exception], ...] = (
             errors.RayActorError,
@@ -122,7 +75,7 @@ class WorkerPool:
         At least one must start; then each further worker has ``EXTRA_TIMEOUT`` seconds.
         """
         self._start_missing_workers()
-        while any(worker.info is None for worker in self.workers):
+        while self._starting:
             progress = len(self.process_ids), self._failed_starts
             self._wait([], EXTRA_TIMEOUT if self.process_ids else START_TIMEOUT)
             # Neither a start nor a failed start: there is no room for more workers.
@@ -164,20 +117,26 @@ class WorkerPool:
             source: the problem that workers build first, unless they have; None if the items need none.
             meanwhile: called once while the workers are busy.
         """
-        waiting = list(items)
+        waiting = WorkQueue(items, self.count)
         running: dict[Any, WorkItem] = {}  # by Ray reference
         losses: Counter[WorkItem] = Counter()
+        workers = self.started_workers  # those that may take an item
         try:
             while waiting or running:
                 self._start_missing_workers()
-                self._assign(waiting, running, source)
+                self._assign(workers, waiting, running, source)
+                before = self._starts, self.lost
                 if meanwhile is not None and running:
                     meanwhile()
                     meanwhile = None
-                for ref in self._wait(list(running)):
-                    item = running.pop(ref)
-                    if not self._collect(item, ref, losses):
-                        waiting.insert(0, item)
+                ended = [(ref, running.pop(ref)) for ref in self._wait(list(running))]
+                workers = [item.worker for _, item in ended if item.worker is not None]
+                failed = [item for ref, item in ended if not self._collect(item, ref, losses)]
+                for item in failed:
+                    waiting.put_back(item)
+                if failed or (self._starts, self.lost) != before:
+                    waiting.release_lost()
+                    workers = self.started_workers
         finally:
             for ref, item in running.items():
                 if item.worker is not None:
@@ -228,10 +187,13 @@ class WorkerPool:
         raise self._too_many_losses(last_loss)
 
     def close(self) -> None:
-        """Stop the workers."""
+        """Stop the workers, unless their Ray cluster has been shut down or replaced."""
+        is_connected = self.ray.is_initialized() and self.job == self.ray.get_runtime_context().get_job_id()
         for worker in self.workers:
-            self.ray.kill(worker.actor)
-        self.workers = []
+            worker.is_lost = True
+            if is_connected:
+                self.ray.kill(worker.actor)
+        self.workers, self._starting = [], {}
 
     def get(self, ref: Any) -> Any:
         """The value of a reference; an error in a worker is raised as it was raised there."""
@@ -244,57 +206,33 @@ class WorkerPool:
         """Start workers until there are ``count``, without waiting for them."""
         while len(self.workers) < self.count:
             actor = self._remote.remote()
-            self.workers.append(WorkerHandle(actor, actor.identify.remote()))
+            worker = WorkerHandle(actor, actor.identify.remote())
+            self.workers.append(worker)
+            self._starting[worker.info_ref] = worker
 
-    def _assign(self, waiting: list[WorkItem], running: dict[Any, WorkItem], source: ProblemSource | None) -> None:
-        """Give every worker its next item, and one more in advance if it has many, so that it never waits.
+    def _assign(
+        self,
+        workers: Sequence[WorkerHandle],
+        waiting: WorkQueue,
+        running: dict[Any, WorkItem],
+        source: ProblemSource | None,
+    ) -> None:
+        """Give workers their next item, and one more in advance if they have many, so that they never wait.
 
         Args:
+            workers: the workers that may take an item; lost ones are skipped.
             waiting: items to assign; assigned ones are removed.
             running: the running items by Ray reference; assigned ones are added.
             source: the problem that workers build first, unless they have; None if the items need none.
         """
         for queue_length in (1, 2):
-            for worker in self.started_workers:
-                if len(worker.busy) >= queue_length:
+            for worker in workers:
+                if worker.is_lost or len(worker.busy) >= queue_length:
                     continue
-                item = self._next_item(worker, waiting, in_advance=queue_length > 1)
-                if item is None:
-                    continue
-                waiting.remove(item)
-                ref = self._start(item, worker, source)
-                worker.busy[ref] = running[ref] = item
-
-    def _next_item(self, worker: WorkerHandle, waiting: list[WorkItem], in_advance: bool) -> WorkItem | None:
-        """A worker's next item: one planned for it, else one planned for no worker, else one of the slowest worker.
-
-        Args:
-            worker: the worker.
-            waiting: items that are not running.
-            in_advance: whether the worker is still busy; the last items are then left for workers that become idle.
-        """
-        planned = [item for item in waiting if item.planned_worker is worker]
-        if planned:
-            return None if in_advance and len(planned) == 1 else planned[0]
-        unassigned = [item for item in waiting if item.planned_worker not in self.workers]  # None, or lost
-        if unassigned:
-            return None if in_advance and len(unassigned) <= self.count else unassigned[0]
-        if in_advance or not waiting:
-            return None
-        # Only other workers' items are left: take over the last one of the slowest, if it would start earlier here.
-        others = dict.fromkeys(item.planned_worker for item in waiting)  # without duplicates, in order
-        slowest = max(others, key=lambda other: self._remaining_seconds(other, waiting))
-        item = [item for item in waiting if item.planned_worker is slowest][-1]
-        seconds_until_start = self._remaining_seconds(slowest, waiting) - item.seconds
-        is_earlier_here = not item.transfer_seconds or item.transfer_seconds < seconds_until_start
-        return item if is_earlier_here else None
-
-    def _remaining_seconds(self, worker: WorkerHandle | None, waiting: list[WorkItem]) -> float:
-        """Seconds until a worker is expected to finish its running items and those in ``waiting`` planned for it."""
-        now = time.monotonic()
-        running = worker.busy.values() if worker else ()
-        seconds_running = sum(max(0.0, item.seconds - (now - item.start_time)) for item in running)
-        return seconds_running + sum(item.seconds for item in waiting if item.planned_worker is worker)
+                item = waiting.take(worker, in_advance=queue_length > 1)
+                if item is not None:
+                    ref = self._start(item, worker, source)
+                    worker.busy[ref] = running[ref] = item
 
     def _start(self, item: WorkItem, worker: WorkerHandle, source: ProblemSource | None) -> Any:
         """Start an item on a worker, which builds the problem first if it has not; returns Ray's reference."""
@@ -315,20 +253,23 @@ class WorkerPool:
             running: references of the running items.
             timeout: seconds to wait; by default without limit if items are running, otherwise ``START_TIMEOUT``.
         """
-        starting = {worker.info_ref: worker for worker in self.workers if worker.info is None}
         if timeout is None and not running:
             timeout = START_TIMEOUT
-        ready, _ = self.ray.wait([*running, *starting], num_returns=1, timeout=timeout)
+        refs = [*running, *self._starting]
+        ready, _ = self.ray.wait(refs, num_returns=1, timeout=timeout)
+        if ready:  # all that are ready, since every call takes time proportional to the number of references
+            ready, _ = self.ray.wait(refs, num_returns=len(refs), timeout=0)
         if not ready and not self.process_ids:
             resource = "a free GPU" if self.device == "cuda" else "a free core"
             raise UserError(
                 f"no Ray worker started within {START_TIMEOUT:.0f} s; check with ray status that the cluster has a "
                 f"node with {resource}, then continue with fedflat resume"
             )
+        ended = [ref for ref in ready if ref not in self._starting]
         for ref in ready:
-            if ref in starting:
-                self._register(starting[ref])
-        return [ref for ref in ready if ref not in starting]
+            if ref in self._starting:
+                self._register(self._starting.pop(ref))
+        return ended
 
     def _register(self, worker: WorkerHandle) -> None:
         """Record the identity of a worker that has started; replace it if starting failed."""
@@ -347,11 +288,14 @@ class WorkerPool:
             self.close()
             raise UserError(version_mismatch(info.node, info.version, fedflat_version()))
         worker.info, self._failed_starts = info, 0
+        self._starts += 1
 
     def _remove(self, worker: WorkerHandle) -> None:
         """Remove a lost worker."""
         if worker in self.workers:
             self.workers.remove(worker)
+            self._starting.pop(worker.info_ref, None)
+            worker.is_lost = True
             self.lost += 1
             self.ray.kill(worker.actor)
 
@@ -391,8 +335,8 @@ def worker_pool(ray: Any, count: int, device: Device, gpus: float = 1.0) -> Work
 
 
 def close_worker_pool() -> None:
-    """Stop the workers of this process, unless their Ray cluster has been shut down or replaced."""
+    """Stop the workers of this process, if there are any."""
     global _pool  # noqa: PLW0603
-    if _pool is not None and _pool.ray.is_initialized() and _pool.job == _pool.ray.get_runtime_context().get_job_id():
+    if _pool is not None:
         _pool.close()
     _pool = None
