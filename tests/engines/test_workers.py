@@ -16,6 +16,7 @@ from torch import nn
 import fedflat
 from fedflat.bench.setting import RandomImages
 from fedflat.engines.cpu.engine import process_pool
+from fedflat.engines.problem import kernels
 from fedflat.errors import UserError
 from fedflat.processes import sendable_error
 
@@ -24,12 +25,35 @@ WORKERS = 2
 """The same number everywhere, so that all tests share the processes, which take seconds to start."""
 
 
+NARROW = {
+    "dataset": RandomImages(size=200, side=20).dataset(),
+    "model": "lenet5",
+    "engine__compile": "on",
+    "batch_size": 16,
+    "local_steps": 2,
+    "rounds": 2,
+}
+"""A model for whose small images there are kernels in C++."""
+NEEDS_COMPILER = pytest.mark.skipif(kernels.compiler() is None, reason="there is no C++ compiler")
+
+
 @pytest.mark.parametrize(
-    "algorithm",
-    ["fedavg", "fedmoswa+asam+wima(window=2)", "scaffold(option=I)", "mime-sgdm", "fedsmoo", "fedwmsam", "adabest"],
+    ("algorithm", "more"),
+    [
+        ("fedavg", {}),
+        ("fedmoswa+asam+wima(window=2)", {}),
+        ("scaffold(option=I)", {"flatness": "every=1,what=drift"}),
+        ("mime-sgdm", {"model": "femnist-cnn", "batch_size": 4, "rounds": 1}),  # with dropout
+        ("fedsmoo", {}),
+        ("fedwmsam", {}),
+        ("adabest", {}),
+        ("fedmoswa", {"model": "vit-tiny(depth=1,width=12)", "train": "lora(rank=2)"}),  # with a frozen part
+        pytest.param("fedsam", NARROW, marks=NEEDS_COMPILER),
+    ],
 )
-def test_one_and_several_workers_agree(algorithm: str) -> None:
-    one, several = (fedflat.run(algorithm, workers=workers, **SETTINGS).record for workers in (1, WORKERS))
+def test_one_and_several_workers_agree(algorithm: str, more: dict[str, Any]) -> None:
+    settings = {**SETTINGS, **more}
+    one, several = (fedflat.run(algorithm, workers=workers, **settings).record for workers in (1, WORKERS))
     assert one.history == several.history
     for name, model in one.models.items():
         assert torch.equal(model.weights, several.models[name].weights)
@@ -48,6 +72,17 @@ def test_batch_norm_statistics_agree_too() -> None:
     one, several = (fedflat.run("fedsam", workers=workers, **small).record.models["server"] for workers in (1, WORKERS))
     assert torch.equal(one.buffers, several.buffers)
     assert not torch.equal(one.buffers, torch.zeros_like(one.buffers))
+
+
+def test_two_runs_side_by_side_do_not_disturb_each_other() -> None:
+    """Worker processes are shared, so that engines take turns."""
+    runs = {"fedavg": SETTINGS, "scaffold": SETTINGS | {"model": "mlp(hidden=4)"}}
+    together = list(
+        zip(*(fedflat.rounds(text, workers=WORKERS, **settings) for text, settings in runs.items()), strict=True)
+    )
+    for (text, settings), state in zip(runs.items(), together[-1], strict=True):
+        alone = fedflat.run(text, workers=1, **settings).record.models["server"].weights
+        assert torch.equal(state.server.model.weights, alone)
 
 
 class Sleep:

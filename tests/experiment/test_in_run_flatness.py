@@ -147,11 +147,6 @@ def test_engines_agree() -> None:
         assert flat == same
 
 
-def test_workers_log_the_same_measurements() -> None:
-    one, two = (run("scaffold", workers=count, rounds=2, flatness="every=1,what=drift") for count in (1, 2))
-    assert one.history == two.history
-
-
 @pytest.mark.parametrize("text", ["scaffold+wima", "fedwmsam"])  # fedwmsam has several server vectors
 def test_a_resumed_run_ends_with_the_same_log(tmp_path: Path, text: str) -> None:
     what = {
