@@ -188,7 +188,7 @@ def texts(draw: st.DrawFn) -> str:
     return "+".join([show(base, values), *(show(name, some) for name, some in parts + averages)])
 
 
-@settings(max_examples=30, derandomize=True)
+@settings(max_examples=50, derandomize=True)
 @given(texts())
 def test_text_round_trip(text: str) -> None:
     """The canonical text parses into the same algorithm, is a fixed point, and is not longer than the given text."""

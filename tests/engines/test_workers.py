@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
+import re
 import signal
 import sys
 import time
@@ -18,6 +20,7 @@ from fedflat.bench.setting import RandomImages
 from fedflat.engines.cpu.engine import process_pool
 from fedflat.engines.problem import kernels
 from fedflat.errors import UserError
+from fedflat.experiment.campaign.processes import _run_next_task
 from fedflat.processes import sendable_error
 
 SETTINGS = {"rounds": 3, "clients": 10, "clients_per_round": 5, "local_steps": 3, "model": "mlp(hidden=8)"}
@@ -85,35 +88,11 @@ def test_two_runs_side_by_side_do_not_disturb_each_other() -> None:
         assert torch.equal(state.server.model.weights, alone)
 
 
-class Sleep:
-    """Takes a worker some time to unpickle."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return time.sleep, (0.5,)
-
-
 class Unpicklable(Exception):
     """Can be pickled but not unpickled."""
 
     def __init__(self, one: int, other: int) -> None:
         super().__init__(f"{one} is not {other}")
-
-
-def test_stale_answers_do_not_reach_the_next_caller() -> None:
-    def alarm(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    second = [(None, ("second", number)) for number in range(4)]
-    process_pool(WORKERS).map(dict.get, second)  # started
-    before = signal.signal(signal.SIGALRM, alarm)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        with pytest.raises(KeyboardInterrupt):
-            process_pool(WORKERS).map(dict.get, [(Sleep(), ("first", number)) for number in range(4)])
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert process_pool(WORKERS).map(dict.get, second) == [answer for _, answer in second]
 
 
 def test_any_error_can_be_sent() -> None:
@@ -205,10 +184,43 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[nn.Module
     return model
 
 
-def test_a_class_that_workers_cannot_import_is_named(elsewhere: type[nn.Module]) -> None:
+def test_a_class_that_workers_cannot_import_is_named(
+    elsewhere: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = {**SETTINGS, "model": elsewhere()}
-    with pytest.raises(UserError, match=r"cannot import.*'elsewhere_model'.*define it in a module.*workers=1"):
+    message = r"cannot import.*'elsewhere_model'.*define it in a module.*workers=1, jobs=1"
+    with pytest.raises(UserError, match=message):
         fedflat.run("fedavg", workers=WORKERS, **settings)
-    with pytest.raises(UserError, match=r"cannot import.*'elsewhere_model'.*define it in a module.*jobs=1"):
-        fedflat.compare(["fedavg", "fedsam"], seeds=1, jobs=2, **settings)
     assert fedflat.run("fedavg", workers=1, **settings).status == "finished"
+    parent, child = multiprocessing.Pipe()
+    parent.send(elsewhere())
+    monkeypatch.delitem(sys.modules, "elsewhere_model")  # as in a process of a comparison with jobs=2
+    answer = _run_next_task(child)
+    assert isinstance(answer, UserError) and re.search(message, str(answer))
+
+
+class Sleep:
+    """Takes a worker some time to unpickle."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return time.sleep, (0.5,)
+
+
+def test_stale_answers_do_not_reach_the_next_caller() -> None:
+    """After an interruption, the workers are stopped, so that the next caller gets others."""
+
+    def alarm(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    pool, tasks = process_pool(WORKERS), [(None, ("answer", number)) for number in range(4)]
+    workers = pool.children
+    assert pool.map(dict.get, tasks) == [answer for _, answer in tasks]
+    before = signal.signal(signal.SIGALRM, alarm)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            pool.map(dict.get, [(Sleep(), ("stale", number)) for number in range(4)])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert not pool.is_alive and not any(worker.is_alive for worker in workers)
