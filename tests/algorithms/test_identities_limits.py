@@ -65,7 +65,7 @@ def test_41_adabest_is_tied_to_its_start() -> None:
     target = np.linalg.solve(
         problem.A.mean(0) + tie * np.eye(6), np.einsum("npq,nq->p", problem.A, problem.b) / 3 + tie * LONG.x0
     )
-    same(end("adabest(mu=0.3,beta=0.5)", LONG, 120), target, atol=1e-7)
+    same(end("adabest(mu=0.3,beta=0.5)", LONG, 180), target, atol=1e-7)
 
 
 def test_53_equal_hessians_end_at_the_mean_of_the_minima() -> None:
