@@ -81,10 +81,10 @@ DEFAULTS = {"feddyn": {"alpha": 0.01}, "fedspeed": {"alpha": 0.1}, "fedgloss": {
 
 
 def cases() -> Iterator[Any]:
-    """Every switch with partial participation; with full participation, which adds no branch, one per method."""
+    """Every switch in the most general setting; in the others, which add no branch, one per method."""
     for method, sets in SWITCHES.items():
         for parameters in sets:
-            for setting in SETTINGS if parameters is sets[-1] else ("partial", "uneven-partial"):
+            for setting in ("full", "partial", "uneven-partial") if parameters is sets[-1] else ("uneven-partial",):
                 yield pytest.param(method, parameters, setting, id=f"{text_of(method, **parameters)}-{setting}")
 
 

@@ -15,6 +15,8 @@ LONG = _bed.but(problem=Quadratics(_bed.problem.A[2:], _bed.problem.b[2:]), eta=
 """Three clients of the test bed with fewer and larger steps, to be there sooner."""
 OPTIMUM = LONG.problem.optimum()
 LIMIT = LONG.problem.fedavg_limit(0.15, 3)
+REACHES_OPTIMUM = {limit.method: limit for limit in identities.REACHES_OPTIMUM if limit.method != "fedlesam_d"}
+"""One limit per method, the last; the reference is held against all of them. FedLESAM-D is FedDyn (identity 12)."""
 
 
 def test_33_fedavg_ends_beside_the_optimum() -> None:
@@ -38,12 +40,11 @@ def test_34_server_optimisers_keep_the_fixed_point(text: str, rounds: int, toler
     same(end(text, LONG, rounds), LIMIT, atol=tolerance)
 
 
-@pytest.mark.parametrize("alpha", [0.3, 0.6])
-def test_35_fedcm_ends_where_fedavg_does_at_a_smaller_rate(alpha: float) -> None:
-    same(end(f"fedcm(alpha={alpha})", LONG, 90), LONG.problem.fedavg_limit(alpha * 0.15, 3), atol=1e-7)
+def test_35_fedcm_ends_where_fedavg_does_at_a_smaller_rate() -> None:
+    same(end("fedcm(alpha=0.6)", LONG, 60), LONG.problem.fedavg_limit(0.6 * 0.15, 3), atol=1e-7)
 
 
-@pytest.mark.parametrize("limit", identities.REACHES_OPTIMUM, ids=str)
+@pytest.mark.parametrize("limit", REACHES_OPTIMUM.values(), ids=str)
 def test_36_to_40_corrected_methods_reach_the_optimum(limit: Limit) -> None:
     """To 1e-4; FedAvg ends more than 0.05 away."""
     rounds = min(round(0.4 * limit.rounds), 150)
@@ -58,17 +59,15 @@ def test_38_40_others_hover_around_it_under_partial_participation(number: int, t
     assert distance.max() < 20
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.5, 0.9])
-def test_41_adabest_is_tied_to_its_start(beta: float) -> None:
+def test_41_adabest_is_tied_to_its_start() -> None:
     """The limit is argmin f(x) + mu (1 - beta) / 2 ||x - x^0||^2."""
-    tie, problem = 0.3 * (1 - beta), LONG.problem
+    tie, problem = 0.3 * (1 - 0.5), LONG.problem
     target = np.linalg.solve(
         problem.A.mean(0) + tie * np.eye(6), np.einsum("npq,nq->p", problem.A, problem.b) / 3 + tie * LONG.x0
     )
-    same(end(f"adabest(mu=0.3,beta={beta})", LONG, 180), target, atol=1e-7)
+    same(end("adabest(mu=0.3,beta=0.5)", LONG, 180), target, atol=1e-7)
 
 
-@pytest.mark.parametrize(("text", "rounds"), [("fedavg", 90), ("scaffold", 90), ("feddyn(alpha=0.5)", 200)])
-def test_53_equal_hessians_end_at_the_mean_of_the_minima(text: str, rounds: int) -> None:
+def test_53_equal_hessians_end_at_the_mean_of_the_minima() -> None:
     equal = LONG.but(problem=Quadratics(np.tile(LONG.problem.A[:1], (3, 1, 1)), LONG.problem.b))
-    same(end(text, equal, rounds), equal.problem.b.mean(0))
+    same(end("scaffold", equal, 90), equal.problem.b.mean(0))

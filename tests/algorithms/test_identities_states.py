@@ -18,9 +18,9 @@ from fedflat.models.layout import Layout
 from ..quadratics import text_of, walk
 from ..reference import METHODS, Quadratics, Setting, bed, golden, identities, linear_rates
 from ..reference.problem import Linear
-from .settings import FULL, PARTIAL, SETTINGS, K, differ, library, same
+from .settings import FULL, PARTIAL, SETTINGS, SHORT, K, differ, library, same
 
-EVERY_SETTING = pytest.mark.parametrize("setting", SETTINGS)
+FULL_OR_UNEVEN = pytest.mark.parametrize("setting", ["full", "uneven-partial"])
 QUICK: dict[str, Any] = {"names": ("weight",), "quick": True}
 
 
@@ -63,30 +63,27 @@ def test_32_local_closed_forms() -> None:
     same(walk("fedprox(mu=0.4)", alone, quick=True).x[0], x + D)
 
 
-def _server_and_mean(text: str, setting: str, field: str, weighting: str = "uniform") -> tuple[list[Any], list[Any]]:
-    walked = library(text, setting, weighting)
+def _server_and_mean(text: str, field: str) -> tuple[list[Any], list[Any]]:
+    """States are uniform means although displacements are weighted by unequal numbers of samples."""
+    walked = library(text, "uneven-partial", "samples")
     means = [
         torch.stack([state["drift"][field] for state in clients.values()]).mean(0).numpy() for clients in walked.clients
     ]
     return [state["drift"][field].numpy() for state in walked.server], means
 
 
-@EVERY_SETTING
-@pytest.mark.parametrize("weighting", ["uniform", "samples"])
 @pytest.mark.parametrize(
     "text", ["scaffold", "scaffold(option=I)", "fedgamma", "fedlesam-s(rho=0.3)", "fedwmsam(rho=0.2,lam=0.3)"]
 )
-def test_42_the_servers_variate_is_the_mean_of_the_clients(text: str, weighting: str, setting: str) -> None:
-    same(*_server_and_mean(text, setting, "c", weighting))
+def test_42_the_servers_variate_is_the_mean_of_the_clients(text: str) -> None:
+    same(*_server_and_mean(text, "c"))
 
 
-@EVERY_SETTING
-@pytest.mark.parametrize("weighting", ["uniform", "samples"])
 @pytest.mark.parametrize(
     "text", ["feddyn(alpha=0.2)", "fedspeed(alpha=0.2)", "fedsmoo(alpha=0.2)", "fedlesam-d(rho=0.3)"]
 )
-def test_43_the_servers_dual_is_the_mean_of_the_clients(text: str, weighting: str, setting: str) -> None:
-    same(*_server_and_mean(text, setting, "a", weighting))
+def test_43_the_servers_dual_is_the_mean_of_the_clients(text: str) -> None:
+    same(*_server_and_mean(text, "a"))
 
 
 def test_43_feddyns_dual_is_the_gradient_after_exact_minimisation() -> None:
@@ -110,7 +107,7 @@ RECORDED = [  # text, final rate, backward passes per step, of which the last is
 ]
 
 
-@EVERY_SETTING
+@FULL_OR_UNEVEN
 @pytest.mark.parametrize(("text", "final_lr", "passes"), RECORDED, ids=[row[0] for row in RECORDED])
 def test_44_45_variates_are_mean_local_gradients(text: str, final_lr: float, passes: int, setting: str) -> None:
     """c_i+ = sum_k eta_k g_k / H, and FedMoSWA's m+ = (1 - gamma) m + gamma mean c_i+."""
@@ -190,7 +187,7 @@ def test_52_identical_directions_have_no_disagreement() -> None:
     assert max(signals) > 1.0
 
 
-@EVERY_SETTING
+@FULL_OR_UNEVEN
 @pytest.mark.parametrize("options", ["rho=0.4", "rho=0.4,perturb_sign=-1", "rho=3,alpha0=0.5,lam=0.3"])
 def test_52_fedwmsam_starts_every_round_unperturbed(options: str, setting: str) -> None:
     chosen, walked = SETTINGS[setting], library(f"fedwmsam({options})", setting, record=True)
@@ -208,12 +205,12 @@ def test_52_fedwmsam_starts_every_round_unperturbed(options: str, setting: str) 
 @pytest.mark.parametrize("method", METHODS)
 def test_54_equivariance(method: str) -> None:
     """Shifting or rotating the problem shifts or rotates every iterate, unless the method acts on coordinates."""
-    text, problem = text_of(method), PARTIAL.problem
-    expected = np.array(library(text, "partial").x)
+    text, setting = text_of(method), SHORT["short"]
+    problem, expected = setting.problem, np.array(library(text, "short").x)
     shift = np.arange(6.0) - 2.0
-    moved = PARTIAL.but(problem=Quadratics(problem.A, problem.b + shift), x0=PARTIAL.x0 + shift)
+    moved = setting.but(problem=Quadratics(problem.A, problem.b + shift), x0=setting.x0 + shift)
     Q, _ = np.linalg.qr(np.random.default_rng(1).normal(size=(6, 6)))
-    turned = PARTIAL.but(problem=Quadratics(Q @ problem.A @ Q.T, problem.b @ Q.T), x0=Q @ PARTIAL.x0)
+    turned = setting.but(problem=Quadratics(Q @ problem.A @ Q.T, problem.b @ Q.T), x0=Q @ setting.x0)
     shifts = np.allclose(walk(text, moved, **QUICK).x, expected + shift, rtol=0, atol=1e-8)
     turns = np.allclose(walk(text, turned, **QUICK).x, expected @ Q.T, rtol=0, atol=1e-8)
     assert shifts == (method not in identities.NOT_TRANSLATED)

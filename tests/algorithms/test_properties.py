@@ -254,9 +254,8 @@ some = settings(max_examples=40, derandomize=True)
 @given(compositions())
 def test_the_order_of_clients_does_not_matter(chosen: dict[str, tuple[str, Values]]) -> None:
     turned = TINY.but(cohorts=[cohort[::-1] for cohort in COHORTS])
-    for weighting in ("uniform", "samples"):
-        left, right = (tiny(chosen, setting, weighting=weighting) for setting in (TINY, turned))
-        assert close(left.x, right.x, 1e-10)
+    left, right = (tiny(chosen, setting, weighting="samples") for setting in (TINY, turned))
+    assert close(left.x, right.x, 1e-10)
 
 
 @some

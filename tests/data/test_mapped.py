@@ -168,7 +168,7 @@ LARGER_THAN_MEMORY = """
     data = Dataset("large", train, test, tuple("0123456789"), (0.5,) * 3, (0.5,) * 3)
     result = fedflat.run(
         "fedavg", dataset=data, model="lenet5", clients=100, clients_per_round=4, rounds=1, local_steps=3,
-        batch_size=50, partition="iid", augmentation="crop-flip", workers=2
+        batch_size=50, partition="iid", augmentation="crop-flip", workers=1
     )
     own = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("RssAnon"))
     try:
@@ -183,7 +183,7 @@ LARGER_THAN_MEMORY = """
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits and measures memory as Linux does")
 def test_a_dataset_larger_than_memory_trains_through_the_map(tmp_path: Path) -> None:
-    """4 GB of images (a sparse file) under a memory limit of 1 GB, which worker processes inherit."""
+    """4 GB of images (a sparse file) under a memory limit of 1 GB."""
     count = (4 << 30) // (3 * 64 * 64)
     with (tmp_path / "large.npy").open("wb") as stream:
         np.lib.format.write_array_header_1_0(

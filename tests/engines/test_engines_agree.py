@@ -89,7 +89,6 @@ def test_lanes_agree_with_the_loop_and_stay_on_the_device(text: str, monkeypatch
 
 
 TRACED = [
-    "fedavg",
     "scaffold(option=I)+fedadamw",
     "adabest+scam",
     "mime-sgdm+lesam",
@@ -97,7 +96,6 @@ TRACED = [
     "fedmoswa+asam",
     "fedspeed(share=0.5)",
     "fedsmoo",
-    "fedlesam-s(variant=released)",
     "fedmuon",
     "fedgloss(ramp=2)",
     "fednova(mu=0.1)+relaxed",

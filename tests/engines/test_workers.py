@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
+import re
 import signal
 import sys
 import time
@@ -16,7 +18,9 @@ from torch import nn
 import fedflat
 from fedflat.bench.setting import RandomImages
 from fedflat.engines.cpu.engine import process_pool
+from fedflat.engines.problem import kernels
 from fedflat.errors import UserError
+from fedflat.experiment.campaign.processes import _run_next_task
 from fedflat.processes import sendable_error
 
 SETTINGS = {"rounds": 3, "clients": 10, "clients_per_round": 5, "local_steps": 3, "model": "mlp(hidden=8)"}
@@ -24,12 +28,35 @@ WORKERS = 2
 """The same number everywhere, so that all tests share the processes, which take seconds to start."""
 
 
+NARROW = {
+    "dataset": RandomImages(size=200, side=20).dataset(),
+    "model": "lenet5",
+    "engine__compile": "on",
+    "batch_size": 16,
+    "local_steps": 2,
+    "rounds": 2,
+}
+"""A model for whose small images there are kernels in C++."""
+NEEDS_COMPILER = pytest.mark.skipif(kernels.compiler() is None, reason="there is no C++ compiler")
+
+
 @pytest.mark.parametrize(
-    "algorithm",
-    ["fedavg", "fedmoswa+asam+wima(window=2)", "scaffold(option=I)", "mime-sgdm", "fedsmoo", "fedwmsam", "adabest"],
+    ("algorithm", "more"),
+    [
+        ("fedavg", {}),
+        ("fedmoswa+asam+wima(window=2)", {}),
+        ("scaffold(option=I)", {"flatness": "every=1,what=drift"}),
+        ("mime-sgdm", {"model": "femnist-cnn", "batch_size": 4, "rounds": 1}),  # with dropout
+        ("fedsmoo", {}),
+        ("fedwmsam", {}),
+        ("adabest", {}),
+        ("fedmoswa", {"model": "vit-tiny(depth=1,width=12)", "train": "lora(rank=2)"}),  # with a frozen part
+        pytest.param("fedsam", NARROW, marks=NEEDS_COMPILER),
+    ],
 )
-def test_one_and_several_workers_agree(algorithm: str) -> None:
-    one, several = (fedflat.run(algorithm, workers=workers, **SETTINGS).record for workers in (1, WORKERS))
+def test_one_and_several_workers_agree(algorithm: str, more: dict[str, Any]) -> None:
+    settings = {**SETTINGS, **more}
+    one, several = (fedflat.run(algorithm, workers=workers, **settings).record for workers in (1, WORKERS))
     assert one.history == several.history
     for name, model in one.models.items():
         assert torch.equal(model.weights, several.models[name].weights)
@@ -50,11 +77,15 @@ def test_batch_norm_statistics_agree_too() -> None:
     assert not torch.equal(one.buffers, torch.zeros_like(one.buffers))
 
 
-class Sleep:
-    """Takes a worker some time to unpickle."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return time.sleep, (0.5,)
+def test_two_runs_side_by_side_do_not_disturb_each_other() -> None:
+    """Worker processes are shared, so that engines take turns."""
+    runs = {"fedavg": SETTINGS, "scaffold": SETTINGS | {"model": "mlp(hidden=4)"}}
+    together = list(
+        zip(*(fedflat.rounds(text, workers=WORKERS, **settings) for text, settings in runs.items()), strict=True)
+    )
+    for (text, settings), state in zip(runs.items(), together[-1], strict=True):
+        alone = fedflat.run(text, workers=1, **settings).record.models["server"].weights
+        assert torch.equal(state.server.model.weights, alone)
 
 
 class Unpicklable(Exception):
@@ -62,23 +93,6 @@ class Unpicklable(Exception):
 
     def __init__(self, one: int, other: int) -> None:
         super().__init__(f"{one} is not {other}")
-
-
-def test_stale_answers_do_not_reach_the_next_caller() -> None:
-    def alarm(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    second = [(None, ("second", number)) for number in range(4)]
-    process_pool(WORKERS).map(dict.get, second)  # started
-    before = signal.signal(signal.SIGALRM, alarm)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        with pytest.raises(KeyboardInterrupt):
-            process_pool(WORKERS).map(dict.get, [(Sleep(), ("first", number)) for number in range(4)])
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert process_pool(WORKERS).map(dict.get, second) == [answer for _, answer in second]
 
 
 def test_any_error_can_be_sent() -> None:
@@ -170,10 +184,43 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[nn.Module
     return model
 
 
-def test_a_class_that_workers_cannot_import_is_named(elsewhere: type[nn.Module]) -> None:
+def test_a_class_that_workers_cannot_import_is_named(
+    elsewhere: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = {**SETTINGS, "model": elsewhere()}
-    with pytest.raises(UserError, match=r"cannot import.*'elsewhere_model'.*define it in a module.*workers=1"):
+    message = r"cannot import.*'elsewhere_model'.*define it in a module.*workers=1, jobs=1"
+    with pytest.raises(UserError, match=message):
         fedflat.run("fedavg", workers=WORKERS, **settings)
-    with pytest.raises(UserError, match=r"cannot import.*'elsewhere_model'.*define it in a module.*jobs=1"):
-        fedflat.compare(["fedavg", "fedsam"], seeds=1, jobs=2, **settings)
     assert fedflat.run("fedavg", workers=1, **settings).status == "finished"
+    parent, child = multiprocessing.Pipe()
+    parent.send(elsewhere())
+    monkeypatch.delitem(sys.modules, "elsewhere_model")  # as in a process of a comparison with jobs=2
+    answer = _run_next_task(child)
+    assert isinstance(answer, UserError) and re.search(message, str(answer))
+
+
+class Sleep:
+    """Takes a worker some time to unpickle."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return time.sleep, (0.5,)
+
+
+def test_stale_answers_do_not_reach_the_next_caller() -> None:
+    """After an interruption, the workers are stopped, so that the next caller gets others."""
+
+    def alarm(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    pool, tasks = process_pool(WORKERS), [(None, ("answer", number)) for number in range(4)]
+    workers = pool.children
+    assert pool.map(dict.get, tasks) == [answer for _, answer in tasks]
+    before = signal.signal(signal.SIGALRM, alarm)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            pool.map(dict.get, [(Sleep(), ("stale", number)) for number in range(4)])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert not pool.is_alive and not any(worker.is_alive for worker in workers)

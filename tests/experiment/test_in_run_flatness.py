@@ -44,7 +44,7 @@ def restless(dropped: float = 0.0) -> nn.Module:
     """A model with BatchNorm and dropout."""
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(dropped), nn.Linear(12, 10)
+        nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(dropped), nn.Linear(4, 10)
     )
 
 
@@ -58,10 +58,10 @@ def restless(dropped: float = 0.0) -> nn.Module:
     ],
 )
 def test_measurements_leave_training_bit_identical(text: str, more: dict) -> None:
-    more = {**more, "rounds": 3}
+    more = {"model": "mlp(hidden=2)", **more, "rounds": 3}
     without, beside = (
         run(text, **more),
-        run(text, **more, flatness="every=2,what=all", flatness__examples=20, flatness__clients=2),
+        run(text, **more, flatness="every=2,what=all", flatness__examples=8, flatness__clients=2),
     )
     assert records(without) == records(beside)
     for name, model in without.record.models.items():
@@ -145,11 +145,6 @@ def test_engines_agree() -> None:
             json.loads(json.dumps(some), parse_float=lambda text: round(float(text), 5)) for some in (one, other)
         )
         assert flat == same
-
-
-def test_workers_log_the_same_measurements() -> None:
-    one, two = (run("scaffold", workers=count, rounds=2, flatness="every=1,what=drift") for count in (1, 2))
-    assert one.history == two.history
 
 
 @pytest.mark.parametrize("text", ["scaffold+wima", "fedwmsam"])  # fedwmsam has several server vectors

@@ -77,12 +77,16 @@ class Watcher(RemoteCallback):
 
 
 class Killer(Watcher):
-    """Kills the only process when the first run begins."""
+    """Kills the only process when the first run begins, and simulates Ctrl-C when the fourth does."""
 
     def began(self, run):
-        if not self.told:
+        begun = [event for event, _, _ in self.told].count("began")
+        if begun == 0:
             (child,) = others()
             os.kill(child.pid or 0, signal.SIGKILL)
+        if begun == 3:
+            assert others()
+            raise KeyboardInterrupt
         super().began(run)
 
 
@@ -120,29 +124,17 @@ def test_concurrent_runs_equal_sequential_runs_and_a_user_error_stops_none_of_th
     }
 
 
-def test_a_killed_job_does_not_stop_the_other_jobs_whose_warnings_are_given_here() -> None:
+def test_a_killed_job_stops_no_other_job_and_an_interruption_all_of_them() -> None:
     endless = BASE.model_copy(update={"training": BASE.training.model_copy(update={"rounds": 10**6})})
     warning = BASE.model_copy(update={"algorithm": "fedavg+swa(start=0.5,every=9)"})
-    jobs = [RunJob(config) for config in (endless, warning, warning.model_copy(update={"seed": 1}))]
-    with pytest.warns(UserWarning, match=r"SWA .* 4 rounds") as told:
-        outcomes = dict(run_in_parallel(jobs, 1, (Killer(),)))
+    jobs = [RunJob(config) for config in (endless, warning, warning.model_copy(update={"seed": 1}), endless)]
+    outcomes = {}
+    with pytest.warns(UserWarning, match=r"SWA .* 4 rounds") as told, pytest.raises(KeyboardInterrupt):
+        for number, outcome in run_in_parallel(jobs, 1, (Killer(),)):
+            outcomes[number] = outcome
     assert all(Path(warning.filename).is_relative_to(Path(fedflat.__file__).parent) for warning in told)
     assert isinstance(outcomes[0], UserError) and "was killed" in str(outcomes[0]) and "memory" in str(outcomes[0])
     assert [getattr(outcomes[number], "status", "") for number in (1, 2)] == ["finished", "finished"]
-    assert not others()
-
-
-class Interruption(Watcher):
-    """Simulates Ctrl-C when a run begins."""
-
-    def began(self, run):
-        raise KeyboardInterrupt
-
-
-def test_an_interruption_ends_the_processes() -> None:
-    endless = BASE.model_copy(update={"training": BASE.training.model_copy(update={"rounds": 10**6})})
-    with pytest.raises(KeyboardInterrupt):
-        next(run_in_parallel([RunJob(endless), RunJob(BASE)], 1, (Interruption(),)))
     assert not others()
 
 

@@ -164,22 +164,6 @@ def test_a_loop_left_at_its_last_round_has_finished() -> None:
     assert loop.result().status == "finished"
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_two_loops_side_by_side_do_not_disturb_each_other(workers: int) -> None:
-    """Worker processes are shared, so that engines take turns."""
-    settings = SMALL | {"workers": workers, "rounds": 3}
-    pairs = list(
-        zip(
-            fedflat.rounds("fedavg", **settings),
-            fedflat.rounds("scaffold", **(settings | {"model": "mlp(hidden=4)"})),
-            strict=True,
-        )
-    )
-    for number, (text, model) in enumerate((("fedavg", "mlp(hidden=8)"), ("scaffold", "mlp(hidden=4)"))):
-        alone = fedflat.run(text, **(settings | {"model": model, "workers": 1})).record.models["server"].weights
-        assert torch.equal(pairs[-1][number].server.model.weights, alone)
-
-
 def test_callbacks_are_called() -> None:
     told: list[str] = []
 

@@ -377,7 +377,7 @@ def _text_based_on(name: str, target: Algorithm, released: bool) -> str | None:
     if released and name not in RELEASED:
         return None
     values: dict[str, Value] = {"variant": "released"} if released else {}
-    base = _named(Call(name, dict(values)))
+    base = RELEASED[name] if released else NAMED[name]
     parts_to_add: list[Any] = []
     for slot in SLOTS:
         wanted, present = getattr(target, slot), getattr(base, slot)
