@@ -1,4 +1,4 @@
-"""A ClientApp in plain PyTorch, which knows nothing of fedflat."""
+"""A ClientApp in plain PyTorch, without any fedflat code."""
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -15,7 +15,7 @@ def network() -> nn.Module:
 
 
 def examples(site: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs [n, 20] and labels [n] of a site: three clouds of points, in other proportions at every site."""
+    """Inputs [n, 20] and labels [n] of a site: three clouds of points, in different proportions at each site."""
     random = torch.Generator().manual_seed(site)
     labels = torch.randint(0, 3, (300,), generator=random) * torch.randint(0, site + 2, (300,), generator=random) % 3
     centres = torch.randn(3, 20, generator=torch.Generator().manual_seed(99))

@@ -72,7 +72,7 @@ def claim_verdict(claimed: float, measured: PairedDifference | None) -> str:
     is_same_direction = measured.mean * claimed > 0
     if measured.t_interval is None:
         direction = "the claimed" if is_same_direction else "the opposite"
-        return f"One seed points in {direction} direction, which is no statistical evidence."
+        return f"One seed points in {direction} direction, which is not statistical evidence."
     low, high = measured.t_interval
     has_zero, has_claimed = low <= 0 <= high, low <= claimed <= high
     if has_zero and has_claimed:
