@@ -104,6 +104,14 @@ def test_an_idle_worker_takes_over_the_last_item_of_the_slowest() -> None:
     assert len(queue) == 2 and queue.take(idle, in_advance=False) is items[2]
     assert queue.take(slow, in_advance=False) is items[0]
     assert not queue and queue.take(idle, in_advance=False) is None
+    twins = [work_item(worker, 1.0) for worker in (slow, slower)]
+    queue = WorkQueue(twins, workers=2)
+    for item in [queue.take(slow, in_advance=False), queue.take(slower, in_advance=False)]:
+        assert item is not None and item.planned_worker is not None
+        queue.put_back(item)
+        assert queue.take(item.planned_worker, in_advance=False) is item
+        queue.put_back(item)  # entries of equal length must not compare workers
+    assert len(queue) == 2
     queue = WorkQueue(items[:2], workers=2)
     assert [queue.take(worker, in_advance=False) for worker in (slow, idle)] == items[:2]
 

@@ -89,6 +89,8 @@ def test_standardising_by_constants(tmp_path: Path) -> None:
     plain = from_arrays(inputs, targets, inputs, targets)
     assert "own training examples" in scaling.own_statistics_advice(standardise(plain))
     assert standardise(plain, mean=[0, 0], std=[1, 1]).target_mean == (4.5,)
+    whole = inputs.astype(np.int64)  # with constants, integers are numbers, not tokens
+    assert from_arrays(whole, targets, whole, targets, mean=[1, 2], std=[2, 4]).test.inputs[0].tolist() == [-0.5, -0.25]
     for arguments, problem in (
         ({"mean": [0.0, 1.0]}, "only one of mean and std"),
         ({"mean": [0.0], "std": [1.0]}, "each of 2 columns"),

@@ -70,7 +70,10 @@ REFUSED: dict[str, tuple[Attack, str]] = {
         "displacement is float64, not float32",
     ),
     "a missing vector": (lambda arrays, numbers: arrays.pop("drift.dm"), "drift.dm"),
-    "an unknown vector": (lambda arrays, numbers: arrays.update(hook=np.zeros(3)), "unknown hook"),
+    "an unknown vector": (
+        lambda arrays, numbers: arrays.update(hook=np.zeros(20_000, "datetime64[s]")),
+        "unknown hook",
+    ),
     "a thousandfold step": (
         array("displacement", lambda vector: vector * 1000),
         "norm of displacement.* 30 times",

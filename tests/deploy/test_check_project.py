@@ -36,6 +36,18 @@ def test_a_new_project_passes(tmp_path: Path) -> None:
     assert parts[0]["train"] > parts[1]["train"] + parts[2]["train"] and parts[1]["advice"] == ""
 
 
+def test_a_private_project_passes_and_a_quorum_does_not(tmp_path: Path) -> None:
+    write_project(tmp_path / "private", "fedavg", 3)
+    settings = tmp_path / "private" / "pyproject.toml"
+    text = settings.read_text().replace(
+        "[tool.flwr.app.config.federation]", '[tool.flwr.app.config.federation]\nprivacy = "dp(noise=1)"'
+    )
+    settings.write_text(text)
+    assert check(tmp_path / "private", "--site", "0")[0] == 0
+    settings.write_text(text.replace("[tool.flwr.app.config.deploy]", "[tool.flwr.app.config.deploy]\nquorum = 2"))
+    assert "deploy.quorum=2 does not work with federation.privacy" in check(tmp_path / "private")[1]
+
+
 def test_the_examples_in_the_hooks_run(tmp_path: Path) -> None:
     """Uncommented, with files at the paths that they name."""
     for name in ("mine", "public"):

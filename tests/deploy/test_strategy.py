@@ -121,9 +121,10 @@ def test_the_strategy_agrees_with_the_engine(algorithm: str, settings: dict[str,
 def test_unsuitable_replies_are_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     recorded = RecordedRun("fedavg")
     replies = [{number: replies[number] for number in (0, 1)} for replies in recorded.replies]
-    for kept, own in zip(replies, recorded.replies, strict=True):
+    wrong = [torch.zeros(9), torch.zeros(10, dtype=torch.int64)]  # another shape, another type
+    for number, (kept, own) in enumerate(zip(replies, recorded.replies, strict=True)):
         kept[2] = own[2][0], {**own[2][1], "4.bias": torch.full((10,), torch.nan)}
-        kept[3] = own[3][0], {**own[3][1], "4.bias": torch.zeros(9)}
+        kept[3] = own[3][0], {**own[3][1], "4.bias": wrong[number % 2]}
     recorded.replies = replies
     grid = AppGrid([node(tmp_path, {}, number) for number in range(SITES)], recorded.app())
     with caplog.at_level(logging.WARNING, "flwr"):

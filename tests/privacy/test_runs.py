@@ -148,6 +148,7 @@ def test_the_plan_states_the_noise() -> None:
         r"privacy: central, epsilon 8 after 50 rounds \(delta 1e-05\), noise multiplier \d\.\d+, clipping norm 0\.5"
     )
     assert re.search(pattern, output.stderr)
+    assert small(algorithm="fedavg", privacy=" None").federation.weighting == "samples"  # no privacy
     assert CliRunner().invoke(app, [*words, "--set", "algorithm=fedexp"]).exit_code != 0
 
 

@@ -68,6 +68,9 @@ def from_arrays(
     inputs = [_to_inputs(train_inputs, name), _to_inputs(test_inputs, name)]
     if {split.dtype for split in inputs} == set(FLOATS):
         inputs = [split.float() for split in inputs]
+    is_table = not inputs[0].is_floating_point() and inputs[0].dtype != torch.uint8 and inputs[0].ndim == 2
+    if is_table and not (mean is None and std is None):  # numbers to standardise, not tokens
+        inputs = [split.float() for split in inputs]
     kind: Kind = "segmentation" if np.ndim(train_targets) == 3 else _infer_kind(name, inputs[0])
     if classes is not None and (isinstance(classes, str) or not np.ndim(classes)):
         raise UserError(f"classes of {name} is {classes!r}; expected a list of class names")

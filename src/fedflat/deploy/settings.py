@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config, EngineSettings, config
+from fedflat.experiment.setup.timing import has_time
 from fedflat.setting_names import nest
 
 PREFIX = "deploy."
@@ -63,6 +64,8 @@ def experiment_of(run_config: Mapping[str, Any]) -> Config:
         )
     if experiment.federation.dropout:
         raise UserError("federation.dropout is for simulations, real clients drop out by themselves; remove it")
+    if has_time(experiment):
+        raise UserError("a deployment runs in real time; remove federation.clock and federation.policy")
     return experiment
 
 
@@ -77,3 +80,17 @@ def deployment_of(run_config: Mapping[str, Any]) -> Deployment:
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(f"deploy.{first['loc'][0]}={first['input']!r} is invalid: {first['msg'].lower()}") from None
+
+
+def check_quorum(experiment: Config, deployment: Deployment) -> None:
+    """Raise ``UserError`` if rounds would close below ``deploy.minimum``, or a quorum would spoil privacy."""
+    quorum, minimum = deployment.quorum, deployment.minimum
+    if quorum is None:
+        return
+    if quorum < minimum:
+        raise UserError(f"deploy.quorum={quorum} closes rounds below deploy.minimum={minimum}; raise it")
+    if experiment.federation.privacy:
+        raise UserError(
+            f"deploy.quorum={quorum} does not work with federation.privacy={experiment.federation.privacy}: whose "
+            "updates count would depend on the clients' data; remove deploy.quorum"
+        )

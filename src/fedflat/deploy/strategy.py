@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO, WARNING
@@ -150,25 +151,24 @@ class Strategy(FedAvg):
         for reply in sorted(valid, key=lambda reply: reply.metadata.src_node_id):  # not in the order of arrival
             (record,) = reply.content.array_records.values()
             (metrics,) = reply.content.metric_records.values()
-            tensors, examples = tensors_of(record), int(metrics[self.weighted_by_key])
+            tensors, examples = tensors_of(record), metrics[self.weighted_by_key]
             problem = self._problem(tensors, examples)
             if problem:
                 log(WARNING, "ignoring node %d: %s", reply.metadata.src_node_id, problem)
                 continue
-            received.append((examples, self._split(tensors)))
+            received.append((int(examples), self._split(tensors)))
             contents.append(reply.content)
         if not received:
             return None, None
         self._step(server_round - 1, received)
         return self._record(self._model), self.train_metrics_aggr_fn(contents, self.weighted_by_key)
 
-    def _problem(self, tensors: Mapping[str, Tensor], examples: int) -> str | None:
+    def _problem(self, tensors: Mapping[str, Tensor], examples: Any) -> str | None:
         """Why a reply cannot be used, or None."""
-        if examples <= 0:
+        if not isinstance(examples, int | float) or not 1 <= examples < math.inf:
             return f"{self.weighted_by_key} is {examples}; expected a positive number"
-        shapes = {name: tuple(array.shape) for name, array in self._initial.items()}
-        if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != shapes:
-            return "its arrays differ from the model's in names or shapes; return the whole state_dict"
+        if _kinds(tensors) != _kinds(tensors_of(self._initial)):
+            return "its arrays differ from the model's in names, shapes or types; return the whole state_dict"
         if not all(tensor.isfinite().all() for tensor in tensors.values()):
             return "its arrays contain values that are not finite"
         return None
@@ -236,3 +236,8 @@ def _require_plain_clients(name: str, parts: Algorithm) -> None:
         )
     if any(getattr(average, "part", "all") != "all" for average in parts.averages):
         raise UserError(f"{name} averages only a part of the model, which is unknown here; use part=all")
+
+
+def _kinds(tensors: Mapping[str, Tensor]) -> dict[str, tuple[tuple[int, ...], bool]]:
+    """The shape of every tensor, and whether its values are real numbers rather than integers."""
+    return {name: (tuple(tensor.shape), tensor.is_floating_point()) for name, tensor in tensors.items()}

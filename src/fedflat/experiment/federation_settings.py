@@ -45,7 +45,7 @@ class FederationSettings(SettingsGroup):
     @classmethod
     def _weight_equally_with_privacy(cls, values: Any) -> Any:
         """Make uniform the default weighting of a differentially private run."""
-        if isinstance(values, dict) and values.get("privacy") not in (None, "none"):
+        if isinstance(values, dict) and str(values.get("privacy")).strip().lower() != "none":
             return {"weighting": "uniform", **values}
         return values
 

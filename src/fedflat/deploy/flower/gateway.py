@@ -25,6 +25,8 @@ FORWARDED = ("/v1/fleet/{path}", "/health")
 """Paths of a SuperLink that SuperNodes and ``fedflat deploy check`` request."""
 TIMEOUT = 300.0
 """Seconds that the SuperLink has to answer a request."""
+LONGEST_BODY = 64 * 2**20
+"""Bytes of a request; Flower splits larger messages into requests of a few megabytes."""
 HOP_BY_HOP = {"connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
 """Headers of a connection, which are not forwarded."""
 
@@ -37,18 +39,24 @@ def gateway_app(superlink: str, authority: Path) -> Starlette:
         authority: certificate of the authority that signed the SuperLink's certificate.
     """
     client = httpx.AsyncClient(
-        base_url=f"https://{superlink}", verify=ssl.create_default_context(cafile=authority), timeout=TIMEOUT
+        base_url=f"https://{superlink}",
+        verify=ssl.create_default_context(cafile=authority),
+        timeout=TIMEOUT,
+        trust_env=False,  # the SuperLink is never behind the proxy of $HTTPS_PROXY
     )
 
     async def forward(request: Request) -> Response:
-        """Forward one request with its body; no message of a SuperNode is longer than a few megabytes."""
+        """Forward one request with its body."""
         if not re.fullmatch(r"[a-z-]*", request.path_params.get("path", "")):  # no way out of /v1/fleet/
             return Response(status_code=404)
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > LONGEST_BODY:
+                return Response(status_code=413)
         headers = [(name, value) for name, value in request.headers.items() if name not in HOP_BY_HOP]
         try:
-            answer = await client.request(
-                request.method, request.url.path, headers=headers, content=await request.body()
-            )
+            answer = await client.request(request.method, request.url.path, headers=headers, content=bytes(body))
         except httpx.TransportError as error:
             log.warning("the SuperLink at %s does not answer: %r", superlink, error)
             return Response(status_code=503)  # SuperNodes try again

@@ -19,7 +19,7 @@ from fedflat.deploy.flower.wire import BASE, BUFFERS, EXPERIMENT, MODEL, array_r
 from fedflat.deploy.server.engine import SitesEngine
 from fedflat.deploy.server.ledger import Ledger
 from fedflat.deploy.server.nodes import Nodes, too_few_clients
-from fedflat.deploy.settings import ANY_NODE, Deployment, deployment_of, experiment_of
+from fedflat.deploy.settings import ANY_NODE, Deployment, check_quorum, deployment_of, experiment_of
 from fedflat.deploy.trust.identity import identity_of
 from fedflat.deploy.trust.signatures import AllowedSite, arrays_digest, read_site_list
 from fedflat.display import shown_metric, with_unit
@@ -29,7 +29,6 @@ from fedflat.experiment.callback import Callback, RunView
 from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
 from fedflat.experiment.setup.problem import name_user_objects
-from fedflat.experiment.setup.timing import has_time
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.files import write_atomically
 from fedflat.experiment.store.run_folder import SITES, Record, RunFolder
@@ -86,9 +85,8 @@ def serve(
         The record of the run.
     """
     config = name_user_objects(experiment_of(run_config), data, model)
-    if has_time(config):
-        raise UserError("a deployment runs in real time; remove federation.clock and federation.policy")
     deployment = deployment_of(run_config)
+    check_quorum(config, deployment)
     folder = RunFolder(deployment.out.expanduser().absolute())
 
     allowed = _allowed_sites(deployment)
@@ -170,10 +168,8 @@ def _is_resumable(folder: RunFolder, config: Config, deployment: Deployment) -> 
 
 
 def _check_minimum(run: Run, deployment: Deployment) -> None:
-    """Raise ``UserError`` if a round closes, or has clients, for fewer updates than ``deploy.minimum``."""
+    """Raise ``UserError`` if a round has fewer clients than ``deploy.minimum``."""
     minimum = deployment.minimum
-    if deployment.quorum is not None and deployment.quorum < minimum:
-        raise UserError(f"deploy.quorum={deployment.quorum} closes rounds below deploy.minimum={minimum}; raise it")
     # A run that starts from another run's model starts with round init_rounds.
     cohort_sizes = {
         round: len(run.timeline.sampler(run.config.seed, round))
@@ -214,10 +210,11 @@ def _score_sites(sites: SitesEngine, record: Record, name: str, clients: int) ->
     contents = {client: message_content(arrays, header) for client in range(clients)}
     scores: dict[str, dict[str, float | None]] = {}
 
-    def receive(client: int, records: RecordDict) -> None:
+    def receive(client: int, records: RecordDict) -> str:
         """Store a site's metrics; JSON has no NaN or infinity."""
         numbers = numbers_of(records).items()
         scores[str(client)] = {metric: value if math.isfinite(value) else None for metric, value in numbers}
+        return ""
 
     missing, rejected = sites.nodes.ask("evaluate", contents, "score", sites.deployment.timeout, receive)
     scores = dict(sorted(scores.items(), key=lambda item: int(item[0])))

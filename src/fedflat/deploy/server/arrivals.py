@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -13,6 +14,8 @@ from fedflat.engines.round.cohort import WeightedRows
 from fedflat.engines.round.contract import BLOCK, block_sum
 from fedflat.experiment.store.files import explain_os_error
 
+ALIGNMENT = 64
+"""Arrays start at multiples of this number of bytes."""
 LARGE = 2**16
 """Bytes from which an array waits on disk."""
 
@@ -27,14 +30,18 @@ def keep_on_disk(arrays: Mapping[str, np.ndarray], folder: Path) -> dict[str, np
     if not large:
         return kept
     with explain_os_error(folder), TemporaryFile(dir=folder) as file:
-        for array in large.values():
+        starts = {}
+        for name, array in large.items():
+            file.seek(-file.tell() % ALIGNMENT, os.SEEK_CUR)
+            starts[name] = file.tell()
             file.write(np.ascontiguousarray(array).data)
         file.flush()
-        offset = 0
+        # One mapping for all arrays, because each needs a file descriptor. Copy on write: torch warns of arrays that
+        # it cannot write to.
+        mapped = np.memmap(file, np.uint8, "c")
         for name, array in large.items():
-            # Copy on write: torch warns of arrays that it cannot write to.
-            kept[name] = np.memmap(file, array.dtype, "c", offset, array.shape)
-            offset += array.nbytes
+            content = mapped[starts[name] : starts[name] + array.nbytes]
+            kept[name] = content.view(array.dtype).reshape(array.shape)
     return kept
 
 

@@ -38,7 +38,14 @@ from fedflat.deploy.server.arrivals import keep_on_disk, sum_one_by_one
 from fedflat.deploy.server.ledger import Ledger
 from fedflat.deploy.server.nodes import NOT_CONNECTED, Nodes, too_few_clients
 from fedflat.deploy.settings import Deployment
-from fedflat.deploy.trust.inspection import LR_SUM, ArraySpec, ExpectedUpdates, Update, inspect_updates
+from fedflat.deploy.trust.inspection import (
+    LR_SUM,
+    ArraySpec,
+    ExpectedUpdates,
+    Update,
+    find_wrong_array,
+    inspect_updates,
+)
 from fedflat.deploy.trust.signatures import arrays_digest
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.problem.problem import Problem
@@ -157,7 +164,8 @@ class _RoundAttempt:
             if common_gradient is None:
                 return None
             broadcast = {GRADIENT: common_gradient}  # sites still have the rest from the first message
-        updates = self._accept(self._ask("train", broadcast), self._expected_updates())
+        expected = self._expected_updates()
+        updates = self._accept(self._ask("train", broadcast, expected.arrays), expected)
         return None if updates is None else self._reduce(updates, common_gradient)
 
     def _accept(self, updates: list[Update], expected: ExpectedUpdates) -> list[Update] | None:
@@ -179,10 +187,11 @@ class _RoundAttempt:
             broadcast |= {INTEGERS + name: value for name, value in self.model.integer_buffers.items()}
         return broadcast
 
-    def _ask(self, kind: str, tensors: Mapping[str, Tensor]) -> list[Update]:
+    def _ask(self, kind: str, tensors: Mapping[str, Tensor], specs: Mapping[str, ArraySpec]) -> list[Update]:
         """Send tensors to the clients and return the updates of those that answer, in cohort order.
 
         Clients that have failed in an earlier phase of this attempt are not asked. ``kind`` is Flower's message type.
+        Updates whose arrays do not meet ``specs`` are refused at once.
         """
         engine, round = self.engine, self.round
         eligible = [client.number for client in self.cohort if client.number not in self.missing | self.refused]
@@ -196,12 +205,16 @@ class _RoundAttempt:
             contents[client] = message_content(broadcast, header)
         updates: dict[int, Update] = {}
 
-        def receive(client: int, records: RecordDict) -> None:
-            """Keep an update until all have arrived, without keeping its message in memory."""
+        def receive(client: int, records: RecordDict) -> str:
+            """Keep an update until all have arrived, without keeping its message in memory; returns its flaw."""
             received = records.array_records.get(ARRAYS) or ArrayRecord()
-            arrays = keep_on_disk(numpy_of(received), engine.ledger.path.parent)
+            arrays = numpy_of(received)
+            flaw = find_wrong_array(arrays, specs)
+            if not flaw:
+                kept = keep_on_disk(arrays, engine.ledger.path.parent)
+                updates[client] = Update(client, kept, numbers_of(records))
             received.clear()  # Flower's records are reference cycles, which Python frees late
-            updates[client] = Update(client, arrays, numbers_of(records))
+            return flaw
 
         missing, rejected = engine.nodes.ask(
             kind, contents, str(round), engine.deployment.timeout, receive, engine.deployment.quorum
@@ -248,10 +261,6 @@ class _RoundAttempt:
         Gradients are inspected as if they were updates without training. None if too few are usable.
         """
         no_training = {LR_SUM: 0.0, "loss": 0.0, "steps": 0}  # clients do not report these with a gradient
-        updates = [
-            update._replace(numbers={**update.numbers, **no_training})
-            for update in self._ask("train.gradient", broadcast)
-        ]
         expected = ExpectedUpdates(
             arrays={GRADIENT: ArraySpec(tuple(self.z.shape), self.z.cpu().numpy().dtype)},
             examples=self._examples,
@@ -259,6 +268,10 @@ class _RoundAttempt:
             lr_sums=dict.fromkeys(self._examples, 0.0),
             bound=self.engine.deployment.bound,
         )
+        updates = [
+            update._replace(numbers={**update.numbers, **no_training})
+            for update in self._ask("train.gradient", broadcast, expected.arrays)
+        ]
         accepted = self._accept(updates, expected)
         if accepted is None:
             return None

@@ -208,7 +208,7 @@ class Nodes:
         contents: Mapping[int, RecordDict],
         group: str,
         timeout: float,
-        receive: Callable[[int, RecordDict], None],
+        receive: Callable[[int, RecordDict], str],
         quorum: int | None = None,
     ) -> Absences:
         """Send a message to each client, and collect answers until all or enough have arrived, or the time is up.
@@ -220,7 +220,8 @@ class Nodes:
             contents: the message for each client, by number of the client.
             group: Flower's group id of the messages; the round, for training.
             timeout: seconds to wait for answers.
-            receive: called with the client and its answer, as soon as a valid answer has arrived.
+            receive: called with the client and its answer as soon as it has arrived; returns why the answer is
+                rejected, or an empty string.
             quorum: number of valid answers that are enough; None to wait for all.
         """
         client_of = {self.present[client].node: client for client in contents if client in self.present}
@@ -243,10 +244,9 @@ class Nodes:
                     if not isinstance(answer, str):  # restarted under its old id, the node has changed: greet it as new
                         self._settled.discard(node)
                         self._known.discard(node)
-                elif flaw := receipt_flaw(answer, by_node[node], self._site(client)):
+                elif flaw := receipt_flaw(answer, by_node[node], self._site(client)) or receive(client, answer):
                     rejected[client] = flaw
                 else:
-                    receive(client, answer)
                     valid += 1
             if quorum is not None and valid >= quorum:
                 late = f"no answer before {quorum} others (deploy.quorum)"

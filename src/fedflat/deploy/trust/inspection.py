@@ -77,20 +77,10 @@ def inspect_updates(updates: Sequence[Update], expected: ExpectedUpdates) -> tup
 
 def find_flaw(update: Update, expected: ExpectedUpdates) -> str:
     """Say what is wrong with an update, without comparing it with others; empty if nothing is."""
-    missing, extra = expected.arrays.keys() - update.arrays.keys(), update.arrays.keys() - expected.arrays.keys()
-    if missing or extra:
-        parts = []
-        if missing:
-            parts.append(f"lacks {', '.join(sorted(missing))}")
-        if extra:
-            parts.append(f"has unknown {', '.join(sorted(extra))}")
-        return f"it {' and '.join(parts)}"
-    for name, spec in expected.arrays.items():
-        array = update.arrays[name]
-        if array.shape != spec.shape:
-            return f"{name} has shape {array.shape}, not {spec.shape}"
-        if array.dtype != spec.dtype:
-            return f"{name} is {array.dtype}, not {spec.dtype}"
+    flaw = find_wrong_array(update.arrays, expected.arrays)
+    if flaw:
+        return flaw
+    for name, array in update.arrays.items():
         if not np.isfinite(array).all():
             return f"{name} contains {'NaN' if np.isnan(array).any() else 'infinite numbers'}"
     square = update.arrays.get("server.square")  # FedExP computes its learning rate from it
@@ -101,6 +91,25 @@ def find_flaw(update: Update, expected: ExpectedUpdates) -> str:
         if not low - ROUNDING <= value <= high + ROUNDING:
             return f"{name} is {value:.3g}, which is not between {low:.3g} and {high:.3g}"
     return _find_wrong_number(update, expected)
+
+
+def find_wrong_array(arrays: Mapping[str, np.ndarray], specs: Mapping[str, ArraySpec]) -> str:
+    """Say which array is missing, unknown, or has another shape or dtype than its spec; empty if none."""
+    missing, extra = specs.keys() - arrays.keys(), arrays.keys() - specs.keys()
+    if missing or extra:
+        parts = []
+        if missing:
+            parts.append(f"lacks {', '.join(sorted(missing))}")
+        if extra:
+            parts.append(f"has unknown {', '.join(sorted(extra))}")
+        return f"it {' and '.join(parts)}"
+    for name, spec in specs.items():
+        array = arrays[name]
+        if array.shape != spec.shape:
+            return f"{name} has shape {array.shape}, not {spec.shape}"
+        if array.dtype != spec.dtype:
+            return f"{name} is {array.dtype}, not {spec.dtype}"
+    return ""
 
 
 def _find_wrong_number(update: Update, expected: ExpectedUpdates) -> str:

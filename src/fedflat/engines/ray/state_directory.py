@@ -93,10 +93,10 @@ class StateDirectory:
             state_bytes: size of one state in bytes; 0 if no states are needed.
         """
         seconds = state_bytes * self._seconds_per_byte  # for one state
-        index = {worker: number for number, worker in enumerate(workers)}
+        index = {worker: number for number, worker in enumerate(workers) if worker is not None}
         transfers = []
         for group in groups:
-            homes = Counter(index.get(self._home(cohort[row])) for row in group if seconds)
+            homes = Counter(index.get(home) for row in group if seconds and (home := self._home(cohort[row])))
             homes.pop(None, None)  # nowhere, or on a lost worker
             at_homes = {worker: seconds * (len(group) - count) for worker, count in homes.items() if worker is not None}
             transfers.append(Transfer(seconds * len(group), at_homes))

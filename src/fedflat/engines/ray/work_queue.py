@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -92,7 +93,8 @@ class WorkQueue:
             self._length += 1
         # Workers by planned seconds, the longest first; the numbers keep handles from being compared. Planned seconds
         # decrease when items are taken, so an entry may be too long; it is corrected once it is at the top.
-        self._longest = [(-self._seconds[worker], number, worker) for number, worker in enumerate(self._planned)]
+        self._numbers = itertools.count()
+        self._longest = [(-self._seconds[worker], next(self._numbers), worker) for worker in self._planned]
         heapify(self._longest)
 
     def __len__(self) -> int:
@@ -107,7 +109,7 @@ class WorkQueue:
             return
         self._planned[worker].appendleft(item)
         self._seconds[worker] += item.seconds
-        heappush(self._longest, (-self._seconds[worker], -self._length, worker))
+        heappush(self._longest, (-self._seconds[worker], next(self._numbers), worker))
 
     def release_lost(self) -> None:
         """Let any worker run the items that are planned for lost workers."""
