@@ -101,6 +101,7 @@ VALID: dict[str, Call] = {
     ),
     "deploy init": (("new",), {}),
     "deploy certificates": (("new",), {}),
+    "deploy gateway": (("new",), {}),
     "deploy check": (("localhost:1",), {"--insecure": ""}),
     "data list": ((), {"--data-dir": "datasets"}),
     "data get": (("digits",), {"--data-dir": "datasets"}),

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from logging import INFO, WARNING
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 from torch import Tensor
@@ -28,6 +27,7 @@ from fedflat.engines.round.contract import Aggregation, Centre, Client, ModelSta
 from fedflat.engines.round.plan import Plan
 from fedflat.errors import UserError
 
+log = logging.getLogger("flwr")
 STATISTICS = ("running_mean", "running_var")
 """Ends of the names of BatchNorm statistics, which are averaged but take no part in the server's step."""
 CLIENT_SLOTS = ("drift", "perturbation", "local_optimiser", "start", "weights")
@@ -72,7 +72,7 @@ class Strategy(FedAvg):
 
     def summary(self) -> None:
         """Log the algorithm and the sampling of nodes."""
-        log(INFO, "\t├──> fedflat: %s, aggregation: %s", self.name, self._aggregation.centre)
+        log.info("\t├──> fedflat: %s, aggregation: %s", self.name, self._aggregation.centre)
         super().summary()
 
     def start(
@@ -109,7 +109,7 @@ class Strategy(FedAvg):
         for average in self.algorithm.averages:
             warning = average.warning(info)
             if warning:
-                log(WARNING, "%s", warning)
+                log.warning("%s", warning)
         self._averages = [average.begin(info, flat) for average in self.algorithm.averages]
 
     def evaluated(self) -> ArrayRecord:
@@ -154,7 +154,7 @@ class Strategy(FedAvg):
             tensors, examples = tensors_of(record), metrics[self.weighted_by_key]
             problem = self._problem(tensors, examples)
             if problem:
-                log(WARNING, "ignoring node %d: %s", reply.metadata.src_node_id, problem)
+                log.warning("ignoring node %d: %s", reply.metadata.src_node_id, problem)
                 continue
             received.append((int(examples), self._split(tensors)))
             contents.append(reply.content)

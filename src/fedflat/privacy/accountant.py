@@ -57,7 +57,7 @@ class Accountant:
         has_secret_cohorts: whether observers do not know the cohorts, and clients keep no state between rounds.
 
     >>> round(Accountant(delta=1e-5, sampling_rate=0.1).epsilon(noise_multiplier=4.0, rounds=100), 2)
-    8.99
+    5.84
     """
 
     delta: float

@@ -106,6 +106,7 @@ def gateway(
         "127.0.0.1:8443", "--listen", metavar="HOST:PORT", help="address for sites; 0.0.0.0 is every network"
     ),
     superlink: str = typer.Option("127.0.0.1:8000", "--superlink", metavar="HOST:PORT", help="the SuperLink's address"),
+    as_json: bool = JSON,
 ) -> None:
     """Forward the sites' requests, and no others, to a SuperLink that listens on this machine only.
 
@@ -114,9 +115,19 @@ def gateway(
     from fedflat.deploy.flower.version import require_flower
 
     require_flower()
-    from fedflat.deploy.flower.gateway import serve_gateway
+    from fedflat.deploy.flower.gateway import FORWARDED, serve_gateway
 
-    serve_gateway(folder, listen, superlink)
+    def announce() -> None:
+        """Say what is forwarded, once the arguments are known to be valid."""
+        if as_json:
+            print_json({"listen": listen, "superlink": superlink, "forwarded": FORWARDED})
+        else:
+            print(
+                f"Sites reach /v1/fleet/ and /health of the SuperLink {superlink} at {listen}, and nothing else.",
+                flush=True,
+            )
+
+    serve_gateway(folder, listen, superlink, announce)
 
 
 @deploy.command()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -66,13 +67,14 @@ def gateway_app(superlink: str, authority: Path) -> Starlette:
     return Starlette(routes=[Route(path, forward, methods=["GET", "POST"]) for path in FORWARDED])
 
 
-def serve_gateway(certificates: Path, listen: str, superlink: str) -> None:
+def serve_gateway(certificates: Path, listen: str, superlink: str, announce: Callable[[], None]) -> None:
     """Forward requests until the process ends.
 
     Args:
         certificates: folder with ``ca.crt``, ``server.pem`` and ``server.key``.
         listen: HOST:PORT for sites.
         superlink: HOST:PORT of the SuperLink.
+        announce: called before the first request.
     """
     host, _, port = listen.rpartition(":")
     if not host or not port.isdigit() or int(port) >= 2**16:
@@ -82,7 +84,7 @@ def serve_gateway(certificates: Path, listen: str, superlink: str) -> None:
         if not path.is_file():
             raise UserError(f"{path} does not exist; expected a folder that fedflat deploy certificates has written")
     authority, certificate, key = files
-    print(f"Sites reach /v1/fleet/ and /health of the SuperLink {superlink} at {listen}, and nothing else.", flush=True)
+    announce()
     uvicorn.run(
         gateway_app(superlink, authority),
         host=host.strip("[]"),

@@ -136,7 +136,7 @@ def _answer(work: Callable[[], RecordDict]) -> RecordDict:
 def without_paths(text: str) -> str:
     """Replace the absolute paths in a text.
 
-    >>> without_paths("cannot write to /home/ann/state (read-only); use state=\"/path\"")
+    >>> without_paths('cannot write to /home/ann/state (read-only); use state="/path"')
     'cannot write to [path] (read-only); use state="[path]"'
     """
     return PATH.sub("[path]", text)
