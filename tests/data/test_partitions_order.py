@@ -86,7 +86,7 @@ def test_every_example_of_a_class_is_as_likely_as_any_other(text: str) -> None:
         assert chi_square < 43.8, "the 0.999 quantile with 19 degrees of freedom"
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(
     st.sampled_from(
         ["iid", "dirichlet", "dirichlet-reuse", "dirichlet-classwise", "dirichlet-lda", "pathological", "pachinko"]
