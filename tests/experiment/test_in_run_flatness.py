@@ -51,8 +51,7 @@ def restless(dropped: float = 0.0) -> nn.Module:
 @pytest.mark.parametrize(
     ("text", "more"),
     [
-        ("fedmoswa+wima", {}),
-        ("fedwmsam", {"engine__name": "lanes"}),
+        ("fedmoswa+wima", {"engine__name": "lanes"}),
         ("fedavg+sam", {"model": restless(0.3), "training__momentum": 0.5}),
         ("scaffold", {"model": restless(), "training__statistics": "own", "data__augmentation": "mixup"}),
     ],
