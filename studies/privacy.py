@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from study import Numbers, common_arguments, common_settings, saved_numbers, stage
+from study import Numbers, add_federation_arguments, common_arguments, common_settings, saved_numbers, stage
 
 import fedflat
 from fedflat.experiment.store.files import write_atomically
@@ -81,15 +81,9 @@ def table(path: Path) -> None:
 def main(words: list[str] | None = None) -> None:
     """Run the study, or write its table again from its numbers."""
     parser = common_arguments(str(__doc__).partition("\n")[0], rounds=200, out="studies/out/privacy")
-    parser.add_argument("--clients", type=int, default=1000, help="number of clients")
-    parser.add_argument("--clients-per-round", type=int, default=100, help="clients per round")
-    parser.add_argument("--local-steps", type=int, default=10, help="local steps per round")
-    parser.add_argument("--batch-size", type=int, default=50, help="local batch size")
-    parser.add_argument("--lr", type=float, default=0.1, help="local learning rate")
+    add_federation_arguments(parser, clients=1000, clients_per_round=100, local_steps=10, lr=0.1)
     parser.add_argument("--clip", type=float, default=0.5, help="clipping norm")
     parser.add_argument("--delta", type=float, default=1e-5, help="delta of the guarantee")
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, from --seed on")
-    parser.add_argument("--jobs", type=int, default=1, help="concurrent runs")
     arguments = parser.parse_args(words)
     table(arguments.out / "numbers.json" if arguments.draw_only else run_study(arguments))
 

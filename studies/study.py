@@ -127,6 +127,18 @@ def common_arguments(description: str, rounds: int, out: str) -> argparse.Argume
     return parser
 
 
+def add_federation_arguments(parser: argparse.ArgumentParser, **defaults: Any) -> None:
+    """Add the options of studies that choose clients, local training and seeds themselves, with these defaults."""
+    add = parser.add_argument
+    add("--clients", type=int, default=defaults["clients"], help="number of clients")
+    add("--clients-per-round", type=int, default=defaults["clients_per_round"], help="clients per round")
+    add("--local-steps", type=int, default=defaults["local_steps"], help="local steps per round")
+    add("--batch-size", type=int, default=50, help="local batch size")
+    add("--lr", type=float, default=defaults["lr"], help="local learning rate")
+    add("--seeds", type=int, default=3, help="number of seeds, from --seed on")
+    add("--jobs", type=int, default=1, help="concurrent runs")
+
+
 def common_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The run settings that follow from the common options."""
     is_tiny = arguments.dataset == "digits"

@@ -18,7 +18,16 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from study import Numbers, common_arguments, common_settings, saved_numbers, stage, top_eigenvalues, write_figure
+from study import (
+    Numbers,
+    add_federation_arguments,
+    common_arguments,
+    common_settings,
+    saved_numbers,
+    stage,
+    top_eigenvalues,
+    write_figure,
+)
 
 import fedflat
 from fedflat.experiment.analysis.run_model import open_model
@@ -153,13 +162,7 @@ def draw(path: Path) -> None:
 def main(words: list[str] | None = None) -> None:
     """Run the study, or draw it again from its numbers."""
     parser = common_arguments(str(__doc__).partition("\n")[0], rounds=1000, out="studies/out/virtual_time")
-    parser.add_argument("--clients", type=int, default=100, help="number of clients")
-    parser.add_argument("--clients-per-round", type=int, default=10, help="clients per round, and size of the buffer")
-    parser.add_argument("--local-steps", type=int, default=20, help="local steps per round")
-    parser.add_argument("--batch-size", type=int, default=50, help="local batch size")
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, from --seed on")
-    parser.add_argument("--jobs", type=int, default=1, help="concurrent runs")
-    parser.add_argument("--lr", type=float, default=0.05, help="local learning rate")
+    add_federation_arguments(parser, clients=100, clients_per_round=10, local_steps=20, lr=0.05)
     parser.add_argument("--clock", default="lognormal(sigma=0.6)", help="virtual time of the clients")
     deadline = "deadline in virtual seconds; default: 1.5 times the median FedAvg client of the default clock"
     parser.add_argument("--deadline", type=float, default=None, help=deadline)

@@ -108,10 +108,9 @@ def test_an_idle_worker_takes_over_the_last_item_of_the_slowest() -> None:
     queue = WorkQueue(twins, workers=2)
     for item in [queue.take(slow, in_advance=False), queue.take(slower, in_advance=False)]:
         assert item is not None and item.planned_worker is not None
-        queue.put_back(item)
+        queue.put_back(item)  # at equal seconds and lengths, workers must not be compared
         assert queue.take(item.planned_worker, in_advance=False) is item
-        queue.put_back(item)  # entries of equal length must not compare workers
-    assert len(queue) == 2
+    assert not queue
     queue = WorkQueue(items[:2], workers=2)
     assert [queue.take(worker, in_advance=False) for worker in (slow, idle)] == items[:2]
 

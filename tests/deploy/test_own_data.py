@@ -41,14 +41,18 @@ def network() -> nn.Module:
     return nn.Linear(5, 2)
 
 
-def test_a_site_with_another_class_order_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    settings: dict[str, Any] = {
+def settings_of(folder: Path) -> dict[str, Any]:
+    return {
         **SMALL,
         "data.clients": 3,
         "data.partition": "iid",
-        "deploy.out": str(tmp_path / "run"),
+        "deploy.out": str(folder / "run"),
         "training.rounds": 1,
     }
+
+
+def test_a_site_with_another_class_order_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = settings_of(tmp_path)
     app = client_app(
         lambda number: replace(data_of(number, 40), classes=("b", "a") if number == 1 else ("a", "b")), network
     )
@@ -108,13 +112,7 @@ def test_sites_train_on_their_own_data(tmp_path: Path) -> None:
 
 def test_data_of_a_site_may_depend_on_its_node_config(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Of an unexpected error, the server learns the type but no text, which may contain paths or data."""
-    settings: dict[str, Any] = {
-        **SMALL,
-        "data.clients": 3,
-        "data.partition": "iid",
-        "deploy.out": str(tmp_path / "run"),
-        "training.rounds": 1,
-    }
+    settings = settings_of(tmp_path)
 
     def site_data(number: int, node_config: dict[str, Any]) -> Dataset:
         return data_of(number, node_config["size"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 import stat
@@ -17,10 +18,12 @@ from typer.testing import CliRunner
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
 
+import httpx
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from fedflat.cli.application import app
+from fedflat.deploy.flower import gateway
 from fedflat.deploy.flower.reach import reach
 from fedflat.deploy.trust import certificates
 from fedflat.deploy.trust.certificates import write_certificates
@@ -210,3 +213,24 @@ def test_unreachable_servers_are_reported(valid: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.crt").write_text("nothing")
     with pytest.raises(UserError, match="PEM"):
         reach("localhost:1", tmp_path / "empty.crt")
+
+
+def test_the_gateway_forwards_bounded_requests_and_ignores_proxies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_certificates(tmp_path, ["127.0.0.1"], sites=1, days=30)
+    monkeypatch.setattr(gateway, "LONGEST_BODY", 10)
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # nothing listens there
+
+    async def statuses(superlink: str) -> list[int]:
+        transport = httpx.ASGITransport(app=gateway.gateway_app(superlink, tmp_path / "ca.crt"))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as site:
+            answers = [
+                await site.post("/v1/fleet/pull", content=b"x" * 11),
+                await site.get("/v1/control/runs"),
+                await site.post("/v1/fleet/pull", content=b"x" * 10),
+            ]
+        return [answer.status_code for answer in answers]
+
+    with answering(tmp_path) as superlink:
+        assert asyncio.run(statuses(superlink)) == [413, 404, 200]

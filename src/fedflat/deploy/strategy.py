@@ -182,13 +182,13 @@ class Strategy(FedAvg):
         """
         model, count = self._model, len(received)
         rows = CohortBuffers.new(self.algorithm, len(model.weights), len(model.buffers), count, model.weights)
+        state = nested_state({})
         for row, (_, trained) in enumerate(received):
             rows.displacement[row] = trained.weights - model.weights
             rows.statistics[row] = trained.buffers
-            sent = flat_state(nested_state({}) | {"server": self.algorithm.server.measure(rows.displacement[row])})
+            sent = flat_state(state | {"server": self.algorithm.server.measure(rows.displacement[row])})
             for name, value in sent.items():
                 rows.sent[name][row] = value
-        state = nested_state({})
         cohort = [Client(row, np.empty(examples, np.uint8), state) for row, (examples, _) in enumerate(received)]
         reports = [ClientReport(1.0, 0.0, 1, 0, 0, trained.integer_buffers) for _, trained in received]
         training = replace(self._training, clients=max(self._nodes, count))

@@ -192,6 +192,5 @@ class Site:
 
 def _as_only_client(config: Config) -> Config:
     """Return the config of a site with its own data: all training examples belong to one client."""
-    data = config.data.model_copy(update={"partition": "iid", "clients": 1, "validation": 0.0})
-    federation = config.federation.model_copy(update={"clients_per_round": 1})
-    return config.model_copy(update={"data": data, "federation": federation})
+    data = {"partition": "iid", "clients": 1, "validation": 0.0}
+    return config.changed(data=data, federation={"clients_per_round": 1})

@@ -65,7 +65,7 @@ def read_site_list(path: Path) -> dict[int, AllowedSite]:
             continue
         client, site = _parse_site(line, f"line {number} of {path}")
         for other, known in sites.items():
-            if client == other or site.name == known.name or _numbers(site.key) == _numbers(known.key):
+            if client == other or site.name == known.name or site.key == known.key:
                 raise UserError(f"line {number} of {path} repeats the client, the name or the key of {known.name}")
         sites[client] = site
     if not sites:
@@ -85,10 +85,6 @@ def _parse_site(line: str, where: str) -> tuple[int, AllowedSite]:
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise UserError(f"{where} has no ECDSA public key; expected the content of site.key.pub, made with: {NEW_KEY}")
     return int(client), AllowedSite(name, key)
-
-
-def _numbers(key: ec.EllipticCurvePublicKey) -> ec.EllipticCurvePublicNumbers:
-    return key.public_numbers()
 
 
 def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:

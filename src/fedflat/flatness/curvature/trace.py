@@ -78,7 +78,7 @@ def _stretched_subspace(operator: Operator, count: int, seed: int, vectors: Tens
 
     Args:
         operator: the matrix H.
-        count: dimension of the subspace; smaller if not so many dimensions are left.
+        count: dimension of the subspace, at most the number of dimensions orthogonal to ``vectors``.
         seed: seed of the random vectors from which it is found.
         vectors: known eigenvectors [k, P], to which it is orthogonal.
 
