@@ -7,8 +7,8 @@
 Trains all algorithms with all seeds at both levels of heterogeneity, measures every model twice, after the last round
 and at equal training loss, and writes the models with their measures to OUT/models.jsonl. Runs whose models are in that
 file are not repeated, so that an interrupted study continues with the same command, and a published one can be extended
-from studies/results/flatness_study.jsonl. The analysis is written to OUT/analysis.json and OUT/analysis.md, with a
-figure. To divide the work among processes, give each its own --alphas, --seeds and --out, and concatenate their
+from studies/results/flatness_study.jsonl. The analysis is written to OUT/analysis.json and OUT/analysis.md, with
+figures. To divide the work among processes, give each its own --alphas, --seeds and --out, and concatenate their
 models.jsonl before --analyse-only.
 """
 
@@ -161,8 +161,10 @@ def main(words: Sequence[str] | None = None) -> None:
     if not arguments.analyse_only:
         run_study(arguments)
     document = analyse(arguments.out, arguments.resamples)
-    if document["cells"]:
-        write_figure(correlation_figure(document["cells"]), arguments.out / "correlations")
+    for comparison in COMPARISONS:
+        figure = correlation_figure(document["cells"], comparison)
+        if figure is not None:
+            write_figure(figure, arguments.out / f"correlations at {comparison}".replace(" ", "-"))
     print((arguments.out / "analysis.md").read_text())
 
 

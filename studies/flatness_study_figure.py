@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flatness_analysis import COMPARISONS, CONTROLS
+from flatness_analysis import CONTROLS
 from matplotlib.figure import Figure
 
 PANELS = {"across": "all models", "partial": "controlling for training loss", "within": "within families"}
 MARKERS = "os^Dv"
+DATASET_NAMES = {"digits": "digits", "fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10 (check)"}
+"""In the order of the legend."""
 
 
-def correlation_figure(cells: Mapping[str, Any]) -> Figure:
+def correlation_figure(cells: Mapping[str, Any], comparison: str) -> Figure | None:
     """One panel per kind of correlation; one row per measure; one marker per dataset and level of heterogeneity.
 
-    Shows the models compared at equal rounds. Filled markers have a Holm-adjusted p-value below 5 %.
+    Filled markers have a Holm-adjusted p-value below 5 %. None if no cell has this comparison.
     """
-    shown = [cell for cell in cells.values() if cell["comparison"] == COMPARISONS[0]] or list(cells.values())
+    shown = [cell for cell in cells.values() if cell["comparison"] == comparison]
+    if not shown:
+        return None
+    shown.sort(key=lambda cell: [*DATASET_NAMES].index(cell["dataset"]))
     measures = list(shown[0]["across"]["gap"])
     measures.sort(key=lambda name: name in CONTROLS)
     figure = Figure(figsize=(10, 0.34 * len(measures) + 1.3), layout="constrained")
@@ -33,7 +38,7 @@ def correlation_figure(cells: Mapping[str, Any]) -> Figure:
         panel.axhline(len(measures) - len(CONTROLS) - 0.5, color="0.6", lw=0.8)
     axes[0].set_yticks(range(len(measures)), [name.replace("_", " ") for name in measures])
     axes[0].invert_yaxis()
-    labels = [f"{cell['dataset'].replace('_', '-')}, α = {cell['alpha']:g}" for cell in shown]
+    labels = [f"{DATASET_NAMES[cell['dataset']]}, α = {cell['alpha']:g}" for cell in shown]
     handles = [axes[0].plot([], [], MARKERS[number], color=f"C{number}", ms=4)[0] for number in range(len(shown))]
     figure.legend(handles, labels, loc="outside lower center", ncols=len(shown), frameon=False)
     return figure

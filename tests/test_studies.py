@@ -305,7 +305,9 @@ def test_the_flatness_study_finds_the_measure_that_predicts(tmp_path: Path) -> N
     assert cell["across"]["accuracy_gap"]["lambda_max"]["value"] == pytest.approx(1)
     assert cell["partial"]["accuracy_gap"]["lambda_max"]["value"] is None
     assert "holm" not in cell["across"]["gap"]["train_loss"]
-    panels = study("flatness_study_figure").correlation_figure(document["cells"]).axes
+    draw = study("flatness_study_figure").correlation_figure
+    panels = draw(document["cells"], "equal rounds").axes
+    assert draw(document["cells"], "equal loss") is None
     assert [label.get_text() for label in panels[0].get_yticklabels()][-1] == "train loss" and len(panels) == 3
     assert cell["gain_over_lambda_max"].keys() == set(analysis.INVARIANT)
     assert "| trace | +0.9" in (tmp_path / "analysis.md").read_text() and cell["counted"]
@@ -395,6 +397,6 @@ def test_the_flatness_study_is_resumable(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(models) == 6 and models[0]["family"] == "server optimiser"
     assert models[0]["round"] == 2 and models[0]["measures"]["lambda_max"] > 0
     shutil.rmtree(tmp_path / "runs")
-    monkeypatch.setattr(flatness_study, "correlation_figure", lambda cells: Figure())
+    monkeypatch.setattr(flatness_study, "correlation_figure", lambda cells, comparison: Figure())
     flatness_study.main([*SMALL, *options, str(tmp_path)])
     assert not (tmp_path / "runs").exists()  # measured models need no run
