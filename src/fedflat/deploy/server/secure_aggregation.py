@@ -94,14 +94,15 @@ class SecureAttempt(RoundAttempt):
         count, means = len(total.updates), total.means
         reports = [report_of(update, self.z.device) for update in total.updates]
         reports = [report._replace(loss=float(means[LOSS]) / count) for report in reports]
-        lr_sums = [float(report.lr_sum) for report in reports]
+        equal_steps = len({report.steps for report in reports}) == 1
         averages = {f"sent/{name}": mean for name, mean in means.items() if "." in name}
         averages |= {name: means[name] for name in (DISPLACEMENT, NORMALISED) if name in means}
         averages[BUFFERS] = self.model.buffers + means[BUFFERS] if BUFFERS in means else self.model.buffers
         if DISPLACEMENT in means:
-            averages |= {"uniform": means[DISPLACEMENT], "direction": -means[DISPLACEMENT] / lr_sums[0]}
+            averages |= {"uniform": means[DISPLACEMENT], "direction": -means[DISPLACEMENT] / reports[0].lr_sum}
         # An algorithm of the user that needs these must not continue with other means.
-        for name in unavailable_means(self.training, len(set(lr_sums)) == 1):
+        weighting = self.training.aggregation.weighting
+        for name in unavailable_means(self.training.algorithm, weighting, equal_steps):
             averages[name] = torch.full_like(self.z, math.nan)
         by_number = {client.number: client for client in self.cohort}
         outcome = build_outcome(

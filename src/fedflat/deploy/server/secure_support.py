@@ -5,15 +5,14 @@ Two sums of the same updates with different weights would reveal more than their
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 
-from fedflat.algorithms.algorithm import Algorithm, flat_fields, flat_state, nested_state
+from fedflat.algorithms.algorithm import Algorithm, flat_fields, nested_state
 from fedflat.algorithms.slot import CohortMeans
 from fedflat.deploy.settings import Deployment
-from fedflat.engines.round.contract import Training
+from fedflat.engines.round.contract import Aggregation, Training
 from fedflat.errors import UserError
 
 OTHERS = "such as fedavg, fedsam or, with federation.weighting=uniform, scaffold or fedmoswa"
@@ -26,7 +25,8 @@ def require_support(training: Training, algorithm: str, deployment: Deployment) 
     """
     if not deployment.secure_aggregation:
         return
-    conflict = secure_aggregation_conflict(training)
+    equal_steps = training.plan.steps is not None and not training.plan.partial
+    conflict = secure_aggregation_conflict(training.algorithm, training.aggregation, equal_steps)
     if conflict:
         raise UserError(f"deploy.secure_aggregation does not work with {algorithm}: {conflict}")
     if deployment.minimum < 2:
@@ -36,9 +36,11 @@ def require_support(training: Training, algorithm: str, deployment: Deployment) 
         )
 
 
-def secure_aggregation_conflict(training: Training) -> str:
-    """Say why the server must see single updates or several sums, and what to do; empty if one sum is enough."""
-    algorithm, aggregation = training.algorithm, training.aggregation
+def secure_aggregation_conflict(algorithm: Algorithm, aggregation: Aggregation, equal_steps: bool) -> str:
+    """Say why the server must see single updates or several sums, and what to do; empty if one sum is enough.
+
+    ``equal_steps`` says whether all clients take equally many local steps.
+    """
     weighting = aggregation.weighting
     if aggregation.needs_rows:
         return f"federation.aggregation={aggregation.centre} compares single updates; use mean"
@@ -50,38 +52,61 @@ def secure_aggregation_conflict(training: Training) -> str:
     for name, other in weightings.items():
         if other not in ("aggregation", weighting):
             return (
-                f"updates are weighted by {weighting}, but {name} by {other}, and sums with different weights would "
-                f"reveal more than one; set federation.weighting={other}"
+                f"updates have the weights {weighting}, but {name} has {other}, and sums with different weights "
+                f"reveal more than one sum; set federation.weighting={other}"
             )
-    equal_steps = training.plan.steps is not None and not training.plan.partial
-    needed = [name for name in unavailable_means(training, equal_steps) if _depends_on(algorithm, name)]
+    needed = _used_means(algorithm).intersection(unavailable_means(algorithm, weighting, equal_steps))
     if not needed:
         return ""
-    if weighting == "samples" and needed != ["displacement"]:
+    if "displacement" in needed:
+        return f"the server needs the mean of the updates and of their quotients; use another algorithm, {OTHERS}"
+    if weighting == "samples":
         return "the server also needs the mean of the updates with equal weights; set federation.weighting=uniform"
-    if needed == ["direction"]:
-        return (
-            "the server divides updates by the clients' sums of learning rates, which must be equal; "
-            "set training.local_steps, and remove federation.partial"
-        )
-    return f"the server needs the mean of the updates and of their quotients; use another algorithm, {OTHERS}"
+    return (
+        "the server divides updates by the clients' sums of learning rates, which must be equal; "
+        "set training.local_steps, and remove federation.partial"
+    )
 
 
-def unavailable_means(training: Training, equal_steps: bool) -> list[str]:
+def secure_weighting(algorithm: Algorithm, clients: int) -> str:
+    """Return the weights of clients with which an algorithm can be summed securely; raises ``UserError`` if it cannot.
+
+    ``clients`` is the number of sites.
+    """
+    if clients < 2:
+        raise UserError("--secure-aggregation hides the update of a site in a sum; expected --clients of at least 2")
+    if not secure_aggregation_conflict(algorithm, Aggregation("samples"), equal_steps=True):
+        return "samples"
+    conflict = secure_aggregation_conflict(algorithm, Aggregation("uniform"), equal_steps=True)
+    if conflict:
+        raise UserError(f"--secure-aggregation does not work with this algorithm: {conflict}")
+    return "uniform"
+
+
+def unavailable_means(algorithm: Algorithm, weighting: str, equal_steps: bool) -> list[str]:
     """Return the fields of ``CohortMeans`` that do not follow from one sum; do all clients take equally many steps?"""
-    if training.algorithm.drift.displacement_divisor is not None:
+    if algorithm.drift.displacement_divisor is not None:
         return ["displacement", "uniform", "direction"]
-    if training.aggregation.weighting == "samples":
+    if weighting == "samples":
         return ["uniform", "direction"]
     return [] if equal_steps else ["direction"]
 
 
-def _depends_on(algorithm: Algorithm, name: str) -> bool:
-    """Whether the server's step uses a field of ``CohortMeans``: a NaN in the field then reaches its result."""
+def _used_means(algorithm: Algorithm) -> set[str]:
+    """Return the fields of ``CohortMeans`` that the server's step reads."""
+    used: set[str] = set()
+
+    class Recorded(CohortMeans):
+        """Means that note which of their fields are read."""
+
+        def __getattribute__(self, name: str) -> Any:
+            used.add(name)
+            return super().__getattribute__(name)
+
     x = torch.ones(4)
     fields = flat_fields(algorithm.message_fields())
-    sent = nested_state({field: torch.ones_like(x if spec.vector else x[0]) for field, spec in fields.items()})
-    means = CohortMeans(
+    sent = nested_state({name: torch.ones_like(x if field.vector else x[0]) for name, field in fields.items()})
+    means = Recorded(
         x=x,
         z=x,
         displacement=x,
@@ -94,12 +119,5 @@ def _depends_on(algorithm: Algorithm, name: str) -> bool:
         normalised=x,
         common_gradient=x,
     )
-    server = algorithm.new_server(x)
-
-    def undefined(means: CohortMeans) -> int:
-        """Count the numbers of the result that are not finite."""
-        model, state = algorithm.aggregate(means, sent, server)
-        return sum(int((~torch.isfinite(value)).sum()) for value in (model, *flat_state(state).values()))
-
-    unknown: Any = {name: x * math.nan}
-    return undefined(means._replace(**unknown)) > undefined(means)
+    algorithm.aggregate(means, sent, algorithm.new_server(x))
+    return used
