@@ -61,9 +61,8 @@ timeout = 600.0  # seconds that a client has for a round
 wait = 120.0  # seconds to wait for nodes that have not connected yet
 bound = 30.0  # refuse an update whose norm is this many times the cohort's median norm
 score = true  # finally, ask every site for the model's score on its held-out data
-{secure_aggregation}"""
-
-SECURE_AGGREGATION = "secure_aggregation = true  # the server sees only sums of what sites send\n"
+secure_aggregation = {secure_aggregation}  # true: the server sees only sums of what sites send
+"""
 
 SERVER = '''\
 """The server: it never sees the sites' data."""
@@ -184,7 +183,7 @@ def write_project(folder: Path, algorithm: str, clients: int, secure_weighting: 
         "minimum": min(2, clients),
         "supernodes": "\n".join(supernodes),
         "weighting": f'weighting = "{secure_weighting}"\n' if secure_weighting else "",
-        "secure_aggregation": SECURE_AGGREGATION if secure_weighting else "",
+        "secure_aggregation": "true" if secure_weighting else "false",
     }
     source = folder / package
     create_folder(source)
