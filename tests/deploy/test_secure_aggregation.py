@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +253,40 @@ def test_a_site_refuses_what_would_reveal_its_update(tmp_path: Path) -> None:
     assert "1 sites remain in the sum, but at least 3" in answer("train", clients=[], boxes=[])
     del asked["train"].content["secure"]
     assert "1 sites remain" in answer("train")
+
+
+def asking_otherwise(grid: DirectGrid, kind: str, client: int, **values: Any) -> DirectGrid:
+    """Let the server send one client something else than the others in one type of message."""
+    push = grid.push_messages
+
+    def tampered(messages: Iterable[Message]) -> Iterable[str]:
+        return push(
+            changed(message, **values)
+            if (message.metadata.message_type, message.metadata.dst_node_id) == (kind, 100 + client)
+            else message
+            for message in messages
+        )
+
+    grid.push_messages = tampered  # type: ignore[method-assign]
+    return grid
+
+
+def test_a_server_cannot_unmask_a_single_update(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "deploy.out": str(tmp_path / "run")}
+    grid = asking_otherwise(federation_of(tmp_path, settings, SITES), "query.unmask", 1, clients=[1])
+    serve(grid, settings)
+    refusals = [reply.content.config_records.get("refusal") for reply in grid.came]
+    assert [record["why"] for record in refusals if record] == ["1 updates are in the sum, but at least 3 are required"]
+
+
+def test_a_server_cannot_show_sites_different_weights(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "deploy.tries": 1, "deploy.out": str(tmp_path / "run")}
+    grid = federation_of(tmp_path, settings, SITES)
+    asking_otherwise(grid, "query.shares", 1, examples=[1, 361, 1, 1])
+    with pytest.raises(UserError, match="round 0 has too few updates: 0"):
+        serve(grid, settings)
+    refusals = [reply.content.config_records.get("refusal") for reply in grid.came]
+    assert sum("were changed on their way" in str(record["why"]) for record in refusals if record) == SITES
 
 
 def test_a_site_with_a_list_of_sites_checks_keys(tmp_path: Path) -> None:
