@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
 
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import ConfigRecord, Message
 
 from fedflat.algorithms import algorithm
@@ -24,7 +25,17 @@ from fedflat.deploy.server.app import serve
 from fedflat.deploy.server.secure_support import secure_aggregation_conflict
 from fedflat.deploy.settings import Deployment, deployment_of, experiment_of
 from fedflat.deploy.trust.certificates import write_certificates
-from fedflat.deploy.trust.secure_sum import add_mask, combine, decode, encode, interpolation, new_secret, split
+from fedflat.deploy.trust.secure_sum import (
+    add_mask,
+    combine,
+    decode,
+    encode,
+    interpolation,
+    mask_key,
+    new_secret,
+    public_bytes,
+    split,
+)
 from fedflat.engines.round.contract import Aggregation
 from fedflat.errors import UserError
 from fedflat.experiment.run import Run
@@ -64,15 +75,16 @@ def ledger(folder: Path) -> list[dict[str, Any]]:
         ("fedavg", {}),
         ("scaffold+ema", {"federation.weighting": "uniform", "training.rounds": 2}),  # client state, a second vector
         ("fedcm", {"federation.weighting": "uniform"}),  # the mean of directions
-        ("fednova", {"training.local_steps": 0}),  # divided displacements, a scalar, and unequal steps
+        (  # quotients, a scalar, and unequal steps
+            "fednova",
+            {"training.local_steps": None, "training.local_epochs": 1, "training.batch_size": 100},
+        ),
         ("mime", {}),  # two sums per round
         ("fedavg", {"model": "resnet20(norm=batch)", "training.local_steps": 1}),  # statistics and integer buffers
         ("fedadamw", {"federation.weighting": "uniform", "deploy.secure_bits": 64}),  # tiny second moments
     ],
 )
 def test_sums_agree_with_a_simulation(text: str, more: dict[str, Any], tmp_path: Path) -> None:
-    if more.get("training.local_steps") == 0:
-        more = {"training.local_steps": None, "training.local_epochs": 1, "training.batch_size": 100}
     settings = {key: value for key, value in ({**SETTINGS, "algorithm": text} | more).items() if value is not None}
     settings["deploy.out"] = str(tmp_path / "run")
     grid = federation_of(tmp_path, settings, SITES)
@@ -161,7 +173,7 @@ def test_wrong_shares_are_noticed_and_the_round_is_repeated(tmp_path: Path, capl
 
 
 def test_malformed_answers_are_rejected(tmp_path: Path) -> None:
-    """Each of three sites sends something else in another stage; the round has four, so it fails, but says why."""
+    """Keys of one site and shares of another have the wrong length; the two other sites remain."""
     forgeries: dict[int, tuple[str, dict[str, Any]]] = {
         0: ("query.keys", {"mask": b"short"}),
         1: ("query.shares", {"boxes": [b"short"]}),
@@ -233,22 +245,14 @@ def test_a_site_refuses_what_would_reveal_its_update(tmp_path: Path) -> None:
         return str(refusal["why"]) if refusal else ""
 
     assert "lost its keys" in answer("query.unmask")
-    roster = dict(asked["query.shares"].content.config_records["secure"])
-    shares = {name: list(values) for name, values in roster.items()}
+    roster = asked["query.shares"].content.config_records["secure"]
+    shares: dict[str, Any] = {name: list(values) for name, values in roster.items()}
     assert answer("query.keys") == "" and "list of keys" in answer("query.shares"), "not its new keys"
     own = grid.contexts[101].state.config_records["fedflat-secure"]
 
-    def with_new_keys() -> dict[str, Any]:
-        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
-        from fedflat.deploy.trust.secure_sum import mask_key, public_bytes
-
-        keys = {name: list(values) for name, values in shares.items()}
-        keys["mask_keys"][1] = public_bytes(mask_key(own["secret"]))
-        keys["box_keys"][1] = public_bytes(X25519PrivateKey.from_private_bytes(own["box_key"]))
-        return keys
-
-    assert answer("query.shares", **with_new_keys()) == ""
+    shares["mask_keys"][1] = public_bytes(mask_key(own["secret"]))
+    shares["box_keys"][1] = public_bytes(X25519PrivateKey.from_private_bytes(own["box_key"]))
+    assert answer("query.shares", **shares) == ""
     assert "were changed on their way" in answer("train"), "shares for its former keys"
     assert "1 sites remain in the sum, but at least 3" in answer("train", clients=[], boxes=[])
     del asked["train"].content["secure"]
