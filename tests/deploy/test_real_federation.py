@@ -132,9 +132,10 @@ def test_client_states_stay_at_their_nodes(federation: RealFederation, resumed: 
 
 
 def test_a_node_killed_during_a_round_returns_with_its_state(federation: RealFederation) -> None:
-    project, out = federation.folder.parent / "sites", federation.folder / "killed-node"
+    """With secure aggregation, so that the others recover the masks of the killed node."""
+    project, out = federation.folder.parent / "secured", federation.folder / "killed-node"
+    write_project(project, "scaffold", SITES, secure_weighting="uniform")
     more = {
-        "algorithm": "scaffold",
         "federation.clients_per_round": SITES,
         "training.rounds": 4,
         "deploy.score": False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -38,6 +38,14 @@ class Deployment(BaseModel):
         30.0, gt=1, description="refuse an update whose norm is this many times the cohort's median norm"
     )
     score: bool = Field(True, description="finally, ask every site for the model's score on its held-out data")
+    secure_aggregation: bool = Field(False, description="let the server see only sums of the sites' messages")
+    secure_threshold: float = Field(
+        2 / 3, ge=0.5, le=1, description="share of a round's sites that must remain; at least a majority"
+    )
+    secure_range: float = Field(
+        64.0, gt=0, allow_inf_nan=False, description="largest absolute value in a vector that sites can sum"
+    )
+    secure_bits: Literal[16, 32, 64] = Field(32, description="bits of each value in a secure sum")
 
 
 def experiment_of(run_config: Mapping[str, Any]) -> Config:

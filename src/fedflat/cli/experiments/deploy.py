@@ -37,6 +37,9 @@ def init(
         autocompletion=complete_algorithm,
     ),
     clients: int = typer.Option(3, "--clients", min=1, metavar="N", help="number of sites"),
+    secure_aggregation: bool = typer.Option(
+        False, "--secure-aggregation", help="let the server see only sums of what sites send"
+    ),
     as_json: bool = JSON,
 ) -> None:
     """Create a Flower project that runs in simulation and on a real federation.
@@ -49,9 +52,14 @@ def init(
     from fedflat.deploy.flower.version import require_flower
 
     _check_sites("--clients", clients, bytes_each=100)
-    canonical_algorithm = canonical(parse_algorithm(algorithm))
+    parsed_algorithm = parse_algorithm(algorithm)
     require_flower()
-    paths = write_project(folder, canonical_algorithm, clients)
+    weighting = None
+    if secure_aggregation:
+        from fedflat.deploy.server.secure_support import secure_weighting
+
+        weighting = secure_weighting(parsed_algorithm, clients)
+    paths = write_project(folder, canonical(parsed_algorithm), clients, weighting)
     if as_json:
         print_json({"folder": folder, "files": list(paths)})
         return

@@ -46,7 +46,7 @@ clients = {clients}
 
 [tool.flwr.app.config.federation]
 clients_per_round = {clients}
-
+{weighting}
 [tool.flwr.app.config.training]
 rounds = 5
 local_epochs = 1
@@ -61,6 +61,7 @@ timeout = 600.0  # seconds that a client has for a round
 wait = 120.0  # seconds to wait for nodes that have not connected yet
 bound = 30.0  # refuse an update whose norm is this many times the cohort's median norm
 score = true  # finally, ask every site for the model's score on its held-out data
+secure_aggregation = {secure_aggregation}  # true: the server sees only sums of what sites send
 """
 
 SERVER = '''\
@@ -146,13 +147,14 @@ there.
 """
 
 
-def write_project(folder: Path, algorithm: str, clients: int) -> list[Path]:
+def write_project(folder: Path, algorithm: str, clients: int, secure_weighting: str | None = None) -> list[Path]:
     """Write a Flower project into a new or empty folder.
 
     Args:
         folder: the folder, whose name becomes the name of the project.
         algorithm: the algorithm in the project's config.
         clients: number of sites.
+        secure_weighting: weights of sites in secure sums, ``samples`` or ``uniform``; None for no secure aggregation.
 
     Returns:
         The files written.
@@ -180,6 +182,8 @@ def write_project(folder: Path, algorithm: str, clients: int) -> list[Path]:
         "clients": clients,
         "minimum": min(2, clients),
         "supernodes": "\n".join(supernodes),
+        "weighting": f'weighting = "{secure_weighting}"\n' if secure_weighting else "",
+        "secure_aggregation": "true" if secure_weighting else "false",
     }
     source = folder / package
     create_folder(source)

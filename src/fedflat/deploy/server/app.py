@@ -19,6 +19,8 @@ from fedflat.deploy.flower.wire import BASE, BUFFERS, EXPERIMENT, MODEL, array_r
 from fedflat.deploy.server.engine import SitesEngine
 from fedflat.deploy.server.ledger import Ledger
 from fedflat.deploy.server.nodes import Nodes, too_few_clients
+from fedflat.deploy.server.secure_aggregation import SecureAttempt
+from fedflat.deploy.server.secure_support import require_support
 from fedflat.deploy.settings import ANY_NODE, Deployment, check_quorum, deployment_of, experiment_of
 from fedflat.deploy.trust.identity import identity_of
 from fedflat.deploy.trust.signatures import AllowedSite, arrays_digest, read_site_list
@@ -94,7 +96,10 @@ def serve(
     def build_engine(run: Run) -> SitesEngine:
         """Connect the run to the federation's nodes."""
         nodes = Nodes(grid, identity_of(run.problem, run.training), len(run.partition.clients), allowed)
-        return SitesEngine(run.problem, nodes, Ledger(folder.path / LEDGER), deployment)
+        sites = SitesEngine(run.problem, nodes, Ledger(folder.path / LEDGER), deployment)
+        if deployment.secure_aggregation:
+            sites.attempt = SecureAttempt
+        return sites
 
     run = Run(
         config,
@@ -106,6 +111,7 @@ def serve(
         resume=_is_resumable(folder, config, deployment),
         engine=build_engine,
     )
+    require_support(run.training, config.algorithm, deployment)
     _check_minimum(run, deployment)
     sites = run.engine
     assert isinstance(sites, SitesEngine)

@@ -1,4 +1,7 @@
-"""Updates as they arrive: large ones wait on disk, and are summed one at a time, so memory does not grow with sites."""
+"""Updates as they arrive: their content, and how to keep and sum them.
+
+Large ones wait on disk, and are summed one at a time, so that memory does not grow with the number of sites.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,16 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from fedflat.algorithms.algorithm import flat_fields
+from fedflat.deploy.flower.wire import BUFFERS, DISPLACEMENT, INTEGERS
+from fedflat.deploy.trust.inspection import LR_SUM, ArraySpec, Update
+from fedflat.engines.problem.problem import Problem
+from fedflat.engines.round.client import ClientReport
 from fedflat.engines.round.cohort import WeightedRows
-from fedflat.engines.round.contract import BLOCK, block_sum
+from fedflat.engines.round.contract import BLOCK, Training, block_sum
 from fedflat.experiment.store.files import explain_os_error
 
 ALIGNMENT = 64
@@ -63,3 +72,36 @@ def sum_one_by_one(count: int, weighted: Callable[[int], WeightedRows]) -> dict[
             # Starting from zero, as sum_of_blocks does, turns -0.0 into 0.0.
             totals[name] = totals[name].add_(partial) if name in totals else partial.add_(0.0)
     return totals
+
+
+def expected_arrays(problem: Problem, training: Training) -> dict[str, ArraySpec]:
+    """Return shape and dtype of every array that a client sends after training, by name."""
+    size, dtype = problem.layout.size, torch.empty(0, dtype=problem.dtype).numpy().dtype
+    specs = {DISPLACEMENT: ArraySpec((size,), dtype)}
+    for name, field in flat_fields(training.algorithm.message_fields()).items():
+        specs[name] = ArraySpec((size,) if field.vector else (), dtype)
+    if not training.own_statistics:
+        _, buffers, integer_buffers = problem.initial_state()
+        if len(buffers):
+            specs[BUFFERS] = ArraySpec((len(buffers),), dtype)
+        for name, value in integer_buffers.items():
+            specs[INTEGERS + name] = ArraySpec(tuple(value.shape), value.cpu().numpy().dtype)
+    return specs
+
+
+def report_of(update: Update, device: torch.device) -> ClientReport:
+    """Convert a received update to the report of a simulated client, with its integer buffers on ``device``."""
+    numbers = update.numbers
+    integer_buffers = {
+        name.removeprefix(INTEGERS): torch.from_numpy(array).to(device)
+        for name, array in update.arrays.items()
+        if name.startswith(INTEGERS)
+    }
+    return ClientReport(
+        numbers[LR_SUM],
+        numbers["loss"],
+        int(numbers["steps"]),
+        int(numbers["backward_passes"]),
+        int(numbers["samples"]),
+        integer_buffers,
+    )

@@ -17,6 +17,7 @@ from torch import nn
 from fedflat.algorithms import algorithm
 from fedflat.data import Dataset
 from fedflat.data.scaling import own_statistics_advice
+from fedflat.deploy.server.secure_support import require_support
 from fedflat.deploy.settings import check_quorum, deployment_of, experiment_of
 from fedflat.deploy.site.site import Site, load_site_data
 from fedflat.deploy.trust.identity import identity_of
@@ -61,12 +62,14 @@ def check_project(folder: Path, sites: Iterable[int] = ()) -> list[CheckedPart]:
     app = _flower_settings(folder)
     run_config = dict(flat(app.get("config", {})))
     config = experiment_of(run_config)
-    check_quorum(config, deployment_of(run_config))
+    deployment = deployment_of(run_config)
+    check_quorum(config, deployment)
     hooks = _import_hooks(folder, app["components"]["serverapp"].split(".")[0])
     held_out, model = _call(hooks, "held_out", Dataset), _call(hooks, "model", nn.Module)
     problem, partition = build_problem(config, held_out, model)
     clients = len(partition.clients)
     training = training_of(config, algorithm(config.algorithm), clients, problem, is_deployed=True)
+    require_support(training, config.algorithm, deployment)
     identity = identity_of(problem, training)
     parts = [_part("server", problem.data, len(problem.data.train), held_out is not None)]
     for number in sites:

@@ -34,7 +34,7 @@ from fedflat.deploy.flower.wire import (
     numbers_of,
     numpy_of,
 )
-from fedflat.deploy.server.arrivals import keep_on_disk, sum_one_by_one
+from fedflat.deploy.server.arrivals import expected_arrays, keep_on_disk, report_of, sum_one_by_one
 from fedflat.deploy.server.ledger import Ledger
 from fedflat.deploy.server.nodes import NOT_CONNECTED, Nodes, too_few_clients
 from fedflat.deploy.settings import Deployment
@@ -49,12 +49,14 @@ from fedflat.deploy.trust.inspection import (
 from fedflat.deploy.trust.signatures import arrays_digest
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost
+from fedflat.engines.round.client import CohortBuffers, GradientCost
 from fedflat.engines.round.cohort import CohortWeights, WeightedRows, build_outcome, reduce_rows, weighted_rows
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training, weights_by_samples
 from fedflat.engines.round.privacy import protect_rows
 
 log = logging.getLogger("flwr")
+NO_TRAINING = {LR_SUM: 0.0, "loss": 0.0, "steps": 0}
+"""Numbers that clients do not report with a gradient."""
 
 
 class SitesEngine:
@@ -62,11 +64,13 @@ class SitesEngine:
 
     Attributes:
         experiment: name under which nodes save their clients' state; set when the run begins.
+        attempt: the class of an attempt at a round.
     """
 
     def __init__(self, problem: Problem, nodes: Nodes, ledger: Ledger, deployment: Deployment) -> None:
         self.problem, self.nodes, self.ledger, self.deployment = problem, nodes, ledger, deployment
         self.experiment = ""
+        self.attempt = RoundAttempt
         self._evaluator = LoopEngine(problem, workers=1)
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
@@ -80,7 +84,7 @@ class SitesEngine:
         tries = 1 if training.privacy and training.privacy.is_local else deployment.tries
         for attempt in range(tries):
             connected = self._connected_clients(cohort)
-            current = _RoundAttempt(self, training, round, model, server, connected)
+            current = self.attempt(self, training, round, model, server, connected)
             outcome = current.train() if len(connected) >= deployment.minimum else None
             absent = [client.number for client in cohort if client.number not in self.nodes.present]
             missing = dict.fromkeys(absent, NOT_CONNECTED) | current.missing
@@ -123,7 +127,7 @@ class SitesEngine:
         return self._evaluator.evaluate(models, examples)
 
 
-class _RoundAttempt:
+class RoundAttempt:
     """One attempt at a round. Clients are given by number.
 
     Attributes:
@@ -164,6 +168,10 @@ class _RoundAttempt:
             if common_gradient is None:
                 return None
             broadcast = {GRADIENT: common_gradient}  # sites still have the rest from the first message
+        return self._train(broadcast, common_gradient)
+
+    def _train(self, broadcast: Mapping[str, Tensor], common_gradient: Tensor | None) -> Outcome | None:
+        """Let the sites train, and average their updates; returns None if too few updates are usable."""
         expected = self._expected_updates()
         updates = self._accept(self._ask("train", broadcast, expected.arrays), expected)
         return None if updates is None else self._reduce(updates, common_gradient)
@@ -193,16 +201,10 @@ class _RoundAttempt:
         Clients that have failed in an earlier phase of this attempt are not asked. ``kind`` is Flower's message type.
         Updates whose arrays do not meet ``specs`` are refused at once.
         """
-        engine, round = self.engine, self.round
-        eligible = [client.number for client in self.cohort if client.number not in self.missing | self.refused]
-        contents = {}
+        engine, eligible = self.engine, self._eligible()
         broadcast = array_record(tensors)  # shared by all messages
         base = arrays_digest(broadcast)
-        for client in eligible:
-            header = client_header(client, self._examples[client])
-            header |= {EXPERIMENT: engine.experiment, ROUND: round, BASE: base}
-            header[STATE_VERSION] = engine.ledger.last_state_version(client, round)  # which state to train from
-            contents[client] = message_content(broadcast, header)
+        contents = {client: message_content(broadcast, self._header(client, base)) for client in eligible}
         updates: dict[int, Update] = {}
 
         def receive(client: int, records: RecordDict) -> str:
@@ -217,11 +219,22 @@ class _RoundAttempt:
             return flaw
 
         missing, rejected = engine.nodes.ask(
-            kind, contents, str(round), engine.deployment.timeout, receive, engine.deployment.quorum
+            kind, contents, str(self.round), engine.deployment.timeout, receive, engine.deployment.quorum
         )
         self.missing |= missing
         self.refused |= rejected
         return [updates[client] for client in eligible if client in updates]
+
+    def _eligible(self) -> list[int]:
+        """Return the clients that have not failed so far."""
+        return [client.number for client in self.cohort if client.number not in self.missing | self.refused]
+
+    def _header(self, client: int, base: str) -> dict[str, int | float | str]:
+        """Return the header of a message to a client; ``base`` is the digest of the broadcast arrays."""
+        header = client_header(client, self._examples[client])
+        header |= {EXPERIMENT: self.engine.experiment, ROUND: self.round, BASE: base}
+        header[STATE_VERSION] = self.engine.ledger.last_state_version(client, self.round)  # which state to train from
+        return header
 
     def _expected_updates(self) -> ExpectedUpdates:
         """Return what honest updates of this cohort look like."""
@@ -255,21 +268,24 @@ class _RoundAttempt:
         ]
         return float(sum(float(lr) for lr in lrs))
 
-    def _common_gradient(self, broadcast: Mapping[str, Tensor]) -> Tensor | None:
-        """Return the mean of the clients' full gradients at z [parameters], weighted by examples.
-
-        Gradients are inspected as if they were updates without training. None if too few are usable.
-        """
-        no_training = {LR_SUM: 0.0, "loss": 0.0, "steps": 0}  # clients do not report these with a gradient
-        expected = ExpectedUpdates(
+    def _expected_gradients(self) -> ExpectedUpdates:
+        """Return what honest gradients of this cohort look like, as updates without training."""
+        return ExpectedUpdates(
             arrays={GRADIENT: ArraySpec(tuple(self.z.shape), self.z.cpu().numpy().dtype)},
             examples=self._examples,
             steps=dict.fromkeys(self._examples, 0),
             lr_sums=dict.fromkeys(self._examples, 0.0),
             bound=self.engine.deployment.bound,
         )
+
+    def _common_gradient(self, broadcast: Mapping[str, Tensor]) -> Tensor | None:
+        """Return the mean of the clients' full gradients at z [parameters], weighted by examples.
+
+        Gradients are inspected as if they were updates without training. None if too few are usable.
+        """
+        expected = self._expected_gradients()
         updates = [
-            update._replace(numbers={**update.numbers, **no_training})
+            update._replace(numbers={**update.numbers, **NO_TRAINING})
             for update in self._ask("train.gradient", broadcast, expected.arrays)
         ]
         accepted = self._accept(updates, expected)
@@ -288,7 +304,7 @@ class _RoundAttempt:
 
     def _reduce(self, updates: list[Update], common_gradient: Tensor | None) -> Outcome:
         """Average accepted updates like a simulated cohort, one at a time unless the algorithm compares clients."""
-        reports = [_report(update, self.z.device) for update in updates]
+        reports = [report_of(update, self.z.device) for update in updates]
         by_number = {client.number: client for client in self.cohort}
         cohort = [by_number[update.client] for update in updates]
         training = self.training
@@ -362,36 +378,3 @@ class _RoundAttempt:
         privacy = self.training.privacy
         if privacy and not privacy.is_local:
             protect_rows(self.training, self.round, buffers, [update.client for update in updates])
-
-
-def expected_arrays(problem: Problem, training: Training) -> dict[str, ArraySpec]:
-    """Return shape and dtype of every array that a client sends after training, by name."""
-    size, dtype = problem.layout.size, torch.empty(0, dtype=problem.dtype).numpy().dtype
-    specs = {DISPLACEMENT: ArraySpec((size,), dtype)}
-    for name, field in flat_fields(training.algorithm.message_fields()).items():
-        specs[name] = ArraySpec((size,) if field.vector else (), dtype)
-    if not training.own_statistics:
-        _, buffers, integer_buffers = problem.initial_state()
-        if len(buffers):
-            specs[BUFFERS] = ArraySpec((len(buffers),), dtype)
-        for name, value in integer_buffers.items():
-            specs[INTEGERS + name] = ArraySpec(tuple(value.shape), value.cpu().numpy().dtype)
-    return specs
-
-
-def _report(update: Update, device: torch.device) -> ClientReport:
-    """Convert a received update to the report of a simulated client, with its integer buffers on ``device``."""
-    numbers = update.numbers
-    integer_buffers = {
-        name.removeprefix(INTEGERS): torch.from_numpy(array).to(device)
-        for name, array in update.arrays.items()
-        if name.startswith(INTEGERS)
-    }
-    return ClientReport(
-        numbers[LR_SUM],
-        numbers["loss"],
-        int(numbers["steps"]),
-        int(numbers["backward_passes"]),
-        int(numbers["samples"]),
-        integer_buffers,
-    )

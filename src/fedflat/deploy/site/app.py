@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
@@ -26,16 +27,18 @@ from fedflat.deploy.flower.wire import (
     refusal,
     tensors_of,
 )
-from fedflat.deploy.settings import experiment_of
+from fedflat.deploy.settings import deployment_of, experiment_of
 from fedflat.deploy.site.client_memory import require_writable
+from fedflat.deploy.site.secure_aggregation import SiteSum, summable
 from fedflat.deploy.site.site import Site, load_site_data
 from fedflat.deploy.trust.signatures import add_receipt, arrays_digest, read_private_key
 from fedflat.engines.problem.task import Task
 from fedflat.errors import UserError
 
 log = logging.getLogger("flwr")
-KEY, FRESH_STATE = "key", "fresh-state"
-"""Keys of a node config: the file of the site's private key, and whether a client without its state may start anew."""
+KEY, FRESH_STATE, SECURE_ONLY = "key", "fresh-state", "secure-aggregation"
+"""Keys of a node config: the file of the site's private key, whether a client without its state may start anew, and
+whether the site takes part only if the server cannot see its update."""
 PATH = re.compile(r"""(?<![\w.~])(~|[A-Za-z]:)?[/\\][^\s'",;()]*""")
 """An absolute path, or one in the home folder."""
 RECEIVED, RECEIVED_ROUND = "fedflat", "fedflat-round"
@@ -60,6 +63,7 @@ def client_app(
     def build_site(context: Context) -> Site:
         """Build the site for one message: Flower handles every message in a new process."""
         client = _client_number(context)
+        _require_wanted_secrecy(context)
         return Site(
             experiment_of(context.run_config),
             client,
@@ -73,6 +77,18 @@ def client_app(
     @app.query("hello")
     def hello(message: Message, context: Context) -> Message:
         return _reply(message, context, lambda: _join(build_site(context), message))
+
+    @app.query("keys")
+    def keys(message: Message, context: Context) -> Message:
+        return _reply(message, context, lambda: SiteSum(message.content, context).offer_keys(_private_key(context)))
+
+    @app.query("shares")
+    def shares(message: Message, context: Context) -> Message:
+        return _reply(message, context, lambda: SiteSum(message.content, context).offer_shares())
+
+    @app.query("unmask")
+    def unmask(message: Message, context: Context) -> Message:
+        return _reply(message, context, lambda: SiteSum(message.content, context).reveal_shares())
 
     @app.train("gradient")
     def gradient(message: Message, context: Context) -> Message:
@@ -109,12 +125,26 @@ def _reply(message: Message, context: Context, work: Callable[[], RecordDict]) -
     """Reply to a message with the result of ``work`` and a receipt, signed with the key in the node config."""
     records = _answer(work)
     try:
-        path = context.node_config.get(KEY)
-        add_receipt(records, message.content, read_private_key(Path(str(path)).expanduser()) if path else None)
+        add_receipt(records, message.content, _private_key(context))
     except UserError as error:
         log.error("fedflat: %s", error)
         records = refusal(without_paths(str(error)))
     return Message(records, reply_to=message)
+
+
+def _private_key(context: Context) -> EllipticCurvePrivateKey | None:
+    """Return the key in the node config, if it names one."""
+    path = context.node_config.get(KEY)
+    return read_private_key(Path(str(path)).expanduser()) if path else None
+
+
+def _require_wanted_secrecy(context: Context) -> None:
+    """Raise ``UserError`` if the node config demands secure aggregation, but the run has none."""
+    if context.node_config.get(SECURE_ONLY, False) and not deployment_of(context.run_config).secure_aggregation:
+        raise UserError(
+            f"this node takes part only in runs with secure aggregation ({SECURE_ONLY} in its --node-config); "
+            "set deploy.secure_aggregation=true"
+        )
 
 
 def _answer(work: Callable[[], RecordDict]) -> RecordDict:
@@ -189,6 +219,8 @@ def _compute_gradient(site: Site, message: Message, context: Context) -> RecordD
     context.state[RECEIVED] = arrays
     context.state[RECEIVED_ROUND] = ConfigRecord({"round": int(header["round"])})
     gradient, numbers = site.full_gradient(int(header["round"]), tensors_of(arrays, site.problem.device))
+    if deployment_of(context.run_config).secure_aggregation:
+        return SiteSum(message.content, context).mask(site, {GRADIENT: gradient}, numbers)
     return message_content({GRADIENT: gradient}, numbers=numbers)
 
 
@@ -208,6 +240,8 @@ def _train(site: Site, message: Message, context: Context) -> RecordDict:
             )
         received |= tensors_of(context.state.array_records[RECEIVED], device)
     sent, numbers = site.train(str(header["experiment"]), int(header["round"]), int(header[STATE_VERSION]), received)
+    if deployment_of(context.run_config).secure_aggregation:
+        return SiteSum(message.content, context).mask(site, summable(site.training, sent, received), numbers)
     return message_content(sent, numbers=numbers)
 
 

@@ -90,7 +90,7 @@ def find_flaw(update: Update, expected: ExpectedUpdates) -> str:
         value = float(update.arrays[name])
         if not low - ROUNDING <= value <= high + ROUNDING:
             return f"{name} is {value:.3g}, which is not between {low:.3g} and {high:.3g}"
-    return _find_wrong_number(update, expected)
+    return find_wrong_number(update, expected)
 
 
 def find_wrong_array(arrays: Mapping[str, np.ndarray], specs: Mapping[str, ArraySpec]) -> str:
@@ -112,7 +112,7 @@ def find_wrong_array(arrays: Mapping[str, np.ndarray], specs: Mapping[str, Array
     return ""
 
 
-def _find_wrong_number(update: Update, expected: ExpectedUpdates) -> str:
+def find_wrong_number(update: Update, expected: ExpectedUpdates) -> str:
     """Say which reported number is missing or implausible; empty if none is."""
     numbers, client = update.numbers, update.client
     missing = [name for name in NUMBERS if name not in numbers]
