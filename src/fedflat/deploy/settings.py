@@ -37,6 +37,8 @@ class Deployment(BaseModel):
     bound: float = Field(
         30.0, gt=1, description="refuse an update whose norm is this many times the cohort's median norm"
     )
+    validation: bool = Field(False, description="at every evaluation, ask sites for the model's score on their data")
+    track: str | None = Field(None, description="log every evaluation to tensorboard, mlflow or wandb")
     score: bool = Field(True, description="finally, ask every site for the model's score on its held-out data")
     secure_aggregation: bool = Field(False, description="let the server see only sums of the sites' messages")
     secure_threshold: float = Field(
@@ -90,15 +92,18 @@ def deployment_of(run_config: Mapping[str, Any]) -> Deployment:
         raise UserError(f"deploy.{first['loc'][0]}={first['input']!r} is invalid: {first['msg'].lower()}") from None
 
 
-def check_quorum(experiment: Config, deployment: Deployment) -> None:
-    """Raise ``UserError`` if rounds would close below ``deploy.minimum``, or a quorum would spoil privacy."""
-    quorum, minimum = deployment.quorum, deployment.minimum
-    if quorum is None:
-        return
-    if quorum < minimum:
+def check_deployment(experiment: Config, deployment: Deployment) -> None:
+    """Raise ``UserError`` if rounds would close below ``deploy.minimum``, or if a setting would spoil privacy."""
+    quorum, minimum, privacy = deployment.quorum, deployment.minimum, experiment.federation.privacy
+    if quorum is not None and quorum < minimum:
         raise UserError(f"deploy.quorum={quorum} closes rounds below deploy.minimum={minimum}; raise it")
-    if experiment.federation.privacy:
+    if quorum is not None and privacy:
         raise UserError(
-            f"deploy.quorum={quorum} does not work with federation.privacy={experiment.federation.privacy}: whose "
+            f"deploy.quorum={quorum} does not work with federation.privacy={privacy}: whose "
             "updates count would depend on the clients' data; remove deploy.quorum"
+        )
+    if deployment.validation and privacy:
+        raise UserError(
+            f"deploy.validation does not work with federation.privacy={privacy}: every round would reveal metrics of "
+            "the sites' data without noise; remove deploy.validation"
         )

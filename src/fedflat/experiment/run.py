@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -181,16 +182,17 @@ class Run:
         return time.monotonic() - self._started
 
     def _before_first_round(self) -> Verdict | None:
-        """Evaluate and save the initial model; returns a verdict if a resumed run has no rounds left."""
+        """Evaluate and save the initial model; returns a verdict if a resumed run has no rounds or budget left."""
         if self.rounds == self.config.init_rounds and not self.history:
             self._evaluate()
             self._save_models()
-        return Verdict("finished") if self.rounds == self.config.training.rounds else None
+        finished = Verdict("finished") if self.rounds == self.config.training.rounds else None
+        return finished or budget_verdict(self.config, self.training, self.engine, self.rounds)
 
     def _after_round(self) -> Verdict | None:
         """Check for divergence, then save, evaluate and checkpoint if due; returns a verdict if the run ends here."""
         is_last = self.rounds == self.config.training.rounds
-        spent = budget_verdict(self.config, self.training, self.rounds)
+        spent = budget_verdict(self.config, self.training, self.engine, self.rounds)
         is_evaluated = self.config.is_evaluated(self.rounds) or spent is not None
         # On a GPU, the check waits for all queued work, so it is not made every round.
         is_checked = is_evaluated or self.problem.device.type == "cpu" or self.rounds % DIVERGENCE_CHECK_EVERY == 0
@@ -278,11 +280,12 @@ class Run:
         cost = self.server.cost
         bytes_per_float = torch.finfo(self.problem.dtype).bits // 8
         record: dict[str, Any] = {"round": self.rounds, "train_loss": finite_or_none(self.loss)}
-        for set_name in self.problem.evaluation_sets:
-            record[set_name] = {name: self._metrics(by_set[set_name]) for name, by_set in scores.items()}
+        for set_name in dict.fromkeys(chain(self.problem.evaluation_sets, *scores.values())):  # sites may add a set
+            evaluated = {name: by_set[set_name] for name, by_set in scores.items() if set_name in by_set}
+            record[set_name] = {name: self._metrics(values) for name, values in evaluated.items()}
         record |= {"backward_passes": cost.backward_passes, "samples": cost.samples}
         record |= {"bytes_down": cost.floats_down * bytes_per_float, "bytes_up": cost.floats_up * bytes_per_float}
-        record |= self.timeline.metrics() | privacy_metrics(self.config, self.training, self.rounds)
+        record |= self.timeline.metrics() | privacy_metrics(self.config, self.training, self.engine, self.rounds)
         timing: dict[str, Any] = {"round": self.rounds}
         if self._flatness and self._flatness.is_due(self.rounds):
             record["flatness"] = self._flatness.measurements(models, scores, self.rounds)

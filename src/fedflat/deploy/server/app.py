@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, RecordDict
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
 from fedflat.data import Dataset
-from fedflat.deploy.flower.wire import BASE, BUFFERS, EXPERIMENT, MODEL, array_record, message_content, numbers_of
-from fedflat.deploy.server.engine import SitesEngine
+from fedflat.deploy.server.engine import SITES_SET, SitesEngine
 from fedflat.deploy.server.ledger import Ledger
 from fedflat.deploy.server.nodes import Nodes, too_few_clients
 from fedflat.deploy.server.secure_aggregation import SecureAttempt
 from fedflat.deploy.server.secure_support import require_support
-from fedflat.deploy.settings import ANY_NODE, Deployment, check_quorum, deployment_of, experiment_of
+from fedflat.deploy.server.site_scores import ask_for_scores
+from fedflat.deploy.settings import ANY_NODE, Deployment, check_deployment, deployment_of, experiment_of
 from fedflat.deploy.trust.identity import identity_of
-from fedflat.deploy.trust.signatures import AllowedSite, arrays_digest, read_site_list
+from fedflat.deploy.trust.signatures import AllowedSite, read_site_list
 from fedflat.display import shown_metric, with_unit
-from fedflat.engines.problem.task import Task
+from fedflat.engines.problem.task import Task, finite_or_none
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RunView
 from fedflat.experiment.config import Config
@@ -88,7 +87,7 @@ def serve(
     """
     config = name_user_objects(experiment_of(run_config), data, model)
     deployment = deployment_of(run_config)
-    check_quorum(config, deployment)
+    check_deployment(config, deployment)
     folder = RunFolder(deployment.out.expanduser().absolute())
 
     allowed = _allowed_sites(deployment)
@@ -107,7 +106,7 @@ def serve(
         data=data,
         model=model,
         task=task,
-        callbacks=(_ProgressLog(),),
+        callbacks=(_ProgressLog(), *_tracking(deployment)),
         resume=_is_resumable(folder, config, deployment),
         engine=build_engine,
     )
@@ -140,6 +139,15 @@ def _allowed_sites(deployment: Deployment) -> dict[int, AllowedSite] | None:
         )
         return None
     return read_site_list(Path(deployment.sites).expanduser().absolute())
+
+
+def _tracking(deployment: Deployment) -> tuple[Callback, ...]:
+    """Return the callback that logs to the tracking service in ``deploy.track``, if there is one."""
+    if deployment.track is None:
+        return ()
+    from fedflat.reporting.tracking import Tracker  # imports reports, which other servers do not need
+
+    return (Tracker(deployment.track),)
 
 
 def _note_in_status(folder: RunFolder, nodes: Nodes, error: str = "") -> None:
@@ -208,25 +216,16 @@ def _score_sites(sites: SitesEngine, record: Record, name: str, clients: int) ->
     """
     # An average that has not started yet has no model.
     model = record.models.get(name, record.models["server"])
-    tensors = {MODEL: model.weights}
-    if len(model.buffers):
-        tensors[BUFFERS] = model.buffers
-    arrays = array_record(tensors)
-    header = {EXPERIMENT: sites.experiment, BASE: arrays_digest(arrays)}
-    contents = {client: message_content(arrays, header) for client in range(clients)}
-    scores: dict[str, dict[str, float | None]] = {}
-
-    def receive(client: int, records: RecordDict) -> str:
-        """Store a site's metrics; JSON has no NaN or infinity."""
-        numbers = numbers_of(records).items()
-        scores[str(client)] = {metric: value if math.isfinite(value) else None for metric, value in numbers}
-        return ""
-
-    missing, rejected = sites.nodes.ask("evaluate", contents, "score", sites.deployment.timeout, receive)
-    scores = dict(sorted(scores.items(), key=lambda item: int(item[0])))
-    reasons = {str(client): reason for client, reason in (missing | rejected).items()}
+    scores, missing = ask_for_scores(sites.nodes, sites.experiment, model, range(clients), sites.deployment.timeout)
     assert record.folder is not None
-    document = {"model": name, "sites": scores, "missing": reasons}
+    document: dict[str, Any] = {
+        "model": name,
+        "sites": {
+            str(client): {metric: finite_or_none(value) for metric, value in numbers.items()}
+            for client, numbers in scores.items()
+        },
+        "missing": {str(client): reason for client, reason in missing.items()},
+    }
     if names := sites.nodes.names():
         document["names"] = {str(client): site for client, site in names.items()}
     write_atomically(record.folder.path / SCORES, json.dumps(document) + "\n")
@@ -236,10 +235,10 @@ class _ProgressLog(Callback):
     """Logs progress in Flower's log, and names the experiment once the run has a folder."""
 
     def began(self, run: RunView) -> None:
-        """Name the experiment, which the engine sends to nodes, and log where the run starts."""
+        """Tell the engine the names that it sends to nodes, and log where the run starts."""
         assert isinstance(run.engine, SitesEngine)
         assert run.folder is not None
-        run.engine.experiment = _experiment_name(run.folder.path)
+        run.engine.experiment, run.engine.primary = _experiment_name(run.folder.path), run.primary
         log.info(
             "fedflat: %s, from round %d of %d", run.config.algorithm, run.server.rounds, run.config.training.rounds
         )
@@ -250,6 +249,9 @@ class _ProgressLog(Callback):
         # run.primary is the reported model; an average that has not started yet has no metrics.
         scores = run.history[-1]["test"].get(run.primary) or run.history[-1]["test"]["server"]
         shown = f"{with_unit(metric)} {shown_metric(scores[metric], metric)}"
+        if SITES_SET in run.history[-1]:
+            ((_, means),) = run.history[-1][SITES_SET].items()
+            shown += f", at the sites {shown_metric(means[metric], metric)}"
         if "epsilon" in run.history[-1]:
             shown += f", epsilon {run.history[-1]['epsilon']:.3g}"
         log.info("fedflat: round %d of %d, test %s", run.server.rounds, run.config.training.rounds, shown)

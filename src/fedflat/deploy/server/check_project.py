@@ -18,7 +18,7 @@ from fedflat.algorithms import algorithm
 from fedflat.data import Dataset
 from fedflat.data.scaling import own_statistics_advice
 from fedflat.deploy.server.secure_support import require_support
-from fedflat.deploy.settings import check_quorum, deployment_of, experiment_of
+from fedflat.deploy.settings import check_deployment, deployment_of, experiment_of
 from fedflat.deploy.site.site import Site, load_site_data
 from fedflat.deploy.trust.identity import identity_of
 from fedflat.display import counted
@@ -63,7 +63,7 @@ def check_project(folder: Path, sites: Iterable[int] = ()) -> list[CheckedPart]:
     run_config = dict(flat(app.get("config", {})))
     config = experiment_of(run_config)
     deployment = deployment_of(run_config)
-    check_quorum(config, deployment)
+    check_deployment(config, deployment)
     hooks = _import_hooks(folder, app["components"]["serverapp"].split(".")[0])
     held_out, model = _call(hooks, "held_out", Dataset), _call(hooks, "model", nn.Module)
     problem, partition = build_problem(config, held_out, model)

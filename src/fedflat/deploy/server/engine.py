@@ -37,6 +37,7 @@ from fedflat.deploy.flower.wire import (
 from fedflat.deploy.server.arrivals import expected_arrays, keep_on_disk, report_of, sum_one_by_one
 from fedflat.deploy.server.ledger import Ledger
 from fedflat.deploy.server.nodes import NOT_CONNECTED, Nodes, too_few_clients
+from fedflat.deploy.server.site_scores import validate_at_sites
 from fedflat.deploy.settings import Deployment
 from fedflat.deploy.trust.inspection import (
     LR_SUM,
@@ -57,6 +58,8 @@ from fedflat.engines.round.privacy import protect_rows
 log = logging.getLogger("flwr")
 NO_TRAINING = {LR_SUM: 0.0, "loss": 0.0, "steps": 0}
 """Numbers that clients do not report with a gradient."""
+SITES_SET = "sites"
+"""Name of the sites' held-out data among the evaluation sets of the history."""
 
 
 class SitesEngine:
@@ -65,12 +68,12 @@ class SitesEngine:
     Attributes:
         experiment: name under which nodes save their clients' state; set when the run begins.
         attempt: the class of an attempt at a round.
+        primary: name of the model that sites validate, or ``server`` until it exists; set when the run begins.
     """
 
     def __init__(self, problem: Problem, nodes: Nodes, ledger: Ledger, deployment: Deployment) -> None:
         self.problem, self.nodes, self.ledger, self.deployment = problem, nodes, ledger, deployment
-        self.experiment = ""
-        self.attempt = RoundAttempt
+        self.experiment, self.primary, self.attempt = "", "server", RoundAttempt
         self._evaluator = LoopEngine(problem, workers=1)
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
@@ -80,6 +83,8 @@ class SitesEngine:
         ``server`` is the server's state by slot, and ``cohort`` lists the clients that were chosen for the round.
         """
         deployment = self.deployment
+        if training.privacy:
+            self.ledger.count_private_round()
         # With local privacy, every answer of a site costs epsilon, and only one per round is accounted for.
         tries = 1 if training.privacy and training.privacy.is_local else deployment.tries
         for attempt in range(tries):
@@ -117,14 +122,29 @@ class SitesEngine:
             if client.number in present
         ]
 
+    @property
+    def private_rounds(self) -> int:
+        """How often sites were asked to train a round, over all starts of a private run; 0 without privacy."""
+        return self.ledger.private_rounds
+
     def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
         """Do nothing: sites draw their batches themselves."""
 
     def evaluate(
         self, models: dict[str, ModelState], examples: dict[str, Examples]
     ) -> dict[str, dict[str, dict[str, float]]]:
-        """Return the metrics of every model on the server's held-out data: model -> set -> metric -> value."""
-        return self._evaluator.evaluate(models, examples)
+        """Return the metrics of every model on the server's held-out data: model -> set -> metric -> value.
+
+        With ``deploy.validation``, connected sites also evaluate the primary model, and the set ``sites`` has the means
+        of their metrics.
+        """
+        scores = self._evaluator.evaluate(models, examples)
+        if self.deployment.validation:
+            name = self.primary if self.primary in models else "server"
+            metrics = next(iter(scores[name].values()))
+            means = validate_at_sites(self.nodes, self.experiment, models[name], metrics, self.deployment)
+            scores[name] |= {SITES_SET: means} if means else {}
+        return scores
 
 
 class RoundAttempt:

@@ -11,13 +11,31 @@ from typing import Any
 from fedflat.deploy.site.client_memory import INITIAL_STATE_VERSION
 from fedflat.experiment.store.files import create_folder, explain_os_error, write_atomically
 
+PRIVATE_ROUNDS = "private_rounds.json"
+"""File in the run folder: how often a private run has asked sites to train a round."""
+
 
 class Ledger:
-    """A file with one JSON line per round: accepted clients, and refused or missing ones with the reason."""
+    """A file with one JSON line per round: accepted clients, and refused or missing ones with the reason.
+
+    Attributes:
+        path: the file.
+        lines: the rounds.
+        private_rounds: how often a private run has asked sites to train a round. A round that is trained again after a
+            restart counts twice, because sites have sent two answers.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lines: list[dict[str, Any]] = _complete_lines(path)
+        counter = path.parent / PRIVATE_ROUNDS
+        self.private_rounds = int(json.loads(counter.read_text())["rounds"]) if counter.exists() else 0
+
+    def count_private_round(self) -> None:
+        """Count a round of a private run, on disk, before sites are asked to train it."""
+        self.private_rounds += 1
+        create_folder(self.path.parent)
+        write_atomically(self.path.parent / PRIVATE_ROUNDS, json.dumps({"rounds": self.private_rounds}) + "\n")
 
     def last_state_version(self, client: int, round: int) -> int:
         """Return the version of the state that a client had after its last accepted update before ``round``.

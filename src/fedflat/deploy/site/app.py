@@ -187,7 +187,7 @@ def _arrays(message: Message) -> ArrayRecord:
 def _join(site: Site, message: Message) -> RecordDict:
     """Answer the server's greeting with the site's identity; raises ``UserError`` if the site cannot take part."""
     identity = site.identity()
-    if site.has_state:
+    if site.has_state or site.has_local_privacy:
         require_writable(site.folder)
     if site.has_own_data and (advice := own_statistics_advice(site.problem.data)):
         log.warning("fedflat: %s", advice)

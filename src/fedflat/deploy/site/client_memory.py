@@ -22,6 +22,9 @@ from fedflat.experiment.store.files import create_folder, write_atomically
 INITIAL_STATE_VERSION = 0
 """Version of the state of a client that has had no update accepted; it is not saved."""
 
+ANSWERS = "answers.txt"
+"""File with the number of training requests that a client with local privacy has answered."""
+
 
 def require_writable(folder: Path) -> None:
     """Raise ``UserError`` if a folder cannot be written to, before the client trains for nothing."""
@@ -84,6 +87,21 @@ class ClientMemory:
         for path in self.folder.glob("*.safetensors"):
             if path not in (self._file(state_version), self._file(previous)):
                 path.unlink(missing_ok=True)
+
+    def count_answer(self) -> int:
+        """Count an answer to a training request on disk, and return the number of answers so far, with this one."""
+        create_folder(self.folder)
+        answers = self.answers() + 1
+        write_atomically(self.folder / ANSWERS, f"{answers}\n")
+        return answers
+
+    def answers(self) -> int:
+        """Return the number of training requests that the client has answered; counted with local privacy only."""
+        path = self.folder / ANSWERS
+        try:
+            return int(path.read_text()) if path.exists() else 0
+        except ValueError:
+            raise UserError(f"{path} is damaged; restore it from a copy or restart the experiment") from None
 
     def _file(self, state_version: int) -> Path:
         return self.folder / f"{state_version}.safetensors"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from fedflat.experiment.config import Config
 from fedflat.experiment.setup.engine import training_of
 from fedflat.experiment.setup.problem import build_problem
 
+log = logging.getLogger("flwr")
 STATISTICS = "statistics"
 """Name of BatchNorm statistics in the saved state; they never leave the site."""
 
@@ -114,6 +116,8 @@ class Site:
             The tensors to send (displacement, buffers, and the algorithm's messages) and the numbers to send.
         """
         memory = ClientMemory(self.folder, experiment, self.client)
+        if self.has_local_privacy:
+            self._spend_privacy(memory)
         cohort = self._cohort_of_one(received, self._saved_state(memory, state_version))
         # Integer buffers, such as BatchNorm's counter of batches: the server's unless sites keep their own statistics.
         _, _, initial_integer_buffers = self.problem.initial_state()
@@ -152,6 +156,22 @@ class Site:
         }
         return sent, numbers
 
+    def _spend_privacy(self, memory: ClientMemory) -> None:
+        """Count an answer before it is made; raises ``UserError`` if it would exceed the privacy budget.
+
+        The site counts by itself, because it need not trust the server, which may also ask twice after a restart.
+        """
+        privacy = self.training.privacy
+        assert privacy is not None
+        answers = memory.answers()
+        if privacy.exceeds_budget(answers + 1):
+            raise UserError(
+                f"client {self.client} has answered {answers} training requests of this run; another answer would "
+                f"exceed epsilon={privacy.budget:g} of federation.privacy"
+            )
+        answers = memory.count_answer()
+        log.info("fedflat: answer %d of this site to the run, epsilon %.3g", answers, privacy.epsilon(answers))
+
     def _saved_state(self, memory: ClientMemory, state_version: int) -> dict[str, Tensor]:
         """Return the client's saved state; empty if it has none, or has lost it and may start anew."""
         if not self.has_state or (self._may_start_afresh and not memory.has(state_version)):
@@ -188,6 +208,11 @@ class Site:
     def has_state(self) -> bool:
         """Whether the client keeps anything from round to round."""
         return self.training.own_statistics or any(self.training.algorithm.client_fields().values())
+
+    @property
+    def has_local_privacy(self) -> bool:
+        """Whether the site protects its answers itself, and therefore counts them."""
+        return self.training.privacy is not None and self.training.privacy.is_local
 
 
 def _as_only_client(config: Config) -> Config:

@@ -303,6 +303,16 @@ class GroupEngine(Protocol):
         ...
 
 
+@runtime_checkable
+class RepeatingEngine(Protocol):
+    """An engine that may train a round again after a restart, because its clients are at remote sites."""
+
+    @property
+    def private_rounds(self) -> int:
+        """How often a private run has trained a round, over all of its starts; 0 without privacy."""
+        ...
+
+
 def train_groups(
     engine: Engine, training: Training, round: int, model: ModelState, server: States, groups: list[list[Client]]
 ) -> list[Outcome]:

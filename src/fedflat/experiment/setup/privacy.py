@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedflat.algorithms import Algorithm
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.contract import Training
+from fedflat.engines.round.contract import Engine, RepeatingEngine, Training
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.stopping import Verdict
@@ -52,19 +52,25 @@ def mechanism_of(
     return mechanism
 
 
-def privacy_metrics(config: Config, training: Training, rounds: int) -> dict[str, float]:
-    """Epsilon after ``rounds`` rounds, for the history; empty for a run without privacy.
+def _rounds_spent(config: Config, engine: Engine, rounds: int) -> int:
+    """Number of rounds that cost epsilon, after ``rounds`` rounds; rounds that were trained twice count twice.
 
     Initial weights are public, so rounds before ``init_rounds`` do not count.
     """
-    return {"epsilon": training.privacy.epsilon(rounds - config.init_rounds)} if training.privacy else {}
+    repeated = engine.private_rounds if isinstance(engine, RepeatingEngine) else 0
+    return max(rounds - config.init_rounds, repeated)
 
 
-def budget_verdict(config: Config, training: Training, rounds: int) -> Verdict | None:
+def privacy_metrics(config: Config, training: Training, engine: Engine, rounds: int) -> dict[str, float]:
+    """Epsilon after ``rounds`` rounds, for the history; empty for a run without privacy."""
+    return {"epsilon": training.privacy.epsilon(_rounds_spent(config, engine, rounds))} if training.privacy else {}
+
+
+def budget_verdict(config: Config, training: Training, engine: Engine, rounds: int) -> Verdict | None:
     """The verdict ``stopped`` if the round after ``rounds`` rounds would exceed the run's epsilon, else None."""
     if training.privacy is None or rounds == config.training.rounds:
         return None
-    if not training.privacy.exceeds_budget(rounds + 1 - config.init_rounds):
+    if not training.privacy.exceeds_budget(_rounds_spent(config, engine, rounds) + 1):
         return None
     return Verdict("stopped", f"round {rounds + 1} would exceed the budget of {config.federation.privacy}")
 
