@@ -59,7 +59,7 @@ def test_the_examples_in_the_hooks_run(tmp_path: Path) -> None:
     hooks = project / "uncommented" / "hooks.py"
     hooks.write_text(hooks.read_text().replace("mine.npz", "mine.npz,standardise=true"))
     code, output = check(with_hooks(tmp_path / "standardised", hooks.read_text()), "--site", "1")
-    assert code == 0 and "site 1: arrays" in output and "own training examples" in output
+    assert code == 2 and "site 1: normalisation is none" in output and "own training examples" in output
 
 
 @pytest.mark.parametrize(

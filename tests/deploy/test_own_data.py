@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -63,7 +64,7 @@ def test_a_site_with_another_class_order_is_refused(tmp_path: Path, caplog: pyte
     assert '"accepted": [0, 2]' in (tmp_path / "run" / "participation.jsonl").read_text()
 
 
-def test_a_site_that_standardises_by_its_own_statistics_is_warned(
+def test_a_site_that_standardises_by_its_own_statistics_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings: dict[str, Any] = {
@@ -74,12 +75,14 @@ def test_a_site_that_standardises_by_its_own_statistics_is_warned(
         "deploy.out": str(tmp_path / "run"),
         "training.rounds": 1,
     }
-    constants = {"mean": [1.0] * 5, "std": [2.0] * 5}
+    constants = {"mean": [0.1] * 5, "std": [2.0] * 5}
+    in_float32 = {name: np.float32(values).tolist() for name, values in constants.items()}
     app = client_app(lambda number: standardise(data_of(number, 40), **(constants if number else {})), network)
     grid = DirectGrid([node(tmp_path, settings, number) for number in range(2)], app)
-    serve(grid, settings, data_of(9, 30), network())
+    serve(grid, settings, standardise(data_of(9, 30), **in_float32), network())
     assert "site 0 is standardised by the mean and standard deviation of its own training examples" in caplog.text
-    assert "site 1 is standardised" not in caplog.text
+    assert re.search(r"client 0 cannot take part: normalisation is \w+ at the node but \w+ at the server", caplog.text)
+    assert '"accepted": [1]' in (tmp_path / "run" / "participation.jsonl").read_text()
 
 
 def test_sites_train_on_their_own_data(tmp_path: Path) -> None:

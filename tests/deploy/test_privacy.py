@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from fedflat.algorithms.named import NAMED
 from fedflat.deploy.server.app import serve
 from fedflat.errors import UserError
 from fedflat.experiment.store.run_folder import Record
+from fedflat.privacy.accountant import Accountant
 
 from .direct import SMALL, DirectGrid, federation_of
 
@@ -114,6 +116,61 @@ def test_a_failed_round_of_local_privacy_is_not_tried_again(tmp_path: Path) -> N
     with pytest.raises(UserError, match="round 0"):
         serve(grid, settings)
     assert sum(message.metadata.message_type == "train" for message in grid.sent) == SITES
+
+
+class Killed(BaseException):
+    pass
+
+
+def killed(folder: Path, privacy: str, group: str) -> dict[str, Any]:
+    """The settings of a run whose server is killed in a round, when the first site has answered."""
+    settings = {**SETTINGS, "federation.privacy": privacy, "training.rounds": 2, "deploy.out": str(folder / "run")}
+    settings |= {"evaluation.every": 1, "deploy.timeout": 0.1}
+    grid = federation_of(folder, settings, SITES)
+
+    def tamper(message: Message) -> Message:
+        if grid.sent[-1].metadata.group_id == group:
+            raise Killed
+        return message
+
+    grid.tamper = tamper
+    with pytest.raises(Killed):
+        serve(grid, settings)
+    return settings
+
+
+@pytest.mark.parametrize(("kind", "group"), [("local-dp", "0"), ("dp", "1")])
+def test_a_round_trained_again_costs_epsilon_again(kind: str, group: str, tmp_path: Path) -> None:
+    """Killed in the first round, before any checkpoint, or in the second."""
+    settings = killed(tmp_path, f"{kind}(noise=5,clip={CLIP})", group)
+    record = serve(federation_of(tmp_path, settings, SITES), settings)
+    spent = [entry["epsilon"] for entry in record.history]
+    accountant = Accountant(1e-5, 1.0)
+    # One round was trained twice; the evaluation of the initial model comes before the first round.
+    rounds = {"0": [1, 2, 3], "1": [0, 1, 3]}[group]
+    assert record.rounds == 2
+    assert spent == [pytest.approx(accountant.epsilon(5.0, count)) for count in rounds]
+    if kind == "local-dp":  # the site that had answered counts by itself
+        answers = [path.read_text() for path in sorted(tmp_path.rglob("answers.txt"))]
+        assert answers == ["3\n", "2\n", "2\n"]
+
+
+def test_repeated_rounds_do_not_exceed_the_budget(tmp_path: Path) -> None:
+    settings = killed(tmp_path, f"local-dp(epsilon=8,clip={CLIP})", "1")
+    record = serve(federation_of(tmp_path, settings, SITES), settings)
+    assert (record.status, record.rounds) == ("stopped", 1)
+    assert "would exceed the budget" in record.reason
+
+
+def test_a_site_refuses_an_answer_beyond_its_budget(tmp_path: Path) -> None:
+    """Even if the server has forgotten that it asked before."""
+    settings = killed(tmp_path, f"local-dp(epsilon=8,clip={CLIP})", "1")
+    (tmp_path / "run" / "private_rounds.json").unlink()
+    record = serve(federation_of(tmp_path, settings, SITES), settings)
+    assert record.status == "finished"
+    line = json.loads((tmp_path / "run" / "participation.jsonl").read_text().splitlines()[-1])
+    assert line["accepted"] == [1, 2]
+    assert "has answered 2 training requests" in line["missing"]["0"] and "epsilon=8" in line["missing"]["0"]
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from fedflat.cli.application import app
 from fedflat.deploy.server import app as server
 from fedflat.deploy.server.app import serve
 from fedflat.deploy.server.nodes import NOT_CONNECTED
@@ -63,6 +65,11 @@ def test_a_poisoned_update_is_refused_and_logged(tmp_path: Path, caplog: pytest.
     assert [line["accepted"] for line in lines_of(tmp_path)] == [[0, 1, 3]] * 3
     assert all(re.search("displacement.*NaN", line["refused"]["2"]) for line in lines_of(tmp_path))
     assert re.search("round 0: the update of client 2 is rejected: .*NaN", caplog.text)
+    shown = CliRunner().invoke(app, ["show", str(tmp_path / "run")], env={"COLUMNS": "200"}).output
+    assert re.search(r"client \(2\) +rejected +0-2 +displacement contains NaN", shown)
+    document = json.loads(CliRunner().invoke(app, ["show", str(tmp_path / "run"), "--json"]).output)
+    (absence,) = document["absent_sites"]
+    assert (absence["client"], absence["rounds"]) == (2, [0, 1, 2])
 
 
 def test_a_client_whose_update_was_lost_continues_from_its_accepted_state(tmp_path: Path) -> None:
@@ -278,6 +285,8 @@ def test_a_node_that_never_answers_does_not_delay_rounds(tmp_path: Path) -> None
     assert all(line["accepted"] == [0, 1, 2] for line in lines_of(tmp_path))
     status = RunFolder(tmp_path / "run").status()
     assert status["rejected_nodes"] == {"103": "it has not answered the greeting so far"}
+    shown = CliRunner().invoke(app, ["show", str(tmp_path / "run")], env={"COLUMNS": "200"}).output
+    assert re.search(r"node 103 +not admitted +it has not answered the greeting so far", shown)
 
 
 def test_a_failed_handshake_is_repeated_in_the_next_round(tmp_path: Path) -> None:

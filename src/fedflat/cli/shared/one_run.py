@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedflat.cli.lookup.settings import different_from_defaults
@@ -30,6 +31,8 @@ CURVE = "curve.png"
 """File of the learning curve in a run folder."""
 MAX_OTHER_METRICS = 3
 """Largest number of metrics shown in addition to the primary one."""
+MAX_ABSENCES = 20
+"""Largest number of rows about sites without an update."""
 COSTS = ("backward_passes", "samples", "bytes_down", "bytes_up")
 STATUS_STYLE = {
     "finished": "green",
@@ -84,8 +87,19 @@ def run_document(record: Record) -> dict[str, Any]:
         "flatness_seconds": flatness_seconds,
         "cost": {name: last.get(name) for name in COSTS},
         **{name: last[name] for name in ("virtual_seconds", "idle_rounds", "staleness", "epsilon") if name in last},
+        **_absent_sites(record),
         "config": record.config.model_dump(mode="json"),
     }
+
+
+def _absent_sites(record: Record) -> dict[str, Any]:
+    """Return whose updates did not count, and which nodes were rejected; empty for a simulation."""
+    if record.folder is None or not record.folder.has_real_sites:
+        return {}
+    from fedflat.deploy.server.ledger import absences
+
+    absent = [absence._asdict() for absence in absences(record.folder.path)]
+    return {"absent_sites": absent, "rejected_nodes": record.folder.status().get("rejected_nodes", {})}
 
 
 def print_run(record: Record, settings: bool = False) -> None:
@@ -126,6 +140,7 @@ def print_run(record: Record, settings: bool = False) -> None:
             }
         )
     )
+    _print_absent_sites(document)
     if settings:
         changed = table(("setting", "value", "default"), different_from_defaults(record.config))
         print_section("Non-default settings", changed)
@@ -134,6 +149,37 @@ def print_run(record: Record, settings: bool = False) -> None:
                 print_partition(record.folder.partition())
             except DamagedFile as error:
                 console.print(str(error), style="red")
+
+
+def _print_absent_sites(document: dict[str, Any]) -> None:
+    """Print which sites were rejected or missing in which rounds, and which nodes were rejected altogether."""
+    absent, nodes = document.get("absent_sites", []), document.get("rejected_nodes", {})
+    rows = [
+        (
+            f"{entry['site'] or 'client'} ({entry['client']})",
+            entry["kind"],
+            shown_ranges(entry["rounds"]),
+            entry["reason"],
+        )
+        for entry in absent[-MAX_ABSENCES:]
+    ]
+    rows += [(f"node {node}", "not admitted", "", reason) for node, reason in nodes.items()]
+    if rows:
+        hidden = max(len(absent) - MAX_ABSENCES, 0)
+        title = "Sites without an update" + (f" ({hidden} earlier entries in participation.jsonl)" if hidden else "")
+        print_section(title, table(("site", "update", "rounds, from 0", "reason"), rows))
+
+
+def shown_ranges(numbers: Sequence[int]) -> str:
+    """Write ascending numbers as text, with ranges.
+
+    >>> shown_ranges([0, 1, 2, 5, 7, 8])
+    '0-2, 5, 7-8'
+    """
+    starts = [number for number in numbers if number - 1 not in numbers]
+    ends = [number for number in numbers if number + 1 not in numbers]
+    pairs = zip(starts, ends, strict=True)
+    return ", ".join(str(start) if start == end else f"{start}-{end}" for start, end in pairs)
 
 
 def _describe_virtual_time(document: dict[str, Any]) -> dict[str, str]:

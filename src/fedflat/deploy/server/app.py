@@ -15,7 +15,7 @@ from torch import nn
 
 from fedflat.data import Dataset
 from fedflat.deploy.server.engine import SITES_SET, SitesEngine
-from fedflat.deploy.server.ledger import Ledger
+from fedflat.deploy.server.ledger import LEDGER, Ledger
 from fedflat.deploy.server.nodes import Nodes, too_few_clients
 from fedflat.deploy.server.secure_aggregation import SecureAttempt
 from fedflat.deploy.server.secure_support import require_support
@@ -35,7 +35,7 @@ from fedflat.experiment.store.files import write_atomically
 from fedflat.experiment.store.run_folder import SITES, Record, RunFolder
 
 log = logging.getLogger("flwr")
-LEDGER, SCORES = "participation.jsonl", "sites.json"
+SCORES = "sites.json"
 
 
 def server_app(

@@ -77,7 +77,8 @@ def check_project(folder: Path, sites: Iterable[int] = ()) -> list[CheckedPart]:
         site = Site(config, number, folder, data, _call(hooks, "model", nn.Module))
         differences = identity.differences(site.identity().values(), "at the server", f"at site {number}")
         if differences:
-            raise UserError(f"the server would reject site {number}: {differences}")
+            advice = own_statistics_advice(site.problem.data) if site.has_own_data else ""
+            raise UserError("; ".join(filter(None, (f"the server would reject site {number}: {differences}", advice))))
         parts.append(_part(f"site {number}", site.problem.data, len(site.indices), site.has_own_data))
     return parts
 

@@ -6,11 +6,13 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedflat.deploy.site.client_memory import INITIAL_STATE_VERSION
-from fedflat.experiment.store.files import create_folder, explain_os_error, write_atomically
+from fedflat.experiment.store.files import create_folder, explain_os_error, read_log, write_atomically
 
+LEDGER = "participation.jsonl"
+"""File in the run folder."""
 PRIVATE_ROUNDS = "private_rounds.json"
 """File in the run folder: how often a private run has asked sites to train a round."""
 
@@ -87,6 +89,29 @@ class Ledger:
                 file.flush()
                 os.fsync(file.fileno())
         self.lines = [*earlier, new_line]
+
+
+class Absence(NamedTuple):
+    """Rounds in which a client's update did not count, for the same reason."""
+
+    client: int
+    site: str
+    """Name of the site; empty without a list of sites."""
+    kind: str
+    """``rejected`` if an update was refused, ``missing`` if there was none."""
+    reason: str
+    rounds: list[int]
+
+
+def absences(folder: Path) -> list[Absence]:
+    """Return the absences in the ledger of a run folder, in the order in which they began; without damaged lines."""
+    grouped: dict[tuple[int, str, str], Absence] = {}
+    for line in read_log(folder / LEDGER, {"round": int, "refused": dict, "missing": dict}):
+        for kind, reasons in (("rejected", line["refused"]), ("missing", line["missing"])) if line else ():
+            for client, reason in reasons.items():
+                new = Absence(int(client), line.get("sites", {}).get(client, ""), kind, reason, [])
+                grouped.setdefault((new.client, kind, reason), new).rounds.append(line["round"])
+    return list(grouped.values())
 
 
 def _with_string_keys(reasons: dict[int, str]) -> dict[str, str]:

@@ -194,7 +194,8 @@ def _join(site: Site, message: Message) -> RecordDict:
     differences = identity.differences(_header(message), "at the node", "at the server")
     if differences:
         raise UserError(
-            f"client {site.client} cannot take part: {differences}; use the same experiment and version on both sides"
+            f"client {site.client} cannot take part: {differences}; "
+            "use the same experiment, the same version and the same mean and std of the data on both sides"
         )
     return message_content(header={**identity.values(), **client_header(site.client, len(site.indices))})
 

@@ -9,7 +9,10 @@ from dataclasses import asdict, dataclass
 from textwrap import shorten
 from typing import Any
 
+import numpy as np
+
 from fedflat.algorithms import canonical
+from fedflat.data import Dataset
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Training
 
@@ -27,6 +30,7 @@ class Identity:
         model: hash of the model's layout and frozen weights.
         training: hash of the settings of local training.
         classes: names of the classes, and their hash.
+        normalisation: hash of the constants that inputs and targets are normalised by; ``none`` without any.
     """
 
     fedflat: str
@@ -34,6 +38,7 @@ class Identity:
     model: str
     training: str
     classes: str
+    normalisation: str
 
     def values(self) -> dict[str, str]:
         """Return the fields as a dictionary, to be sent."""
@@ -63,7 +68,23 @@ def identity_of(problem: Problem, training: Training) -> Identity:
         model=model_hash(problem, training),
         training=_training_hash(training),
         classes=_with_hash(", ".join(problem.data.classes)),
+        normalisation=normalisation_hash(problem.data),
     )
+
+
+def normalisation_hash(data: Dataset) -> str:
+    """Return a hash of mean and standard deviation of inputs and targets; ``none`` if the dataset has none of them.
+
+    Only the hash is sent, because the constants may be statistics of a site's own data. They are hashed in float32, so
+    that copies in float32 and float64 agree.
+    """
+    constants = (data.mean, data.std, data.target_mean, data.target_std)
+    if not any(constants):
+        return "none"
+    digest = hashlib.sha256()
+    for values in constants:
+        digest.update(f"{len(values)}:".encode() + np.asarray(values, np.float32).tobytes())
+    return digest.hexdigest()[:12]
 
 
 def model_hash(problem: Problem, training: Training) -> str:
