@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,12 +20,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from fedflat.deploy.server import arrivals
 from fedflat.deploy.server.app import serve
 from fedflat.deploy.server.arrivals import keep_on_disk, sum_one_by_one
-from fedflat.deploy.trust.signatures import add_receipt
+from fedflat.deploy.trust.certificates import write_certificates
+from fedflat.deploy.trust.signatures import add_receipt, read_private_key
 from fedflat.engines.round.contract import block_sum, weighted_sum
 
 from .direct import SMALL, DirectGrid
 
-HIDDEN, SITES = 12_000, 16
+HIDDEN, SITES = 12_000, int(os.environ.get("SITES", "16"))
 PARAMETERS = 64 * HIDDEN + HIDDEN + HIDDEN * 10 + 10
 MODEL = 4 * PARAMETERS
 M_MMAP_THRESHOLD = -3
@@ -39,8 +41,9 @@ def anonymous_memory() -> int:
 class SyntheticGrid(DirectGrid):
     """Sites whose answers are made when they are pulled, so that the grid holds no arrays."""
 
-    def __init__(self, sites: int, peaks: list[int]) -> None:
+    def __init__(self, sites: int, peaks: list[int], certificates: Path) -> None:
         super().__init__([])
+        self.keys = [read_private_key(certificates / f"site-{number}.key") for number in range(sites)]
         self.contexts = dict.fromkeys(range(100, 100 + sites))  # type: ignore[arg-type]
         self.peaks, self.questions = peaks, dict[str, Message]()
         self.records: set[int] = set()
@@ -67,13 +70,13 @@ class SyntheticGrid(DirectGrid):
             records["arrays"] = ArrayRecord({"displacement": Array(displacement)})
             numbers = {"lr_sum": 0.05, "loss": 1.0, "steps": 1, "backward_passes": 1, "samples": 5, "examples": 5}
             records["numbers"] = MetricRecord(dict(numbers))
-        add_receipt(records, question.content, None)
+        add_receipt(records, question.content, self.keys[client])
         return Message(records, reply_to=question)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_memory_of_many_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most three models more than with two sites; all updates would take 14 or more."""
+    """At most three models more than with two sites; all updates of 16 sites would take 14 or more."""
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**20)  # return freed arrays to the system at once
     peaks: list[int] = []
 
@@ -84,6 +87,7 @@ def test_the_memory_of_many_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(arrivals, "block_sum", measured)
     largest = {}
     for sites in (2, SITES):
+        write_certificates(tmp_path / f"keys-{sites}", ["127.0.0.1"], sites, days=1)
         settings: dict[str, Any] = {
             **SMALL,
             "algorithm": "fedavg",
@@ -94,13 +98,15 @@ def test_the_memory_of_many_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             "training.local_steps": 1,
             "training.batch_size": 5,
             "deploy.out": str(tmp_path / str(sites)),
+            "deploy.sites": str(tmp_path / f"keys-{sites}" / "sites.txt"),
             "deploy.minimum": sites,
         }
         peaks.clear()
-        grid = SyntheticGrid(sites, peaks)
+        grid = SyntheticGrid(sites, peaks, tmp_path / f"keys-{sites}")
         assert serve(grid, settings).status == "finished"
         assert len(grid.records) == 1  # the broadcast model, shared by all messages
         largest[sites] = (max(peaks) - peaks[0]) / MODEL  # since the greeting
+    print("models:", largest)
     assert largest[SITES] - largest[2] <= 3, largest
 
 

@@ -16,6 +16,8 @@ from fedflat.setting_names import nest
 PREFIX = "deploy."
 ANY_NODE = "any"
 """Value of ``deploy.sites`` that admits every node, without a key."""
+NO_TRACKING = "none"
+"""Value of ``deploy.track`` that disables it."""
 SITE_ENGINE_SETTINGS = {"device", "precision"}
 """Engine settings that apply to sites; all others apply only to simulations."""
 
@@ -38,7 +40,7 @@ class Deployment(BaseModel):
         30.0, gt=1, description="refuse an update whose norm is this many times the cohort's median norm"
     )
     validation: bool = Field(False, description="at every evaluation, ask sites for the model's score on their data")
-    track: str | None = Field(None, description="log every evaluation to tensorboard, mlflow or wandb")
+    track: str = Field(NO_TRACKING, description="log every evaluation to tensorboard, mlflow or wandb")
     score: bool = Field(True, description="finally, ask every site for the model's score on its held-out data")
     secure_aggregation: bool = Field(False, description="let the server see only sums of the sites' messages")
     secure_threshold: float = Field(

@@ -60,6 +60,8 @@ minimum = {minimum}  # fewest accepted updates for a round to count
 timeout = 600.0  # seconds that a client has for a round
 wait = 120.0  # seconds to wait for nodes that have not connected yet
 bound = 30.0  # refuse an update whose norm is this many times the cohort's median norm
+validation = false  # at every evaluation, ask sites for the model's metrics on their held-out data
+track = "none"  # log every evaluation to tensorboard, mlflow or wandb
 score = true  # finally, ask every site for the model's score on its held-out data
 secure_aggregation = {secure_aggregation}  # true: the server sees only sums of what sites send
 """

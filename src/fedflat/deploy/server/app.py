@@ -20,7 +20,7 @@ from fedflat.deploy.server.nodes import Nodes, too_few_clients
 from fedflat.deploy.server.secure_aggregation import SecureAttempt
 from fedflat.deploy.server.secure_support import require_support
 from fedflat.deploy.server.site_scores import ask_for_scores
-from fedflat.deploy.settings import ANY_NODE, Deployment, check_deployment, deployment_of, experiment_of
+from fedflat.deploy.settings import ANY_NODE, NO_TRACKING, Deployment, check_deployment, deployment_of, experiment_of
 from fedflat.deploy.trust.identity import identity_of
 from fedflat.deploy.trust.signatures import AllowedSite, read_site_list
 from fedflat.display import shown_metric, with_unit
@@ -143,7 +143,7 @@ def _allowed_sites(deployment: Deployment) -> dict[int, AllowedSite] | None:
 
 def _tracking(deployment: Deployment) -> tuple[Callback, ...]:
     """Return the callback that logs to the tracking service in ``deploy.track``, if there is one."""
-    if deployment.track is None:
+    if deployment.track == NO_TRACKING:
         return ()
     from fedflat.reporting.tracking import Tracker  # imports reports, which other servers do not need
 
