@@ -34,10 +34,12 @@ class RealFederation:
     """The processes of a federation, each in its own session, so that its children end with it.
 
     Every site has a key and is in the list of sites. With ``tls``, the SuperLink has a certificate, admits only
-    registered keys and is behind a gateway, to which each node connects through its own proxy.
+    registered keys and is behind a gateway, to which each node connects through its own proxy. ``stranger`` is the
+    public key of a further node, which is registered, but not in the list of sites.
     """
 
-    def __init__(self, folder: Path, nodes: int, tls: bool = False) -> None:
+    def __init__(self, folder: Path, nodes: int, tls: bool = False, stranger: Path | None = None) -> None:
+        self.stranger = stranger
         self.folder, self.port, self.tls, self.gateway_port = folder, free_port(), tls, free_port()
         self.certificates = folder / "certificates"
         write_certificates(self.certificates, ["127.0.0.1"], nodes, days=1)
@@ -79,7 +81,7 @@ class RealFederation:
             ]
             self._start("gateway", [*command, "--listen", f"127.0.0.1:{self.gateway_port}"])
             self._until_open(self.gateway_port)
-            self.register(*sorted(self.certificates.glob("*.pub")))
+            self.register(*sorted(self.certificates.glob("*.pub")), *([self.stranger] if self.stranger else []))
 
     def register(self, *keys: Path) -> None:
         """Register public keys at the SuperLink, which asks for no password."""
@@ -252,8 +254,10 @@ def toml(settings: dict[str, Any]) -> str:
 
 
 @contextmanager
-def real_federation(folder: Path, nodes: int, tls: bool = False) -> Iterator[RealFederation]:
-    federation = RealFederation(folder, nodes, tls)
+def real_federation(
+    folder: Path, nodes: int, tls: bool = False, stranger: Path | None = None
+) -> Iterator[RealFederation]:
+    federation = RealFederation(folder, nodes, tls, stranger)
     try:
         federation.start_warm("warm")
         federation.start_link()

@@ -73,7 +73,10 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFederat
     (folder / "sites" / "sites" / "hooks.py").write_text(HOOKS)
     other = folder / "other"
     write_certificates(other, ["127.0.0.1"], sites=1, days=1)
-    with real_federation(folder / "processes", SITES, tls=True) as found:
+    registered = folder / "registered"
+    write_certificates(registered, ["127.0.0.1"], sites=1, days=1)
+    own_key = registered / "site-0.key"
+    with real_federation(folder / "processes", SITES, tls=True, stranger=registered / "site-0.key.pub") as found:
         right, key = ["--root-certificates", str(found.certificates / "ca.crt")], "--auth-supernode-private-key"
         strangers = {
             "another-authority": [
@@ -87,10 +90,6 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFederat
         }
         for name, trust in strangers.items():
             found.start_node(1, name, trust, free_port())
-        registered = folder / "registered"
-        write_certificates(registered, ["127.0.0.1"], sites=1, days=1)
-        found.register(registered / "site-0.key.pub")
-        own_key = registered / "site-0.key"
         port = free_port()
         found.start_node(1, "registered", [*right, key, str(own_key)], port, own_key)
         found.start_warm("warm-stranger", [port])
@@ -174,7 +173,11 @@ def test_sites_do_not_reach_the_control_api(federation: RealFederation) -> None:
             urllib.request.urlopen(f"https://127.0.0.1:{federation.gateway_port}{path}", context=context)
     for port in (federation.gateway_port, federation.port):
         assert urllib.request.urlopen(f"https://127.0.0.1:{port}/health", context=context).status == 200
-    assert urllib.request.urlopen(f"https://127.0.0.1:{federation.port}/openapi.json", context=context).status == 200
+    interface = urllib.request.urlopen(f"https://127.0.0.1:{federation.port}/openapi.json", context=context)
+    groups = {re.sub(r"^(/v1/\w+/).*", r"\1*", path) for path in json.load(interface)["paths"]}
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    assert groups == {"/health", "/v1/control/*", "/v1/fleet/*", "/v1/runtime/*"}
+    assert all(f"| SuperLink, 127.0.0.1:8000 | `{group}`" in page for group in groups - {"/health"})
 
 
 def test_strangers_get_nothing(federation: RealFederation) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -49,9 +49,19 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFederat
         yield found
 
 
+class Runs(NamedTuple):
+    """Runs that share the federation at the same time, because most of the time they wait."""
+
+    resumed: Path
+    """Folder of a run whose ServerApp and SuperLink are killed after the first round, and which is resumed."""
+    wrong: str
+    """Output of ``flwr run`` for a run that fails at once."""
+    strategy: Path
+    """Output file of the example of a strategy."""
+
+
 @pytest.fixture(scope="module")
-def resumed(federation: RealFederation) -> Path:
-    """The folder of a run whose ServerApp and SuperLink are killed after the first round, and which is resumed."""
+def runs(federation: RealFederation) -> Runs:
     project, out = federation.folder.parent / "sites", federation.folder / "killed-server"
     settings = {**KILLED, "deploy.out": str(out)}
     printed = federation.start_run(project, settings)
@@ -61,8 +71,18 @@ def resumed(federation: RealFederation) -> Path:
     assert 1 <= rounds_done(out) < ROUNDS
     federation.kill("superlink")
     federation.start_link()
+    app, strategy = Path(__file__).parents[2] / "examples" / "flower-app", federation.folder / "strategy.pt"
+    example = {"out": str(strategy), "rounds": 1, "algorithm": "fedavgm+ema", "sites": SITES}
+    federation.start_run(app, example, sites=False)
+    wrong = {**SETTINGS, "deploy.minimum": 3, "deploy.out": str(federation.folder / "wrong")}
+    printed = federation.start_run(project, wrong)
     federation.run(project, settings, timeout=PATIENCE)
-    return out
+    return Runs(out, printed, strategy)
+
+
+@pytest.fixture(scope="module")
+def resumed(runs: Runs) -> Path:
+    return runs.resumed
 
 
 def participation(out: Path) -> list[dict[str, Any]]:
@@ -89,10 +109,8 @@ def test_nodes_reconnect_to_a_restarted_superlink(federation: RealFederation, re
         assert log.count("SuperNode ID") == 1 and log.count("[RUN") > 2, log
 
 
-def test_an_error_of_the_server_is_reported_at_once(federation: RealFederation) -> None:
-    project, out = federation.folder.parent / "sites", federation.folder / "wrong"
-    printed = federation.start_run(project, {**SETTINGS, "deploy.minimum": 3, "deploy.out": str(out)})
-    number, listed = run_number(printed), ""
+def test_an_error_of_the_server_is_reported_at_once(federation: RealFederation, runs: Runs) -> None:
+    number, listed = run_number(runs.wrong), ""
 
     def failed() -> bool:
         nonlocal listed
@@ -105,12 +123,10 @@ def test_an_error_of_the_server_is_reported_at_once(federation: RealFederation) 
     assert "deploy.minimum=3" in listed
 
 
-def test_the_example_of_a_strategy_runs(federation: RealFederation) -> None:
+def test_the_example_of_a_strategy_runs(federation: RealFederation, runs: Runs) -> None:
     """An app whose clients know nothing of fedflat."""
-    app, out = Path(__file__).parents[2] / "examples" / "flower-app", federation.folder / "strategy.pt"
-    federation.start_run(app, {"out": str(out), "rounds": 1, "algorithm": "fedavgm+ema", "sites": SITES}, sites=False)
-    federation.until(out.exists, 60)
-    saved = torch.load(out, weights_only=True)
+    federation.until(runs.strategy.exists, 60)
+    saved = torch.load(runs.strategy, weights_only=True)
     assert list(saved["accuracy"]) == [1] and saved["accuracy"][1] > 0.6
     assert saved["model"]["1.running_mean"].abs().max() > 0
 
