@@ -107,7 +107,9 @@ def absences(folder: Path) -> list[Absence]:
     """Return the absences in the ledger of a run folder, in the order in which they began; without damaged lines."""
     grouped: dict[tuple[int, str, str], Absence] = {}
     for line in read_log(folder / LEDGER, {"round": int, "refused": dict, "missing": dict}):
-        for kind, reasons in (("rejected", line["refused"]), ("missing", line["missing"])) if line else ():
+        if line is None:
+            continue
+        for kind, reasons in (("rejected", line["refused"]), ("missing", line["missing"])):
             for client, reason in reasons.items():
                 new = Absence(int(client), line.get("sites", {}).get(client, ""), kind, reason, [])
                 grouped.setdefault((new.client, kind, reason), new).rounds.append(line["round"])
