@@ -17,6 +17,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[
 from fedflat.data import Dataset, Examples, standardise
 from fedflat.deploy import client_app
 from fedflat.deploy.server.app import serve
+from fedflat.deploy.trust.identity import normalisation_hash
 
 from .direct import SMALL, DirectGrid, node
 
@@ -83,6 +84,13 @@ def test_a_site_that_standardises_by_its_own_statistics_is_refused(
     assert "site 0 is standardised by the mean and standard deviation of its own training examples" in caplog.text
     assert re.search(r"client 0 cannot take part: normalisation is \w+ at the node but \w+ at the server", caplog.text)
     assert '"accepted": [1]' in (tmp_path / "run" / "participation.jsonl").read_text()
+
+
+def test_every_constant_of_the_normalisation_counts() -> None:
+    data = data_of(0, 40)
+    names = ("mean", "std", "target_mean", "target_std")
+    hashes = {normalisation_hash(replace(data, **{name: (1.0,) * 5})) for name in names}
+    assert len(hashes) == len(names) and "none" not in hashes and normalisation_hash(data) == "none"
 
 
 def test_sites_train_on_their_own_data(tmp_path: Path) -> None:
