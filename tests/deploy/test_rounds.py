@@ -66,7 +66,7 @@ def test_a_poisoned_update_is_refused_and_logged(tmp_path: Path, caplog: pytest.
     assert all(re.search("displacement.*NaN", line["refused"]["2"]) for line in lines_of(tmp_path))
     assert re.search("round 0: the update of client 2 is rejected: .*NaN", caplog.text)
     shown = CliRunner().invoke(app, ["show", str(tmp_path / "run")], env={"COLUMNS": "200"}).output
-    assert re.search(r"client \(2\) +rejected +0-2 +displacement contains NaN", shown)
+    assert re.search(r"client 2 +rejected +0-2 +displacement contains NaN", shown)
     document = json.loads(CliRunner().invoke(app, ["show", str(tmp_path / "run"), "--json"]).output)
     (absence,) = document["absent_sites"]
     assert (absence["client"], absence["rounds"]) == (2, [0, 1, 2])
@@ -286,7 +286,7 @@ def test_a_node_that_never_answers_does_not_delay_rounds(tmp_path: Path) -> None
     status = RunFolder(tmp_path / "run").status()
     assert status["rejected_nodes"] == {"103": "it has not answered the greeting so far"}
     shown = CliRunner().invoke(app, ["show", str(tmp_path / "run")], env={"COLUMNS": "200"}).output
-    assert re.search(r"node 103 +not admitted +it has not answered the greeting so far", shown)
+    assert re.search(r"node 103 +not admitted +\S+ +it has not answered the greeting so far", shown)
 
 
 def test_a_failed_handshake_is_repeated_in_the_next_round(tmp_path: Path) -> None:

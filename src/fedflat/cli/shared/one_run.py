@@ -156,7 +156,7 @@ def _print_absent_sites(document: dict[str, Any]) -> None:
     absent, nodes = document.get("absent_sites", []), document.get("rejected_nodes", {})
     rows = [
         (
-            f"{entry['site'] or 'client'} ({entry['client']})",
+            f"{entry['site']} ({entry['client']})" if entry["site"] else f"client {entry['client']}",
             entry["kind"],
             shown_ranges(entry["rounds"]),
             entry["reason"],
