@@ -21,13 +21,14 @@ def test_shares_hold_every_client_once_and_are_even(costs: list[float], workers:
     assert max(sum(costs[row] for row in share) for share in shares) <= sum(costs) / workers + max(costs) + 1e-6
 
 
-@given(SECONDS, st.integers(2, 5), st.floats(0.01, 5.0), st.randoms())
+@given(SECONDS, st.integers(2, 5), st.integers(1, 5), st.floats(0.01, 5.0), st.randoms())
 def test_state_is_moved_only_where_the_round_ends_earlier(
-    costs: list[float], workers: int, price: float, random: object
+    costs: list[float], workers: int, homes_used: int, price: float, random: object
 ) -> None:
-    homes = [random.randrange(workers) for _ in costs]  # type: ignore[attr-defined]
+    homes = [random.randrange(min(homes_used, workers)) for _ in costs]  # type: ignore[attr-defined]
     transfers = [Transfer(price, {home: 0.0}) for home in homes]
     shares = assign_shares(costs, transfers, workers)
+    assert sorted(row for share in shares for row in share) == list(range(len(costs)))
     ends = [sum(costs[row] + transfers[row].seconds(worker) for row in share) for worker, share in enumerate(shares)]
     at_home = [
         sum(cost for cost, home in zip(costs, homes, strict=True) if home == worker) for worker in range(workers)
@@ -35,6 +36,17 @@ def test_state_is_moved_only_where_the_round_ends_earlier(
     assert max(ends) <= max(at_home) + 1e-6
     moved = [row for worker, share in enumerate(shares) for row in share if homes[row] != worker]
     assert not moved or sorted(ends, reverse=True) < sorted(at_home, reverse=True)
+    last, first = ends.index(max(ends)), ends.index(min(ends))
+    for row in shares[last]:
+        seconds = costs[row] + price
+        after_move = max(ends[last] - costs[row] - transfers[row].seconds(last), ends[first] + seconds)
+        assert after_move >= ends[last] * (1 - 1e-5), "moving another client would have ended the round earlier"
+
+
+def test_many_clients_whose_states_are_on_one_worker() -> None:
+    """The others need a quarter of a second more per client: 195 * 1.25 s = 243.75 s, and 196 would be 245 s."""
+    shares = assign_shares([1.0] * 2000, [Transfer(0.25, {0: 0.0})] * 2000, 10)
+    assert [len(share) for share in shares] == [245, *[195] * 9]
 
 
 @given(SECONDS, st.integers(1, 8))
