@@ -120,7 +120,7 @@ def test_workers_that_never_start_end_the_run() -> None:
     actor = SimpleNamespace(identify=SimpleNamespace(remote=object))
     empty: Any = SimpleNamespace(
         exceptions=errors,
-        get_runtime_context=lambda: SimpleNamespace(get_job_id=lambda: "job"),
+        get_runtime_context=lambda: SimpleNamespace(get_job_id=lambda: "job", gcs_address=""),
         remote=lambda **_: lambda _: SimpleNamespace(remote=lambda: actor),
         wait=lambda refs, **_: (refs[:1], refs[1:]),
         get=lost,
