@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +11,8 @@ from fedflat.engines.ray import scheduling
 from fedflat.engines.ray.scheduling import ClientCosts, Transfer, aggregation_blocks, assign_shares, split_share
 from fedflat.engines.ray.work_queue import WorkerHandle, WorkItem, WorkQueue
 from fedflat.engines.round.plan import Plan
+
+from .federations import engine_of, same, small, walk
 
 SECONDS = st.lists(st.floats(0.001, 10), min_size=1, max_size=60)
 
@@ -139,3 +143,15 @@ def test_any_worker_runs_the_items_of_a_lost_one() -> None:
     assert queue.take(other, in_advance=True) is items[0], "more items than workers"
     assert queue.take(other, in_advance=True) is None
     assert [queue.take(other, in_advance=False) for _ in range(2)] == items[1:] and not queue
+
+
+def test_four_workers_get_the_results_of_one(ray: Any) -> None:
+    """Here, because the tests of sweeps before have stopped the two workers of other tests.
+
+    Without state, with control variates, the gradient of the whole cohort, scalars, and a perturbation with state.
+    """
+    engine = engine_of(small(), 4)
+    assert len(set(engine.pool.process_ids)) == 4
+    for algorithm in ("fedavg", "scaffold", "mime", "fedwmsam", "fedsmoo"):
+        config = small(algorithm=algorithm)
+        assert same(walk(config, engine, 3), walk(config, rounds=3)), algorithm
