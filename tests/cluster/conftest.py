@@ -10,9 +10,9 @@ import pytest
 
 from fedflat.engines.ray.cluster import LOCAL_CLUSTER_VARIABLES
 
-from .nodes import FEW_PROCESSES, PATIENCE
+from .nodes import FEW_PROCESSES
 
-for name, value in (LOCAL_CLUSTER_VARIABLES | PATIENCE).items():  # before Ray is imported
+for name, value in LOCAL_CLUSTER_VARIABLES.items():  # before Ray is imported
     os.environ.setdefault(name, value)
 
 

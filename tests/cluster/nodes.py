@@ -13,8 +13,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-PATIENCE = {"RAY_raylet_start_wait_time_s": "300"}
-"""Seconds that a node may take to start; Ray's 30 are too few on a busy machine."""
 HEALTH_CHECKS = {"RAY_health_check_initial_delay_ms": "300", "RAY_health_check_period_ms": "300"}
 """Check nodes often, so that tests need not wait; a slow node has as much time to answer as ever."""
 FEW_PROCESSES = {"include_dashboard": False, "no_monitor": True, "include_log_monitor": False}
@@ -94,7 +92,7 @@ def nodes() -> Iterator[Nodes]:
 
 
 def serve() -> None:
-    os.environ.update(HEALTH_CHECKS | PATIENCE)
+    os.environ.update(HEALTH_CHECKS)
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args=NODE)
