@@ -19,6 +19,7 @@ from typing import Any
 from ray import exceptions
 
 from fedflat.engines.ray import engine as ray_engine_module
+from fedflat.engines.ray import worker_pool as worker_pool_module
 from fedflat.engines.ray.engine import RayEngine
 from fedflat.engines.ray.worker import Worker, fedflat_version
 from fedflat.experiment.analysis.replay import Replay
@@ -62,7 +63,7 @@ class StubRay:
         return {"CPU": float(self.workers)}
 
     def get_runtime_context(self) -> Any:
-        return SimpleNamespace(get_job_id=lambda: "job")
+        return SimpleNamespace(get_job_id=lambda: "job", gcs_address="stub")
 
     def remote(self, **_: Any) -> Any:
         return lambda _: SimpleNamespace(remote=lambda: StubActor(self))
@@ -109,6 +110,7 @@ def seconds_per_round(workers: int, algorithm: str, clients_per_worker: int, rou
     config = make_config(settings={**settings, "partition": "virtual(size=1)", "engine": "ray", "workers": workers})
     stub = StubRay(workers)
     vars(ray_engine_module)["connect"] = lambda *_: stub
+    vars(worker_pool_module)["check_head"] = lambda *_: None
     problem, partition = build_problem(config)
     replay = Replay(config, problem, partition, workers=1)
     engine = ray_engine(config, problem, {"data": None, "model": None, "task": None})

@@ -15,7 +15,9 @@ from typing import Any
 
 HEALTH_CHECKS = {"RAY_health_check_initial_delay_ms": "300", "RAY_health_check_period_ms": "300"}
 """Check nodes often, so that tests need not wait; a slow node has as much time to answer as ever."""
-NODE = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 100_000_000}
+FEW_PROCESSES = {"include_dashboard": False, "no_monitor": True, "include_log_monitor": False}
+"""Options of a node without the processes that tests do not need, which take seconds to start."""
+NODE = {"num_cpus": 1, "object_store_memory": 100_000_000, **FEW_PROCESSES}
 
 
 @contextmanager
@@ -68,6 +70,10 @@ class Nodes:
         """Kill the last node and all of its processes while it runs a task of this name."""
         self._tell(f"kill {task}")
 
+    def kill_head(self, task: str) -> None:
+        """Kill the first node and Ray's head on it while it runs a task of this name; the cluster is then lost."""
+        self._tell(f"kill_head {task}")
+
     def _tell(self, line: str) -> None:
         assert said(self._process, line + "\n") == "done"
 
@@ -103,8 +109,11 @@ def serve() -> None:
             await_task((added or [cluster.head_node])[-1], task)
             if command == "kill":
                 kill(cluster, added.pop())
+            elif command == "kill_head":
+                kill_processes(cluster.head_node)
         print("done", flush=True)
-    cluster.shutdown()
+    if cluster.head_node.any_processes_alive():
+        cluster.shutdown()
 
 
 def raylet_of(node: Any) -> int:
@@ -117,12 +126,18 @@ def await_task(node: Any, task: str) -> None:
 
 
 def kill(cluster: Any, node: Any) -> None:
-    """Kill Ray's processes and the workers at once, as a power failure would."""
-    for process in (raylet_of(node), *children(raylet_of(node))):
-        with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
+    """Kill a node as a power failure would, and wait until the head has noticed."""
+    kill_processes(node)
     cluster.remove_node(node, allow_graceful=False)
     cluster.wait_for_nodes()
+
+
+def kill_processes(node: Any) -> None:
+    """Kill Ray's processes and the workers of a node at once."""
+    started = [each.process.pid for several in node.all_processes.values() for each in several]
+    for process in (*started, *children(raylet_of(node))):
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
 
 
 def children(process: int) -> dict[int, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,22 +26,14 @@ from fedflat.errors import UserError
 from fedflat.experiment.campaign.ray_sweep import UnfitNode, run_on_node
 from fedflat.experiment.setup.problem import build_problem
 
-from ..time_limits import scaled
 from .federations import engine_of, small
 
 
-def test_ray_is_not_installed() -> None:
-    """In a separate process, from which Ray is hidden."""
-    code = "import sys; sys.modules['ray'] = None; import fedflat; fedflat.run('fedavg', rounds=1, engine='ray')"
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=scaled(240)
-    )
-    last = ended.stderr.strip().splitlines()[-1]
-    assert "engine.name=ray" in last and 'pip install "fedflat[ray]"' in last
-
-
-def test_ray_is_not_installed_for_a_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The import of fedflat without Ray is tested in tests/test_import.py."""
     monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match=r'engine\.name=ray.*pip install "fedflat\[ray\]"'):
+        fedflat.run("fedavg", rounds=1, engine="ray")
     with pytest.raises(UserError, match=r'ray_address.*pip install "fedflat\[ray\]"'):
         fedflat.sweep({"grid": {"seed": [0, 1]}, "ray_address": "auto"}, out=tmp_path)
 
@@ -120,7 +111,7 @@ def test_workers_that_never_start_end_the_run() -> None:
     actor = SimpleNamespace(identify=SimpleNamespace(remote=object))
     empty: Any = SimpleNamespace(
         exceptions=errors,
-        get_runtime_context=lambda: SimpleNamespace(get_job_id=lambda: "job"),
+        get_runtime_context=lambda: SimpleNamespace(get_job_id=lambda: "job", gcs_address=""),
         remote=lambda **_: lambda _: SimpleNamespace(remote=lambda: actor),
         wait=lambda refs, **_: (refs[:1], refs[1:]),
         get=lost,

@@ -1,12 +1,9 @@
-"""A sweep spread over two nodes, of which one is killed halfway, and nodes that cannot take part."""
+"""Sweeps on a cluster, and nodes that cannot take part."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import time
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,54 +17,10 @@ from fedflat.experiment.campaign import ray_sweep
 from fedflat.experiment.campaign.ray_sweep import ClusterSchedule, SweepLocation, UnfitNode, run_on_cluster
 from fedflat.experiment.campaign.sweep import LockedRun, Sweep, plan_sweep, run_sweep
 from fedflat.experiment.campaign.sweep_file import read_sweep
-from tests.sweeps import FILE, RUNS
 
-from ..time_limits import scaled
 from .federations import small
-from .nodes import Nodes, python
 
 pytest.importorskip("ray", reason='Ray is not installed (pip install "fedflat[ray]")')
-
-
-def printed(sweep: subprocess.Popen[str]) -> dict[str, Any]:
-    out, complaints = sweep.communicate(timeout=scaled(300))
-    assert sweep.returncode == 0, complaints[-2000:]
-    found: dict[str, Any] = json.loads(out)
-    return found
-
-
-def files(out: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(out)): path.read_bytes()
-        for path in out.rglob("*")
-        if path.is_file() and path.name != "timing.jsonl"
-    }
-
-
-def finished(out: Path) -> int:
-    return sum('"finished"' in path.read_text() for path in out.glob("*/status.json"))
-
-
-def test_a_node_is_killed_during_a_sweep(cluster: Nodes, tmp_path: Path) -> None:
-    file = tmp_path / "sweep.yaml"
-    file.write_text(FILE)
-    with cluster.another():
-        flags = ("--out", str(tmp_path / "ray"), "--ray-address", cluster.address, "--no-probe", "--json")
-        with python("-m", "fedflat", "sweep", str(file), *flags) as sweep:
-            deadline = time.monotonic() + scaled(240)
-            while finished(tmp_path / "ray") < RUNS // 4:
-                assert sweep.poll() is None and time.monotonic() < deadline, (
-                    "it ended or stood still before it could be disturbed"
-                )
-                time.sleep(0.02)
-            cluster.kill("run_on_node")
-            runs = printed(sweep)["runs"]
-    assert len({run["name"] for run in runs}) == len(runs) == RUNS
-    assert {run["status"] for run in runs} == {"finished"}
-    fedflat.sweep(file, out=tmp_path / "alone", jobs=1)
-    ours, theirs = files(tmp_path / "ray"), files(tmp_path / "alone")
-    assert ours.keys() == theirs.keys()
-    assert [name for name in ours if ours[name] != theirs[name]] == []
 
 
 class Seen(fedflat.RemoteCallback):
@@ -119,7 +72,7 @@ def test_a_folder_that_nodes_do_not_see(ray: Any, tmp_path: Path) -> None:
     marker.write_text("as it is here")
     location = SweepLocation.of_this_process(marker)
     marker.write_text("as it is there")
-    doing = ClusterSchedule(ray, work, location, None)
+    doing = ClusterSchedule(ray, work, location, jobs=1)
     doing.submit()
     with pytest.raises(UnfitNode, match=r"folder .*here.*--out"):
         while doing.running:

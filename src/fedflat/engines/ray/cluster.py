@@ -6,6 +6,7 @@ import importlib
 import math
 import os
 import socket
+import time
 from typing import Any, Literal
 
 from fedflat.errors import UserError
@@ -15,6 +16,8 @@ OLDEST_VERSION = (2, 40)
 """Oldest supported version of Ray."""
 CONNECT_TIMEOUT = 5.0
 """Seconds to wait for an address to answer."""
+HEAD_TIMEOUT = 3.0
+"""Seconds without an answer after which the head is considered lost."""
 INSTALL = 'pip install "fedflat[ray]"'
 QUIET_VARIABLES = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's future default, set to silence its warning
@@ -134,9 +137,28 @@ def check_address(address: str) -> None:
     if not host or not port.isdigit():
         raise UserError(f"ray_address={address} is invalid; expected HOST:PORT, for example 10.0.0.1:6379, or auto")
     try:
-        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT).close()
     except (OSError, OverflowError) as error:
         raise _unreachable(address, error) from None
+
+
+def check_head(ray: Any, address: str, advice: str) -> None:
+    """Raise ``UserError`` if the head of the cluster is lost; Ray would abort this process after a minute.
+
+    Args:
+        ray: the Ray module, connected to the cluster; it is disconnected if the head is lost.
+        address: HOST:PORT of the head, for which a disconnected Ray cannot be asked.
+        advice: what the user can do, for the error message.
+    """
+    end = time.monotonic() + HEAD_TIMEOUT
+    while True:
+        try:
+            return check_address(address)
+        except UserError:
+            if time.monotonic() > end:
+                ray.shutdown()  # otherwise Ray tries for a minute to report the error to the head, and then aborts
+                raise UserError(f"the head of the Ray cluster, {address}, no longer answers; {advice}") from None
+        time.sleep(HEAD_TIMEOUT / 10)
 
 
 def _unreachable(address: str, error: Exception) -> UserError:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect, insort
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedflat.engines.round.contract import BLOCK
 
@@ -102,10 +103,12 @@ def assign_shares(costs: Sequence[float], transfers: Sequence[Transfer], workers
     >>> assign_shares([1.0] * 4, [Transfer(9, {0: 0})] * 4, 2)
     [[0, 1, 2, 3], []]
     >>> assign_shares([1.0] * 4, [Transfer(0.1, {0: 0})] * 4, 2)
-    [[2, 3], [0, 1]]
+    [[1, 2], [0, 3]]
     """
     loads = [0.0] * workers
-    shares: list[list[int]] = [[] for _ in loads]
+    # For each worker its positions as (part of its load, position), sorted, by the seconds that a position takes
+    # longer on a worker without its state. There are few such durations, because states have the same size.
+    shares: list[dict[float, list[tuple[float, int]]]] = [{} for _ in loads]
     idlest = [(0.0, worker) for worker in range(workers)]  # a heap; entries whose load has changed are ignored
     busiest: list[tuple[float, int]] = []  # the same, with negative loads
 
@@ -114,29 +117,39 @@ def assign_shares(costs: Sequence[float], transfers: Sequence[Transfer], workers
         heappush(idlest, (load, worker))
         heappush(busiest, (-load, worker))
 
+    def add(position: int, worker: int, insert: Callable[[list[Any], Any], None]) -> None:
+        transfer = transfers[position]
+        load, extra = costs[position] + transfer.seconds(worker), transfer.elsewhere - transfer.seconds(worker)
+        insert(shares[worker].setdefault(extra, []), (load, position))
+        set_load(worker, loads[worker] + load)
+
     # Positions whose state a worker has come first, since the others then even out the loads.
     for position in sorted(range(len(costs)), key=lambda p: (not transfers[p].homes, -costs[p])):
         homes = transfers[position].homes
         worker = min(homes, key=lambda home: (homes[home], home)) if homes else _first_valid(idlest, loads, 1)
-        shares[worker].append(position)
-        set_load(worker, loads[worker] + costs[position] + transfers[position].seconds(worker))
+        add(position, worker, list.append)
+    for share in shares:
+        for positions in share.values():
+            positions.sort()
     while True:
         giver, taker = _first_valid(busiest, loads, -1), _first_valid(idlest, loads, 1)
-        loads_after_move = {
-            p: (
-                loads[giver] - costs[p] - transfers[p].seconds(giver),
-                loads[taker] + costs[p] + transfers[p].seconds(taker),
-            )
-            for p in shares[giver]
-        }
-        best_move = min(loads_after_move, key=lambda p: max(loads_after_move[p]))
-        new_loads = loads_after_move[best_move]
-        if max(new_loads) >= loads[giver] * (1 - 1e-6):  # no move helps by more than rounding
-            return [sorted(share, key=lambda p: -costs[p]) for share in shares]
-        shares[giver].remove(best_move)
-        shares[taker].append(best_move)
-        set_load(giver, new_loads[0])
-        set_load(taker, new_loads[1])
+        moves = []  # the longer load after the move, and which position to move
+        for extra, positions in shares[giver].items():
+            # The loads are even after a move of half their difference; the best positions are those next to it.
+            middle = bisect(positions, ((loads[giver] - loads[taker] - extra) / 2,))
+            for index in range(max(0, middle - 1), min(middle + 1, len(positions))):
+                load, _ = positions[index]
+                moves.append((max(loads[giver] - load, loads[taker] + load + extra), extra, index))
+        longer_load, extra, index = min(moves)
+        if longer_load >= loads[giver] * (1 - 1e-6):  # no move helps by more than rounding
+            break
+        load, position = shares[giver][extra].pop(index)
+        set_load(giver, loads[giver] - load)
+        add(position, taker, insort)
+    return [
+        sorted((p for positions in share.values() for _, p in positions), key=lambda p: (-costs[p], p))
+        for share in shares
+    ]
 
 
 def _first_valid(heap: list[tuple[float, int]], loads: Sequence[float], sign: int) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedflat.engines.ray.cluster import Device, first_line
+from fedflat.engines.ray.cluster import Device, check_head, first_line
 from fedflat.engines.ray.messages import ProblemSource, WorkerInfo
 from fedflat.engines.ray.work_queue import WorkerHandle, WorkItem, WorkQueue
 from fedflat.engines.ray.worker import CacheMiss, Worker, fedflat_version, version_mismatch
@@ -19,6 +20,8 @@ START_TIMEOUT = 120.0
 """Seconds in which at least one worker must start if none is left."""
 EXTRA_TIMEOUT = 30.0
 """Seconds to wait for more workers if some have started."""
+HEAD_CHECK_SECONDS = 1.0
+"""Seconds between two checks that the cluster's head answers."""
 
 
 class WorkerPool:
@@ -44,6 +47,8 @@ class WorkerPool:
         self.job: str = ray.get_runtime_context().get_job_id()
         self.workers: list[WorkerHandle] = []
         self.lost = 0
+        self._head_address = str(ray.get_runtime_context().gcs_address)
+        self._head_check_time = time.monotonic()  # of the last check that the head answers
         self._starts = self._failed_starts = 0
         self._starting: dict[Any, WorkerHandle] = {}  # workers without ``info``, by ``info_ref``
         errors = ray.exceptions
@@ -154,7 +159,7 @@ class WorkerPool:
         assert worker is not None
         worker.busy.pop(ref, None)
         try:
-            item.result = self.get(ref)
+            item.result = self._value(ref)
             return True
         except CacheMiss:
             item.with_state = True
@@ -196,7 +201,12 @@ class WorkerPool:
         self.workers, self._starting = [], {}
 
     def get(self, ref: Any) -> Any:
-        """The value of a reference; an error in a worker is raised as it was raised there."""
+        """Wait for the value of a reference; an error in a worker is raised as it was raised there."""
+        self._wait_for_first([ref])
+        return self._value(ref)
+
+    def _value(self, ref: Any) -> Any:
+        """The value of a reference that is ready, or the error that the worker raised."""
         try:
             return self.ray.get(ref)
         except self.ray.exceptions.RayTaskError as error:
@@ -253,10 +263,10 @@ class WorkerPool:
             running: references of the running items.
             timeout: seconds to wait; by default without limit if items are running, otherwise ``START_TIMEOUT``.
         """
-        if timeout is None and not running:
-            timeout = START_TIMEOUT
+        if timeout is None:
+            timeout = math.inf if running else START_TIMEOUT
         refs = [*running, *self._starting]
-        ready, _ = self.ray.wait(refs, num_returns=1, timeout=timeout)
+        ready = self._wait_for_first(refs, timeout)
         if ready:  # all that are ready, since every call takes time proportional to the number of references
             ready, _ = self.ray.wait(refs, num_returns=len(refs), timeout=0)
         if not ready and not self.process_ids:
@@ -271,10 +281,25 @@ class WorkerPool:
                 self._register(self._starting.pop(ref))
         return ended
 
+    def _wait_for_first(self, refs: list[Any], timeout: float = math.inf) -> list[Any]:
+        """Wait until a reference is ready, and return it in a list, which is empty after ``timeout`` seconds.
+
+        Raises ``UserError`` if the head of the cluster is lost.
+        """
+        end = time.monotonic() + timeout
+        ready: list[Any] = []
+        while not ready and (now := time.monotonic()) < end:
+            if now > self._head_check_time + HEAD_CHECK_SECONDS:
+                advice = "start the cluster again unless fedflat started it, then continue with fedflat resume"
+                check_head(self.ray, self._head_address, advice)
+                self._head_check_time = now
+            ready, _ = self.ray.wait(refs, num_returns=1, timeout=min(HEAD_CHECK_SECONDS, end - now))
+        return ready
+
     def _register(self, worker: WorkerHandle) -> None:
         """Record the identity of a worker that has started; replace it if starting failed."""
         try:
-            info = WorkerInfo(*self.get(worker.info_ref))
+            info = WorkerInfo(*self._value(worker.info_ref))
         except self.loss_errors as loss:
             self._failed_starts += 1
             self._remove(worker)

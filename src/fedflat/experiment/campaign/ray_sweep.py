@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedflat.data.sources.source import DATA_DIR_VARIABLE, data_dir
-from fedflat.engines.ray.cluster import choose_device, connect, first_line
+from fedflat.engines.ray.cluster import check_head, choose_device, connect, first_line
 from fedflat.engines.ray.worker import fedflat_version, version_mismatch
 from fedflat.engines.ray.worker_pool import MOST_LOSSES, close_worker_pool
 from fedflat.errors import UserError
@@ -179,9 +179,10 @@ class ClusterSchedule:
         raise (error.cause if isinstance(error.cause, Exception) else error) from None
 
     def cancel(self) -> None:
-        """Stop the runs in progress; their files stay valid, so they can be resumed."""
-        for reference in self.running:
-            self.ray.cancel(reference, force=True)
+        """Stop the runs in progress, unless the cluster is lost; their files stay valid, so they can be resumed."""
+        if self.ray.is_initialized():
+            for reference in self.running:
+                self.ray.cancel(reference, force=True)
 
 
 def run_on_cluster(
@@ -198,12 +199,13 @@ def run_on_cluster(
     """
     remote_callbacks = require_remote(callbacks)
     close_worker_pool()  # workers of an earlier run with engine.name=ray would keep their cores
-    schedule = ClusterSchedule(
-        connect(address, None, "ray_address"), tasks, SweepLocation.of_this_process(marker), jobs
-    )
+    ray = connect(address, None, "ray_address")
+    head_address = str(ray.get_runtime_context().gcs_address)
+    schedule = ClusterSchedule(ray, tasks, SweepLocation.of_this_process(marker), jobs)
     watched = [WatchedFolder(task.config, task.folder, remote_callbacks) for task in tasks if task.folder]
     try:
         while schedule.waiting or schedule.running:
+            check_head(ray, head_address, "start the cluster again, then the sweep to continue it")
             schedule.submit()
             for index, error in schedule.outcomes():
                 yield index, error or watched[index].finish()

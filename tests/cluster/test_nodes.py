@@ -1,0 +1,158 @@
+"""Runs on a cluster of two nodes: nodes, drivers and at last the head are killed, and results stay bit-identical."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedflat
+from fedflat.experiment.run import Run
+from fedflat.experiment.store.run_folder import RunFolder, load_record
+from tests.sweeps import FILE, RUNS
+
+from ..time_limits import scaled
+from .federations import small
+from .nodes import Nodes, nodes, python, said
+
+pytest.importorskip("ray", reason='Ray is not installed (pip install "fedflat[ray]")')
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Nodes]:
+    with nodes() as several:
+        yield several
+
+
+SETTINGS: dict[str, Any] = {
+    "algorithm": "scaffold",
+    "data.clients": 3,
+    "federation.clients_per_round": 3,
+    "training.rounds": 2,
+    "seed": 0,
+}
+FIXED = {
+    "data.partition": "dirichlet(alpha=0.5)",
+    "training.local_epochs": 1,
+    "training.batch_size": 10,
+    "training.lr": 0.05,
+    "model": "mlp",
+}
+
+
+@pytest.mark.slow
+def test_flowers_simulation_on_an_existing_cluster(cluster: Nodes, tmp_path: Path) -> None:
+    """The simulated clients of a Flower run are hosted on a Ray cluster that is there already."""
+    pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
+    from fedflat.deploy.flower.project import write_project
+    from fedflat.deploy.settings import experiment_of
+    from tests.deploy.processes import RealFederation, toml
+
+    write_project(tmp_path / "sites", "scaffold", 3)
+    out = tmp_path / "run"
+    federation = RealFederation(tmp_path / "flower", 0)
+    federation.environment |= {"RAY_ADDRESS": cluster.address, "FEDFLAT_STATE": str(tmp_path / "state")}
+    try:
+        federation.start_simulation()
+        settings = toml({**SETTINGS, "deploy.sites": "any", "deploy.out": str(out), "deploy.score": False})
+        flags = ["--federation-config", "num-supernodes=3 client-resources-num-cpus=1", "--run-config", settings]
+        command = ["flwr", "run", str(tmp_path / "sites"), "sites", *flags]
+        subprocess.run(command, check=True, env=federation.environment, capture_output=True, timeout=scaled(120))
+        cluster.await_task("ClientAppActor")
+        federation.until(lambda: RunFolder(out).is_over, 240)
+    finally:
+        federation.close()
+    expected = Run(experiment_of({**SETTINGS, **FIXED})).execute()
+    assert load_record(out).history == expected.history
+    assert RunFolder(out).status()["status"] == "finished"
+
+
+def printed(sweep: subprocess.Popen[str]) -> dict[str, Any]:
+    out, complaints = sweep.communicate(timeout=scaled(300))
+    assert sweep.returncode == 0, complaints[-2000:]
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def files(out: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(out)): path.read_bytes()
+        for path in out.rglob("*")
+        if path.is_file() and path.name != "timing.jsonl"
+    }
+
+
+def finished(out: Path) -> int:
+    return sum('"finished"' in path.read_text() for path in out.glob("*/status.json"))
+
+
+def test_a_node_is_killed_during_a_sweep(cluster: Nodes, tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(FILE)
+    with cluster.another():
+        flags = ("--out", str(tmp_path / "ray"), "--ray-address", cluster.address, "--no-probe", "--json")
+        with python("-m", "fedflat", "sweep", str(file), *flags) as sweep:
+            deadline = time.monotonic() + scaled(240)
+            while finished(tmp_path / "ray") < RUNS // 4:
+                assert sweep.poll() is None and time.monotonic() < deadline, (
+                    "it ended or stood still before it could be disturbed"
+                )
+                time.sleep(0.02)
+            cluster.kill("run_on_node")
+            runs = printed(sweep)["runs"]
+    assert len({run["name"] for run in runs}) == len(runs) == RUNS
+    assert {run["status"] for run in runs} == {"finished"}
+    fedflat.sweep(file, out=tmp_path / "alone", jobs=1)
+    ours, theirs = files(tmp_path / "ray"), files(tmp_path / "alone")
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if ours[name] != theirs[name]] == []
+
+
+DRIVER = """
+import sys
+import fedflat
+config, address, out = sys.argv[1:]
+
+class PrintRound(fedflat.Callback):
+    def round_done(self, run):
+        print(run.server.rounds, run.engine.pool.lost, len(run.engine.pool.started_workers), flush=True)
+
+settings = {"engine": "ray", "ray_address": address, "workers": 2, "engine__checkpoint_every": 1}
+fedflat.run(base=config, out=out, callbacks=[PrintRound()], **settings)
+"""
+
+
+def test_a_node_then_the_driver_and_then_the_head_are_killed(cluster: Nodes, tmp_path: Path) -> None:
+    """The states of the node's clients are lost before they were copied. The last test, since it ends the cluster."""
+    config = small(algorithm="scaffold", local_steps=50, rounds=20, clients_per_round=6, eval_every=3)
+    (tmp_path / "config.yaml").write_text(config.to_yaml())
+    folder = tmp_path / "ray"
+    with (
+        cluster.another(),
+        python("-c", DRIVER, str(tmp_path / "config.yaml"), cluster.address, str(folder)) as driver,
+    ):
+        assert said(driver) == "1 0 2"
+        cluster.kill("Worker")
+        rounds, lost, _ = said(driver).split()
+        while lost == "0":
+            rounds, lost, _ = said(driver).split()
+        assert 2 <= int(rounds) < 20
+        os.kill(driver.pid, signal.SIGKILL)
+        driver.wait()
+    assert not (folder / "model.safetensors").exists()
+    with python("-m", "fedflat", "resume", str(folder), "--workers", "1", "--quiet") as again:
+        cluster.kill_head("Worker")
+        errors = again.communicate(timeout=scaled(120))[1]
+    assert again.returncode == 2 and "Traceback" not in errors
+    assert f"head of the Ray cluster, {cluster.address}, no longer answers" in errors and "fedflat resume" in errors
+    fedflat.resume(folder, engine="loop", workers=1)
+    fedflat.run(base=config, engine="loop", workers=1, out=tmp_path / "loop")
+    for name in ("model.safetensors", "metrics.jsonl"):
+        assert (folder / name).read_bytes() == (tmp_path / "loop" / name).read_bytes()
