@@ -18,15 +18,14 @@ SIGNAL_RANGE = (0.1, 0.9)
 
 @dataclass(frozen=True)
 class AdaptiveMomentum(Drift):
-    """Local steps mix gradients and the server's momentum Delta, with an adaptive weight alpha.
+    """FedWMSAM's parameters, and local steps that mix gradients and the server's momentum with an adaptive weight.
 
         d_k = alpha g + constant
         sim_i = 1 + cos(D_i, Delta)
         alpha <- (1 - lam) alpha + lam clip(mean_S sim_i, 0.1, 0.9)
         Delta <- -mean_S D_i / H
 
-    A subclass returns ``constant`` in ``begin``. The authors call sim_i a similarity, but it grows with disagreement:
-    Delta points uphill and D_i downhill, so a client that fully agrees has cosine -1 and sim_i = 0.
+    A subclass returns ``constant``, which contains the server's momentum Delta, in ``begin``.
 
     >>> from fedflat.testing import local_context
     >>> ctx = local_context(y=[0.9, 1.1], z=[1.0, 1.0], server={"momentum": [1.0, -1.0]})
@@ -41,6 +40,7 @@ class AdaptiveMomentum(Drift):
         low=0,
         high=1,
     )
+    personal: bool = param(True, "whether to add c - c_i for each client; false is the paper's ablation 'without Mom'")
     alpha_signal: Literal["disagreement", "agreement"] = param(
         "disagreement",
         "sim_i: 1 + cos(D_i, Delta) as in the published code, or -cos(D_i, Delta) as printed (agreement)",

@@ -49,7 +49,7 @@ class Mo(ControlVariates):
     option_I_batches: int = param(0, "number of batches in option I's gradient; 0 uses all of the client's data", low=0)
     gamma_first_round: float | None = param(None, "gamma in round 0, if set; 1 in the published code", low=0, high=1)
     normaliser: Literal["sum", "trapezoid"] = param(
-        "sum", "H: sum of the learning rates, or, as published, K times the mean of the first and the next (trapezoid)"
+        "sum", "H: sum of learning rates, or K times the mean of the first and that after the last step (trapezoid)"
     )
 
     @property

@@ -10,7 +10,6 @@ from torch import Tensor
 from fedflat.algorithms.drift.adaptive_momentum import AdaptiveMomentum
 from fedflat.algorithms.slot import CohortMeans, LocalContext
 from fedflat.algorithms.state import Fields, State, vector
-from fedflat.text import param
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,12 @@ class Wmsam(AdaptiveMomentum):
     - c: control variate of the server
     - D_i: displacement of client i in the round: its model after K local steps minus the broadcast model
     - H: sum of the learning rates of the client's K local steps
-    - sim_i: disagreement between D_i and Delta; 0 if the client moves exactly along -Delta
+    - sim_i: disagreement between D_i and Delta
     - mean_S: mean over the round's cohort S
     - |S|, N: number of clients in the cohort S, and of all clients
+
+    The authors call sim_i a similarity, but it grows with disagreement: Delta points uphill and D_i downhill, so a
+    client that fully agrees has cosine -1 and sim_i = 0.
 
     >>> from torch import tensor
     >>> from fedflat.testing import local_context
@@ -43,8 +45,6 @@ class Wmsam(AdaptiveMomentum):
     >>> wmsam.direction(tensor([2.0, 2.0]), ctx._replace(local=wmsam.begin(ctx)), None)  # (g + [1, -1]) / 2 + Delta / 2
     tensor([2., 0.])
     """
-
-    personal: bool = param(True, "whether to add c - c_i for each client; false is the paper's ablation 'without Mom'")
 
     def on_server(self) -> Fields:
         momentum, alpha = super().on_server()

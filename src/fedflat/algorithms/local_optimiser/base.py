@@ -63,7 +63,7 @@ class LocalOptimiser(Slot):
         return {}
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Return why this optimiser cannot be combined with the drift in ``slots``, some of which require SGD."""
+        """Return why the drift in ``slots`` requires SGD instead of this optimiser, or None if it does not."""
         name, drift = self._name(), slots["drift"]
         return drift.sgd_conflict(name) if name and isinstance(drift, Drift) else None
 

@@ -23,7 +23,7 @@ class Scam(AscentStep):
         e = rho / (1 + alpha h_i) g(y_k) / ||g(y_k)||
         u <- unit(Delta)
 
-    - g_b, g_i: gradient of batch b at the received model, and their mean; computed before local training
+    - g_b, g_i: gradient of batch b at the received model, and their mean over a few batches, before local training
     - u: direction of the last change Delta of the server model, unit(Delta) = Delta / ||Delta||; 0 in the first round
     - c_i: alignment of client i with u; sent, like h_i, for the client weighting ``aligned``
     - h_i: heterogeneity of client i; mean_b is the mean over the batches
