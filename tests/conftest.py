@@ -19,6 +19,9 @@ from fedflat import processes
 from fedflat.engines.round.plan import Plan
 from tests.registries import registries_restored
 
+# Otherwise every process would compile fedflat and rewrite all assertions again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 torch.set_num_threads(1)
 processes.use_cores(1)
 if sys.platform != "win32":
