@@ -1,10 +1,12 @@
 """Tests run torch on one thread: two on a busy machine are many times slower than one.
 
 They run in one process unless they ask for more workers or jobs: a process that imports torch takes seconds to start.
+Worker processes are therefore forks of one that has imported it; ``tests/test_processes.py`` starts them as users do.
 """
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,12 +15,18 @@ import torch
 import typer.testing
 from hypothesis import settings
 
+from fedflat import processes
 from fedflat.engines.round.plan import Plan
-from fedflat.processes import use_cores
 from tests.registries import registries_restored
 
+# Otherwise every process would compile fedflat and rewrite all assertions again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 torch.set_num_threads(1)
-use_cores(1)
+processes.use_cores(1)
+if sys.platform != "win32":
+    processes.START_METHOD = "forkserver"
+    torch.multiprocessing.set_forkserver_preload(["fedflat.experiment.run"])
 # CliRunner would build all commands of fedflat for every call, which takes a tenth of a second.
 typer.testing._get_command = functools.cache(typer.testing._get_command)
 settings.register_profile("fedflat", deadline=None)  # a busy machine must not fail a test

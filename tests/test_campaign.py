@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import subprocess
+import signal
 import sys
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import fmean, stdev
 from types import ModuleType
@@ -18,6 +19,7 @@ import pytest
 import fedflat
 from fedflat.papers.protocol import protocol_hash, protocol_of
 from fedflat.papers.results import read_results
+from fedflat.processes import ChildKilled, ChildProcess
 
 ROOT = Path(__file__).parents[1]
 STUDIES = ROOT / "studies"
@@ -78,19 +80,25 @@ def test_never_starts_what_does_not_fit(campaign: ModuleType, tmp_path: Path) ->
     assert stored(tmp_path)["status"] == "finished"
 
 
+def run_campaign(pipe: Connection, words: list[str]) -> None:
+    """Main function of a process."""
+    importlib.import_module("campaign").main(words)
+
+
 @pytest.mark.slow
 def test_resumes_after_being_killed(campaign: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(campaign, "WINDOW", 5)
     words = ["--only", JOB, "--rounds", "12", "--checkpoint-every", "2"]
-    script = [sys.executable, str(STUDIES / "campaign.py")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    process = subprocess.Popen([*script, *small(tmp_path / "killed", *words)], env=environment)
+    monkeypatch.syspath_prepend(STUDIES)  # where the process finds the script
+    monkeypatch.syspath_prepend(ROOT)
+    process = ChildProcess(run_campaign, small(tmp_path / "killed", *words))
     metrics = tmp_path / "killed" / "work" / "runs" / JOB / "metrics.jsonl"
     while not metrics.exists() or metrics.read_text().count("\n") < 4:  # after the checkpoint of round 2
-        assert process.poll() is None
+        assert process.is_alive
         time.sleep(0.05)
-    process.kill()
-    process.wait()
+    os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(ChildKilled):
+        process.receive()
     assert not (tmp_path / "killed" / "results").exists()
     campaign.main(small(tmp_path / "killed", *words))
     campaign.main(small(tmp_path / "whole", *words))

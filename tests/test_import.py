@@ -39,7 +39,7 @@ def test_completion_lists_the_api() -> None:
     assert all(hasattr(fedflat, name) for name in dir(fedflat))
 
 
-def test_algorithms_need_torch_and_numpy_alone() -> None:
-    loaded = loaded_by("import fedflat; fedflat.algorithm('fedmoswa+asam')")
+def test_algorithms_and_data_need_torch_and_numpy_alone() -> None:
+    loaded = loaded_by("import fedflat.data; fedflat.algorithm('fedmoswa+asam')")
     assert {"torch", "numpy"} <= loaded
     assert not loaded & set(HEAVY)

@@ -15,6 +15,15 @@ pytest.importorskip("ipykernel")
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 
+SMALLER = """
+import fedflat.experiment.setup.engine as engine
+from fedflat.processes import use_cores
+
+use_cores(1)
+engine.Plan = lambda batch_size, epochs, steps, *others, Plan=engine.Plan: Plan(batch_size, epochs, 2, *others)
+"""
+"""Code for all notebooks: one process, and two local steps per client and round."""
+
 
 @pytest.mark.slow
 def test_notebooks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,11 +31,12 @@ def test_notebooks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     notebooks = [nbformat.read(path, as_version=4) for path in NOTEBOOKS]
     joined = nbformat.v4.new_notebook()
-    joined.cells.append(nbformat.v4.new_code_cell("from fedflat.processes import use_cores\nuse_cores(1)"))
+    joined.cells.append(nbformat.v4.new_code_cell(SMALLER))
     for notebook in notebooks:
         replaced = 0
         for cell in notebook.cells:  # two rounds show that every cell runs; committed outputs are those of all rounds
             cell.source, count = re.subn(r'"rounds": \d+', '"rounds": 2', cell.source)
+            cell.source = re.sub(r"points=\d+", "points=3", re.sub(r"examples=\d+", "examples=20", cell.source))
             replaced += count
         assert replaced, "the number of rounds is set in the notebook"
         joined.cells += [nbformat.v4.new_code_cell("%reset -f"), *notebook.cells]

@@ -16,8 +16,9 @@ from fedflat.processes import ChildDied, ChildProcess, close_children, wait_for_
 
 
 @pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let child processes import this module, whichever way pytest was started."""
+def as_users_start_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start children as in a run, and let them import this module, whichever way pytest was started."""
+    monkeypatch.setattr("fedflat.processes.START_METHOD", "spawn")
     monkeypatch.syspath_prepend(Path(__file__).parents[1])
 
 

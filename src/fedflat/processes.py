@@ -28,6 +28,8 @@ from fedflat.registry import load_plugins, loaded_plugins
 
 PATIENCE = 5.0
 """Seconds that a child has to exit before it is killed."""
+START_METHOD = "spawn"
+"""How children start; with ``forkserver``, they share one import of torch."""
 
 
 class ChildDied(Exception):
@@ -59,10 +61,10 @@ class ChildProcess:
         daemon: bool = True,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        context = multiprocessing.get_context("spawn")
+        context: Any = multiprocessing.get_context(START_METHOD)
         self.pipe, child_pipe = context.Pipe()
-        arguments = (list(loaded_plugins()), target, child_pipe, *args)
-        self.process: Any = context.Process(target=_run, args=arguments, daemon=daemon)
+        arguments = ({**os.environ, **(environment or {})}, list(loaded_plugins()), target, child_pipe, *args)
+        self.process = context.Process(target=_run, args=arguments, daemon=daemon)
         with _environment(environment or {}), _without_main(), interrupts_blocked():
             self.process.start()
         child_pipe.close()
@@ -168,8 +170,15 @@ def sendable_error(error: Exception) -> Exception:
     return error
 
 
-def _run(plugins: list[str], target: Callable[..., None], pipe: Connection, *args: object) -> None:
-    """Main function of a child: load the parent's plugins and call ``target``."""
+def _run(
+    environment: Mapping[str, str], plugins: list[str], target: Callable[..., None], pipe: Connection, *args: object
+) -> None:
+    """Main function of a child: load the parent's plugins and call ``target``.
+
+    A fork server has the environment of an earlier time, so the child gets the parent's once more.
+    """
+    os.environ.clear()
+    os.environ.update(environment)
     torch.set_num_threads(1)
     load_plugins(plugins)
     target(pipe, *args)

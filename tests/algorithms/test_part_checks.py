@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from fedflat.algorithms import Algorithm
+from fedflat.algorithms.composition import parts
 from fedflat.algorithms.drift import Drift
 from fedflat.algorithms.server import Sgd
 from fedflat.algorithms.state import Fields, State, scalar
@@ -74,3 +77,10 @@ MISTAKES: list[tuple[Algorithm, str]] = [
 def test_mistakes_in_a_part_are_clear_errors(mistaken: Algorithm, message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_algorithm(mistaken)
+
+
+def test_the_module_of_a_part_is_short() -> None:
+    slots = ("drift", "perturbation", "local_optimiser", "weights")  # those with one module per part
+    modules = {inspect.getfile(part) for slot, part in parts().values() if slot in slots}
+    lengths = {module: len(Path(module).read_text().splitlines()) for module in modules}
+    assert len(lengths) > 30 and {module: length for module, length in lengths.items() if length > 80} == {}

@@ -3,42 +3,34 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
-import sys
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import fedflat
+from fedflat.cli.application import app
+from fedflat.processes import ChildKilled, ChildProcess, close_children
 from tests.sweeps import FILE, RUNS
-from tests.time_limits import scaled
 
 pytestmark = pytest.mark.slow
 
 
-def start(file: Path, out: Path) -> subprocess.Popen[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "fedflat",
-        "sweep",
-        str(file),
-        "--out",
-        str(out),
-        "--no-probe",
-        "--json",
-        "--jobs",
-        "1",
-    ]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def sweep(pipe: Connection, file: Path, out: Path) -> None:
+    """Run the sweep as the command does, and send its exit code and what it prints."""
+    result = CliRunner().invoke(app, ["sweep", str(file), "--out", str(out), "--no-probe", "--json", "--jobs", "1"])
+    pipe.send((result.exit_code, result.stdout, result.stderr))
 
 
-def finish(process: subprocess.Popen[str]) -> dict[str, str]:
+def finish(process: ChildProcess) -> dict[str, str]:
     """The origin of each run, as printed by a process."""
-    printed, complaints = process.communicate(timeout=scaled(120))
-    assert process.returncode == 0, complaints
+    code, printed, complaints = process.receive()
+    close_children([process])
+    assert code == 0, complaints
     return {run["name"]: run["by"] for run in json.loads(printed)["runs"]}
 
 
@@ -46,12 +38,13 @@ def over(out: Path) -> int:
     return sum('"finished"' in path.read_text() for path in out.glob("*/status.json"))
 
 
-def kill_at(process: subprocess.Popen[str], out: Path, runs: int) -> None:
+def kill_at(process: ChildProcess, out: Path, runs: int) -> None:
     while over(out) < runs:
-        assert process.poll() is None, "it ended before it could be killed"
+        assert process.is_alive, "it ended before it could be killed"
         time.sleep(0.03)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(ChildKilled):
+        process.receive()
 
 
 def files(out: Path) -> dict[str, bytes]:
@@ -62,13 +55,14 @@ def files(out: Path) -> dict[str, bytes]:
     }
 
 
-def test_two_processes_share_the_runs_that_a_killed_one_left(tmp_path: Path) -> None:
+def test_two_processes_share_the_runs_that_a_killed_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files are those of an undisturbed sweep."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])  # where the processes find this module
     file, killed, alone = tmp_path / "sweep.yaml", tmp_path / "killed", tmp_path / "alone"
     file.write_text(FILE)
-    kill_at(start(file, killed), killed, RUNS // 4)
+    kill_at(ChildProcess(sweep, file, killed), killed, RUNS // 4)
     before = over(killed)
-    two = [start(file, killed), start(file, killed)]
+    two = [ChildProcess(sweep, file, killed), ChildProcess(sweep, file, killed)]
     done = [{name for name, by in finish(process).items() if by == "here"} for process in two]
     assert RUNS // 4 <= before < RUNS and not done[0] & done[1] and len(done[0] | done[1]) == RUNS - before
     fedflat.sweep(file, out=alone, jobs=1)

@@ -283,17 +283,17 @@ def test_landscapes_fit_a_phone_in_dark_mode_without_a_network(browser, compared
 
 
 def test_many_runs_stay_usable(browser, clone, tmp_path):
-    """With 60 rows of 2 seeds, ten lines are drawn at first, the page stays small, and a click sorts all rows."""
-    for lr in range(30):
+    """With 22 rows of 2 seeds, ten lines are drawn at first, the page stays small, and a click sorts all rows."""
+    for lr in range(11):
         for seed in range(2):
             values = [0.1, 0.5, 0.7 + 0.001 * lr]
             clone("fedavg", seed, values, name=f"a{lr}", training={"lr": 0.1 + 0.01 * lr})
             clone("fedsam", seed, values, name=f"b{lr}", training={"lr": 0.1 + 0.01 * lr})
     page = tmp_path / "report.html"
     page.write_text(report_page(report_document(gather([tmp_path / "runs"]))), encoding="utf-8")
-    assert page.stat().st_size < 300_000
+    assert page.stat().st_size < 160_000
     show(browser, page, 1280)
     assert browser.execute_script("return document.querySelectorAll('[data-part=curves] path.curve').length") == 10
     browser.find_elements("css selector", "table.results th")[2].click()
-    assert words(browser, "table.results tbody tr td:first-child")[0].endswith("lr=0.39")
+    assert words(browser, "table.results tbody tr td:first-child")[0].endswith("lr=0.2")
     assert browser.execute_script(OUTSIDE) == []

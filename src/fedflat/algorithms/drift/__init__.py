@@ -14,7 +14,8 @@ from fedflat.algorithms.drift.gmt import Gmt
 from fedflat.algorithms.drift.hbm import Hbm
 from fedflat.algorithms.drift.localghbm import LocalGhbm
 from fedflat.algorithms.drift.memoryless_acg import MemorylessAcg
-from fedflat.algorithms.drift.mime import Mime, MimeLite
+from fedflat.algorithms.drift.mime import Mime
+from fedflat.algorithms.drift.mimelite import MimeLite
 from fedflat.algorithms.drift.mo import Mo
 from fedflat.algorithms.drift.nova import Nova
 from fedflat.algorithms.drift.prox import Prox

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
-from fedflat.algorithms.drift.dual import Dual
-from fedflat.algorithms.slot import CohortMeans, Gradient, LocalContext
-from fedflat.algorithms.state import Fields, State, vector
-from fedflat.text import param
+from fedflat.algorithms.drift.model_means import ModelMeans
+from fedflat.algorithms.slot import Gradient, LocalContext
+from fedflat.algorithms.state import State
 
 
 @dataclass(frozen=True)
-class Dyn(Dual):
+class Dyn(ModelMeans):
     """A regulariser that changes every round aligns the clients' minima (FedDyn; Acar et al. 2021, eqs. 1-3).
 
         d_k = g + alpha (y_k - z + a_i)
@@ -44,32 +42,6 @@ class Dyn(Dual):
     {'a': tensor([0.5000, 1.5000])}
     """
 
-    alpha: float = param(
-        0.01, "regularisation strength; called 1/lambda in FedSpeed and lamb in FedSMOO's code", above=0
-    )
-    dual_scope: Literal["all", "active"] = param(
-        "all", "clients whose duals are averaged: all clients (all) or the cohort (active)"
-    )
-    all_mean: bool = param(
-        False, "whether to also evaluate the mean of all clients' latest models; clients then keep one more vector"
-    )
-
-    def on_server(self) -> Fields:
-        """Declare the vectors that the server keeps between rounds; clients need none of them (``sent=False``).
-
-        ``a`` is the mean of all clients' duals, which is added to the cohort's mean model. The others are kept only to
-        be evaluated: ``active`` is the cohort's mean model without ``a``, and ``everyone``, which exists only with
-        ``all_mean``, is the mean of all clients' latest models.
-        """
-        fields = (vector("a", sent=False), vector("active", start="model", sent=False))
-        return (*fields, vector("everyone", start="model", sent=False)) if self.all_mean else fields
-
-    def on_client(self) -> Fields:
-        return (*super().on_client(), vector("last", start="model")) if self.all_mean else super().on_client()
-
-    def sends(self) -> Fields:
-        return (vector("change"),) if self.all_mean else ()
-
     def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
         return g + self.alpha * (ctx.y - ctx.z + ctx.client["a"])
 
@@ -80,52 +52,12 @@ class Dyn(Dual):
     def local_displacement(self, uploaded: Tensor, client: State) -> Tensor:
         return uploaded if self.dual_scope == "all" else (uploaded - client["a"]) / 2
 
-    def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """Return the client's new state (its dual a_i + D_i) and its messages (none by default).
-
-        With ``all_mean`` the client also keeps its model, and sends the model's change since the client last
-        participated. The server needs this change to update the mean of all clients' models.
-        """
-        state, sent = super().finish(ctx)
-        if not self.all_mean:
-            return state, sent
-        return state | {"last": ctx.y}, {"change": ctx.y - ctx.client["last"]}
-
-    def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
-        """Return the target model, mean_S y_K + a, and the new server state; a is the mean of all clients' duals a_i.
-
-        With ``dual_scope=active`` the uploaded vectors contain the duals already (see ``displacement``).
-        """
-        target = means.z + means.displacement
-        state = {"active": target}
-        if self.all_mean:
-            # Only the cohort's models change, so the mean over all clients changes by |S| / N times the mean change.
-            state["everyone"] = server["everyone"] + means.share * means.mean["change"]
-        if self.dual_scope == "active":
-            return target, state
-        target, dual = super().aggregate(means, server)
-        return target, state | dual
-
     def robust_aggregation_conflict(self) -> str | None:
-        """Return why robust aggregation must not replace the mean, or None if it may.
-
-        It may if the server keeps no mean over all clients.
-        """
-        keeps_mean = self.dual_scope == "all" or self.all_mean
-        return super().robust_aggregation_conflict() if keeps_mean else None
+        keeps_mean_over_all = self.dual_scope == "all" or self.all_mean
+        return super().robust_aggregation_conflict() if keeps_mean_over_all else None
 
     def divergence_hint(self) -> str | None:
-        """Return why FedDyn may make a run diverge and what to change."""
         return (
             "FedDyn's dual accumulates displacements without decay and may explode with heterogeneous clients; "
             "clip gradients (training.clip=10) or change alpha"
         )
-
-    def evaluated(self, server: State) -> State:
-        """Return further models to evaluate, by name: the cohort's and all clients' mean model, without the dual."""
-        models = {}
-        if self.dual_scope == "all":  # otherwise ``active`` is the target itself
-            models["active mean"] = server["active"]
-        if self.all_mean:
-            models["all mean"] = server["everyone"]
-        return models

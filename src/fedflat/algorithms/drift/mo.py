@@ -8,13 +8,14 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedflat.algorithms.slot import CohortMeans, Drift, FullGradient, Gradient, LocalContext
+from fedflat.algorithms.drift.control_variates import ControlVariates
+from fedflat.algorithms.slot import CohortMeans, LocalContext
 from fedflat.algorithms.state import Fields, State, vector
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
-class Mo(Drift):
+class Mo(ControlVariates):
     """Control variates and the server's momentum correct each gradient (FedMoSWA; Liu et al. 2025, eqs. 5-7).
 
         d_k = g - c_i + m
@@ -42,21 +43,14 @@ class Mo(Drift):
     ({'c': tensor([0.5000, 0.0000])}, {'dm': tensor([-0.5000, -1.0000])})
     """
 
+    SERVER, NAME = "m", "fedmo"
     gamma: float = param(0.2, "step size of the server's momentum towards the clients' control variates", low=0, high=1)
     option: Literal["I", "II"] = param("II", "source of c_i+: the gradient at z (I) or the displacement (II)")
     option_I_batches: int = param(0, "number of batches in option I's gradient; 0 uses all of the client's data", low=0)
-    gamma_first_round: float | None = param(
-        None, "gamma in round 0, if it differs from gamma; 1 in the published code", low=0, high=1
-    )
+    gamma_first_round: float | None = param(None, "gamma in round 0, if set; 1 in the published code", low=0, high=1)
     normaliser: Literal["sum", "trapezoid"] = param(
-        "sum",
-        "value of H: the sum of the learning rates (sum), or, as in the published code, K times the mean of the first "
-        "learning rate and the one after the last step (trapezoid)",
+        "sum", "H: sum of learning rates, or K times the mean of the first and that after the last step (trapezoid)"
     )
-
-    @property
-    def full_gradient(self) -> FullGradient:
-        return "own" if self.option == "I" else "none"
 
     @property
     def full_gradient_batches(self) -> int:
@@ -65,9 +59,6 @@ class Mo(Drift):
     def on_server(self) -> Fields:
         return (vector("m", momentum="ascent"),)
 
-    def on_client(self) -> Fields:
-        return (vector("c"),)
-
     def sends(self) -> Fields:
         return (vector("dm"),)
 
@@ -75,35 +66,15 @@ class Mo(Drift):
     def relative_messages(self) -> Mapping[str, str]:
         return {"dm": "m"}
 
-    def begin(self, ctx: LocalContext) -> State:
-        return {"correction": ctx.server["m"] - ctx.client["c"]}
-
-    def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
-        return g + ctx.local["correction"]
+    def mean_direction(self, ctx: LocalContext) -> Tensor:
+        H = ctx.lr_sum if self.normaliser == "sum" else ctx.steps * (ctx.first_lr + ctx.next_lr) / 2
+        return (ctx.z - ctx.y) / H
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        new_c = ctx.own_gradient
-        if new_c is None:  # option II
-            new_c = ctx.client["c"] - ctx.server["m"] + (ctx.z - ctx.y) / self._normaliser(ctx)
+        new_c = self.new_variate(ctx)
         return {"c": new_c}, {"dm": new_c - ctx.server["m"]}
 
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
-        """Move the model by the mean displacement, and the server momentum m by gamma mean_S (c_i+ - m).
-
-        Round 0 may have its own gamma, as in the published code.
-        """
-        gamma = self.gamma
-        if means.round == 0 and self.gamma_first_round is not None:
-            gamma = self.gamma_first_round
+        first_gamma = self.gamma_first_round if means.round == 0 else None
+        gamma = self.gamma if first_gamma is None else first_gamma
         return means.z + means.displacement, {"m": server["m"] + gamma * means.mean["dm"]}
-
-    def sgd_conflict(self, optimiser: str) -> str | None:
-        return f"{self.NEEDS_SGD}; use option I: fedmo(option=I)+{optimiser}" if self.option == "II" else None
-
-    def _normaliser(self, ctx: LocalContext) -> Tensor:
-        """H, by which a displacement is divided to get the units of a gradient.
-
-        It is the sum of the round's learning rates. With ``normaliser=trapezoid`` it is K times the mean of the first
-        learning rate and the one that the schedule gives after the last step, as in the published code.
-        """
-        return ctx.lr_sum if self.normaliser == "sum" else ctx.steps * (ctx.first_lr + ctx.next_lr) / 2

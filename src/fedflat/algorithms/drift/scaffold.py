@@ -7,13 +7,14 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedflat.algorithms.slot import CohortMeans, Drift, FullGradient, Gradient, LocalContext
+from fedflat.algorithms.drift.control_variates import ControlVariates
+from fedflat.algorithms.slot import CohortMeans, LocalContext
 from fedflat.algorithms.state import Fields, State, vector
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
-class Scaffold(Drift):
+class Scaffold(ControlVariates):
     """Control variates correct each client's gradients (SCAFFOLD; Karimireddy et al. 2020, eqs. 3-5).
 
         d_k = g - c_i + c
@@ -42,17 +43,11 @@ class Scaffold(Drift):
     ({'c': tensor([0.5000, 0.0000])}, {'dc': tensor([ 0., -2.])})
     """
 
+    SERVER, NAME = "c", "scaffold"
     option: Literal["I", "II"] = param("II", "source of c_i+: full-batch gradient at z (I) or displacement (II)")
     cv_weight: float = param(1.0, "weight of c - c_i in the direction d_k; 0.1 in FedLESAM-S's published code", low=0)
 
-    @property
-    def full_gradient(self) -> FullGradient:
-        return "own" if self.option == "I" else "none"
-
     def on_server(self) -> Fields:
-        return (vector("c"),)
-
-    def on_client(self) -> Fields:
         return (vector("c"),)
 
     def sends(self) -> Fields:
@@ -61,20 +56,12 @@ class Scaffold(Drift):
     def begin(self, ctx: LocalContext) -> State:
         return {"correction": self.cv_weight * (ctx.server["c"] - ctx.client["c"])}
 
-    def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
-        return g + ctx.local["correction"]
-
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        new_c = ctx.own_gradient
-        if new_c is None:  # option II
-            new_c = ctx.client["c"] - ctx.server["c"] + ctx.mean_direction
+        new_c = self.new_variate(ctx)
         return {"c": new_c}, {"dc": new_c - ctx.client["c"]}
 
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
         return means.z + means.displacement, {"c": server["c"] + means.share * means.mean["dc"]}
-
-    def sgd_conflict(self, optimiser: str) -> str | None:
-        return f"{self.NEEDS_SGD}; use option I: scaffold(option=I)+{optimiser}" if self.option == "II" else None
 
     def robust_aggregation_conflict(self) -> str | None:
         return "the server's control variate must equal the mean of the clients' control variates"

@@ -3,42 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedflat.algorithms.slot import CohortMeans, Drift, Gradient, LocalContext
-from fedflat.algorithms.state import Fields, State, scalar, vector
-from fedflat.text import param
-
-SIGNAL_RANGE = (0.1, 0.9)
-"""Range to which the cohort's mean of sim_i is clipped."""
+from fedflat.algorithms.drift.adaptive_momentum import AdaptiveMomentum
+from fedflat.algorithms.slot import CohortMeans, LocalContext
+from fedflat.algorithms.state import Fields, State, vector
 
 
 @dataclass(frozen=True)
-class Wmsam(Drift):
+class Wmsam(AdaptiveMomentum):
     """Local steps mix corrected gradients and the server's momentum, with an adaptive weight (FedWMSAM, NeurIPS 2025).
 
-        r_i = c - c_i
-        d_k = alpha (g + r_i) + (1 - alpha) Delta
-        c_i+ = c_i - c + (z - y_K) / H
+        d_k = alpha (g + c - c_i) + (1 - alpha) Delta
+        c_i+ = c_i - c - D_i / H
         sim_i = 1 + cos(D_i, Delta)
         alpha <- (1 - lam) alpha + lam clip(mean_S sim_i, 0.1, 0.9)
         c <- c + (|S| / N) mean_S (c_i+ - c_i)
-        Delta <- mean_S (z - y_K) / H
+        Delta <- -mean_S D_i / H
 
     - d_k: direction of local step k
     - g: gradient of the loss on the step's batch
     - alpha: weight of the gradient, which follows the cohort's mean of sim_i at the rate lam
     - Delta: momentum of the server, which points uphill like a gradient
-    - r_i: correction of client i, as in SCAFFOLD
-    - c_i: control variate of client i; c_i+ is its value after the round
+    - c_i: control variate of client i, as in SCAFFOLD; c_i+ is its value after the round
     - c: control variate of the server
-    - z: broadcast model, from which clients start
-    - y_K: the client's model after its K local steps
+    - D_i: displacement of client i in the round: its model after K local steps minus the broadcast model
     - H: sum of the learning rates of the client's K local steps
-    - D_i: displacement y_K - z of client i in the round
     - sim_i: disagreement between D_i and Delta
     - mean_S: mean over the round's cohort S
     - |S|, N: number of clients in the cohort S, and of all clients
@@ -52,81 +44,36 @@ class Wmsam(Drift):
     >>> ctx = local_context(y=[0.9, 1.1], z=[1.0, 1.0], server=server, client={"c": [0.0, 2.0]}, lr_sum=0.1)
     >>> wmsam.direction(tensor([2.0, 2.0]), ctx._replace(local=wmsam.begin(ctx)), None)  # (g + [1, -1]) / 2 + Delta / 2
     tensor([2., 0.])
-    >>> float(wmsam.finish(ctx)[1]["signal"])  # D_i is opposite to Delta, so they agree
-    0.0
     """
 
-    alpha0: float = param(0.1, "initial weight alpha of the gradient against the momentum", low=0, high=1)
-    lam: float = param(
-        0.01,
-        "adaptation rate of alpha; 0 keeps alpha fixed, as in the paper's ablation 'without Weighted'",
-        low=0,
-        high=1,
-    )
-    personal: bool = param(True, "whether to add c - c_i for each client; false is the paper's ablation 'without Mom'")
-    alpha_signal: Literal["disagreement", "agreement"] = param(
-        "disagreement",
-        "sim_i: 1 + cos(D_i, Delta) as in the published code, or -cos(D_i, Delta) as printed (agreement)",
-    )
-
     def on_server(self) -> Fields:
-        control_variate = (vector("c"),) if self.personal else ()
-        return (vector("momentum", momentum="ascent"), *control_variate, scalar("alpha", start=self.alpha0))
+        momentum, alpha = super().on_server()
+        return (momentum, vector("c"), alpha) if self.personal else (momentum, alpha)
 
     def on_client(self) -> Fields:
         return (vector("c"),) if self.personal else ()
 
     def sends(self) -> Fields:
-        return (vector("dc"), scalar("signal")) if self.personal else (scalar("signal"),)
+        return (vector("dc"), *super().sends()) if self.personal else super().sends()
 
     def begin(self, ctx: LocalContext) -> State:
-        """Return two vectors that stay constant within the round.
-
-        ``constant`` is alpha r_i + (1 - alpha) Delta, which the direction d_k adds to alpha g. ``personal momentum`` is
-        Delta_i = Delta + alpha / (1 - alpha) r_i, which the perturbation ``guided`` follows. r_i = c - c_i is the
-        client's correction, or zero without ``personal``.
-        """
+        """Return the part of d_k that stays constant in the round, and the momentum that ``guided`` follows."""
         alpha, momentum = ctx.server["alpha"], ctx.server["momentum"]
         r = ctx.server["c"] - ctx.client["c"] if self.personal else torch.zeros_like(momentum)
         return {"constant": alpha * r + (1 - alpha) * momentum, "personal momentum": momentum + alpha / (1 - alpha) * r}
 
-    def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
-        return ctx.server["alpha"] * g + ctx.local["constant"]
-
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """Keep the new control variate c_i+ = c_i - c + (z - y_K) / H as client state, and send c_i+ - c_i and sim_i.
-
-        There are no control variates unless ``personal``. The message ``signal`` is sim_i.
-        """
-        signal = self._signal(ctx.displacement, ctx.server["momentum"])
-        if not self.personal:
-            return {}, {"signal": signal}
-        new_c = ctx.client["c"] - ctx.server["c"] + ctx.mean_direction
-        return {"c": new_c}, {"dc": new_c - ctx.client["c"], "signal": signal}
+        state, sent = super().finish(ctx)
+        if self.personal:
+            state["c"] = ctx.client["c"] - ctx.server["c"] + ctx.mean_direction
+            sent["dc"] = state["c"] - ctx.client["c"]
+        return state, sent
 
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
-        """Update the weight alpha, momentum Delta and control variate c; the model moves by the mean displacement."""
-        alpha = (1 - self.lam) * server["alpha"] + self.lam * means.mean["signal"].clamp(*SIGNAL_RANGE)
-        state = {"momentum": means.direction, "alpha": alpha}
-        if self.personal:
-            state["c"] = server["c"] + means.share * means.mean["dc"]  # the share is |S| / N
-        return means.z + means.displacement, state
+        target, state = super().aggregate(means, server)
+        return target, state | ({"c": server["c"] + means.share * means.mean["dc"]} if self.personal else {})
 
     def robust_aggregation_conflict(self) -> str | None:
         """Return why robust aggregation must not replace the mean, or None without control variates (``personal``)."""
-        if not self.personal:
-            return None
-        return "the server's control variate must equal the mean of the clients' control variates"
-
-    def sgd_conflict(self, optimiser: str) -> str | None:
-        return f"{self.NEEDS_SGD}; use a drift correction without momentum, e.g. scaffold(option=I)+{optimiser}"
-
-    def _signal(self, displacement: Tensor, momentum: Tensor) -> Tensor:
-        """Return sim_i, the signal that adapts alpha, from D_i (``displacement``) and Delta (``momentum``).
-
-        It depends on their cosine, and is 0 if either vector is 0, because the cosine is then undefined.
-        """
-        norms = displacement.norm() * momentum.norm()
-        cosine = (displacement @ momentum) / norms.clamp(min=torch.finfo(norms.dtype).tiny)
-        signal = 1 + cosine if self.alpha_signal == "disagreement" else -cosine
-        return torch.where(norms > 0, signal, torch.zeros_like(signal))
+        mean_of_variates = "the server's control variate must equal the mean of the clients' control variates"
+        return mean_of_variates if self.personal else None

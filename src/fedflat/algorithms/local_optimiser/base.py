@@ -63,14 +63,8 @@ class LocalOptimiser(Slot):
         return {}
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Return why this optimiser cannot be combined with the drift in ``slots``, or None if it can.
-
-        Some drift corrections require SGD. An optimiser that adds the last global update (``gamma``) needs the mean
-        displacement, which clients do not upload with ``dual_scope=active``.
-        """
+        """Return why the drift in ``slots`` requires SGD instead of this optimiser, or None if it does not."""
         name, drift = self._name(), slots["drift"]
-        if getattr(self, "gamma", 0) and getattr(drift, "dual_scope", "all") == "active":
-            return f"{name} needs the mean displacement, which dual_scope=active does not upload; use dual_scope=all"
         return drift.sgd_conflict(name) if name and isinstance(drift, Drift) else None
 
     def run_conflict(self, descent: Descent, layout: Layout) -> str | None:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from fedflat.algorithms.descent import Descent
-from fedflat.algorithms.local_optimiser import global_update
 from fedflat.algorithms.local_optimiser.adamw import AdamW
-from fedflat.algorithms.slot import CohortMeans, LocalContext
-from fedflat.algorithms.state import Fields, State, vector
+from fedflat.algorithms.local_optimiser.global_update import GlobalUpdate
+from fedflat.algorithms.slot import LocalContext
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
-class FedAdamW(AdamW):
+class FedAdamW(GlobalUpdate, AdamW):
     """Clients take AdamW steps with a shared second moment, plus the last global update (FedAdamW; Liu et al. 2026).
 
         m <- beta1 m + (1 - beta1) d_k
@@ -45,6 +43,7 @@ class FedAdamW(AdamW):
     is corrected by the number of steps since the start of the run (``m_steps=run``).
 
     >>> from torch import tensor
+    >>> from fedflat.algorithms.descent import Descent
     >>> from fedflat.testing import cohort_means, local_context
     >>> fedadamw, server = FedAdamW(gamma=0.5), {"v": [0.0, 0.0], "last": [0.4, 0.8], "lr": 0.1}
     >>> ctx = local_context(y=[1.0, 2.0], z=[1.0, 2.0], server=server, steps=2)
@@ -55,7 +54,7 @@ class FedAdamW(AdamW):
     tensor([2., 2.])
     """
 
-    gamma: float = param(0.5, global_update.GAMMA, low=0, high=1)
+    SHARED: ClassVar = "v"
     second_moment: Literal["tensor", "weight"] = param(
         "tensor", "second moment that the server keeps: one value per parameter tensor (tensor) or per weight (weight)"
     )
@@ -63,33 +62,16 @@ class FedAdamW(AdamW):
         "round", "steps by which m is corrected for its initial value 0: those of the round, or of the run so far"
     )
 
-    def on_server(self) -> Fields:
-        return (vector("v"), *global_update.on_server(self.gamma))
-
-    def sends(self) -> Fields:
-        return (vector("v"), *global_update.sends(self.gamma))
-
     def privacy_conflict(self, equal_steps: bool) -> str | None:
         return "clients also send their second moments, which noise would make negative"
-
-    def begin(self, ctx: LocalContext, descent: Descent) -> State:
-        state = {"m": torch.zeros_like(ctx.z), "v": ctx.server["v"]}
-        return state | global_update.begin(self.gamma, ctx)
 
     def averaged_steps(self, ctx: LocalContext) -> tuple[Tensor, Tensor]:
         of_round, of_run = ctx.step + 1, ctx.round * ctx.steps + ctx.step + 1
         return (of_round if self.m_steps == "round" else of_run), of_run
 
-    def move(self, d: Tensor, lr: Tensor, ctx: LocalContext, descent: Descent) -> tuple[Tensor, State]:
-        y, moments = super().move(d, lr, ctx, descent)
-        return global_update.pushed(y, ctx), moments
-
-    def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """Send the second moment: its mean over each parameter tensor, or itself."""
+    def shared(self, ctx: LocalContext) -> Tensor:
+        """Return the second moment: its mean over each parameter tensor, or itself."""
         v = ctx.local["v"]
-        if self.second_moment == "tensor":
-            v = ctx.layout.per_tensor(torch.stack([piece.mean() for piece in torch.split(v, ctx.layout.sizes)]))
-        return {}, {"v": v} | global_update.finish(self.gamma, ctx)
-
-    def aggregate(self, means: CohortMeans, server: State) -> State:
-        return {"v": means.mean["v"]} | global_update.aggregate(self.gamma, means)
+        if self.second_moment == "weight":
+            return v
+        return ctx.layout.per_tensor(torch.stack([piece.mean() for piece in torch.split(v, ctx.layout.sizes)]))

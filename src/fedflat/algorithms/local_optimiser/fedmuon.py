@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedflat.algorithms.descent import Descent
-from fedflat.algorithms.local_optimiser import global_update
+from fedflat.algorithms.local_optimiser.global_update import GlobalUpdate
 from fedflat.algorithms.local_optimiser.muon import Muon
-from fedflat.algorithms.slot import CohortMeans, LocalContext
-from fedflat.algorithms.state import Fields, State, vector
+from fedflat.algorithms.slot import LocalContext
+from fedflat.algorithms.state import State
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
-class FedMuon(Muon):
+class FedMuon(GlobalUpdate, Muon):
     """Clients take Muon steps with a shared momentum, plus the last global update (FedMuon; Liu et al. 2025).
 
         M <- beta M + (1 - beta) d_k
@@ -52,26 +53,12 @@ class FedMuon(Muon):
     tensor([1.0500, 2.2500])
     """
 
+    SHARED: ClassVar = "M"
     beta: float = param(0.98, "decay of the momentum M", low=0, high=0.9999)
-    gamma: float = param(0.5, global_update.GAMMA, low=0, high=1)
-
-    def on_server(self) -> Fields:
-        return (vector("M"), *global_update.on_server(self.gamma))
-
-    def sends(self) -> Fields:
-        return (vector("M"), *global_update.sends(self.gamma))
-
-    def begin(self, ctx: LocalContext, descent: Descent) -> State:
-        return super().begin(ctx, descent) | {"M": ctx.server["M"]} | global_update.begin(self.gamma, ctx)
 
     def move(self, d: Tensor, lr: Tensor, ctx: LocalContext, descent: Descent) -> tuple[Tensor, State]:
-        y, momenta = super().move(d, lr * (1 - self.gamma), ctx, descent)
-        return global_update.pushed(y, ctx), momenta
+        return super().move(d, lr * (1 - self.gamma), ctx, descent)
 
-    def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """Send the momenta of matrices; other tensors have none."""
-        M = torch.where(ctx.local["is_matrix"], ctx.local["M"], 0.0)
-        return {}, {"M": M} | global_update.finish(self.gamma, ctx)
-
-    def aggregate(self, means: CohortMeans, server: State) -> State:
-        return {"M": means.mean["M"]} | global_update.aggregate(self.gamma, means)
+    def shared(self, ctx: LocalContext) -> Tensor:
+        """Return the momenta of matrices; other tensors have none."""
+        return torch.where(ctx.local["is_matrix"], ctx.local["M"], 0.0)

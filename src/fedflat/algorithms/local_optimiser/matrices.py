@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedflat.models.layout import Layout
 
+Orthogonalisation = Literal["ns5", "exact"]
 GUARD = 1e-7
 """Constant added to the norm by which a matrix is divided, so that a zero matrix stays zero."""
 
@@ -48,15 +49,20 @@ def joined(matrices: Sequence[Tensor], others: Tensor, layout: Layout) -> Tensor
     return torch.cat([next(matrix if is_matrix(shape) else other).reshape(-1) for shape in layout.shapes])
 
 
-def rows_per_column(layout: Layout, shape_factor: Literal["matrix", "kernel"]) -> list[float]:
-    """Return rows divided by columns of each matrix; with ``kernel``, the ratio of its tensor's last two dimensions."""
+def orthogonal_steps(
+    matrices: Sequence[Tensor], layout: Layout, method: Orthogonalisation, shape_factor: Literal["matrix", "kernel"]
+) -> list[Tensor]:
+    """Return sqrt(max(1, rows / columns)) times each orthogonalised matrix.
+
+    With ``shape_factor=kernel``, rows and columns are the last two dimensions of the matrix's tensor.
+    """
     shapes = [shape for shape in layout.shapes if is_matrix(shape)]
-    if shape_factor == "kernel":
-        return [shape[-2] / shape[-1] for shape in shapes]
-    return [shape[0] / math.prod(shape[1:]) for shape in shapes]
+    kernel = shape_factor == "kernel"
+    ratios = [shape[-2] / shape[-1] if kernel else shape[0] / math.prod(shape[1:]) for shape in shapes]
+    return [max(1.0, ratio) ** 0.5 * orthogonalised(u, method) for u, ratio in zip(matrices, ratios, strict=True)]
 
 
-def orthogonalised(matrix: Tensor, method: Literal["ns5", "exact"]) -> Tensor:
+def orthogonalised(matrix: Tensor, method: Orthogonalisation) -> Tensor:
     """Return the matrix with the same singular vectors, but singular values of about 1 (ns5) or of 1 (exact).
 
     ``exact`` continues the iteration until rounding errors dominate. Unlike a singular value decomposition, it can be

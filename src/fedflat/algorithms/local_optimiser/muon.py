@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 
 from fedflat.algorithms.descent import Descent
+from fedflat.algorithms.local_optimiser.adamw import AdamW
 from fedflat.algorithms.local_optimiser.base import LocalOptimiser
-from fedflat.algorithms.local_optimiser.matrices import by_rank, joined, matrix_names, orthogonalised, rows_per_column
-from fedflat.algorithms.local_optimiser.moments import adam_step, mass, moving_average
+from fedflat.algorithms.local_optimiser.matrices import by_rank, joined, matrix_names, orthogonal_steps
+from fedflat.algorithms.local_optimiser.moments import moving_average
 from fedflat.algorithms.slot import LocalContext
 from fedflat.algorithms.state import State
 from fedflat.models.layout import Layout
 from fedflat.text import param
 
-BETA1, BETA2, EPS = 0.9, 0.95, 1e-10
-"""Adam's parameters for tensors with fewer than two dimensions."""
+ADAM = AdamW(beta1=0.9, beta2=0.95, eps=1e-10)
+"""Optimiser of tensors with fewer than two dimensions."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +38,14 @@ class Muon(LocalOptimiser):
     - y_k: the client's model after k local steps
     - eta_k: learning rate of local step k
 
-    The equations are those of one parameter tensor with at least two dimensions, taken as a matrix whose rows are
-    indexed by the first dimension. All other tensors, such as biases, take AdamW steps with learning rate eta_k (beta1
-    = 0.9, beta2 = 0.95, eps = 1e-10), whose moments are zero at the start of every round.
+    The equations are those of one tensor with at least two dimensions, taken as a matrix whose rows are indexed by the
+    first. All other tensors take AdamW steps with learning rate eta_k (beta1 = 0.9, beta2 = 0.95, eps = 1e-10).
 
-    >>> from torch import tensor
-    >>> from fedflat.models.layout import Layout
     >>> from fedflat.testing import local_context
     >>> muon = Muon(alpha=1, orthogonalise="exact")
     >>> ctx = local_context(y=[0.0] * 5, z=[0.0] * 5)._replace(layout=Layout(("weight", "bias"), ((2, 2), (1,))))
     >>> ctx = ctx._replace(local=muon.begin(ctx, Descent()))
-    >>> muon.move(tensor([3.0, 0.0, 0.0, -0.2, 5.0]), tensor(0.1), ctx, Descent())[0]
+    >>> muon.move(torch.tensor([3.0, 0.0, 0.0, -0.2, 5.0]), torch.tensor(0.1), ctx, Descent())[0]
     tensor([-0.1000,  0.0000,  0.0000,  0.1000, -0.1000])
     """
 
@@ -61,31 +59,20 @@ class Muon(LocalOptimiser):
     )
 
     def begin(self, ctx: LocalContext, descent: Descent) -> State:
+        is_matrix = ctx.layout.indicator(matrix_names(ctx.layout).__contains__, ctx.z)
         _, others = by_rank(ctx.z, ctx.layout)
-        return {
-            "M": torch.zeros_like(ctx.z),
-            "m": torch.zeros_like(others),
-            "v": torch.zeros_like(others),
-            "is_matrix": ctx.layout.indicator(matrix_names(ctx.layout).__contains__, ctx.z),
-        }
+        return {"M": torch.zeros_like(ctx.z), "is_matrix": is_matrix} | ADAM.begin(ctx.changed(z=others), descent)
 
     def move(self, d: Tensor, lr: Tensor, ctx: LocalContext, descent: Descent) -> tuple[Tensor, State]:
         M = moving_average(ctx.local["M"], d, self.beta)
-        matrices, _ = by_rank(self.beta * M + (1 - self.beta) * d, ctx.layout)
-        ratios = rows_per_column(ctx.layout, self.shape_factor)
-        steps = [
-            max(1.0, ratio) ** 0.5 * orthogonalised(u, self.orthogonalise)
-            for u, ratio in zip(matrices, ratios, strict=True)
-        ]
-        _, others = by_rank(d, ctx.layout)
-        m = moving_average(ctx.local["m"], others, BETA1)
-        v = moving_average(ctx.local["v"], others**2, BETA2)
-        adam = adam_step(m, v, mass(BETA1, ctx.step + 1), mass(BETA2, ctx.step + 1), EPS)
-        step = joined(steps, adam, ctx.layout)
+        matrices, _ = by_rank(moving_average(M, d, self.beta), ctx.layout)
+        steps = orthogonal_steps(matrices, ctx.layout, self.orthogonalise, self.shape_factor)
+        adam_step, moments = ADAM.step(by_rank(d, ctx.layout)[1], ctx)
+        step = joined(steps, adam_step, ctx.layout)
         if descent.weight_decay:
             step = step + descent.weight_decay * ctx.y
         step = torch.where(ctx.local["is_matrix"], self.alpha * step, step)
-        return ctx.y - lr * step, {"M": M, "m": m, "v": v}
+        return ctx.y - lr * step, {"M": M} | moments
 
     def run_conflict(self, descent: Descent, layout: Layout) -> str | None:
         if not matrix_names(layout):

@@ -8,13 +8,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedflat.algorithms.slot import PERTURB_FROM, Gradient, LocalContext, Perturbation, unit
+from fedflat.algorithms.perturbation.ascent import AscentStep
+from fedflat.algorithms.slot import PERTURB_FROM, Gradient, LocalContext, unit
 from fedflat.algorithms.state import State
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
-class Asam(Perturbation):
+class Asam(AscentStep):
     """Adaptive SAM scales the ascent step by the magnitude of each weight (FedASAM; Caldarola et al. 2022, eq. 5).
 
         T = |y_k| + eta
@@ -47,10 +48,6 @@ class Asam(Perturbation):
         "(weight), or every parameter (all)",
     )
     perturb_from: Literal["data", "total"] = param("data", PERTURB_FROM)
-
-    @property
-    def ascent_passes(self) -> int:
-        return 1 if self.rho else 0
 
     @property
     def uses_drift(self) -> bool:

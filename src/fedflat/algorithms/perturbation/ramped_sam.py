@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedflat.algorithms.drift.gloss import RAMP, START_RHO, ramped
+from fedflat.algorithms.drift.ramp import RAMP, START_RHO, ramped
 from fedflat.algorithms.perturbation.sam import Sam
 from fedflat.algorithms.slot import Gradient, LocalContext
 from fedflat.algorithms.state import State

@@ -9,13 +9,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedflat.algorithms.slot import PERTURB_FROM, Gradient, LocalContext, Perturbation, Slot, unit
+from fedflat.algorithms.perturbation.ascent import AscentStep
+from fedflat.algorithms.slot import PERTURB_FROM, Gradient, LocalContext, Slot, unit
 from fedflat.algorithms.state import State
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
-class Sam(Perturbation):
+class Sam(AscentStep):
     """Each gradient is evaluated after an ascent step of length rho (FedSAM; Caldarola et al. 2022, eqs. 3-4).
 
         e = rho g(y_k) / ||g(y_k)||
@@ -39,10 +40,6 @@ class Sam(Perturbation):
     share: float = param(1.0, "weight of g(y_k + e) against g(y_k) in g (alpha in FedSpeed)", low=0, high=1)
     normalise: bool = param(True, "whether to scale the ascent step to length rho; otherwise the step is rho g(y_k)")
     perturb_from: Literal["data", "total"] = param("data", PERTURB_FROM)
-
-    @property
-    def ascent_passes(self) -> int:
-        return 1 if self.rho else 0
 
     @property
     def uses_drift(self) -> bool:

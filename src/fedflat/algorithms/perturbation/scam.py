@@ -8,13 +8,14 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedflat.algorithms.slot import CohortMeans, Gradient, LocalContext, Perturbation, unit
+from fedflat.algorithms.perturbation.ascent import AscentStep
+from fedflat.algorithms.slot import CohortMeans, Gradient, LocalContext, unit
 from fedflat.algorithms.state import Fields, State, scalar, vector
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
-class Scam(Perturbation):
+class Scam(AscentStep):
     """The radius of SAM is smaller for heterogeneous clients (FedSCAM; Rahil et al. 2026).
 
         c_i = cos(-g_i, u)
@@ -22,24 +23,18 @@ class Scam(Perturbation):
         e = rho / (1 + alpha h_i) g(y_k) / ||g(y_k)||
         u <- unit(Delta)
 
-    - g_b: gradient of batch b at the received model; before local training, client i computes those of a few batches
-      (``batches``)
-    - g_i: mean of g_b
+    - g_b, g_i: gradient of batch b at the received model, and their mean over a few batches, before local training
     - u: direction of the last change Delta of the server model, unit(Delta) = Delta / ||Delta||; 0 in the first round
-    - c_i: alignment of client i with u
+    - c_i: alignment of client i with u; sent, like h_i, for the client weighting ``aligned``
     - h_i: heterogeneity of client i; mean_b is the mean over the batches
-    - e: perturbation, i.e. the offset from y_k to the point at which the gradient is evaluated
+    - e: perturbation, i.e. the offset from y_k to the point at which the step's gradient is evaluated
     - y_k: the client's model after k local steps
     - g(y): gradient of the loss on the step's batch at the model y
-
-    Clients send h_i and c_i to the server, where the client weighting ``aligned`` uses them. The local step uses the
-    gradient g(y_k + e).
 
     >>> from torch import tensor
     >>> from fedflat.algorithms.slot import Pilot
     >>> from fedflat.testing import local_context
-    >>> ctx = local_context(y=[1.5, 2.0], z=[0.0, 0.0], server={"u": [1.0, 0.0]})
-    >>> scam = Scam(rho=0.1)
+    >>> scam, ctx = Scam(rho=0.1), local_context(y=[1.5, 2.0], z=[0.0, 0.0], server={"u": [1.0, 0.0]})
     >>> local = scam.begin(ctx._replace(pilot=Pilot(tensor([3.0, 0.0]), tensor(3.0))))  # uphill along u: c = -1
     >>> local["h"], local["c"], local["radius"]
     (tensor(6.), tensor(-1.), tensor(0.0143))
@@ -51,13 +46,7 @@ class Scam(Perturbation):
     alpha: float = param(1.0, "how much the radius shrinks for heterogeneous clients", low=0)
     kappa: float = param(1.0, "how much alignment lowers heterogeneity", low=0)
     batches: int = param(3, "number of batches whose gradients a client computes before local training", low=1)
-    pilot: Literal["step", "gradient"] = param(
-        "step", "whether c_i compares u with the descent step -g_i (step) or with the gradient g_i (gradient)"
-    )
-
-    @property
-    def ascent_passes(self) -> int:
-        return 1 if self.rho else 0
+    pilot: Literal["step", "gradient"] = param("step", "what c_i compares with u: the step -g_i or the gradient g_i")
 
     @property
     def pilot_batches(self) -> int:

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from fedflat.algorithms.drift import Dyn
-from fedflat.algorithms.slot import CohortMeans, Gradient, LocalContext, Perturbation, Slot, unit
+from fedflat.algorithms.perturbation.ascent import AscentStep
+from fedflat.algorithms.slot import CohortMeans, Gradient, LocalContext, Slot, unit
 from fedflat.algorithms.state import Fields, State, vector
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
-class Smoo(Perturbation):
+class Smoo(AscentStep):
     """A dual variable ties each client's perturbation to a global one (FedSMOO; Sun et al. 2023).
 
         e = rho unit(g(y_k) - mu_i - s)
@@ -31,10 +32,7 @@ class Smoo(Perturbation):
     - g(y): gradient of the loss on the step's batch at the model y
     - g: gradient that the local step uses
     - unit(v): v / ||v||
-    - mean_S: mean over the round's cohort S
-
-    The server computes s from the values of mu_i and e after each client's last step. With ``s_source=dual``, it uses
-    mu_i alone, as FL-Simulator does.
+    - mean_S: mean over the round's cohort S, of the values after each client's last step
 
     >>> from fedflat.testing import local_context
     >>> ctx = local_context(y=[2.0, 2.5], z=[0.0, 0.0], server={"s": [0.0, 0.0]}, local={"mu": [1.0, 1.0]})
@@ -45,12 +43,8 @@ class Smoo(Perturbation):
 
     rho: float = param(0.1, "length of the perturbation", low=0, positional=True)
     s_source: Literal["paper", "dual"] = param(
-        "paper", "what the server computes s from: mu_i - e, as in the paper (paper), or mu_i alone (dual)"
+        "paper", "source of s: mu_i - e, as in the paper (paper), or mu_i alone, as in FL-Simulator (dual)"
     )
-
-    @property
-    def ascent_passes(self) -> int:
-        return 1 if self.rho else 0
 
     def on_server(self) -> Fields:
         return (vector("s"),)
@@ -65,21 +59,13 @@ class Smoo(Perturbation):
         return {"mu": ctx.client["mu"], "last offset": torch.zeros_like(ctx.z)}
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
-        """Return the offset e = rho unit(g(y_k) - mu_i - s), or None if rho is 0, and the new dual mu_i + e - s.
-
-        g(y_k) is the gradient at the client's model, and s the server's estimate of the global perturbation. The local
-        state also keeps e, because ``finish`` needs that of the last step.
-        """
+        """Return the offset e, or None if rho is 0, and the new dual; ``finish`` also needs e of the last step."""
         if self.rho == 0:
             return None, {}
         e = self.rho * unit(gradient(ctx.y) - ctx.local["mu"] - ctx.server["s"])
         return e, {"mu": ctx.local["mu"] + e - ctx.server["s"], "last offset": e}
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """Keep the dual mu_i as client state, and send mu_i - e (``s_source=paper``) or mu_i alone (``dual``).
-
-        e is the offset of the last step. The server computes s from the messages.
-        """
         mu = ctx.local["mu"]
         sent = mu - ctx.local["last offset"] if self.s_source == "paper" else mu
         return {"mu": mu}, {"s": sent}

@@ -8,14 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedflat.algorithms.slot import Gradient, LocalContext, Perturbation, unit
+from fedflat.algorithms.perturbation.ascent import AscentStep
+from fedflat.algorithms.slot import Gradient, LocalContext, unit
 from fedflat.algorithms.state import State
 from fedflat.algorithms.teacher import Teacher
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
-class Sol(Perturbation):
+class Sol(AscentStep):
     """Gradients are evaluated after a step away from the received model's predictions (FedSOL; Lee et al. 2024).
 
         r = grad(KL(p_z, p_y))
@@ -46,10 +47,6 @@ class Sol(Perturbation):
     rho: float = param(1.0, "length of the ascent step before the adaptive scaling", low=0, positional=True)
     adaptive: bool = param(True, "whether to scale the perturbation by each weight's distance from the received model")
     tau: float = param(3.0, "temperature of the divergence", above=0)
-
-    @property
-    def ascent_passes(self) -> int:
-        return 1 if self.rho else 0
 
     @property
     def needs_teacher(self) -> bool:

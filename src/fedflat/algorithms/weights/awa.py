@@ -12,6 +12,7 @@ from torch import Tensor
 from fedflat.algorithms.slot import Slot
 from fedflat.algorithms.start import Start
 from fedflat.algorithms.state import Fields, State, scalar
+from fedflat.algorithms.weights.awa_loss import logit_gradient
 from fedflat.algorithms.weights.base import ChosenWeights, ClientRows
 from fedflat.text import param
 
@@ -61,37 +62,16 @@ class Awa(ChosenWeights):
         logits = initial + moved[rows.clients]
         cosine = torch.nn.functional.cosine_similarity(rows.z, rows.z + rows.displacements, dim=-1)
         m = v = torch.zeros_like(logits)
-        before = logits
         for step in range(1, self.server_steps + 1):
             before = logits
-            g = self._gradient(logits, rows.displacements, 1 - cosine)
+            g = logit_gradient(logits, rows.displacements, 1 - cosine)
             m, v = 0.5 * m + 0.5 * g, 0.999 * v + 0.001 * g**2
             logits = logits - self.weights_lr * (m / (1 - 0.5**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-8)
         moved[rows.clients] = logits - initial
         return (before if self.weights_from == "before" else logits).softmax(0), {"moved": moved}
 
-    def _gradient(self, logits: Tensor, displacements: Tensor, turn: Tensor) -> Tensor:
-        """Return the gradient of the loss L with respect to the logits, shape (n,).
-
-        Args:
-            logits: one per client of the cohort, shape (n,).
-            displacements: D_i, shape (n, P).
-            turn: 1 - cos(z, z + D_i), shape (n,); how far each client's model turned away from z.
-        """
-        w = logits.softmax(0)
-        spread = displacements - w @ displacements
-        distance = spread.norm(dim=1)
-        # The mean sum_j w_j D_j depends on the weights, too. The clamp avoids 0 / 0 for a client at the mean.
-        mean_direction = (w / distance.clamp(min=torch.finfo(w.dtype).tiny)) @ spread
-        weight_gradient = distance + turn - displacements @ mean_direction  # dL / dw
-        logit_gradient: Tensor = w * (weight_gradient - w @ weight_gradient)
-        return logit_gradient
-
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Return an error message if clients upload something other than y_K - z, and None otherwise.
-
-        This is the case with ``dual_scope=active`` and with starts other than z.
-        """
+        """Return an error message if clients upload something other than y_K - z, and None otherwise."""
         if getattr(slots["drift"], "dual_scope", "all") == "active":
             return "FedAWA needs displacements, which dual_scope=active does not upload; use dual_scope=all"
         return None if slots["start"] == Start() else "FedAWA compares models z + D_i, so all clients must start from z"
