@@ -129,8 +129,8 @@ PAGES = {
     ),
     "deploy": Page(
         "Deployment",
-        "These functions make up a Flower project ([real sites](../deploy.md)); the classes describe what a site provides. "
-        "The package requires the extra `flower`.",
+        "`client_app` and `server_app` make up a Flower project ([real sites](../deploy.md)); `Strategy`, `client` and `LocalSteps` "
+        "belong in an [existing Flower app](../flower-app.md). The package requires the extra `flower`.",
         ("fedflat.deploy",),
     ),
     "testing": Page(

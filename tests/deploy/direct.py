@@ -78,6 +78,13 @@ class DirectGrid(Grid):
         raise AssertionError("fedflat should not call this method of a Flower grid")
 
 
+class AppGrid(DirectGrid):
+    """Delivers messages to an app of a third party, as Flower's strategies do."""
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self.pull_messages(self.push_messages(messages))
+
+
 def federation_of(folder: Path, settings: dict[str, Any], nodes: int = 4) -> DirectGrid:
     """A grid of nodes, each with its own folder."""
     return DirectGrid([node(folder, settings, number) for number in range(nodes)])

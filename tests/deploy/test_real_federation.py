@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,12 +14,16 @@ import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
 
+from flwr.app import ArrayRecord
+
+from fedflat.deploy import Strategy
 from fedflat.deploy.flower.project import write_project
 from fedflat.deploy.settings import experiment_of
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.run_folder import RunFolder, load_record
 
 from ..time_limits import scaled
+from .direct import AppGrid, node
 from .processes import RealFederation, real_federation, rounds_done, run_number
 
 pytestmark = pytest.mark.slow
@@ -37,6 +43,7 @@ SETTINGS: dict[str, Any] = {
 KILLED = {**SETTINGS, "algorithm": "fedwmsam+ema", "deploy.score": True}
 """The run whose server is killed. Its clients have state, send scalars and perturb the weights; test_agreement.py runs
 all algorithms in one process."""
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-app"
 PATIENCE = 420
 """Seconds for the run: usually half a minute, but Flower restarts a hanging process only after 3.5 minutes."""
 
@@ -60,6 +67,16 @@ class Runs(NamedTuple):
     """Output file of the example of a strategy."""
 
 
+def decorated_example(folder: Path) -> Path:
+    """Copy the example app into a folder, with its decorated clients in place of the unchanged ones."""
+    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    project = (folder / "pyproject.toml").read_text()
+    assert project.count('"example_app.client:app"') == 1
+    project = project.replace('"example_app.client:app"', '"example_app.decorated_client:app"')
+    (folder / "pyproject.toml").write_text(project)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def runs(federation: RealFederation) -> Runs:
     project, out = federation.folder.parent / "sites", federation.folder / "killed-server"
@@ -71,9 +88,9 @@ def runs(federation: RealFederation) -> Runs:
     assert 1 <= rounds_done(out) < ROUNDS
     federation.kill("superlink")
     federation.start_link()
-    app, strategy = Path(__file__).parents[2] / "examples" / "flower-app", federation.folder / "strategy.pt"
-    example = {"out": str(strategy), "rounds": 1, "algorithm": "fedavgm+ema", "sites": SITES}
-    federation.start_run(app, example, sites=False)
+    strategy = federation.folder / "strategy.pt"
+    example = {"out": str(strategy), "rounds": 2, "algorithm": "scaffold+ema", "sites": SITES}
+    federation.start_run(decorated_example(federation.folder / "flower-app"), example, sites=False)
     wrong = {**SETTINGS, "deploy.minimum": 3, "deploy.out": str(federation.folder / "wrong")}
     printed = federation.start_run(project, wrong)
     federation.run(project, settings, timeout=PATIENCE)
@@ -123,12 +140,28 @@ def test_an_error_of_the_server_is_reported_at_once(federation: RealFederation, 
     assert "deploy.minimum=3" in listed
 
 
-def test_the_example_of_a_strategy_runs(federation: RealFederation, runs: Runs) -> None:
-    """An app whose clients know nothing of fedflat."""
-    federation.until(runs.strategy.exists, 60)
+def test_the_example_of_a_strategy_runs(
+    federation: RealFederation, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decorated clients keep their state at real nodes as in one process, where unchanged clients run, too."""
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    expected, accuracy = run_example("decorated_client", "scaffold+ema", 2)
+    _, unchanged_accuracy = run_example("client", "fedavgm+ema", 1)
+    assert unchanged_accuracy[1] > 0.6
+    federation.until(runs.strategy.exists, 90)
     saved = torch.load(runs.strategy, weights_only=True)
-    assert list(saved["accuracy"]) == [1] and saved["accuracy"][1] > 0.6
+    assert saved["accuracy"] == pytest.approx(accuracy)
+    torch.testing.assert_close(saved["model"], expected)
     assert saved["model"]["1.running_mean"].abs().max() > 0
+
+
+def run_example(module: str, algorithm: str, rounds: int) -> tuple[dict[str, torch.Tensor], dict[int, float]]:
+    """Run the example's ClientApp in this process; returns the model and the accuracy after each round."""
+    app, network = import_module(f"example_app.{module}").app, import_module("example_app.client").network
+    grid = AppGrid([node(Path(), {}, number) for number in range(SITES)], app)
+    result = Strategy(algorithm).start(grid, ArrayRecord(network().state_dict()), rounds)
+    accuracy = {round: metrics["accuracy"] for round, metrics in result.evaluate_metrics_clientapp.items()}
+    return dict(result.arrays.to_torch_state_dict()), accuracy
 
 
 def test_every_site_scores_the_model(resumed: Path) -> None:

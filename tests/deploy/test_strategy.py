@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +22,9 @@ from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
 from fedflat.experiment.run import Run
 
-from .direct import DirectGrid, node
+from .direct import AppGrid, node
 
 SITES, ROUNDS = 4, 4
-
-
-class AppGrid(DirectGrid):
-    """Delivers messages to an app of a third party, as Flower's strategies do."""
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        return self.pull_messages(self.push_messages(messages))
 
 
 def network() -> nn.Module:
@@ -77,6 +69,7 @@ class RecordedRun:
 
         @app.train()
         def train(message: Message, context: Context) -> Message:
+            assert list(message.content.array_records) == ["arrays"]
             round = int(message.content["config"]["server-round"])
             examples, state = self.replies[round - 1][int(context.node_config["partition-id"])]
             metrics = MetricRecord({"num-examples": examples})
@@ -140,14 +133,27 @@ def test_unsuitable_replies_are_ignored(tmp_path: Path, caplog: pytest.LogCaptur
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
-        ("fedmoswa+wima", "clients of .* do more than SGD \\(drift"),
-        ("fedsam", "\\(perturbation\\)"),
+        ("mime", "needs the gradient of all of a client's data"),
+        ("fedavg+scam", "needs gradients of further batches"),
+        ("fedsol", "needs the logits of a teacher"),
+        ("fedawa", "needs client weights that the server chooses"),
         ("fedavg+wima(part=classifier)", "part=all"),
     ],
 )
-def test_algorithms_with_other_clients_are_rejected(algorithm: str, message: str) -> None:
+def test_algorithms_that_need_more_are_rejected(algorithm: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         Strategy(algorithm)
+
+
+def test_control_variates_need_the_mean() -> None:
+    Strategy("fedmoswa", aggregation="median")
+    with pytest.raises(UserError, match="aggregation=median does not work with scaffold: the server's control variate"):
+        Strategy("scaffold", aggregation="median")
+
+
+def test_clients_that_take_other_steps_need_the_decorator(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no client can train with fedsam: .* decorate .* fedflat\.deploy\.client"):
+        start(Strategy("fedsam", fraction_evaluate=0.0), RecordedRun("fedsam"), tmp_path)
 
 
 def test_data_types_are_kept() -> None:

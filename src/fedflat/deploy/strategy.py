@@ -1,4 +1,8 @@
-"""A Flower strategy for an existing ServerApp: fedflat's server steps, averages and robust aggregation."""
+"""A Flower strategy for an existing ServerApp: fedflat's server steps, averages and robust aggregation.
+
+The clients of some algorithms train with plain SGD, so that any ClientApp suits them. Those of the others need the
+decorator of ``local_steps``, which reads what this strategy adds to its messages.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,11 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 from torch import Tensor
@@ -20,26 +24,52 @@ from fedflat.algorithms.algorithm import flat_state, nested_state
 from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.averaging.base import AverageState, RunInfo
-from fedflat.deploy.flower.wire import tensors_of
+from fedflat.deploy.flower.wire import array_record, broadcast_state, tensors_of
+from fedflat.deploy.local_steps import (
+    INITIAL,
+    LR_SUM,
+    NAME,
+    ROUND,
+    ROUNDS,
+    SENT,
+    SERVER_STATE,
+    SETTINGS,
+    STATE_VERSION,
+    STATISTICS,
+    sent_fields,
+    starts_at_initial_model,
+    weight_layout,
+)
 from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost
 from fedflat.engines.round.cohort import reduce_rows
 from fedflat.engines.round.contract import Aggregation, Centre, Client, ModelState, Training
 from fedflat.engines.round.plan import Plan
 from fedflat.errors import UserError
+from fedflat.models.layout import Layout
 
 log = logging.getLogger("flwr")
-STATISTICS = ("running_mean", "running_var")
-"""Ends of the names of BatchNorm statistics, which are averaged but take no part in the server's step."""
-CLIENT_SLOTS = ("drift", "perturbation", "local_optimiser", "start", "weights")
+CLIENT_SLOTS = ("drift", "perturbation", "local_optimiser", "start")
 """Slots whose components, unless they are the default, change what clients do."""
+UNDECORATED = "its ClientApp trains with SGD; decorate the ClientApp's training function with fedflat.deploy.client"
+
+
+class ClientUpdate(NamedTuple):
+    """What a client returned: its number of examples, model, sum of learning rates, and messages by full name."""
+
+    examples: int
+    model: ModelState
+    lr_sum: float
+    sent: dict[str, Tensor]
 
 
 class Strategy(FedAvg):
-    """A Flower strategy that aggregates like a fedflat algorithm, for ClientApps that train with plain SGD.
+    """A Flower strategy that aggregates like a fedflat algorithm.
 
-    The ClientApp stays unchanged: it receives the model, trains it, and returns the arrays and ``num-examples``. It
-    also chooses its learning rate, so the learning-rate schedule of an algorithm such as FedSWA has no effect. If the
-    algorithm has averages, the last of them is evaluated and returned; clients train from the server model.
+    If the algorithm's clients train with plain SGD, the ClientApp stays unchanged: it receives the model, trains it,
+    and returns the arrays and ``num-examples``. For other algorithms, such as SCAFFOLD or FedSAM, its training function
+    needs the decorator ``fedflat.deploy.client``. The ClientApp chooses the learning rate; the algorithm's schedule
+    applies only with the decorator. If the algorithm has averages, the last of them is evaluated and returned; clients
+    train from the server model.
 
     Args:
         name: the algorithm, e.g. ``fedavgm(beta=0.9)+wima(window=20)``.
@@ -61,11 +91,14 @@ class Strategy(FedAvg):
         longest: float = 1.0,
         **options: Any,
     ) -> None:
-        """Raise a ``UserError`` if the clients of the algorithm do more than SGD."""
+        """Raise a ``UserError`` if the algorithm needs more than the messages and steps of a Flower app."""
         super().__init__(**options)
         self.algorithm = algorithm(name)
         self.name = canonical(self.algorithm)
-        _require_plain_clients(self.name, self.algorithm)
+        _require_suitable(self.name, self.algorithm, aggregation)
+        self._needs_decorator = any(
+            getattr(self.algorithm, slot) != getattr(Algorithm(), slot) for slot in CLIENT_SLOTS
+        )
         self._aggregation = Aggregation("samples", aggregation, trim, longest)
         self._nodes = 1
         self._averages: list[AverageState] = []
@@ -94,9 +127,15 @@ class Strategy(FedAvg):
 
     def _begin(self, initial: ArrayRecord, rounds: int) -> None:
         """Start from the initial arrays, for a number of rounds, which some averages depend on."""
-        self._initial = initial
-        self._model = self._split(tensors_of(initial))
+        tensors = tensors_of(initial)
+        self._kinds, self._dtypes = _kinds(tensors), {name: tensor.dtype for name, tensor in tensors.items()}
+        self._layout = weight_layout(tensors)
+        statistics = {name: t for name, t in tensors.items() if t.is_floating_point() and name.endswith(STATISTICS)}
+        self._buffer_layout = Layout.of(statistics)
+        self._model = self._split(tensors)
         x = self._model.weights
+        self._initial_weights = x
+        self._accepted: dict[int, int] = {}  # by node: the number of the last round whose update was accepted, from 1
         self._states = self.algorithm.new_server(x)
         self._training = Training(
             self.algorithm, Descent(), Schedule(1.0, rounds=rounds), Plan(1), 0, 1, self._aggregation
@@ -126,12 +165,23 @@ class Strategy(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Send the server model to the nodes of the round."""
+        """Send the nodes of the round the model to start from, and what the decorator ``client`` needs."""
         self._nodes = len(list(grid.get_node_ids()))
         flat = torch.cat([self._model.weights, self._model.buffers])
         for average in self._averages:
             average.before_round(server_round - 1, flat)
-        messages: Iterable[Message] = super().configure_train(server_round, arrays, config, grid)
+        self._z = self.algorithm.broadcast(self._model.weights, self._states)
+        arrays = self._record(self._model._replace(weights=self._z))
+        state = broadcast_state(self.algorithm, self._states)
+        if starts_at_initial_model(self.algorithm):
+            state[INITIAL] = self._initial_weights
+        extra = {SERVER_STATE: array_record(state)} if state else {}  # messages to unchanged ClientApps have one record
+        settings = {NAME: self.name, ROUND: server_round - 1, ROUNDS: self._training.schedule.rounds}
+        messages: list[Message] = list(super().configure_train(server_round, arrays, config, grid))
+        for message in messages:
+            version = self._accepted.get(message.metadata.dst_node_id, 0)
+            own = {SETTINGS: ConfigRecord({**settings, STATE_VERSION: version})}
+            message.content = RecordDict({**message.content, **extra, **own})
         return messages
 
     def configure_evaluate(
@@ -145,54 +195,62 @@ class Strategy(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Take the algorithm's server step from the replies; replies with unsuitable arrays are ignored."""
-        valid, _ = self._check_and_log_replies(replies, is_train=True)
-        received = []  # number of examples, and model
-        contents = []
+        valid, _ = self._check_and_log_replies(replies, is_train=True, validate=False)  # one node must not end the run
+        updates, contents, problems = [], [], []
         for reply in sorted(valid, key=lambda reply: reply.metadata.src_node_id):  # not in the order of arrival
-            (record,) = reply.content.array_records.values()
-            (metrics,) = reply.content.metric_records.values()
-            tensors, examples = tensors_of(record), metrics[self.weighted_by_key]
-            problem = self._problem(tensors, examples)
+            tensors = {name: t for r in reply.content.array_records.values() for name, t in tensors_of(r).items()}
+            metrics = {name: v for r in reply.content.metric_records.values() for name, v in r.items()}
+            sent = {name.removeprefix(SENT): tensors.pop(name) for name in list(tensors) if name.startswith(SENT)}
+            examples: Any = metrics.get(self.weighted_by_key)
+            problem = self._problem(tensors, sent, examples)
             if problem:
                 log.warning("ignoring node %d: %s", reply.metadata.src_node_id, problem)
+                problems.append(problem)
                 continue
-            received.append((int(examples), self._split(tensors)))
+            lr_sum = float(sent.pop(LR_SUM, 1.0))  # plain SGD: no part of the algorithm uses it
+            updates.append(ClientUpdate(int(examples), self._split(tensors), lr_sum, sent))
             contents.append(reply.content)
-        if not received:
+            self._accepted[reply.metadata.src_node_id] = server_round
+        if not updates:
+            if UNDECORATED in problems:
+                raise UserError(f"no client can train with {self.name}: {UNDECORATED}, or use fedavgm or fedadam")
             return None, None
-        self._step(server_round - 1, received)
+        self._step(server_round - 1, updates)
         return self._record(self._model), self.train_metrics_aggr_fn(contents, self.weighted_by_key)
 
-    def _problem(self, tensors: Mapping[str, Tensor], examples: Any) -> str | None:
-        """Why a reply cannot be used, or None."""
+    def _problem(self, tensors: Mapping[str, Tensor], sent: Mapping[str, Tensor], examples: Any) -> str | None:
+        """Why a reply cannot be used, or None; ``sent`` are the messages that the decorator added, by full name."""
+        if self._needs_decorator and not sent:
+            return UNDECORATED
         if not isinstance(examples, int | float) or not 1 <= examples < math.inf:
             return f"{self.weighted_by_key} is {examples}; expected a positive number"
-        if _kinds(tensors) != _kinds(tensors_of(self._initial)):
+        if _kinds(tensors) != self._kinds:
             return "its arrays differ from the model's in names, shapes or types; return the whole state_dict"
-        if not all(tensor.isfinite().all() for tensor in tensors.values()):
+        fields = sent_fields(self.algorithm)
+        vector, number = (self._layout.size,), ()
+        if sent and _kinds(sent) != {name: (vector if f.vector else number, True) for name, f in fields.items()}:
+            return f"its messages are not those of {self.name}; install the server's version of fedflat on the node"
+        if not all(tensor.isfinite().all() for tensor in (*tensors.values(), *sent.values())):
             return "its arrays contain values that are not finite"
+        if sent and sent[LR_SUM] <= 0:
+            return "the sum of its learning rates is not positive"
         return None
 
-    def _step(self, round: int, received: Sequence[tuple[int, ModelState]]) -> None:
-        """Update model, server state and averages.
-
-        Args:
-            round: number of the round, counted from 0.
-            received: number of examples and trained model of each client.
-        """
-        model, count = self._model, len(received)
+    def _step(self, round: int, updates: Sequence[ClientUpdate]) -> None:
+        """Update model, server state and averages from the clients' updates; ``round`` counts from 0."""
+        model, count = self._model, len(updates)
         rows = CohortBuffers.new(self.algorithm, len(model.weights), len(model.buffers), count, model.weights)
         state = nested_state({})
-        for row, (_, trained) in enumerate(received):
-            rows.displacement[row] = trained.weights - model.weights
-            rows.statistics[row] = trained.buffers
-            sent = flat_state(state | {"server": self.algorithm.server.measure(rows.displacement[row])})
-            for name, value in sent.items():
+        for row, update in enumerate(updates):
+            rows.displacement[row] = update.model.weights - self._z
+            rows.statistics[row] = update.model.buffers
+            measured = flat_state({"server": self.algorithm.server.measure(rows.displacement[row])})
+            for name, value in {**update.sent, **measured}.items():
                 rows.sent[name][row] = value
-        cohort = [Client(row, np.empty(examples, np.uint8), state) for row, (examples, _) in enumerate(received)]
-        reports = [ClientReport(1.0, 0.0, 1, 0, 0, trained.integer_buffers) for _, trained in received]
+        cohort = [Client(row, np.empty(update.examples, np.uint8), state) for row, update in enumerate(updates)]
+        reports = [ClientReport(update.lr_sum, 0.0, 1, 0, 0, update.model.integer_buffers) for update in updates]
         training = replace(self._training, clients=max(self._nodes, count))
-        arguments = training, round, model, model.weights, rows, cohort, reports, GradientCost(), self._states
+        arguments = training, round, model, self._z, rows, cohort, reports, GradientCost(), self._states
         outcome = reduce_rows(*arguments)
         weights, self._states = self.algorithm.aggregate(outcome.returned, outcome.means, self._states)
         self._model = ModelState(weights, outcome.buffers, outcome.integer_buffers)
@@ -201,39 +259,34 @@ class Strategy(FedAvg):
             average.update(round, flat)
 
     def _split(self, tensors: Mapping[str, Tensor]) -> ModelState:
-        """Named tensors as vectors of weights and BatchNorm statistics, in the order of the initial arrays."""
-        floats = {name: tensors[name] for name in self._initial if tensors[name].is_floating_point()}
-        parts: tuple[list[Tensor], list[Tensor]] = [], []
-        for name, tensor in floats.items():
-            parts[name.endswith(STATISTICS)].append(tensor.reshape(-1))
-        empty = torch.zeros(0)
-        weights, buffers = (torch.cat([empty, *part]) for part in parts)
-        return ModelState(weights, buffers, {name: t for name, t in tensors.items() if name not in floats})
+        """Named tensors as vectors of weights and BatchNorm statistics, at least in float32."""
+        floats = {name: t.to(torch.promote_types(t.dtype, torch.float32)) for name, t in tensors.items()}
+        others = {name: t for name, t in tensors.items() if not t.is_floating_point()}
+        return ModelState(self._layout.flatten(floats), self._buffer_layout.flatten(floats), others)
 
     def _record(self, model: ModelState) -> ArrayRecord:
-        """The inverse of ``_split``, with the shapes and data types of the initial arrays."""
-        vectors, used = (model.weights, model.buffers), [0, 0]
-        record = ArrayRecord()
-        for name, array in self._initial.items():
-            if name in model.integer_buffers:
-                record[name] = Array(model.integer_buffers[name].numpy())
-                continue
-            part = int(name.endswith(STATISTICS))
-            size = int(np.prod(array.shape))
-            values = vectors[part][used[part] : used[part] + size]
-            used[part] += size
-            record[name] = Array(values.numpy().reshape(array.shape).astype(array.dtype))
-        return record
+        """The inverse of ``_split``, with the data types of the initial arrays."""
+        views = self._layout.views(model.weights) | self._buffer_layout.views(model.buffers) | model.integer_buffers
+        return array_record({name: views[name].to(dtype) for name, dtype in self._dtypes.items()})
 
 
-def _require_plain_clients(name: str, parts: Algorithm) -> None:
-    """Raise a ``UserError`` if clients of the algorithm must do more than SGD, or an average needs the model's code."""
-    changed = [slot for slot in CLIENT_SLOTS if getattr(parts, slot) != getattr(Algorithm(), slot)]
-    if changed:
+def _require_suitable(name: str, parts: Algorithm, aggregation: Centre) -> None:
+    """Raise a ``UserError`` if an algorithm needs more than the messages and local steps of a Flower app."""
+    needs = {
+        "the gradient of all of a client's data before its first step": parts.drift.full_gradient != "none",
+        "gradients of further batches before the first step": parts.perturbation.pilot_batches,
+        "the logits of a teacher": parts.needs_teacher,
+        "client weights that the server chooses": parts.weights != Algorithm().weights,
+    }
+    reason = next((reason for reason, is_needed in needs.items() if is_needed), None)
+    if reason:
         raise UserError(
-            f"the clients of {name} do more than SGD ({', '.join(changed)}), so an unchanged ClientApp cannot train "
-            "with it; use fedflat deploy init, which creates a suitable app, or an algorithm such as fedavgm or fedadam"
+            f"{name} needs {reason}, which an existing ClientApp cannot provide; use fedflat deploy init, which "
+            "creates a suitable app, or another algorithm, such as scaffold or fedsam"
         )
+    conflict = next(filter(None, (slot.robust_aggregation_conflict() for _, slot in parts.slots())), None)
+    if aggregation != "mean" and conflict:
+        raise UserError(f"aggregation={aggregation} does not work with {name}: {conflict}; use aggregation='mean'")
     if any(getattr(average, "part", "all") != "all" for average in parts.averages):
         raise UserError(f"{name} averages only a part of the model, which is unknown here; use part=all")
 
