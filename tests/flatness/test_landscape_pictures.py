@@ -278,6 +278,11 @@ def test_the_page_contains_everything_once() -> None:
     assert "FedSAM" in page
 
 
+def test_surfaces_and_contours_have_the_same_markers() -> None:
+    surface, contours = landscape_page([Panel("fedmoswa", bowl(0.1, 1.0))]).split("Plotly.newPlot(")[1:]
+    assert '"text":["\\u25b2"]' in surface and '"symbol":"triangle-up"' in contours
+
+
 def test_the_page_states_what_it_omits() -> None:
     broken = bowl(0.1, 1.0)
     broken.values["train_loss"][0, 0] = math.inf

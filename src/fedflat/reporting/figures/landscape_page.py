@@ -52,8 +52,9 @@ SYMBOLS = dict(
     zip(MARKERS, ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star"), strict=True)
 )
 """Plotly's names of the markers."""
-SYMBOLS_3D = frozenset({"circle", "square", "diamond", "cross", "x"})
-TEXT = "%{text}<extra></extra>"
+GLYPHS_3D = {"triangle-up": "▲", "triangle-down": "▼", "star": "★"}
+"""Characters for the symbols that Plotly's three-dimensional plots lack."""
+TEXT = "%{hovertext}<extra></extra>"
 """A tooltip that shows only a name."""
 TRANSPARENT = "rgba(0,0,0,0)"
 GRID_COLOUR = "#e5e2dc"
@@ -153,9 +154,13 @@ def _surface(panel: Panel, scale: LandscapeScale, styles: Mapping[str, LineStyle
             int(np.abs(np.array(axis) - x).argmin())
             for axis, x in zip(panel.landscape.axes, mark.position, strict=True)
         )
-        symbol = marker["symbol"] if marker["symbol"] in SYMBOLS_3D else "circle"
         point = {**_mark_values(mark), "z": _json_values([heights[nearest]])}
-        figure.add_trace(graph_objects.Scatter3d(**point, marker={**marker, "symbol": symbol, "size": 5}))
+        glyph = GLYPHS_3D.get(marker["symbol"])
+        if glyph is None:
+            point["marker"] = {**marker, "size": 5}
+        else:
+            point |= {"mode": "text", "text": [glyph], "textfont": {"color": marker["color"], "size": 16}}
+        figure.add_trace(graph_objects.Scatter3d(**point))
     names = AXIS_TITLES[panel.landscape.kind]
     axes = [
         {"title": {"text": name, "font": {"size": 10}}, "showbackground": False, "gridcolor": GRID_COLOUR, "nticks": 5}
@@ -268,7 +273,7 @@ def _grid_values(landscape: Landscape, scale: LandscapeScale) -> dict[str, Any]:
 def _mark_values(mark: Mark) -> dict[str, Any]:
     """Return the arguments of a Plotly trace that marks a model."""
     x, y = mark.position
-    return {"x": [x], "y": [y], "text": [mark.name], "name": mark.name, "mode": "markers", "hovertemplate": TEXT}
+    return {"x": [x], "y": [y], "hovertext": [mark.name], "name": mark.name, "mode": "markers", "hovertemplate": TEXT}
 
 
 def _styled(figure: Any, scale: LandscapeScale, has_bar: bool) -> Any:

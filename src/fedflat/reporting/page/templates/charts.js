@@ -108,6 +108,10 @@ function lineChart(figure, lines, about) {
   node("rect", { x: left, y: top, width: width - left - right, height: height - top - bottom }, node("clipPath", { id: name }, node("defs", {}, svg)));
   const inside = node("g", { "clip-path": `url(#${name})` }, svg);
   const path = (points) => points.map((p, i) => `${i ? "L" : "M"}${p[0].toFixed(1)} ${p[1].toFixed(1)}`).join("");
+  for (const v of (about.targets || []).filter((v) => v > y0 && v < y1)) {
+    node("line", { x1: left, x2: width - right, y1: Y(v), y2: Y(v), stroke: "var(--quiet)", "stroke-dasharray": "2 3", class: "target" }, svg);
+    node("text", { x: left + 4, y: Y(v) - 4 }, svg, `target ${trim(v)}`);
+  }
   for (const l of lines) {
     const known = l.x.map((x, i) => i).filter((i) => l.y[i] !== null && put(l.y[i]) !== null);
     if (l.std && !about.log) {
