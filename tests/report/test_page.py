@@ -35,6 +35,7 @@ def page(compared: Path, tmp_path: Path) -> Path:
 def test_the_page_is_self_contained(page):
     text = page.read_text()
     assert len(text) < 100_000
+    assert "3 algorithms, 3 seeds." in text
     assert "</script><b>" not in text
     assert not re.search(r"""(src|href)\s*=\s*["'](?!#|data:)""", text)
     assert "@import" not in text and "url(http" not in text
@@ -131,6 +132,7 @@ def test_loads_without_error_request_or_overflow(browser, page, width):
     assert browser.execute_script(OUTSIDE) == []
     assert errors(browser) == []
     assert requests(browser) == []
+    assert {"target 70", "target 86"} <= set(words(browser, "[data-part=curves] svg text"))
     assert words(browser, "h1") == ["</script><b>A title</b>"]
 
 

@@ -48,7 +48,7 @@ from fedflat.reporting.tables.files import (
     values_csv,
 )
 from fedflat.reporting.tables.latex import DIFFERENCE_COLUMNS, RESULT_COLUMNS, latex_table
-from fedflat.reporting.tables.summary import best_of, shown_range
+from fedflat.reporting.tables.summary import best_of, shown_range, shown_sizes
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -244,7 +244,7 @@ def _partition_facts(partition: Values) -> dict[str, str]:
     }
     has_classes = len(partition["class_counts"][0]) > 1  # regression has a single column
     facts = {
-        "examples per client": f"{sizes['min']} to {sizes['max']}, median {sizes['median']:g}",
+        "examples per client": shown_sizes(sizes),
         **(classes if has_classes else {}),
         "coverage": f"{100 * partition['coverage']:.1f} % of the training examples, {repeated} used more than once",
     }
