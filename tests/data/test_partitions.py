@@ -311,7 +311,7 @@ def test_natural_clients_are_divided_until_there_are_enough() -> None:
 
 
 def test_too_many_clients_for_the_examples() -> None:
-    with pytest.raises(UserError, match="4 training examples are too few for 50 clients.* --clients N"):
+    with pytest.raises(UserError, match=r"4 training examples are too few for 50 clients.* --clients N"):
         make_partition("iid", np.arange(4), 4, 50, 0)
 
 

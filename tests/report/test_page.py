@@ -282,6 +282,13 @@ def test_landscapes_fit_a_phone_in_dark_mode_without_a_network(browser, compared
         assert browser.execute_script(boxes) == [[340, "avoid"]] * 4
     finally:
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    show(browser, path, 1280)  # two landscapes fill a wide page
+    deadline = time.monotonic() + scaled(30)
+    browser.execute_script("[...document.querySelectorAll('.later')].at(-1).scrollIntoView()")
+    last = "const b = [...document.querySelectorAll('.panel')].at(-1); return [b.clientWidth, b.clientHeight > 560]"
+    while browser.execute_script(last) != [560, True]:
+        assert time.monotonic() < deadline, "the landscapes are not enlarged"
+        time.sleep(0.1)
 
 
 def test_many_runs_stay_usable(browser, clone, tmp_path):

@@ -52,9 +52,9 @@ SYMBOLS = dict(
     zip(MARKERS, ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star"), strict=True)
 )
 """Plotly's names of the markers."""
-GLYPHS_3D = {"triangle-up": "▲", "triangle-down": "▼", "star": "★"}
-"""Characters for the symbols that Plotly's three-dimensional plots lack."""
-TEXT = "%{hovertext}<extra></extra>"
+SYMBOLS_3D = frozenset({"circle", "square", "diamond", "cross", "x"})
+"""The only of these symbols that Plotly has in three dimensions."""
+TEXT = "%{text}<extra></extra>"
 """A tooltip that shows only a name."""
 TRANSPARENT = "rgba(0,0,0,0)"
 GRID_COLOUR = "#e5e2dc"
@@ -116,7 +116,9 @@ def landscape_parts(
             [_surface(panel, scale, styles) for panel in panels],
             [_contours(panel, scale, styles, line) for panel in panels],
         ]
-        notes = [shown_line(line, scale), scale.notes]
+        symbols = {marker["symbol"] for panel in panels for _, marker in _markers(panel, styles)}
+        circles = "" if symbols <= SYMBOLS_3D else "surfaces mark models with triangles and stars by circles"
+        notes = [shown_line(line, scale), scale.notes, circles]
     first, rows = figures[0][0], []
     for row in figures:  # Plotly is embedded once, with the first figure
         titles = [_title(panel) for panel in panels] if len(row) == len(panels) else [""]
@@ -155,12 +157,8 @@ def _surface(panel: Panel, scale: LandscapeScale, styles: Mapping[str, LineStyle
             for axis, x in zip(panel.landscape.axes, mark.position, strict=True)
         )
         point = {**_mark_values(mark), "z": _json_values([heights[nearest]])}
-        glyph = GLYPHS_3D.get(marker["symbol"])
-        if glyph is None:
-            point["marker"] = {**marker, "size": 5}
-        else:
-            point |= {"mode": "text", "text": [glyph], "textfont": {"color": marker["color"], "size": 16}}
-        figure.add_trace(graph_objects.Scatter3d(**point))
+        symbol = marker["symbol"] if marker["symbol"] in SYMBOLS_3D else "circle"
+        figure.add_trace(graph_objects.Scatter3d(**point, marker={**marker, "symbol": symbol, "size": 5}))
     names = AXIS_TITLES[panel.landscape.kind]
     axes = [
         {"title": {"text": name, "font": {"size": 10}}, "showbackground": False, "gridcolor": GRID_COLOUR, "nticks": 5}
@@ -273,7 +271,7 @@ def _grid_values(landscape: Landscape, scale: LandscapeScale) -> dict[str, Any]:
 def _mark_values(mark: Mark) -> dict[str, Any]:
     """Return the arguments of a Plotly trace that marks a model."""
     x, y = mark.position
-    return {"x": [x], "y": [y], "hovertext": [mark.name], "name": mark.name, "mode": "markers", "hovertemplate": TEXT}
+    return {"x": [x], "y": [y], "text": [mark.name], "name": mark.name, "mode": "markers", "hovertemplate": TEXT}
 
 
 def _styled(figure: Any, scale: LandscapeScale, has_bar: bool) -> Any:

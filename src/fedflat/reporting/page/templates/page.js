@@ -191,7 +191,8 @@ function paintLandscapes(theme, parent = document) {
     const box = plot.closest(".panel"), size = panelSize(box.parentElement);
     const changes = { "font.color": ink, width: size, height: size };
     if (plot.layout.scene) for (const axis of "xyz") changes[`scene.${axis}axis.gridcolor`] = line;
-    box.style.width = `${size}px`;
+    for (const element of [box, plot, plot.parentElement]) element.style.width = `${size}px`;
+    for (const element of [plot, plot.parentElement]) element.style.height = `${size}px`;
     window.Plotly.relayout(plot, changes);
   }
 }
