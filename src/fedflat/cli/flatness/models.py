@@ -30,7 +30,7 @@ MODELS = typer.Argument(
     "or with --module a weights file (.pt, .safetensors)",
     autocompletion=complete_run,
 )
-EXAMPLES = optional("--examples", "number of random examples per subset (see --subsets)", "all", metavar="N", min=1)
+EXAMPLES = optional("--examples", "number of random examples", "all", metavar="N", min=1)
 BATCH = optional(
     "--batch-size", "examples per forward pass", "by example size; for CIFAR 97 on a CPU, 488 on a GPU", min=1
 )
@@ -44,7 +44,9 @@ class DataFlags:
 
     on: str = typer.Option("train", "--on", metavar="SET", help="train (all clients' data) or test")
     client: int | None = no_default("--client", "measure on one client's data (first client: 0)", metavar="I", min=0)
-    examples: int | None = EXAMPLES
+    examples: int | None = optional(
+        "--examples", "number of random examples in each of the --subsets", "all, in one set", metavar="N", min=1
+    )
     subsets: int | None = optional(
         "--subsets", "number of random subsets of --examples, for error bars", f"{DEFAULT_SUBSETS}", min=1
     )

@@ -44,7 +44,9 @@ def comparison_document(comparison: Comparison, targets: Sequence[float] = (), m
         for name in SEED_STATISTICS:
             if name in row:  # missing if no run of the row converged
                 row[name] = asdict(row[name])
-        last = {name: asdict(seed_statistics(values.values())) for name, values in runs_of_row.last_metrics.items()}
+        last = {
+            name: asdict(seed_statistics(list(values.values()))) for name, values in runs_of_row.last_metrics.items()
+        }
         rows.append({**row, "last_metrics": last, "rounds_to": rounds_to, "settings": settings})
     runs = [
         {
