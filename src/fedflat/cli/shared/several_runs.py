@@ -149,7 +149,8 @@ def _comparison_table(comparison: Comparison, rows: list[dict[str, Any]], target
 
 def _last_metric(values: Mapping[int, float], metric: str) -> Text | None:
     """Return the last value of a further metric as a table cell, given its value of each seed."""
-    return _statistics_cell(seed_statistics(list(values.values())) if values else None, metric, ".4g")
+    statistics = seed_statistics(list(values.values())) if values else None
+    return _statistics_cell(statistics, metric, column_format([statistics.mean if statistics else None]))
 
 
 def verdict(comparison: Comparison, missing: int = 0) -> str:
