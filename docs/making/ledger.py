@@ -8,7 +8,7 @@ from functools import cache
 from statistics import fmean, stdev
 
 from fedflat.papers import papers
-from fedflat.papers.claims import check_claims
+from fedflat.papers.claims import check_claims, shown_with_half_width
 from fedflat.papers.ledger import LEDGER_COLUMNS, SUMMARY_COLUMNS, Ledger, LedgerEntry
 from fedflat.papers.results import embedded_text, read_results
 from fedflat.reporting.tables.summary import compare_paired
@@ -54,6 +54,13 @@ def ledger_page() -> str:
         "| released | the authors' released code on the same data |",
         "| tuned | fedflat with hyperparameters selected on a validation split of the training data |",
         "| minutes | device time in minutes of all runs behind the cell; these runs may measure other cells as well |",
+        "",
+        "| verdict | meaning |",
+        "|---|---|",
+        "| within, above, below | the measured mean lies within the tolerance of the published number, above it or below it |",
+        "| unjudged | no tolerance can be computed, because there is one seed and the paper prints no ± |",
+        "| not printed | the paper prints no number to compare with |",
+        "| ran | the runs deviate from the paper (fewer rounds or other settings), so they are shown but not judged |",
         "",
         "## Summary",
         "",
@@ -107,7 +114,8 @@ def claims_page() -> str:
             *table(("paper", "claim", "claimed", "measured", "verdict"), rows),
             "The verdict follows from the interval: a claim is confirmed if the interval excludes zero and contains the",
             "claimed difference. Accuracy differences are in percentage points. With three seeds, intervals are wide, so",
-            "small differences remain undecided.",
+            "small differences remain undecided. The runs behind the eigenvalues of ECCV Table 1 did not record training losses",
+            "with the eigenvalues, so these differences in lambda_max may be due to differences in training loss.",
             "",
             "## Which flatness claims are measured",
             "",
@@ -222,8 +230,7 @@ def _measured_gain(entry: LedgerEntry, base: LedgerEntry) -> str:
     """The difference from a baseline, paired by seed, with half the width of its 95 % interval."""
     pair = compare_paired(entry.by_seed, base.by_seed)
     assert pair is not None
-    half_width = f" ± {_points(entry) * (pair.t_interval[1] - pair.t_interval[0]) / 2:.1f}" if pair.t_interval else ""
-    return f"{_points(entry) * pair.mean:+.1f}{half_width}"
+    return shown_with_half_width(pair, _points(entry))
 
 
 def _points(entry: LedgerEntry) -> float:

@@ -94,6 +94,7 @@ def test_json_has_rows_targets_and_runs(fedflat, compared, small):
     assert document["rows"][0]["mean_last"]["count"] == 2
     expected = {"target": 0.05, "median": 0.0, "reached": 2, "runs": 2, "bytes": 0.0}  # the initial model is that good
     assert document["rows"][0]["rounds_to"] == [expected]
+    assert document["rows"][0]["last_metrics"].keys() == {"loss", "accuracy"}
     assert len(document["runs"]) == 4
     assert Path("here.svg").read_text().startswith("<?xml")
 

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from fedflat.cli.flatness.models import DataFlags
 from fedflat.data import load
 from fedflat.flatness import spectrum
 
@@ -138,17 +139,31 @@ def test_models_with_different_numbers_of_layers_and_eigenvalues(capsys):
     }
     document = {"on": "train", "models": {name: {"test": {"accuracy": 0.5}} for name in spectra}}
     for order in (("small", "large"), ("large", "small")):
-        _print_spectra({name: spectra[name] for name in order}, document, 2, 1e-3)
+        _print_spectra({name: spectra[name] for name in order}, document, "2 examples", 1e-3)
         shown = capsys.readouterr().out
         assert re.search(r"\n\s+12 ", shown) and "Parameters of small" in shown  # the large one has 12 eigenvalues
         assert all(name in shown for name in ("0.weight", "0.bias", "2.weight", "2.bias"))
+
+
+def test_models_with_different_training_losses_are_not_compared(capsys):
+    data = DataFlags(on="train", client=None, examples=None, subsets=None, seed=0, batch=None)
+    data.warn_of_losses({"a": [0.10, 0.12], "b": [0.12]})
+    assert not capsys.readouterr().out
+    data.warn_of_losses({"a": [0.10], "b": [0.12]})
+    assert "differ by a factor of 1.2" in capsys.readouterr().out
 
 
 def test_norms(fedflat, run):
     flags = ("--examples", "30", "--subsets", "2", "--draws", "2", "--directions", "1")
     result = fedflat("flatness", "norms", run, f"{run}:server", *flags)
     assert result.exit_code == 0, result.stderr
-    for word in ("2 subsets of 30 examples", "relative flatness", "Fisher-Rao norm", "magnitude-aware sigma", "wima"):
+    for word in (
+        "2 subsets of 30 of",
+        "relative flatness",
+        "Fisher-Rao norm",
+        "magnitude-aware sigma",
+        "wima",
+    ):
         assert word in result.stdout
     wima, _ = json.loads((run / "flatness/norms/norms.json").read_text())["models"].values()
     assert len(wima["subsets"]) == 2 and wima["subsets"][0]["sigma"] > 0

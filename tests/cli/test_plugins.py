@@ -120,6 +120,11 @@ def test_a_run_loads_its_plugins_again(fedflat, own_run, tmp_path):
     assert json.loads((own_run / "status.json").read_text())["rounds"] == rounds_before + 1
 
 
+def test_a_label_spells_a_plugins_parameters_in_any_way(fedflat, own_run):
+    assert fedflat("report", own_run, "--no-figures", "--label", "my-algorithm(mu=0.20)+SAM=Ours").exit_code == 0
+    assert "\n| Ours |" in Path("report/results.md").read_text()
+
+
 @pytest.mark.parametrize("command", ["resume", "evaluate", "flatness sharpness"])
 def test_a_moved_plugin_is_named_with_the_command(fedflat, own_run, tmp_path, command):
     (tmp_path / "own").rename(tmp_path / "moved")

@@ -49,6 +49,8 @@ def test_rows_have_the_names_of_papers_or_labels(fedflat, compared, tmp_path):
     assert '"label":"SAM (ours)"' in (out / "report.html").read_text()
     assert "on digits, Dirichlet(0.1), " in text + (out / "results.md").read_text()
     assert "unknown row 'fedsma'; did you mean fedsam" in fedflat(*arguments, "fedsma=x").stderr
+    assert fedflat(*arguments, "FedSAM(rho=0.050)=μ ≤ 1").exit_code == 0  # another spelling of the row fedsam
+    assert r"$\mu$ $\leq$ 1 &" in (out / "results.tex").read_text()
     assert "same name" in fedflat(*arguments, "fedsam=FedAvg").stderr
     assert "expected ROW=NAME" in fedflat(*arguments, "fedsam").stderr
 

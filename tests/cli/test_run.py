@@ -17,7 +17,7 @@ def test_a_run_prints_metrics_and_writes_its_folder_and_curve(fedflat, small):
     folder = Path("runs/fedavg-digits-seed0")
     assert result.exit_code == 0
     for word in (
-        "server",
+        "digits, dirichlet(alpha=0.1), seed 0",
         "best over test",
         "mean of last 10 %",
         "of evaluations (n=1)",

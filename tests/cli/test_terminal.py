@@ -8,7 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
-from fedflat.cli.shared.screen import key_values, table
+from fedflat.cli.shared.screen import key_values, show_loading, table
 
 TABLES = [
     "settings",
@@ -65,6 +65,15 @@ def test_optional_columns_are_left_out_first(capsys):
     Console(width=30).print(grid)
     first, second = capsys.readouterr().out.split("run")[1:]
     assert "#" * 20 in first and "bar" not in second and "0.25" in second
+
+
+def test_a_command_on_a_terminal_says_at_once_that_it_loads(capsys, monkeypatch):
+    show_loading(silent=False)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    show_loading(silent=True)
+    assert not capsys.readouterr().err
+    show_loading(silent=False)
+    assert capsys.readouterr().err.startswith("loading PyTorch")
 
 
 def test_paths_break_after_a_slash(capsys):

@@ -310,6 +310,11 @@ def test_natural_clients_are_divided_until_there_are_enough() -> None:
             clients(f"natural(clients={count})")
 
 
+def test_too_many_clients_for_the_examples() -> None:
+    with pytest.raises(UserError, match=r"4 training examples are too few for 50 clients.* --clients N"):
+        make_partition("iid", np.arange(4), 4, 50, 0)
+
+
 def test_centralised_is_one_client() -> None:
     partition = make_partition("centralised", CIFAR_LIKE, 10, None, 0)
     assert (

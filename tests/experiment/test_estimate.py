@@ -32,7 +32,7 @@ from fedflat.experiment.config import Config, config
 from fedflat.experiment.run import Run
 from fedflat.experiment.setup import engine as setup_engine
 from fedflat.experiment.store.checkpoint import SECONDS_BETWEEN, CheckpointInterval
-from fedflat.reporting.progress import ForecastCallback, describe_forecast
+from fedflat.reporting.forecast import ForecastCallback, describe_forecast
 
 SMALL = {
     "model": "mlp(hidden=8)",

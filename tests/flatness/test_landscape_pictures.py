@@ -278,6 +278,14 @@ def test_the_page_contains_everything_once() -> None:
     assert "FedSAM" in page
 
 
+def test_the_page_says_that_surfaces_lack_some_markers() -> None:
+    page = landscape_page([Panel("fedmoswa", bowl(0.1, 1.0))])
+    surface, contours = page.split("Plotly.newPlot(")[1:]
+    assert '"symbol":"circle"' in surface and '"symbol":"triangle-up"' in contours
+    assert "Surfaces mark models with triangles and stars by circles." in page
+    assert "by circles" not in landscape_page(PANELS)
+
+
 def test_the_page_states_what_it_omits() -> None:
     broken = bowl(0.1, 1.0)
     broken.values["train_loss"][0, 0] = math.inf

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,7 @@ def test_a_paper_shows_its_protocols_and_tables(fedflat):
 
 
 def test_a_table_shows_printed_numbers_and_notes(fedflat):
+    assert re.search(r"number +eigenvalue; eigenvalue\(over=5\); ", fedflat("papers", "eccv/table1").stdout)
     shown = fedflat("papers", "fedswa/table3").stdout
     assert "61.9±0.5" in shown
     assert "400+" in shown

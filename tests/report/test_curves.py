@@ -98,6 +98,14 @@ def test_forty_lines_are_distinct_and_the_legend_is_sorted_by_last_value() -> No
     assert ends == sorted(ends, reverse=True)
 
 
+def test_early_values_near_the_others_stay_visible() -> None:
+    late = [0.80, 0.85, 0.9, 0.9]
+    low, _ = late_limits([np.array([0.75, 0.78, *late])], lower_is_better=False) or (1, 1)
+    assert low < 0.75
+    low, _ = late_limits([np.array([0.70, 0.78, *late])], lower_is_better=False) or (0, 0)
+    assert low > 0.75
+
+
 def test_collapsed_runs_do_not_compress_the_axis() -> None:
     figure = drawn([0.1, 0.1] + [0.7 + 0.01 * i for i in range(18)])
     low, high = figure.axes[0].get_ylim()

@@ -261,10 +261,12 @@ def test_values_have_full_precision_and_include_diverged_runs(document):
     lines = values_csv(document).splitlines()
     assert any(line.endswith("fedmoswa,fedmoswa,server,2,diverged,") for line in lines)
     assert any(line.endswith(",fedsam,fedsam,server,2,last,0.8300000000000001") for line in lines)
+    assert any(line.endswith(",fedsam,fedsam,server,0,last loss,0.18999999999999995") for line in lines)
 
 
 def test_figures_are_vector_graphics(section, tmp_path):
-    figures = figures_of(section, "last")
+    figures = figures_of(section, "last", targets=[0.7])
+    assert figures["curves-bytes"].axes[0].texts[0].get_text() == "target 70"
     assert set(figures) == {
         *(f"curves-{axis}" for axis in ("round", "backward_passes", "bytes", "seconds")),
         "differences",

@@ -35,6 +35,7 @@ def page(compared: Path, tmp_path: Path) -> Path:
 def test_the_page_is_self_contained(page):
     text = page.read_text()
     assert len(text) < 100_000
+    assert "3 algorithms, 3 seeds." in text
     assert "</script><b>" not in text
     assert not re.search(r"""(src|href)\s*=\s*["'](?!#|data:)""", text)
     assert "@import" not in text and "url(http" not in text
@@ -131,6 +132,7 @@ def test_loads_without_error_request_or_overflow(browser, page, width):
     assert browser.execute_script(OUTSIDE) == []
     assert errors(browser) == []
     assert requests(browser) == []
+    assert {"target 70", "target 86"} <= set(words(browser, "[data-part=curves] svg text"))
     assert words(browser, "h1") == ["</script><b>A title</b>"]
 
 
@@ -280,6 +282,13 @@ def test_landscapes_fit_a_phone_in_dark_mode_without_a_network(browser, compared
         assert browser.execute_script(boxes) == [[340, "avoid"]] * 4
     finally:
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    show(browser, path, 1280)  # two landscapes fill a wide page
+    deadline = time.monotonic() + scaled(30)
+    browser.execute_script("[...document.querySelectorAll('.later')].at(-1).scrollIntoView()")
+    last = "const b = [...document.querySelectorAll('.panel')].at(-1); return [b.clientWidth, b.clientHeight > 560]"
+    while browser.execute_script(last) != [560, True]:
+        assert time.monotonic() < deadline, "the landscapes are not enlarged"
+        time.sleep(0.1)
 
 
 def test_many_runs_stay_usable(browser, clone, tmp_path):

@@ -93,6 +93,17 @@ def test_runs_are_numbered_in_a_comparison(capsys, clock):
     assert told[0].startswith("[1/2] fedavg, seed 0: finished after 1 round,") and told[1].startswith("[2/2] ")
 
 
+def test_lines_of_a_comparison_show_the_time_left_for_all_runs(capsys, clock):
+    lines = Lines(3)
+    lines.began(run_at(0, 2))
+    clock.now = 10.0
+    lines.round_done(run_at(1, 2))  # 10 s per round, and 5 rounds are left
+    clock.now = 20.0
+    lines.ended(run_at(2, 2), SimpleNamespace(status="finished", seconds=20.0))
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].endswith("; all runs: about 50.0 s left") and told[1].endswith("; all runs: about 40.0 s left")
+
+
 def test_bars_show_rounds_and_metrics(capsys, monkeypatch):
     monkeypatch.setattr("rich.console.Console", partial(Console, force_terminal=True, width=160))
     with Bars(2) as bars:

@@ -286,7 +286,8 @@ class Config(SettingsGroup):
         clients, per_round = self.data.clients, self.federation.clients_per_round
         if clients is not None and per_round > clients and not fixes_clients(self.data.partition):
             raise UserError(
-                f"federation.clients_per_round={per_round} exceeds data.clients={clients}; lower it or add clients"
+                f"federation.clients_per_round={per_round} exceeds data.clients={clients}; lower it: "
+                f"--clients-per-round {clients}, in Python clients_per_round={clients}"
             )
         every, eval_every = self.flatness.every, self.evaluation.every
         if every is not None and every % eval_every:

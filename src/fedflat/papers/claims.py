@@ -7,6 +7,7 @@ from importlib import resources
 
 import yaml
 
+from fedflat.display import counted
 from fedflat.papers.cells import Cell
 from fedflat.papers.ledger import Ledger
 from fedflat.papers.library import find_table
@@ -51,14 +52,31 @@ class CheckedClaim:
         """The measured difference with half the width of its 95 % interval (Student's t), and the number of seeds."""
         if self.measured is None:
             return "not measured yet"
-        interval, seeds = self.measured.t_interval, len(self.measured.seeds)
-        half_width = f" ± {(interval[1] - interval[0]) / 2:.1f}" if interval else ""
-        return f"{self.measured.mean:+.1f}{half_width}{self.unit} ({seeds} seed{'s' if seeds > 1 else ''})"
+        seeds = counted(len(self.measured.seeds), "seed")
+        return f"{shown_with_half_width(self.measured)}{self.unit} ({seeds})"
 
     @property
     def verdict(self) -> str:
         """The verdict in one sentence; empty if not measured."""
         return claim_verdict(self.claimed, self.measured)
+
+
+def shown_with_half_width(difference: PairedDifference, factor: float = 1.0) -> str:
+    """Format a difference times ``factor``, with half the width of its 95 % interval (Student's t).
+
+    It has one decimal, or more if the interval would otherwise seem to end at zero.
+
+    >>> shown_with_half_width(compare_paired({0: 2.31, 1: 2.0, 2: 0.2}, {0: 0.5, 1: 0.5, 2: -0.7}))
+    '+1.4 ± 1.1'
+    >>> shown_with_half_width(compare_paired({0: 2.1, 1: 1.5, 2: 0.9}, {0: 0.0, 1: 0.0, 2: 0.0}))
+    '+1.50 ± 1.49'
+    """
+    mean, interval = factor * difference.mean, difference.t_interval
+    if interval is None:
+        return f"{mean:+.1f}"
+    half_width = factor * (interval[1] - interval[0]) / 2
+    digits = next((n for n in (1, 2) if round(abs(mean), n) != round(half_width, n)), 3)
+    return f"{mean:+.{digits}f} ± {half_width:.{digits}f}"
 
 
 def claim_verdict(claimed: float, measured: PairedDifference | None) -> str:

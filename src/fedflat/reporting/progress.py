@@ -1,22 +1,22 @@
-"""Progress of runs: bars on a terminal and in a notebook, plain lines on stderr when piped, forecasts of long runs."""
+"""Progress of runs: bars on a terminal and in a notebook, and plain lines on stderr when piped."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, Self
 
-from fedflat.display import counted, is_share, shown_bytes, shown_metric, shown_seconds
-from fedflat.experiment.callback import Callback, RemoteCallback
+from fedflat.display import counted, is_share, shown_metric, shown_seconds
+from fedflat.experiment.callback import RemoteCallback
+from fedflat.reporting.forecast import describe_forecast
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from fedflat.experiment.callback import RunProgress, RunView
-    from fedflat.experiment.campaign.estimate import Forecast, GpuForecast
+    from fedflat.experiment.callback import RunProgress
+    from fedflat.experiment.campaign.estimate import Forecast
     from fedflat.experiment.config import Config
     from fedflat.experiment.store.run_folder import Record
 
@@ -26,8 +26,6 @@ SECONDS_BETWEEN_LINES = 1.0
 """Least time between two lines of a run."""
 SECONDS_BETWEEN_UPDATES = 0.2
 """Least time between two updates of the bars in a notebook."""
-FIRST_TIMED, LAST_TIMED = 1, 3
-"""A run is timed from the end of round 1, which includes the set-up, to the end of round 3."""
 
 
 class Progress(RemoteCallback):
@@ -44,6 +42,48 @@ class Progress(RemoteCallback):
 
     def show_forecast(self, forecast: Forecast) -> None:
         """Show the estimate of a long run."""
+
+
+def _time_left(start_time: float, done: float, remaining: float) -> str:
+    """Return the remaining time as text, given the work done since ``start_time``; empty before any work is done."""
+    if done <= 0:
+        return ""
+    return f"about {shown_seconds((time.monotonic() - start_time) / done * max(0.0, remaining))} left"
+
+
+class RemainingTime:
+    """The remaining time of several runs, which follows from the work done here, measured in complete runs."""
+
+    def __init__(self, runs: int) -> None:
+        self._runs, self._counted, self._ended = runs, 0, 0
+        self._ended_work = 0.0
+        self._start_time: float | None = None  # when the first run began
+        self._rounds: dict[Config, tuple[int, int]] = {}  # of active runs: rounds when it began or was resumed, and now
+
+    def count_run(self) -> None:
+        """Count a run as finished, even if it had finished earlier."""
+        self._counted += 1
+
+    def update(self, run: RunProgress) -> None:
+        """Note the completed rounds of a run that begins or is in progress."""
+        self._start_time = time.monotonic() if self._start_time is None else self._start_time
+        first, _ = self._rounds.get(run.config, (run.rounds, 0))
+        self._rounds[run.config] = first, run.rounds
+
+    def end(self, run: RunProgress) -> None:
+        """Note the end of a run."""
+        first, _ = self._rounds.pop(run.config)
+        self._ended += 1
+        self._ended_work += 1 - first / run.config.training.rounds
+
+    def text(self) -> str:
+        """Return the remaining time of all runs as text; empty before any work is done."""
+        if self._start_time is None:
+            return ""
+        active = [(first, now, config.training.rounds) for config, (first, now) in self._rounds.items()]
+        done = self._ended_work + sum((now - first) / total for first, now, total in active)
+        remaining = self._runs - max(self._counted, self._ended) - sum(now / total for _, now, total in active)
+        return _time_left(self._start_time, done, remaining)
 
 
 @dataclass
@@ -70,8 +110,10 @@ class Lines(Progress):
     def __init__(self, runs: int = 1) -> None:
         self.runs, self.finished, self.started = runs, 0, 0
         self._reported: dict[Config, ReportedRun] = {}
+        self._all_runs = RemainingTime(runs)
 
     def count_run(self) -> None:
+        self._all_runs.count_run()
         self.finished += 1
         self.started = max(self.started, self.finished)  # a run that had finished before does not call ``began``
 
@@ -81,6 +123,7 @@ class Lines(Progress):
     def began(self, run: RunProgress) -> None:
         """Start to report a run; a resumed one has done some rounds already."""
         self.started += 1
+        self._all_runs.update(run)
         now, done = time.monotonic(), run.rounds
         self._reported[run.config] = ReportedRun(
             number=self.started, first_round=done, last_round=done, start_time=now, line_time=now
@@ -88,6 +131,7 @@ class Lines(Progress):
 
     def round_done(self, run: RunProgress) -> None:
         """Report a finished round if a line is due."""
+        self._all_runs.update(run)
         # A round that will be evaluated is reported after its evaluation.
         if is_evaluation_current(run) or not run.config.is_evaluated(run.rounds):
             self._report_if_due(run)
@@ -118,10 +162,15 @@ class Lines(Progress):
 
     def ended(self, run: RunProgress, record: Record) -> None:
         rounds = counted(run.rounds, "round")
+        self._all_runs.end(run)
         self._print(run, f"{record.status} after {rounds}, {latest_metrics(run)}, {shown_seconds(record.seconds)}")
 
     def _print(self, run: RunProgress, text: str) -> None:
-        number = f"[{self._reported[run.config].number}/{self.runs}] " if self.runs > 1 else ""
+        number = ""
+        if self.runs > 1:
+            number = f"[{self._reported[run.config].number}/{self.runs}] "
+            left = self._all_runs.text()
+            text += f"; all runs: {left}" if left and self.started < self.runs else ""
         print(f"{number}{run_name(run)}: {text}", file=sys.stderr, flush=True)
 
 
@@ -138,13 +187,6 @@ class RunBar:
     """Number of completed rounds."""
     start_time: float
     """When the run began or was resumed, as of ``time.monotonic``."""
-
-
-def _time_left(start_time: float, done: float, remaining: float) -> str:
-    """Return the remaining time as text, given the work done since ``start_time``; empty before any work is done."""
-    if done <= 0:
-        return ""
-    return f"about {shown_seconds((time.monotonic() - start_time) / done * max(0.0, remaining))} left"
 
 
 class Bars(Progress):
@@ -170,9 +212,7 @@ class Bars(Progress):
         if runs > 1:
             self._all_runs = self._bars.add_task("all runs", total=runs, unit="runs", left="", metrics="")
         self._run_bars: dict[Config, RunBar] = {}
-        self._runs, self._counted, self._ended = runs, 0, 0
-        self._ended_work = 0.0  # see ``_update_all_runs``
-        self._start_time: float | None = None  # when the first run began
+        self._counted, self._remaining = 0, RemainingTime(runs)
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -183,6 +223,7 @@ class Bars(Progress):
 
     def count_run(self) -> None:
         self._counted += 1
+        self._remaining.count_run()
         self._update_all_runs()
 
     def show_forecast(self, forecast: Forecast) -> None:
@@ -191,13 +232,14 @@ class Bars(Progress):
     def began(self, run: RunProgress) -> None:
         """Add the bar of a run; a resumed one has done some rounds already."""
         now, total = time.monotonic(), run.config.training.rounds
-        self._start_time = now if self._start_time is None else self._start_time
+        self._remaining.update(run)
         task = self._bars.add_task(run_name(run), total=total, completed=run.rounds, unit="rounds", left="", metrics="")
         self._run_bars[run.config] = RunBar(task, total, run.rounds, run.rounds, now)
 
     def round_done(self, run: RunProgress) -> None:
         bar = self._run_bars[run.config]
         bar.rounds = run.rounds
+        self._remaining.update(run)
         left = _time_left(bar.start_time, bar.rounds - bar.first_round, bar.total - bar.rounds)
         self._bars.update(bar.task, completed=run.rounds, left=left)
         self._update_all_runs()
@@ -208,20 +250,13 @@ class Bars(Progress):
     def ended(self, run: RunProgress, record: Record) -> None:
         bar = self._run_bars.pop(run.config)
         self._bars.remove_task(bar.task)
-        self._ended += 1
-        self._ended_work += 1 - bar.first_round / bar.total
+        self._remaining.end(run)
         self._update_all_runs()
 
     def _update_all_runs(self) -> None:
-        """Update the overall bar; its remaining time follows from the work done here, measured in complete runs."""
-        if self._all_runs is None:
-            return
-        bars, left = self._run_bars.values(), ""
-        if self._start_time is not None:
-            done = self._ended_work + sum((bar.rounds - bar.first_round) / bar.total for bar in bars)
-            remaining = self._runs - max(self._counted, self._ended) - sum(bar.rounds / bar.total for bar in bars)
-            left = _time_left(self._start_time, done, remaining)
-        self._bars.update(self._all_runs, completed=self._counted, left=left)
+        """Update the overall bar."""
+        if self._all_runs is not None:
+            self._bars.update(self._all_runs, completed=self._counted, left=self._remaining.text())
 
 
 class NotebookBars(Progress):
@@ -304,32 +339,6 @@ def progress(silent: bool, runs: int = 1, *, lines_when_piped: bool = True) -> P
     return Lines(runs) if lines_when_piped else Progress()
 
 
-def describe_forecast(forecast: Forecast) -> str:
-    """Return the estimated time, memory and disk space of a run as text."""
-    per_round = forecast.seconds_per_round
-    shown_per_round = shown_seconds(per_round) if per_round >= 1 else f"{per_round:.2g} s"
-    time_needed = f"{forecast.rounds:,} rounds at about {shown_per_round}: {shown_seconds(forecast.seconds)}"
-    sizes = {"data": forecast.data, "per model": forecast.model, "per cohort": forecast.cohort}
-    memory = ", ".join(f"{shown_bytes(size)} {name}" for name, size in sizes.items())
-    if forecast.states:
-        memory += f", up to {shown_bytes(forecast.states)} client state for {forecast.clients:,} clients"
-    disk = f"; up to {shown_bytes(forecast.disk)} on disk" if forecast.disk else ""
-    gpu = f"; GPU: {_describe_gpu(forecast.gpu)}" if forecast.gpu else ""
-    return f"plan: {time_needed}; memory: {memory}{disk}{gpu}"
-
-
-def _describe_gpu(gpu: GpuForecast) -> str:
-    """Return how a run uses the GPU: memory, lanes and precision."""
-    text = f"{shown_bytes(gpu.reserved)} of {shown_bytes(gpu.total)}"
-    if gpu.lanes:
-        text += f", {counted(gpu.lanes, 'lane')} of {shown_bytes(gpu.lane)}, {gpu.fitting:,} clients fit at once"
-    text += f", precision {gpu.precision}"
-    if gpu.bf16_speedup is not None:
-        by = f" ({gpu.bf16_speedup} times as fast on an H200)" if gpu.bf16_speedup else ""
-        text += f"; bf16 would be faster{by}: --set engine.precision=bf16"
-    return text
-
-
 def run_name(run: RunProgress) -> str:
     """Return the algorithm and seed of a run."""
     return f"{run.config.algorithm}, seed {run.config.seed}"
@@ -358,34 +367,6 @@ def latest_metrics(run: RunProgress) -> str:
 def is_evaluation_current(run: RunProgress) -> bool:
     """Return whether the latest evaluation is of the current round."""
     return bool(run.history) and run.history[-1]["round"] == run.rounds
-
-
-class ForecastCallback(Callback):
-    """Forecasts a run after its first rounds; calls ``report`` once if the rest will take ``min_seconds`` or more."""
-
-    def __init__(self, report: Callable[[Forecast], None], min_seconds: float = 60.0) -> None:
-        self._report, self._min_seconds = report, min_seconds
-        self._start = 0.0
-        self._rounds = 0
-
-    def round_done(self, run: RunView) -> None:
-        """Time the rounds after ``FIRST_TIMED`` up to ``LAST_TIMED``, and then forecast the rest."""
-        self._rounds += 1
-        if self._rounds not in (FIRST_TIMED, LAST_TIMED):
-            return
-        if run.problem.device.type == "cuda":
-            import torch
-
-            torch.cuda.synchronize()
-        now = time.monotonic()
-        if self._rounds == FIRST_TIMED:
-            self._start = now
-            return
-        from fedflat.experiment.campaign.estimate import forecast
-
-        expected = forecast(run, (now - self._start) / (LAST_TIMED - FIRST_TIMED))
-        if expected.seconds >= self._min_seconds:
-            self._report(expected)
 
 
 def notebook_shell() -> Any | None:

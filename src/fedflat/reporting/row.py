@@ -42,6 +42,17 @@ class Row:
         return any(metrics.get("r2", 1) <= 0 for metrics in last)
 
     @property
+    def last_metrics(self) -> dict[str, dict[int, float]]:
+        """The last values of all metrics of the model, by name and seed; of the runs that means include."""
+        metrics: dict[str, dict[int, float]] = {}
+        for record in self.averaged:
+            last = record.history[-1]["test"].get(self.model, {}) if record.history else {}
+            for name, value in last.items():
+                if value is not None:
+                    metrics.setdefault(name, {})[record.config.seed] = float(value)
+        return metrics
+
+    @property
     def mixed_plugins(self) -> list[str]:
         """File names of plugins whose content differs between the runs."""
         digests: dict[str, set[str]] = {}

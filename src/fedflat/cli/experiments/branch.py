@@ -10,6 +10,7 @@ import typer
 from fedflat.cli.experiments.sweep import FILE_JOBS, run_plan
 from fedflat.cli.shared.completion import complete_algorithm, complete_run
 from fedflat.cli.shared.flags import DRY_RUN, JSON, QUIET, SET, optional
+from fedflat.cli.shared.screen import show_loading
 
 
 def branch(
@@ -35,6 +36,7 @@ def branch(
 
     Example: fedflat branch runs/fedavg-digits-seed0@50 fedavg fedsam scaffold
     """
+    show_loading(quiet or as_json)
     from fedflat.experiment.campaign.branch import branch_point
     from fedflat.experiment.campaign.sweep import plan_sweep
     from fedflat.experiment.campaign.sweep_file import read_sweep

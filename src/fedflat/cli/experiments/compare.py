@@ -25,7 +25,7 @@ from fedflat.cli.shared.flags import (
     with_settings,
 )
 from fedflat.cli.shared.one_run import check_figure, write_figure
-from fedflat.cli.shared.screen import fetch_if_missing, key_values, print_json, print_precision, screen
+from fedflat.cli.shared.screen import fetch_if_missing, key_values, print_json, print_precision, screen, show_loading
 from fedflat.errors import SomeFailed, UserError, one_of
 from fedflat.reporting.progress import progress
 
@@ -68,6 +68,7 @@ def compare(
 
     Example: fedflat compare fedavg fedsam fedmoswa --rounds 50 --target 0.9
     """
+    show_loading(quiet or as_json)
     from fedflat.api import make_config
     from fedflat.cli.shared.several_runs import comparison_document, print_comparison
     from fedflat.experiment.campaign.compare import compare as run_comparison

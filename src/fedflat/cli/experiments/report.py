@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,11 @@ def report(
         for _, reason in gathered.left_out:
             print(f"fedflat: left out: {reason}", file=sys.stderr)
     names = [name.strip() for name in columns.split(",") if name.strip()]
+    for record in gathered.records if label or baseline else ():
+        with suppress(UserError):  # e.g. the plugin no longer exists; its algorithms then need their exact spelling
+            if record.folder is not None:
+                record.folder.load_plugins()
+    baseline = baseline and canonical_row(baseline)
     options: dict[str, Any] = {"baseline": baseline, "by": by, "apart": apart, "columns": names, "figures": figures}
     options["labels"] = read_labels(
         label, [row for group in group_runs(gathered.records, apart) for row, _, _ in group.rows] if label else ()
@@ -82,18 +88,29 @@ def read_labels(texts: list[str], rows: Sequence[str]) -> dict[str, str]:
         texts: the display names, as ``ROW=NAME`` or ``ALGORITHM=NAME``.
         rows: the labels of all rows, which may contain ``=``.
 
-    >>> read_labels(["fedavg, lr=0.02=FedAvg", "fedsam(rho=0.1)=FedSAM"], ["fedavg, lr=0.02"])
-    {'fedavg, lr=0.02': 'FedAvg', 'fedsam(rho=0.1)': 'FedSAM'}
+    >>> read_labels(["fedavg, lr=0.02=FedAvg", "FedProx(mu=1)=Prox"], ["fedavg, lr=0.02", "fedprox(mu=1.0)"])
+    {'fedavg, lr=0.02': 'FedAvg', 'fedprox(mu=1.0)': 'Prox'}
     """
     labels = {}
     for text in texts:
-        row = max((row for row in rows if text.startswith(f"{row}=")), key=len, default=None)
-        pattern = r"(?:[^=(]|\([^)]*\))+" if row is None else re.escape(row)
-        match = re.fullmatch(f"({pattern})=(.+)", text)
-        if not match:
+        ends = [match.start() for match in re.finditer(r"=(?![^(]*\))", text)]  # each "=" outside parentheses
+        splits = [(canonical_row(text[:end].strip()), text[end + 1 :].strip()) for end in ends]
+        if not splits or not all(splits[0]):
             raise UserError(f"cannot read --label '{text}'; expected ROW=NAME, e.g. 'fednorm=FedNorm (ours)'")
-        labels[match[1].strip()] = match[2].strip()
+        row, name = next((split for split in reversed(splits) if split[0] in rows and split[1]), splits[0])
+        labels[row] = name
     return labels
+
+
+def canonical_row(text: str) -> str:
+    """Write the algorithm at the start of a row's label as ``fedflat compare`` does; other texts stay unchanged."""
+    from fedflat.algorithms import algorithm, canonical
+
+    spelling, comma, settings = text.partition(", ")
+    try:
+        return canonical(algorithm(spelling)) + comma + settings
+    except UserError:
+        return text
 
 
 JSON_ENTRIES = ("name", "metric", "rows", "differences", "ranks", "notes")

@@ -24,8 +24,9 @@ from fedflat.cli.shared.flags import (
     with_settings,
 )
 from fedflat.cli.shared.one_run import CURVE, draw_curve, print_run, run_document
-from fedflat.cli.shared.screen import fetch_if_missing, print_json, print_precision
-from fedflat.reporting.progress import ForecastCallback, progress
+from fedflat.cli.shared.screen import fetch_if_missing, print_json, print_precision, show_loading
+from fedflat.reporting.forecast import ForecastCallback
+from fedflat.reporting.progress import progress
 from fedflat.setting_names import EXECUTION_SETTINGS
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def run(
 
     Example: fedflat run fedmoswa+wima --rounds 50 --partition 'dirichlet(alpha=0.1)'
     """
+    show_loading(quiet or as_json or dry_run)
     from fedflat.api import make_config
 
     if algorithm is not None:
@@ -87,6 +89,7 @@ def resume(
 
     Example: fedflat resume runs/fedmoswa-digits-seed0 --workers 2
     """
+    show_loading(quiet or as_json)
     from fedflat.api import make_config
     from fedflat.experiment.store.run_folder import RunFolder, load_record
     from fedflat.reporting.result import Result

@@ -17,6 +17,7 @@ from fedflat.cli.shared.screen import (
     key_values,
     print_json,
     screen,
+    show_loading,
     shown_bytes,
     shown_count,
     shown_metric,
@@ -59,6 +60,7 @@ def sweep(
 
     Example: fedflat sweep learning-rates.yaml --jobs 4
     """
+    show_loading(quiet or as_json)
     from fedflat.experiment.campaign.sweep import plan_sweep, slug
     from fedflat.experiment.campaign.sweep_file import read_sweep
 

@@ -20,6 +20,7 @@ from fedflat.cli.shared.screen import (
     print_json,
     print_section,
     screen,
+    show_loading,
     shown_metric,
     with_unit,
 )
@@ -45,6 +46,7 @@ def tune(
 
     Example: fedflat tune learning-rates.yaml --jobs 2
     """
+    show_loading(quiet or as_json)
     from fedflat.experiment.campaign.sweep import slug
     from fedflat.experiment.campaign.sweep_file import read_sweep
     from fedflat.experiment.campaign.tune import check_folder, evaluate_best, plan_search

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
@@ -12,7 +13,7 @@ import typer
 from fedflat.cli.flatness.common import OutputFlags, Progress
 from fedflat.cli.shared.completion import complete_run
 from fedflat.cli.shared.flags import DATA_DIR, SEED, no_default, optional
-from fedflat.cli.shared.screen import fetch_if_missing, shown_metric, status_line, with_unit
+from fedflat.cli.shared.screen import fetch_if_missing, screen, shown_count, shown_metric, status_line, with_unit
 from fedflat.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 DEFAULT_SUBSETS = 3
+SIMILAR_LOSS = 1.1
+"""Largest ratio of two training losses at which models are compared, as in the flatness study."""
 MODELS = typer.Argument(
     metavar="MODEL...",
     help="RUN (its last average, or the server model), RUN:wima, RUN:server@50, RUN:client3@50 (local model), "
@@ -41,7 +44,9 @@ class DataFlags:
 
     on: str = typer.Option("train", "--on", metavar="SET", help="train (all clients' data) or test")
     client: int | None = no_default("--client", "measure on one client's data (first client: 0)", metavar="I", min=0)
-    examples: int | None = EXAMPLES
+    examples: int | None = optional(
+        "--examples", "number of random examples in each of the --subsets", "all, in one set", metavar="N", min=1
+    )
     subsets: int | None = optional(
         "--subsets", "number of random subsets of --examples, for error bars", f"{DEFAULT_SUBSETS}", min=1
     )
@@ -56,6 +61,34 @@ class DataFlags:
     def name(self) -> str:
         """Name of the data, for headings and files."""
         return self.on if self.client is None else f"client {self.client}"
+
+    def describe(self, models: Mapping[str, RunModel], examples: int, subsets: int) -> str:
+        """Return how many examples were measured, e.g. ``3 subsets of 500 of 1,442 examples``.
+
+        Args:
+            models: the measured models.
+            examples: number of examples of one subset.
+            subsets: number of subsets; 1 if all examples were measured.
+        """
+        if subsets == 1:
+            return f"{shown_count(examples)} examples"
+        total = next(iter(models.values())).objective(self.on, client=self.client).examples
+        return f"{subsets} subsets of {shown_count(examples)} of {shown_count(total)} examples"
+
+    def warn_of_losses(self, losses: Mapping[str, Sequence[float]]) -> None:
+        """Print a warning if training losses differ too much to compare the flatness of models.
+
+        Args:
+            losses: for each model, its loss on each subset.
+        """
+        means = [fmean(values) for values in losses.values()]
+        if self.on == "train" and min(means) > 0 and max(means) > SIMILAR_LOSS * min(means):
+            screen().print(
+                f"These training losses differ by a factor of {max(means) / min(means):.2g}. Above {SIMILAR_LOSS}, the "
+                "difference in flatness allows no conclusion, because curvature changes with the loss.",
+                style="yellow",
+                markup=False,
+            )
 
     def objectives(self, model: RunModel) -> list[Objective]:
         """Return the loss of a model on each random subset of the data."""

@@ -19,7 +19,7 @@ from fedflat.cli.flatness.models import (
     test_metric,
 )
 from fedflat.cli.shared.flags import optional, with_flag_groups
-from fedflat.cli.shared.screen import shown_count, shown_seconds
+from fedflat.cli.shared.screen import shown_seconds
 
 if TYPE_CHECKING:
     from fedflat.flatness import Norms, Objective
@@ -56,15 +56,23 @@ def norms(
         documents = [result.document() for result in results[name]]
         document["models"][name] = {"model": model.label, "test": test_metric(model), "subsets": documents}
     folder = default_folder(opened, "norms")
-    output.publish(folder, document, lambda: _print_norms(results, document, time.monotonic() - start))
+    first = next(iter(results.values()))
+    examples = data.describe(opened, first[0].examples, len(first))
+
+    def show() -> None:
+        _print_norms(results, document, examples, time.monotonic() - start)
+        data.warn_of_losses({name: [result.loss for result in subsets] for name, subsets in results.items()})
+
+    output.publish(folder, document, show)
 
 
-def _print_norms(results: dict[str, list[Norms]], document: dict[str, Any], seconds: float) -> None:
+def _print_norms(results: dict[str, list[Norms]], document: dict[str, Any], examples: str, seconds: float) -> None:
     """Print one row per model.
 
     Args:
         results: by model, the norms on each subset of examples.
         document: the data and, for each model, its test metric.
+        examples: text on the number of examples and subsets.
         seconds: duration of the measurement.
     """
 
@@ -93,8 +101,7 @@ def _print_norms(results: dict[str, list[Norms]], document: dict[str, Any], seco
     columns = ("model", "loss", metric, "relative flatness", "Fisher-Rao norm", "sigma", "magnitude-aware sigma")
     first_per_subset = next(iter(results.values()))
     first = first_per_subset[0]
-    examples, interval = f"{shown_count(first.examples)} examples", "95 % confidence interval of relative flatness"
-    if len(first_per_subset) > 1:
-        examples, interval = f"{len(first_per_subset)} subsets of {examples}", "standard deviation over subsets"
+    has_subsets = len(first_per_subset) > 1
+    interval = "standard deviation over subsets" if has_subsets else "95 % confidence interval of relative flatness"
     note = f"± {interval}; sigma: noise that raises the loss by {first.rise:g}; {shown_seconds(seconds)}"
     print_table(f"Norms on {document['on']}, {examples}, relative flatness of {first.layer}", columns, rows, note)

@@ -18,7 +18,7 @@ from fedflat.cli.flatness.models import (
     test_metric,
 )
 from fedflat.cli.shared.flags import no_default, with_flag_groups
-from fedflat.cli.shared.screen import shown_count, shown_seconds
+from fedflat.cli.shared.screen import shown_seconds
 from fedflat.errors import UserError
 
 if TYPE_CHECKING:
@@ -98,15 +98,23 @@ def sharpness(
     descriptions = {name: model.description for name, model in opened.items()}
     curves = sharpness_picture(results, descriptions) if len(rho) > 1 else None
     folder = default_folder(opened, "sharpness")
-    output.publish(folder, document, lambda: _print_results(results, document, time.monotonic() - start), curves)
+    first = next(iter(per_subset.values()))  # the first model's results on each subset
+    examples = data.describe(opened, first[0][0].examples, len(first))
+
+    def show() -> None:
+        _print_results(results, document, examples, time.monotonic() - start)
+        data.warn_of_losses({name: [subset[0].loss for subset in subsets] for name, subsets in per_subset.items()})
+
+    output.publish(folder, document, show, curves)
 
 
-def _print_results(results: Results, document: dict[str, Any], seconds: float) -> None:
+def _print_results(results: Results, document: dict[str, Any], examples: str, seconds: float) -> None:
     """Print one row per model and one column per measure and radius.
 
     Args:
         results: by model, then by measure and radius, the sharpness on each subset of examples.
         document: the data, the ascent steps of the worst-case measures and, for each model, its test metric.
+        examples: text on the number of examples and subsets.
         seconds: duration of the measurement.
     """
     measures, steps = list(next(iter(results.values()))), document["ascent_steps"]
@@ -119,10 +127,8 @@ def _print_results(results: Results, document: dict[str, Any], seconds: float) -
     columns = ("model", "loss", metric, *(f"{kind}, rho {rho:g}" for kind, rho in measures))
     # All models and measures have the same subsets.
     subset_results = next(iter(results.values()))[measures[0]]
-    examples = f"{shown_count(subset_results[0].examples)} examples"
     interval = "95 % confidence interval of the mean over random directions"
     if len(subset_results) > 1:
-        examples = f"{len(subset_results)} subsets of {examples}"
         interval = "standard deviation over subsets"
     if document["m"]:
         interval = f"{interval} or groups of {document['m']} examples"

@@ -118,29 +118,31 @@ def spectrum(
             "subsets": [result.document() for result in spectra[name]],
         }
     figure = spectrum_picture(spectra, {name: model.description for name, model in opened.items()})
-    first_examples = next(iter(all_examples.values()))
-    folder = default_folder(opened, "spectrum")
-    output.publish(folder, document, lambda: _print_spectra(spectra, document, first_examples, tolerance), figure)
+    first = next(iter(spectra.values()))  # the first model's spectrum on each subset
+    examples = data.describe(opened, first[0].examples, len(first))
+
+    def show() -> None:
+        _print_spectra(spectra, document, examples, tolerance)
+        data.warn_of_losses({name: [result.loss for result in subsets] for name, subsets in spectra.items()})
+
+    output.publish(default_folder(opened, "spectrum"), document, show, figure)
 
 
 def _print_spectra(
-    spectra: dict[str, list[Spectrum]], document: dict[str, Any], all_examples: int, tolerance: float
+    spectra: dict[str, list[Spectrum]], document: dict[str, Any], examples: str, tolerance: float
 ) -> None:
     """Print one row per model, a short list of eigenvalues, and the residuals of those that have not converged.
 
     Args:
         spectra: by model, the spectrum on each subset.
         document: the data and, for each model, its test metric.
-        all_examples: number of examples from which the subsets were drawn.
+        examples: text on the number of examples and subsets.
         tolerance: relative residual at which Lanczos accepts an eigenvalue.
     """
     first_per_subset = next(iter(spectra.values()))  # the first model's spectrum on each subset
     first = first_per_subset[0]
-    examples = shown_count(first.examples)
     note = "± 95 % confidence interval of the trace" if first.trace else ""
-    subset_count = len(first_per_subset)
-    if subset_count > 1:
-        examples = f"{subset_count} subsets of {examples} of {shown_count(all_examples)}"
+    if len(first_per_subset) > 1:
         note = "± standard deviation over subsets"
     metric, shown_tests = test_column(document)
     columns = (
@@ -155,7 +157,7 @@ def _print_spectra(
         "time",
     )
     matrix = "" if first.matrix == "hessian" else f" ({first.matrix})"
-    heading = f"Curvature{matrix} on {document['on']}, {examples} examples, {first.precision}, {first.method}"
+    heading = f"Curvature{matrix} on {document['on']}, {examples}, {first.precision}, {first.method}"
     rows = [_row(name, per_subset, shown_tests[name]) for name, per_subset in spectra.items()]
     criterion = f" (tolerance {tolerance:g})" if first.method == "lanczos" else ""
     all_converged = all(result.converged for per_subset in spectra.values() for result in per_subset)

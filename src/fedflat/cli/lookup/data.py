@@ -198,13 +198,15 @@ def _target_texts(description: dict[str, Any]) -> dict[str, str]:
     if description["targets"] == "numbers":
         columns = description["target_shape"][0] if description["target_shape"] else 1
         return {"targets": f"numbers (regression), {columns} per example"}
+    from fedflat.reporting.tables.summary import shown_range
+
     classes = description["classes"]
     singular, plural = ("class", "classes") if description["targets"] == "classes" else ("label", "labels")
     train, test = description["train_class_counts"], description["test_class_counts"]
     return {
         plural: _counted_names(len(classes), classes) or "0",
-        f"{_class_unit(description['kind'])} per {singular}": f"training: {min(train)} to {max(train)}, "
-        f"test: {min(test)} to {max(test)}",
+        f"{_class_unit(description['kind'])} per {singular}": f"training: {shown_range(train)}, "
+        f"test: {shown_range(test)}",
     }
 
 

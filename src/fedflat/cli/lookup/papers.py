@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -130,7 +131,7 @@ def _print_paper(paper: Paper) -> None:
     console.print(f"\n{file.title}", style="bold")
     console.print(f"{', '.join(file.authors)}. {file.venue}\n", highlight=False)
     for name, protocol in file.protocols.items():
-        _print_protocol(name, protocol)
+        _print_protocol(name, protocol, [(protocol.number, protocol.unit)])
     rows = []
     for item in paper.tables.values():
         not_runnable = sum(bool(cell.needs) for cell in item.cells.values())
@@ -139,8 +140,14 @@ def _print_paper(paper: Paper) -> None:
     console.print("\nnot runnable: cells with unmet requirements (fedflat papers NAME --list-cells)", style="dim")
 
 
-def _print_protocol(name: str, protocol: Protocol) -> None:
-    """Print the settings that a paper states for its experiments, and those that fedflat assumes."""
+def _print_protocol(name: str, protocol: Protocol, numbers: Iterable[tuple[str, str]]) -> None:
+    """Print the settings that a paper states for its experiments, and those that fedflat assumes.
+
+    Args:
+        name: name of the protocol.
+        protocol: the settings.
+        numbers: what the printed numbers are, e.g. ``mean``, and their units, which may be empty.
+    """
     console = screen()
     console.print(f"Protocol {name}", style="bold")
     console.print(f"{protocol.says}.", highlight=False)
@@ -148,9 +155,10 @@ def _print_protocol(name: str, protocol: Protocol) -> None:
     varying = [key for key, value in protocol.settings.items() if "{" in str(value)]
     fixed = [f"{key}={value}" for key, value in protocol.settings.items() if key not in varying]
     seeds = f"mean of {protocol.seeds} seeds" if protocol.seeds else "number of seeds not stated"
-    unit = "as a share" if protocol.unit == "share" else f"in {protocol.unit}"
+    units = {"": "", "share": ", as a share"}
+    shown = [number + units.get(unit, f", in {unit}") for number, unit in dict.fromkeys(numbers)]
     texts = {
-        "number": f"{protocol.number}, {unit}; {seeds}",
+        "number": "; ".join([*shown, seeds]),
         "settings": ", ".join(fixed),
         "by cell": ", ".join(varying),
     }
@@ -171,7 +179,8 @@ def _print_table(item: PaperTable) -> None:
     console.print(table(columns, rows, numeric=columns[1:]))
     console.print()
     for name, protocol in item.protocols.items():
-        _print_protocol(name, protocol)
+        numbers = [(cell.statistic.text, cell.unit) for cell in cells if cell.words["protocol"] == name]
+        _print_protocol(name, protocol, numbers)
     for statement in item.file.states:
         console.print(f"stated in the text: {statement.value}, {statement.says}", highlight=False)
     for note in item.file.notes:

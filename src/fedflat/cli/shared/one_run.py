@@ -111,7 +111,7 @@ def print_run(record: Record, settings: bool = False) -> None:
 
     document, console = run_document(record), screen()
     metric, cost = document["metric"], document["cost"]
-    about = f"   {record.config.data.dataset}, seed {record.config.seed}   "
+    about = f"   {record.config.data.dataset}, {record.config.data.partition}, seed {record.config.seed}   "
     direction = ", lower is better" if record.lower_is_better else ""
     is_diverged, status = record.status == "diverged", _describe_status(record, document["rounds"])
     console.print()
@@ -273,6 +273,8 @@ def print_partition(partition: dict[str, Any]) -> None:
 
 def _partition_texts(partition: dict[str, Any]) -> dict[str, object]:
     """Return the statistics of a partition as texts by label."""
+    from fedflat.reporting.tables.summary import shown_sizes
+
     clients, sizes = partition["clients"], partition["sizes"]
     # Statistics of very large federations are computed from the first clients.
     described = partition.get("described_clients", clients)
@@ -280,7 +282,7 @@ def _partition_texts(partition: dict[str, Any]) -> dict[str, object]:
     texts: dict[str, object] = {
         "seed": partition["seed"],
         "clients": f"{shown_count(clients)}{subset}",
-        "examples per client": f"{sizes['min']} to {sizes['max']}, median {sizes['median']:g}",
+        "examples per client": shown_sizes(sizes),
         "coverage": f"{100 * partition['coverage']:.1f} % of the training examples",
         "duplicates": f"{shown_count(partition['duplicates'])} examples are used more than once",
     }

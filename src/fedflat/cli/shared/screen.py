@@ -38,6 +38,12 @@ def screen(stderr: bool = False) -> Console:
     return Console(file=stream, width=width, highlight=False)
 
 
+def show_loading(silent: bool) -> None:
+    """Print on a terminal that a command has started: until its first progress, it imports PyTorch and loads data."""
+    if not silent and sys.stderr.isatty():
+        print("loading PyTorch and the data ...", file=sys.stderr, flush=True)
+
+
 def print_json(value: object) -> None:
     """Print one JSON document to stdout."""
     print(json.dumps(value, indent=2, ensure_ascii=False, default=str))

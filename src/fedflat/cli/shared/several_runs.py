@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fedflat.cli.lookup.settings import flat_settings
-from fedflat.cli.shared.one_run import current_status, folder_of, print_row_warnings
+from fedflat.cli.shared.one_run import MAX_OTHER_METRICS, current_status, folder_of, print_row_warnings
 from fedflat.cli.shared.screen import screen, shown_bytes, shown_metric, shown_seconds, table, with_unit
 from fedflat.display import column_format, is_share, shown_target
 from fedflat.experiment.stopping import ENDED_STATUSES
-from fedflat.reporting.tables.summary import MEAN_LABEL, best_of, shown_range
+from fedflat.reporting.tables.summary import MEAN_LABEL, best_of, seed_statistics, shown_range
 from fedflat.reporting.tables.targets import has_virtual_time
 from fedflat.text import write_value
 
@@ -31,7 +31,8 @@ def comparison_document(comparison: Comparison, targets: Sequence[float] = (), m
     ``missing`` is the number of runs of the comparison that have not begun.
     """
     rows = []
-    for row, settings in zip(comparison.table(targets), differing_settings(comparison), strict=True):
+    tables = zip(comparison.table(targets), comparison.rows(), differing_settings(comparison), strict=True)
+    for row, runs_of_row, settings in tables:
         rounds_to = []
         for target in targets:
             median, reached, total = row.pop(f"rounds to {target:g}")
@@ -43,7 +44,10 @@ def comparison_document(comparison: Comparison, targets: Sequence[float] = (), m
         for name in SEED_STATISTICS:
             if name in row:  # missing if no run of the row converged
                 row[name] = asdict(row[name])
-        rows.append({**row, "rounds_to": rounds_to, "settings": settings})
+        last = {
+            name: asdict(seed_statistics(list(values.values()))) for name, values in runs_of_row.last_metrics.items()
+        }
+        rows.append({**row, "last_metrics": last, "rounds_to": rounds_to, "settings": settings})
     runs = [
         {
             "folder": folder_of(record),
@@ -73,6 +77,7 @@ def print_comparison(comparison: Comparison, targets: Sequence[float] = (), miss
         subtitle += f"; the mean is over {shown_range(counts)} {noun}"
     if comparison.lower_is_better:
         subtitle += "; lower is better"
+    subtitle += "; times include set-up, which takes longest in the first run"
     console.print()
     console.print(f"test {with_unit(metric)}: {subtitle}", style="dim")
     console.print(_comparison_table(comparison, rows, targets))
@@ -108,9 +113,12 @@ def _comparison_table(comparison: Comparison, rows: list[dict[str, Any]], target
     target_columns = [f"{kind}\nto {shown_target(target, metric)}" for target in targets for kind in kinds]
     costs = ["time\nper run", "sent up\nper run"]
     numeric = ["mean of last 10 %\nof evaluations", "last", "seeds", *target_columns, *costs]
+    last_metrics = [row.last_metrics for row in comparison.rows()]
+    other_names = dict.fromkeys(name for metrics in last_metrics for name in metrics if name not in (metric, "loss"))
+    others = {name: f"last\n{with_unit(name)}" for name in list(other_names)[:MAX_OTHER_METRICS]}
     most_bytes = max((row["bytes_up"] or 0 for row in rows), default=None)
     cells: list[list[object]] = []
-    for row, row_settings in zip(rows, settings, strict=True):
+    for row, row_settings, metrics in zip(rows, settings, last_metrics, strict=True):
         mean, last, seeds = row.get("mean_last"), row.get("last"), str(row["seeds"])
         if row["unfinished"]:
             seeds = f"{row['seeds'] - row['unfinished']} of {seeds} finished"
@@ -131,10 +139,18 @@ def _comparison_table(comparison: Comparison, rows: list[dict[str, Any]], target
                 *rounds_to,
                 shown_seconds(row["seconds"]),
                 shown_bytes(row["bytes_up"], most_bytes),
+                *(_last_metric(metrics.get(name, {}), name) for name in others),
             ]
         )
     columns = ["algorithm", "settings", *numeric] if has_settings else ["algorithm", *numeric]
-    return table(columns, cells, numeric=numeric)
+    columns += others.values()
+    return table(columns, cells, numeric=[*numeric, *others.values()], optional=others.values())
+
+
+def _last_metric(values: Mapping[int, float], metric: str) -> Text | None:
+    """Return the last value of a further metric as a table cell, given its value of each seed."""
+    statistics = seed_statistics(list(values.values())) if values else None
+    return _statistics_cell(statistics, metric, column_format([statistics.mean if statistics else None]))
 
 
 def verdict(comparison: Comparison, missing: int = 0) -> str:

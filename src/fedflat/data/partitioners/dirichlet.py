@@ -169,7 +169,7 @@ def one_class_per_client(
     if clients < present:
         raise UserError(
             f"alpha=0 gives every client one class, but there are {present} classes and only {clients} clients; "
-            f"expected at least {present} clients"
+            f"use at least {present} clients: --clients {present}, in Python clients={present}"
         )
     # A class with m examples has m slots for clients, ranked 0 to m - 1. Clients take all slots of rank 0, then those
     # of rank 1, and so on; within a rank, larger classes come first.

@@ -142,7 +142,10 @@ def check_clients(clients: int | None, examples: int | None = None) -> int:
     if clients < 1:
         raise UserError(f"this partition needs at least 1 client, not {clients}")
     if examples is not None and clients > examples:
-        raise UserError(f"{examples} training examples are too few for {clients} clients; expected at least one each")
+        raise UserError(
+            f"{examples} training examples are too few for {clients} clients; set their number to {examples} or less: "
+            "--clients N, in Python clients=N (default: 50)"
+        )
     return clients
 
 

@@ -54,5 +54,5 @@ class Centralised(Partitioner):
     def divide(self, data: LabelledExamples, clients: int | None, rng: np.random.Generator) -> list[IntArray]:
         """Give all examples in ``data`` to one client; ``clients`` may be None or 1, and ``rng`` is unused."""
         if clients not in (None, 1):
-            raise UserError(f"a centralised partition has 1 client, not {clients}; set clients to 1")
+            raise UserError(f"a centralised partition has 1 client, not {clients}; set clients to 1: --clients 1")
         return [np.arange(len(data.targets))]

@@ -53,6 +53,7 @@ SYMBOLS = dict(
 )
 """Plotly's names of the markers."""
 SYMBOLS_3D = frozenset({"circle", "square", "diamond", "cross", "x"})
+"""The only of these symbols that Plotly has in three dimensions."""
 TEXT = "%{text}<extra></extra>"
 """A tooltip that shows only a name."""
 TRANSPARENT = "rgba(0,0,0,0)"
@@ -115,7 +116,9 @@ def landscape_parts(
             [_surface(panel, scale, styles) for panel in panels],
             [_contours(panel, scale, styles, line) for panel in panels],
         ]
-        notes = [shown_line(line, scale), scale.notes]
+        symbols = {marker["symbol"] for panel in panels for _, marker in _markers(panel, styles)}
+        circles = "" if symbols <= SYMBOLS_3D else "surfaces mark models with triangles and stars by circles"
+        notes = [shown_line(line, scale), scale.notes, circles]
     first, rows = figures[0][0], []
     for row in figures:  # Plotly is embedded once, with the first figure
         titles = [_title(panel) for panel in panels] if len(row) == len(panels) else [""]
@@ -153,8 +156,8 @@ def _surface(panel: Panel, scale: LandscapeScale, styles: Mapping[str, LineStyle
             int(np.abs(np.array(axis) - x).argmin())
             for axis, x in zip(panel.landscape.axes, mark.position, strict=True)
         )
-        symbol = marker["symbol"] if marker["symbol"] in SYMBOLS_3D else "circle"
         point = {**_mark_values(mark), "z": _json_values([heights[nearest]])}
+        symbol = marker["symbol"] if marker["symbol"] in SYMBOLS_3D else "circle"
         figure.add_trace(graph_objects.Scatter3d(**point, marker={**marker, "symbol": symbol, "size": 5}))
     names = AXIS_TITLES[panel.landscape.kind]
     axes = [

@@ -30,19 +30,25 @@ MAX_LINES = 16
 Values = Mapping[str, Any]
 
 
-def figures_of(section: Values, by: str, landscapes: Mapping[str, Landscape] | None = None) -> dict[str, Figure]:
+def figures_of(
+    section: Values, by: str, landscapes: Mapping[str, Landscape] | None = None, targets: Sequence[float] = ()
+) -> dict[str, Figure]:
     """Draw all figures of a report's section, and return them by name.
 
     Args:
         section: a section of ``report_document``: the runs with one dataset and partition.
         by: summary value by which runs are compared: ``mean_last``, ``last`` or ``best``.
         landscapes: the section's two-dimensional landscapes by name; default: none.
+        targets: values of the metric that curves show as horizontal lines.
     """
+    from fedflat.reporting.figures.curves import mark_targets
     from fedflat.reporting.figures.partition import partition_picture
 
     figures: dict[str, Figure] = {}
     if _plotted_rows(section):
         figures = {f"curves-{axis}": curve_figure(section, axis) for axis in AXES}
+        for figure in figures.values():
+            mark_targets(figure, targets, section["metric"])
     if any(difference["pair"] for difference in section["differences"]):
         figures["differences"] = difference_figure(section, by)
     if section["ranks"]:

@@ -31,6 +31,8 @@ MARKS_PER_LINE = 8
 """Number of markers along a curve."""
 EARLY_FRACTION = 1 / 3
 """Fraction at the start of a curve that is ignored when the range of the vertical axis is chosen."""
+MIN_LATE_SHARE = 0.6
+"""The early fraction is shown nevertheless if the rest then fills at least this share of the axis."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,8 @@ def late_limits(
     """Return limits (low, high) of a vertical axis that show the differences of curves, not their steep beginning.
 
     The limits include every curve after its first third, except for some of the worst curves if ``hidden_fraction`` is
-    above 0. Returns None if there are no finite values or all are equal.
+    above 0. They also include the first third if the rest then still fills most of the axis. Returns None if
+    there are no finite values or all are equal.
 
     Args:
         curves: the values of each curve, [points].
@@ -142,6 +145,9 @@ def late_limits(
     best = max(float(curve.max()) for curve in finite if len(curve))
     if best <= worst:
         return None
+    whole = min(float(curve.min()) for curve in finite if len(curve))
+    if best - whole <= (best - worst) / MIN_LATE_SHARE:
+        worst = min(worst, whole)
     margin = 0.05 * (best - worst)
     ends = (sign * (worst - 2 * margin), sign * (best + margin))
     return min(ends), max(ends)

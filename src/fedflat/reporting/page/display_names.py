@@ -19,12 +19,15 @@ def paper_name(label: str, names: Mapping[str, str]) -> str:
 
     >>> paper_name("fedmoswa(gamma=0.3)+wima(window=20)", {}), paper_name("fednorm+ema", {"fednorm": "FedNorm (ours)"})
     ('FedMoSWA(gamma=0.3)+wima(window=20)', 'FedNorm (ours)+ema')
+    >>> paper_name("fednorm(mu=1.0)", {"fednorm": "FedNorm (ours)"})
+    'FedNorm (ours) (mu=1.0)'
     """
     if label in names:
         return names[label]
     algorithm = re.split(r"[(+, ]", label)[0]
     default = CARDS[algorithm].name if algorithm in CARDS else algorithm
-    return names.get(algorithm, default) + label.removeprefix(algorithm)
+    name, rest = names.get(algorithm, default), label.removeprefix(algorithm)
+    return f"{name} {rest}" if " " in name and rest.startswith("(") else name + rest
 
 
 def display_name(label: str, rows: Mapping[str, str], names: Mapping[str, str]) -> str:

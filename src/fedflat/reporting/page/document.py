@@ -161,6 +161,7 @@ def _row_values(
         "values": values,
         "worse_than_mean": row.is_worse_than_mean,
         "mixed_plugins": row.mixed_plugins,
+        "last_metrics": row.last_metrics,
         "spread": {name: _spread(by_seed.values()) for name, by_seed in values.items()},
         "mean_counts": {seed: summary.mean_count for seed, summary in summaries.items()},
         "reached": [target_values(row, metric, lower_is_better, target) for target in targets],

@@ -155,7 +155,10 @@ def _target_notes(rows: Sequence[Values]) -> Notes:
 
 def _time_notes(rows: Sequence[Values]) -> Notes:
     """Explain the reported seconds."""
-    text = "Seconds are wall-clock times including flatness measurements; concurrent runs slow each other down."
+    text = (
+        "Seconds are wall-clock times including flatness measurements and set-up, which takes longest in the first "
+        "run; concurrent runs slow each other down."
+    )
     return [(INFO, text)] if any(row["seconds"] for row in rows) else []
 
 

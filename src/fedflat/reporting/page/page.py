@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fedflat import __version__
 from fedflat.display import (
     column_format,
+    counted,
     is_share,
     shown_bytes,
     shown_count,
@@ -47,7 +48,7 @@ from fedflat.reporting.tables.files import (
     values_csv,
 )
 from fedflat.reporting.tables.latex import DIFFERENCE_COLUMNS, RESULT_COLUMNS, latex_table
-from fedflat.reporting.tables.summary import best_of, shown_range
+from fedflat.reporting.tables.summary import best_of, shown_range, shown_sizes
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -112,6 +113,7 @@ def report_page(
         column_format=lambda rows, name: column_format(row[name] for row in rows),
         seconds=shown_seconds,
         count=shown_count,
+        settings_file=lambda number: f"settings{_suffix(document, number)}.yaml",
         glyph=lambda number: GLYPHS[LineStyle(number).marker],
         short=lambda number, number_format: "–" if number is None else format(number, number_format),
     )
@@ -140,7 +142,8 @@ def _plotted_json(document: Values) -> str:
         values["partition"] = {"class_counts": section["partition"]["class_counts"]}
         values["shares"] = [name for name in section["metrics"] if is_share(name)]
         sections.append(values)
-    return json.dumps({"sections": sections}, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    values = {"sections": sections, "targets": document["targets"]}
+    return json.dumps(values, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def _landscape_html(
@@ -183,15 +186,23 @@ def _title(sections: Sequence[Values]) -> str:
     names = [section["name"] for section in sections]
     if len(names) > 1:
         return f"Comparison on {len(names)} partitions"
-    labels = [row["label"] for row in sections[0]["rows"]]
-    return f"{labels[0]} on {names[0]}" if len(labels) == 1 else f"{len(labels)} models compared on {names[0]}"
+    rows = sections[0]["rows"]
+    kind = "algorithms" if _rows_are_algorithms(rows) else "models"
+    return f"{rows[0]['label']} on {names[0]}" if len(rows) == 1 else f"{len(rows)} {kind} compared on {names[0]}"
+
+
+def _rows_are_algorithms(rows: Sequence[Values]) -> bool:
+    """Whether rows differ only in their algorithms, neither in settings nor in the evaluated average."""
+    return all(row["model"] == "server" and not row["settings"] for row in rows)
 
 
 def _subtitle(document: Values) -> str:
     """Return a line on how many runs and rows the page shows, and what a row is."""
-    runs, rows = document["runs"], sum(len(section["rows"]) for section in document["sections"])
-    counts = f"{runs} run{'s' if runs != 1 else ''}, {rows} row{'s' if rows != 1 else ''}"
-    return f"{counts}. Rows: algorithm + evaluated average."
+    rows = [row for section in document["sections"] for row in section["rows"]]
+    if len(document["sections"]) == 1 and _rows_are_algorithms(rows):
+        seeds = counted(len(document["sections"][0]["seeds"]), "seed")
+        return f"{counted(len(rows), 'algorithm')}, {seeds}."
+    return f"{counted(document['runs'], 'run')}, {counted(len(rows), 'row')}. Rows: algorithm + evaluated average."
 
 
 def _parts(section: Values, has_landscapes: bool) -> list[tuple[str, str]]:
@@ -233,7 +244,7 @@ def _partition_facts(partition: Values) -> dict[str, str]:
     }
     has_classes = len(partition["class_counts"][0]) > 1  # regression has a single column
     facts = {
-        "examples per client": f"{sizes['min']} to {sizes['max']}, median {sizes['median']:g}",
+        "examples per client": shown_sizes(sizes),
         **(classes if has_classes else {}),
         "coverage": f"{100 * partition['coverage']:.1f} % of the training examples, {repeated} used more than once",
     }
@@ -359,7 +370,7 @@ def write_report(
         if figures:
             from fedflat.reporting.figures.paper_figures import figures_of
 
-            for name, figure in figures_of(section, by, landscapes[number - 1]).items():
+            for name, figure in figures_of(section, by, landscapes[number - 1], targets).items():
                 write_figure(figure, out / "figures" / f"{name}{suffix}.pdf")
     files = {"page": out / "report.html", "tables": out / "results*.csv, .md, .tex", "every value": out / "values.csv"}
     if figures:

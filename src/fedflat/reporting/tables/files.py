@@ -244,13 +244,16 @@ def difference_interval(pair: Values, name: str, section: Values) -> str:
 
 
 def values_csv(document: Values) -> str:
-    """Return the summary values of every row and seed as CSV, in full precision, one line per value."""
+    """Return the summary values and last other metrics of every row and seed as CSV, in full precision."""
     lines: list[tuple[object, ...]] = [("section", "row", "algorithm", "model", "seed", "figure", "value")]
     for section in document["sections"]:
         for row in section["rows"]:
             key = (section["name"], row["label"], row["algorithm"], row["model"])
             for name, values in row["values"].items():
                 lines += [(*key, seed, SUMMARY_LABELS[name], value) for seed, value in values.items()]
+            for name, values in row["last_metrics"].items():
+                if name != section["metric"]:
+                    lines += [(*key, seed, f"last {name}", value) for seed, value in values.items()]
             lines += [(*key, seed, "diverged", "") for seed in row["diverged"]]
     return csv_text(lines)
 

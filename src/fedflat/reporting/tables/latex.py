@@ -25,10 +25,22 @@ RESULT_COLUMNS = ("mean_last", "last")
 DIFFERENCE_COLUMNS = ("difference", "95 % Student", "p after Holm")
 """Columns of the table of results and of the table of differences that fit into one text column of a paper."""
 _EMPHASIS = {"best": "textbf", "second": "underline"}
+_MATHS = {  # pdflatex has no text characters for Greek letters and mathematical symbols
+    character: f"${maths}$"
+    for characters, spellings in (
+        ("±−<>|×·≤≥≠", r"\pm - < > \mid \times \cdot \leq \geq \neq"),
+        ("≈∼∞→√∂∇∈‖", r"\approx \sim \infty \to \surd \partial \nabla \in \|"),
+        ("αβγδεζηθικλμν", r"\alpha \beta \gamma \delta \varepsilon \zeta \eta \theta \iota \kappa \lambda \mu \nu"),
+        ("ξοπρςστυφχψω", r"\xi o \pi \rho \varsigma \sigma \tau \upsilon \varphi \chi \psi \omega"),
+        ("ΓΔΘΛΞΠΣΥΦΨΩ", r"\Gamma \Delta \Theta \Lambda \Xi \Pi \Sigma \Upsilon \Phi \Psi \Omega"),
+        ("µϵϕ²³₀₁₂₃₄₅₆₇₈₉", r"\mu \epsilon \phi ^2 ^3 _0 _1 _2 _3 _4 _5 _6 _7 _8 _9"),
+    )
+    for character, maths in zip(characters, spellings.split(), strict=True)
+}
 _ESCAPES = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    | {"±": r"$\pm$", "−": "$-$", "–": "--", "<": "$<$"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--"}
+    | _MATHS
 )
 
 
@@ -37,6 +49,8 @@ def latex_text(text: str) -> str:
 
     >>> latex_text("fedavg+wima(window=20) 83.1 ± 0.2 %")
     'fedavg+wima(window=20) 83.1 $\\\\pm$ 0.2 \\\\%'
+    >>> latex_text("μ ≤ 1")
+    '$\\\\mu$ $\\\\leq$ 1'
     """
     return text.translate(_ESCAPES)
 

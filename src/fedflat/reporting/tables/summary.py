@@ -98,6 +98,16 @@ def shown_range(counts: Iterable[int]) -> str:
     return str(distinct[0]) if len(distinct) == 1 else f"{distinct[0]} to {distinct[-1]}"
 
 
+def shown_sizes(sizes: Mapping[str, float]) -> str:
+    """Format the smallest, largest and median number of examples per client.
+
+    >>> shown_sizes({"min": 2, "median": 3.0, "max": 4}), shown_sizes({"min": 16, "median": 16.0, "max": 16})
+    ('2 to 4, median 3', '16')
+    """
+    low, high = int(sizes["min"]), int(sizes["max"])
+    return str(low) if low == high else f"{low} to {high}, median {sizes['median']:g}"
+
+
 @dataclass(frozen=True)
 class SeedStatistics:
     """The mean of one value per seed, with its standard deviation."""

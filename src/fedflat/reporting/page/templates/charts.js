@@ -7,7 +7,8 @@ const DASHES = ["", "7 4", "2 3", "9 3 2 3"];
 const colour = (n) => `var(--c${n % COLOURS})`;
 const dash = (n) => DASHES[Math.floor(n / COLOURS) % DASHES.length];
 const MARKS = 8; // markers along a curve
-const EARLY = 1 / 3; // part of a curve that does not determine the range of the axis
+const EARLY = 1 / 3; // part of a curve that does not determine the range of the axis,
+const MIN_LATE_SHARE = 0.6; // unless the rest fills at least this share of the axis anyway
 const SHAPES = [
   "M-1 0A1 1 0 1 0 1 0A1 1 0 1 0 -1 0Z", "M-.9 -.9H.9V.9H-.9Z", "M0 -1.2L1.2 0L0 1.2L-1.2 0Z", "M0 -1.15L1.1 .85H-1.1Z", "M0 1.15L1.1 -.85H-1.1Z",
   "M-.4 -1.1H.4V-.4H1.1V.4H.4V1.1H-.4V.4H-1.1V-.4H-.4Z", "M-1.1 -.6L-.6 -1.1L0 -.5L.6 -1.1L1.1 -.6L.5 0L1.1 .6L.6 1.1L0 .5L-.6 1.1L-1.1 .6L-.5 0Z",
@@ -75,11 +76,12 @@ function lineChart(figure, lines, about) {
   const [svg, width] = canvas(figure, about.height || 360, about.words);
   const height = about.height || 360, left = 52, right = 14, top = 26, bottom = 42;
   const put = about.log ? (v) => (v > 0 ? Math.log10(v) : null) : (v) => v;
-  const xs = lines.flatMap((l) => l.x), ys = [];
+  const xs = lines.flatMap((l) => l.x), ys = [], early = [];
   for (const l of lines) {
     const from = about.skipRise ? Math.floor(EARLY * l.y.length) : 0;
     l.y.forEach((v, i) => {
-      if (i < from || v === null || put(v) === null) return;
+      if (v === null || put(v) === null) return;
+      if (i < from) { early.push(put(v)); return; }
       ys.push(put(v));
       if (l.std && l.std[i] && !about.log) ys.push(v - l.std[i], v + l.std[i]);
     });
@@ -89,6 +91,8 @@ function lineChart(figure, lines, about) {
   if (!xs.length || !ys.length) { node("text", { x: 8, y: 24 }, svg, "No row is selected; choose one below."); return; }
   const reduce = (list, f) => list.reduce((a, b) => f(a, b));
   let [x0, x1, y0, y1] = [reduce(xs, Math.min), reduce(xs, Math.max), reduce(ys, Math.min), reduce(ys, Math.max)];
+  const [all0, all1] = [[y0, ...early].reduce((a, b) => Math.min(a, b)), [y1, ...early].reduce((a, b) => Math.max(a, b))];
+  if (y1 - y0 >= MIN_LATE_SHARE * (all1 - all0)) [y0, y1] = [all0, all1];
   const room = (y1 - y0) * 0.05 || Math.abs(y1) * 0.1 || 1;
   y0 -= room; y1 += room;
   if (x1 === x0) x1 = x0 + 1;
@@ -108,6 +112,10 @@ function lineChart(figure, lines, about) {
   node("rect", { x: left, y: top, width: width - left - right, height: height - top - bottom }, node("clipPath", { id: name }, node("defs", {}, svg)));
   const inside = node("g", { "clip-path": `url(#${name})` }, svg);
   const path = (points) => points.map((p, i) => `${i ? "L" : "M"}${p[0].toFixed(1)} ${p[1].toFixed(1)}`).join("");
+  for (const v of (about.targets || []).filter((v) => v > y0 && v < y1)) {
+    node("line", { x1: left, x2: width - right, y1: Y(v), y2: Y(v), stroke: "var(--quiet)", "stroke-dasharray": "2 3", class: "target" }, svg);
+    node("text", { x: left + 4, y: Y(v) - 4 }, svg, `target ${trim(v)}`);
+  }
   for (const l of lines) {
     const known = l.x.map((x, i) => i).filter((i) => l.y[i] !== null && put(l.y[i]) !== null);
     if (l.std && !about.log) {

@@ -103,7 +103,7 @@ data.sections.forEach((section, n) => {
     const words = `test ${metric.value}${factor === 100 ? " in per cent" : ""} over ${over.selectedOptions[0].textContent}`;
     const rise = !whole.checked && lines.some((l) => l.y.length > 5);
     const ylabel = `test ${metric.value}${factor === 100 ? " (%)" : ""}`;
-    lineChart(curves, lines, { words, xlabel: over.selectedOptions[0].textContent, ylabel, skipRise: rise, falls: factor !== 100, whole: over.value === "round" });
+    lineChart(curves, lines, { words, xlabel: over.selectedOptions[0].textContent, ylabel, skipRise: rise, falls: factor !== 100, whole: over.value === "round", targets: metric.value === section.metric ? data.targets.map((v) => v * factor) : [] });
   };
   if (curves) {
     onShow(curves, drawCurves);
@@ -188,11 +188,23 @@ function unfold(box) {
 function paintLandscapes(theme, parent = document) {
   const [ink, line] = theme === "dark" ? ["#e4e8ec", "#343d47"] : ["#22303c", "#e5e2dc"];
   for (const plot of parent.querySelectorAll(".js-plotly-plot")) {
-    const colours = { "font.color": ink };
-    if (plot.layout.scene) for (const axis of "xyz") colours[`scene.${axis}axis.gridcolor`] = line;
-    window.Plotly.relayout(plot, colours);
+    const box = plot.closest(".panel"), size = panelSize(box.parentElement);
+    const changes = { "font.color": ink, width: size, height: size };
+    if (plot.layout.scene) for (const axis of "xyz") changes[`scene.${axis}axis.gridcolor`] = line;
+    for (const element of [box, plot, plot.parentElement]) element.style.width = `${size}px`;
+    for (const element of [plot, plot.parentElement]) element.style.height = `${size}px`;
+    window.Plotly.relayout(plot, changes);
   }
 }
+// One or two landscapes are enlarged to the width of the page; 340 pixels fit a phone, and two such panels a printed page.
+function panelSize(row) {
+  const count = row.children.length, gaps = 12 * (count - 1);
+  return Math.max(340, Math.min(560, Math.floor((row.clientWidth - gaps) / count)));
+}
+window.addEventListener("resize", () => {
+  const changed = [...document.querySelectorAll(".panels")].some((row) => row.firstElementChild.style.width && row.firstElementChild.style.width !== `${panelSize(row)}px`);
+  if (changed) paintLandscapes(root.dataset.theme);
+});
 const near = new IntersectionObserver((entries) => entries.forEach((e) => { if (e.isIntersecting) { near.unobserve(e.target); unfold(e.target); } }));
 document.querySelectorAll(".later").forEach((box) => near.observe(box));
 
