@@ -84,7 +84,7 @@ class DataFlags:
         means = [fmean(values) for values in losses.values()]
         if self.on == "train" and min(means) > 0 and max(means) > SIMILAR_LOSS * min(means):
             screen().print(
-                f"These training losses differ by a factor of {max(means) / min(means):.2g}. Above {SIMILAR_LOSS}, the "
+                f"These training losses differ by a factor of {max(means) / min(means):.3g}. Above {SIMILAR_LOSS}, the "
                 "difference in flatness allows no conclusion, because curvature changes with the loss.",
                 style="yellow",
                 markup=False,

@@ -16,8 +16,8 @@ OLDEST_VERSION = (2, 40)
 """Oldest supported version of Ray."""
 CONNECT_TIMEOUT = 5.0
 """Seconds to wait for an address to answer."""
-HEAD_TIMEOUT = 3.0
-"""Seconds without an answer after which the head is considered lost."""
+HEAD_TIMEOUT = 6.0
+"""Seconds without an answer after which the head is considered lost; longer than one attempt to connect."""
 INSTALL = 'pip install "fedflat[ray]"'
 QUIET_VARIABLES = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's future default, set to silence its warning

@@ -102,15 +102,15 @@ def assign_shares(costs: Sequence[float], transfers: Sequence[Transfer], workers
     [[1], [4, 0, 2, 3]]
     >>> assign_shares([1.0] * 4, [Transfer(9, {0: 0})] * 4, 2)
     [[0, 1, 2, 3], []]
-    >>> assign_shares([1.0] * 4, [Transfer(0.1, {0: 0})] * 4, 2)
+    >>> assign_shares([1.0] * 4, [Transfer(9, {0: 0, 1: 0.1})] * 4, 2)  # two workers have the states
     [[1, 2], [0, 3]]
     """
     loads = [0.0] * workers
-    # For each worker its positions as (part of its load, position), sorted, by the seconds that a position takes
-    # longer on a worker without its state. There are few such durations, because states have the same size.
-    shares: list[dict[float, list[tuple[float, int]]]] = [{} for _ in loads]
+    # For each worker its positions as (seconds of work, position), sorted, by their transfers. There are few different
+    # transfers, because states have the same size.
+    shares: list[dict[Any, list[tuple[float, int]]]] = [{} for _ in loads]
     idlest = [(0.0, worker) for worker in range(workers)]  # a heap; entries whose load has changed are ignored
-    busiest: list[tuple[float, int]] = []  # the same, with negative loads
+    busiest = idlest.copy()  # the same, with negative loads
 
     def set_load(worker: int, load: float) -> None:
         loads[worker] = load
@@ -119,9 +119,8 @@ def assign_shares(costs: Sequence[float], transfers: Sequence[Transfer], workers
 
     def add(position: int, worker: int, insert: Callable[[list[Any], Any], None]) -> None:
         transfer = transfers[position]
-        load, extra = costs[position] + transfer.seconds(worker), transfer.elsewhere - transfer.seconds(worker)
-        insert(shares[worker].setdefault(extra, []), (load, position))
-        set_load(worker, loads[worker] + load)
+        insert(shares[worker].setdefault(_key(transfer), []), (costs[position], position))
+        set_load(worker, loads[worker] + costs[position] + transfer.seconds(worker))
 
     # Positions whose state a worker has come first, since the others then even out the loads.
     for position in sorted(range(len(costs)), key=lambda p: (not transfers[p].homes, -costs[p])):
@@ -134,22 +133,31 @@ def assign_shares(costs: Sequence[float], transfers: Sequence[Transfer], workers
     while True:
         giver, taker = _first_valid(busiest, loads, -1), _first_valid(idlest, loads, 1)
         moves = []  # the longer load after the move, and which position to move
-        for extra, positions in shares[giver].items():
+        for key, positions in shares[giver].items():
+            transfer = transfers[positions[0][1]]
+            rest, start = loads[giver] - transfer.seconds(giver), loads[taker] + transfer.seconds(taker)
             # The loads are even after a move of half their difference; the best positions are those next to it.
-            middle = bisect(positions, ((loads[giver] - loads[taker] - extra) / 2,))
+            middle = bisect(positions, ((rest - start) / 2,))
             for index in range(max(0, middle - 1), min(middle + 1, len(positions))):
-                load, _ = positions[index]
-                moves.append((max(loads[giver] - load, loads[taker] + load + extra), extra, index))
-        longer_load, extra, index = min(moves)
-        if longer_load >= loads[giver] * (1 - 1e-6):  # no move helps by more than rounding
+                cost, _ = positions[index]
+                moves.append((max(rest - cost, start + cost), key, index))
+        if not moves or min(moves)[0] >= loads[giver] * (1 - 1e-6):  # no move helps by more than rounding
             break
-        load, position = shares[giver][extra].pop(index)
-        set_load(giver, loads[giver] - load)
+        _, key, index = min(moves)
+        _, position = shares[giver][key].pop(index)
+        if not shares[giver][key]:
+            del shares[giver][key]
+        set_load(giver, loads[giver] - costs[position] - transfers[position].seconds(giver))
         add(position, taker, insort)
     return [
         sorted((p for positions in share.values() for _, p in positions), key=lambda p: (-costs[p], p))
         for share in shares
     ]
+
+
+def _key(transfer: Transfer) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """A hashable form of a transfer."""
+    return transfer.elsewhere, tuple(sorted(transfer.homes.items()))
 
 
 def _first_valid(heap: list[tuple[float, int]], loads: Sequence[float], sign: int) -> int:

@@ -53,7 +53,7 @@ SYMBOLS = dict(
 )
 """Plotly's names of the markers."""
 SYMBOLS_3D = frozenset({"circle", "square", "diamond", "cross", "x"})
-"""The only of these symbols that Plotly has in three dimensions."""
+"""The only ones of these symbols that Plotly has in three dimensions."""
 TEXT = "%{text}<extra></extra>"
 """A tooltip that shows only a name."""
 TRANSPARENT = "rgba(0,0,0,0)"
