@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import fedflat
 from fedflat import flatness
 from fedflat.data import from_arrays
 from fedflat.errors import UserError
+from fedflat.experiment.analysis.similarity import client_similarity
 from fedflat.experiment.config import config
 from fedflat.reporting.figures.flatness_log import logged
 from fedflat.setting_names import MEASUREMENTS, parse_flatness, parse_measurements
@@ -83,6 +85,7 @@ def test_all_requested_measurements_are_present() -> None:
         "m_sharpness",
         *("fisher_lambda_max", "fisher_trace"),
         *("relative_flatness", "fisher_rao", "pac_bayes_sigma", "magnitude_sigma"),
+        *("lambda_max of 1.weight", "lambda_max of 3.weight"),
         "train_loss",
         "test_loss",
         "gap",
@@ -90,6 +93,7 @@ def test_all_requested_measurements_are_present() -> None:
     }
     cohort = last["cohort"]
     assert len(cohort["clients"]) == len(cohort["cosine"]) == len(cohort["local"]["lambda_max"]) == 3
+    assert cohort["similarity"]["cka"].keys() == set(map(str, cohort["clients"]))
     assert cohort["client_vectors"].keys() == cohort["server_vectors"].keys() == {"drift.c"}
     assert len(last["accuracy"]["classes"]) == 10
     assert len(last["features"]) == len(last["accuracy"]["clients"]) == 3
@@ -99,13 +103,15 @@ def test_all_requested_measurements_are_present() -> None:
 def test_measures_of_models_are_those_of_the_flatness_commands(tmp_path: Path) -> None:
     inputs = torch.randn(80, 5, generator=torch.Generator().manual_seed(0))
     data = from_arrays(inputs[:64], torch.arange(64) % 3, inputs[64:], torch.arange(16) % 3, name="small")
-    what = {"flatness": "every=1,what=m_sharpness+fisher+norms", "rounds": 1, "dataset": data}
+    what = {"flatness": "every=1,what=m_sharpness+fisher+norms+layers", "rounds": 1, "dataset": data}
     result = run("fedavg", out=tmp_path / "run", **what)
     values = looks(result)[1]["models"]["server"]
     objective = result.flatness().objective()
     norms = flatness.norms_of(objective, draws=10, directions=5)
     fisher = flatness.spectrum_of(objective, 1, matrix="gauss-newton")
+    layers = flatness.spectrum_of(objective, 1, per_layer=True).layers
     expected = {
+        **{f"lambda_max of {layer.name}": layer.lambda_max for layer in layers if layer.name.endswith("weight")},
         "m_sharpness": flatness.sharpness_of(objective, m=32).value,
         "fisher_lambda_max": fisher.lambda_max,
         "fisher_trace": fisher.trace.value,
@@ -117,6 +123,20 @@ def test_measures_of_models_are_those_of_the_flatness_commands(tmp_path: Path) -
     assert values.keys() == expected.keys() == logged(result.record).keys()
     for name, value in expected.items():
         assert values[name] == pytest.approx(value, rel=1e-3), name
+
+
+def test_similarity_is_that_of_the_replayed_round(tmp_path: Path) -> None:
+    what = {"flatness": "every=2,what=similarity", "rounds": 2, "flatness__examples": 10_000, "flatness__seed": 1}
+    result = run("fedavg", out=tmp_path / "run", save_every=1, model="mlp(hidden=4)", **what)
+    logged_values = looks(result)[2]["cohort"]["similarity"]
+    replayed = client_similarity(result.flatness("server", rounds=1), seed=1)
+    assert logged_values.keys() == {"overlap_at_server", "cka"} and len(replayed) == 3
+    for row in replayed:
+        for name, values in logged_values.items():
+            assert values[str(row["client"])] == pytest.approx(row[name], rel=1e-2), name
+    means = {name: fmean(row[name] for row in replayed) for name in logged_values}
+    assert logged(result.record)["overlap"] == [(2, pytest.approx(means["overlap_at_server"], rel=1e-2))]
+    assert logged(result.record)["cka"] == [(2, pytest.approx(means["cka"], rel=1e-2))]
 
 
 def test_the_edge_of_stability_follows_the_learning_rate() -> None:
@@ -149,7 +169,7 @@ def test_engines_agree() -> None:
 @pytest.mark.parametrize("text", ["scaffold+wima", "fedwmsam"])  # fedwmsam has several server vectors
 def test_a_resumed_run_ends_with_the_same_log(tmp_path: Path, text: str) -> None:
     what = {
-        "flatness": "every=2,what=drift+noise",
+        "flatness": "every=2,what=drift+noise+similarity+layers",
         "flatness__examples": 40,
         "flatness__clients": 2,
         "engine__checkpoint_every": 1,

@@ -16,7 +16,7 @@ from fedflat.display import is_share
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.landscapes import load_landscapes
 from fedflat.experiment.store.run_folder import Record
-from fedflat.reporting.figures.flatness_log import QUANTITIES, logged
+from fedflat.reporting.figures.flatness_log import label_of, logged
 from fedflat.reporting.figures.style import algorithm_of
 from fedflat.reporting.page.gather import relative_paths
 
@@ -87,11 +87,11 @@ def _flatness_log(group: Group) -> Values:
     for number, (_, row, _) in enumerate(group.rows):
         runs = [record for record in row.records if any("flatness" in entry for entry in record.history)]
         logs = [logged(record, row.model) for record in runs]
-        for name in QUANTITIES:
+        for name in dict.fromkeys(name for log in logs for name in log):
             means = _mean_over_runs([dict(log[name]) for log in logs if name in log])
             if means:
                 lines.setdefault(name, []).append({"row": number, "x": list(means), "y": list(means.values())})
-    return {name: {"words": QUANTITIES[name][0], "lines": lines[name]} for name in lines}
+    return {name: {"words": label_of(name), "lines": lines[name]} for name in lines}
 
 
 def _mean_over_runs(runs: Sequence[Mapping[int, float]]) -> dict[int, float]:
