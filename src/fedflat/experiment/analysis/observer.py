@@ -235,7 +235,8 @@ class FixedSample:
         with warnings.catch_warnings(), suppress(UserError):  # e.g. a loss that is not finite
             warnings.simplefilter("ignore")
             global_loss = self.objective(server, self.positions)
-            reference = ServerReference(global_loss, EIGENVECTORS, self.settings.seed, TOLERANCE)
+            options = {"tolerance": TOLERANCE, "max_products": MAX_PRODUCTS}
+            reference = ServerReference(global_loss, EIGENVECTORS, self.settings.seed, **options)
             for model, client in zip(models, clients, strict=True):
                 client_loss = self.objective(server, self._local_positions(client))
                 overlaps[str(client.number)] = reference.overlap(client_loss)

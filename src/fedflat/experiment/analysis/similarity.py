@@ -11,7 +11,6 @@ from fedflat.errors import UserError
 from fedflat.experiment.analysis.cohort import Measurements
 from fedflat.experiment.analysis.run_model import RunModel, replay_after
 from fedflat.flatness import Objective
-from fedflat.flatness.curvature.lanczos import TOLERANCE
 from fedflat.flatness.similarity import features_of, linear_cka, subspace_overlap, top_eigenvectors
 
 
@@ -22,13 +21,13 @@ class ServerReference:
         global_loss: the loss on the data of all clients, at the server model.
         eigenvectors: dimension of the eigenspaces.
         seed: seed of Lanczos; ``seed + 1`` is that of Lanczos for clients.
-        tolerance: relative residual at which Lanczos accepts an eigenvalue.
+        options: further keyword arguments of Lanczos.
     """
 
-    def __init__(self, global_loss: Objective, eigenvectors: int, seed: int, tolerance: float = TOLERANCE) -> None:
+    def __init__(self, global_loss: Objective, eigenvectors: int, seed: int, **options: Any) -> None:
         # The same seed would make arbitrary eigenvectors of eigenvalue 0 alike.
-        self._client_options: dict[str, Any] = {"count": eigenvectors, "seed": seed + 1, "tolerance": tolerance}
-        self._top = top_eigenvectors(global_loss, eigenvectors, seed=seed, tolerance=tolerance)
+        self._client_options: dict[str, Any] = {"count": eigenvectors, "seed": seed + 1, **options}
+        self._top = top_eigenvectors(global_loss, eigenvectors, seed=seed, **options)
         self._features = features_of(global_loss)
 
     def overlap(self, client_loss: Objective) -> float:

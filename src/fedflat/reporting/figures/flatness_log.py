@@ -120,7 +120,12 @@ def logged(record: Record, model: str = "server") -> dict[str, Points]:
     if not entries:
         run = record.folder.path if record.folder else "this run"
         raise UserError(f"{run} has no flatness log; run it with --flatness every=N")
-    layers = [name for entry in entries.values() for name in entry.get("models", {}).get("server", {}) if name.startswith(LAYER)]
+    layers = [
+        name
+        for entry in entries.values()
+        for name in entry.get("models", {}).get("server", {})
+        if name.startswith(LAYER)
+    ]
     readers = {name: read for name, (_, read) in QUANTITIES.items()} | {name: _model_value(name) for name in layers}
     quantities: dict[str, Points] = {}
     for name, read in readers.items():
