@@ -90,7 +90,7 @@ MEASUREMENTS = {
     "sharpness": "increase of the training loss after an ascent step of length 0.05, per model (one gradient each)",
     "m_sharpness": "mean sharpness of groups of at most 32 examples, each with its own ascent step (one gradient each)",
     "fisher": "largest eigenvalue and trace of the Gauss-Newton matrix, per model (about 50 products each)",
-    "norms": "relative flatness, Fisher-Rao norm, PAC-Bayes sigmas, per model (10 products and about 400 losses each)",
+    "norms": "relative flatness, Fisher-Rao norm, PAC-Bayes sigmas, per model (11 products and about 400 losses each)",
     "layers": "largest Hessian eigenvalue of each weight matrix's block, per model (about 20 products per matrix)",
     "gap": "test minus training loss, per model; the participation gap if some clients never train (forward passes)",
     "drift": "alignment of client updates with the cohort and the momentum, norms of control variates (free)",

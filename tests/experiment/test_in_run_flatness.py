@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
@@ -14,6 +16,7 @@ import fedflat
 from fedflat import flatness
 from fedflat.data import Dataset, from_arrays
 from fedflat.errors import UserError
+from fedflat.experiment.analysis.model_measures import MODEL_MEASURES
 from fedflat.experiment.analysis.similarity import client_similarity
 from fedflat.experiment.config import config
 from fedflat.reporting.figures.flatness_log import logged
@@ -140,6 +143,33 @@ def test_similarity_is_that_of_the_replayed_round(tmp_path: Path) -> None:
     means = {name: fmean(row[name] for row in replayed) for name in logged_values}
     assert logged(result.record)["overlap"] == [(2, pytest.approx(means["overlap_at_server"], rel=1e-2))]
     assert logged(result.record)["cka"] == [(2, pytest.approx(means["cka"], rel=1e-2))]
+
+
+def test_products_and_losses_are_as_many_as_documented() -> None:
+    documented = (Path(__file__).parents[2] / "docs" / "flatness-clients.md").read_text()
+    rows = {line.split("`")[1]: line for line in documented.splitlines() if line.startswith("| `")}
+    torch.manual_seed(0)
+    data, network = small_data().train, nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    counts: dict[str, Counter] = {}
+    for measure in ("norms", "fisher", "layers"):
+        objective = flatness.Objective(network, nn.functional.cross_entropy, (data.inputs, data.targets))
+        counts[measure] = Counter()
+
+        def counted(function: Callable, unit: str, found: Counter = counts[measure]) -> Callable:
+            def call(*arguments, **options):
+                found[unit] += len(arguments[1]) if unit == "products" else 1
+                return function(*arguments, **options)
+
+            return call
+
+        for name, unit in (("hessian_products", "products"), ("gauss_newton_products", "products"), ("loss", "losses")):
+            setattr(objective, name, counted(getattr(objective, name), unit))
+        MODEL_MEASURES[measure](objective, 0)
+    for text in (rows["norms"], MEASUREMENTS["norms"]):
+        assert f"{counts['norms']['products']} products and about 400 losses" in text
+    assert counts["norms"]["losses"] == pytest.approx(400, rel=0.1)
+    assert "about 50 products" in rows["fisher"] and counts["fisher"]["products"] == pytest.approx(50, rel=0.2)
+    assert "15 to 30 products" in rows["layers"] and 2 * 15 <= counts["layers"]["products"] <= 2 * 30
 
 
 def test_the_edge_of_stability_follows_the_learning_rate() -> None:
