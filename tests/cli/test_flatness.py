@@ -117,6 +117,7 @@ def test_power_iteration_and_density(fedflat, run):
 
 def test_the_fisher_matrix_and_single_layers(fedflat, run):
     flags = ("--eigenvalues", "2", "--examples", "30", "--subsets", "2", "--trace-draws", "4", "--out", "here")
+    flags = (*flags, "--no-lambda-min")
     result = fedflat(
         "flatness", "spectrum", run, *flags, "--matrix", "gauss-newton", "--per-layer", "--trace-estimator", "hutch++"
     )
@@ -125,7 +126,7 @@ def test_the_fisher_matrix_and_single_layers(fedflat, run):
         assert word in result.stdout
     (model,) = json.loads(Path("here/spectrum.json").read_text())["models"].values()
     assert [subset["matrix"] for subset in model["subsets"]] == ["gauss-newton", "gauss-newton"]
-    assert len(model["subsets"][0]["layers"]) == 4
+    assert len(model["subsets"][0]["layers"]) == 4 and model["subsets"][0]["lambda_min"] is None
 
 
 def test_models_with_different_numbers_of_layers_and_eigenvalues(capsys):

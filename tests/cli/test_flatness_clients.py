@@ -133,6 +133,7 @@ def test_bounds_state_their_premises(looked_at: Path) -> None:
     assert "not met: 3 of" in shown
     assert "random guessing" in shown
     assert "tightened (ours)" in shown and "void)" in shown and "not of every example" in shown
+    assert "L: a lower bound" in shown and "sigma, sigma_g: estimates" in shown
 
 
 def test_stability(tmp_path: Path) -> None:
@@ -159,6 +160,7 @@ def test_stability(tmp_path: Path) -> None:
     assert drawn(tmp_path / "s" / "stability.png")
     again = call(*arguments, "--eval-every", 2, "--out", tmp_path / "again").stdout
     assert f"{np.mean(found['rounds'][-1]['distance']):.3g}" in again
+    assert "bound" not in again  # the largest difference of one seed is not a bound on epsilon
 
 
 def test_the_log_command_shows_several_runs(looked_at: Path, with_variates: Path, tmp_path: Path) -> None:

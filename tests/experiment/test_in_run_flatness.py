@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
@@ -11,8 +14,10 @@ from torch import nn
 
 import fedflat
 from fedflat import flatness
-from fedflat.data import from_arrays
+from fedflat.data import Dataset, from_arrays
 from fedflat.errors import UserError
+from fedflat.experiment.analysis.model_measures import MODEL_MEASURES
+from fedflat.experiment.analysis.similarity import client_similarity
 from fedflat.experiment.config import config
 from fedflat.reporting.figures.flatness_log import logged
 from fedflat.setting_names import MEASUREMENTS, parse_flatness, parse_measurements
@@ -48,6 +53,11 @@ def restless(dropped: float = 0.0) -> nn.Module:
     )
 
 
+def small_data() -> Dataset:
+    inputs = torch.randn(80, 5, generator=torch.Generator().manual_seed(0))
+    return from_arrays(inputs[:64], torch.arange(64) % 3, inputs[64:], torch.arange(16) % 3, name="small")
+
+
 @pytest.mark.parametrize(
     ("text", "more"),
     [
@@ -57,7 +67,7 @@ def restless(dropped: float = 0.0) -> nn.Module:
     ],
 )
 def test_measurements_leave_training_bit_identical(text: str, more: dict) -> None:
-    more = {"model": "mlp(hidden=2)", **more, "rounds": 3}
+    more = {"model": "mlp(hidden=2)", **more, "rounds": 3, "clients_per_round": 2}
     without, beside = (
         run(text, **more),
         run(text, **more, flatness="every=2,what=all", flatness__examples=8, flatness__clients=2),
@@ -83,6 +93,7 @@ def test_all_requested_measurements_are_present() -> None:
         "m_sharpness",
         *("fisher_lambda_max", "fisher_trace"),
         *("relative_flatness", "fisher_rao", "pac_bayes_sigma", "magnitude_sigma"),
+        *("lambda_max of 1.weight", "lambda_max of 3.weight"),
         "train_loss",
         "test_loss",
         "gap",
@@ -90,6 +101,7 @@ def test_all_requested_measurements_are_present() -> None:
     }
     cohort = last["cohort"]
     assert len(cohort["clients"]) == len(cohort["cosine"]) == len(cohort["local"]["lambda_max"]) == 3
+    assert cohort["similarity"]["cka"].keys() == set(map(str, cohort["clients"]))
     assert cohort["client_vectors"].keys() == cohort["server_vectors"].keys() == {"drift.c"}
     assert len(last["accuracy"]["classes"]) == 10
     assert len(last["features"]) == len(last["accuracy"]["clients"]) == 3
@@ -97,15 +109,15 @@ def test_all_requested_measurements_are_present() -> None:
 
 
 def test_measures_of_models_are_those_of_the_flatness_commands(tmp_path: Path) -> None:
-    inputs = torch.randn(80, 5, generator=torch.Generator().manual_seed(0))
-    data = from_arrays(inputs[:64], torch.arange(64) % 3, inputs[64:], torch.arange(16) % 3, name="small")
-    what = {"flatness": "every=1,what=m_sharpness+fisher+norms", "rounds": 1, "dataset": data}
+    what = {"flatness": "every=1,what=m_sharpness+fisher+norms+layers", "rounds": 1, "dataset": small_data()}
     result = run("fedavg", out=tmp_path / "run", **what)
     values = looks(result)[1]["models"]["server"]
     objective = result.flatness().objective()
     norms = flatness.norms_of(objective, draws=10, directions=5)
     fisher = flatness.spectrum_of(objective, 1, matrix="gauss-newton")
+    layers = flatness.spectrum_of(objective, 1, per_layer=True).layers
     expected = {
+        **{f"lambda_max of {layer.name}": layer.lambda_max for layer in layers if layer.name.endswith("weight")},
         "m_sharpness": flatness.sharpness_of(objective, m=32).value,
         "fisher_lambda_max": fisher.lambda_max,
         "fisher_trace": fisher.trace.value,
@@ -117,6 +129,48 @@ def test_measures_of_models_are_those_of_the_flatness_commands(tmp_path: Path) -
     assert values.keys() == expected.keys() == logged(result.record).keys()
     for name, value in expected.items():
         assert values[name] == pytest.approx(value, rel=1e-3), name
+
+
+def test_similarity_is_that_of_the_replayed_round(tmp_path: Path) -> None:
+    what = {"flatness": "every=2,what=similarity", "rounds": 2, "flatness__seed": 1, "dataset": small_data()}
+    result = run("fedavg", out=tmp_path / "run", save_every=1, lr=1.0, **what)
+    logged_values = looks(result)[2]["cohort"]["similarity"]
+    replayed = client_similarity(result.flatness("server", rounds=1), seed=1)
+    assert logged_values.keys() == {"overlap_at_server", "cka"} and len(replayed) == 3
+    for row in replayed:
+        for name, values in logged_values.items():
+            assert values[str(row["client"])] == pytest.approx(row[name], rel=1e-5 if name == "cka" else 1e-2), name
+        assert row["cka"] < 0.999  # the client's model has moved
+    means = {name: fmean(row[name] for row in replayed) for name in logged_values}
+    assert logged(result.record)["overlap"] == [(2, pytest.approx(means["overlap_at_server"], rel=1e-2))]
+    assert logged(result.record)["cka"] == [(2, pytest.approx(means["cka"], rel=1e-2))]
+
+
+def test_products_and_losses_are_as_many_as_documented() -> None:
+    documented = (Path(__file__).parents[2] / "docs" / "flatness-clients.md").read_text()
+    rows = {line.split("`")[1]: line for line in documented.splitlines() if line.startswith("| `")}
+    torch.manual_seed(0)
+    data, network = small_data().train, nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    counts: dict[str, Counter] = {}
+    for measure in ("norms", "fisher", "layers"):
+        objective = flatness.Objective(network, nn.functional.cross_entropy, (data.inputs, data.targets))
+        counts[measure] = Counter()
+
+        def counted(function: Callable, unit: str, found: Counter = counts[measure]) -> Callable:
+            def call(*arguments, **options):
+                found[unit] += len(arguments[1]) if unit == "products" else 1
+                return function(*arguments, **options)
+
+            return call
+
+        for name, unit in (("hessian_products", "products"), ("gauss_newton_products", "products"), ("loss", "losses")):
+            setattr(objective, name, counted(getattr(objective, name), unit))
+        MODEL_MEASURES[measure](objective, 0)
+    for text in (rows["norms"], MEASUREMENTS["norms"]):
+        assert f"{counts['norms']['products']} products and about 400 losses" in text
+    assert counts["norms"]["losses"] == pytest.approx(400, rel=0.1)
+    assert "about 50 products" in rows["fisher"] and counts["fisher"]["products"] == pytest.approx(50, rel=0.2)
+    assert "15 to 30 products" in rows["layers"] and 2 * 15 <= counts["layers"]["products"] <= 2 * 30
 
 
 def test_the_edge_of_stability_follows_the_learning_rate() -> None:
@@ -149,10 +203,12 @@ def test_engines_agree() -> None:
 @pytest.mark.parametrize("text", ["scaffold+wima", "fedwmsam"])  # fedwmsam has several server vectors
 def test_a_resumed_run_ends_with_the_same_log(tmp_path: Path, text: str) -> None:
     what = {
-        "flatness": "every=2,what=drift+noise",
+        "flatness": "every=2,what=drift+noise" + "+similarity+layers" * (text == "fedwmsam"),
         "flatness__examples": 40,
         "flatness__clients": 2,
         "engine__checkpoint_every": 1,
+        "model": "mlp(hidden=2)",
+        "clients_per_round": 2,
     }
     run(text, out=tmp_path / "whole", **what)
 

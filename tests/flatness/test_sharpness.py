@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+from fedflat.algorithms.perturbation.asam import Asam
 from fedflat.errors import UserError
 from fedflat.flatness import Objective, sharpness_of
 from fedflat.flatness.sharpness import adaptive_scale
+from fedflat.testing import local_context
 
 from .networks import Quadratic, case, symmetric
 
@@ -185,6 +187,9 @@ def test_asam_recognises_weights_by_dimension_if_no_name_contains_weight() -> No
     objectives = [Objective(module, F.mse_loss, (torch.ones(1, 1), torch.ones(1, 1))) for module in (network, renamed)]
     scales = [adaptive_scale(objective, eta=0.1) for objective in objectives]
     assert torch.equal(*scales) and not bool((scales[1] == 1).all())
+    weights = objectives[1].weights
+    context = local_context(y=weights.tolist(), z=weights.tolist())._replace(layout=objectives[1].layout)
+    assert torch.equal(Asam().begin(context)["scaled"], scales[1] != 1)  # training scales the same weights
     renamed.W0, renamed.W2 = (nn.Parameter(torch.ones(2)) for _ in range(2))
     vectors_only = Objective(renamed, F.mse_loss, (torch.ones(1, 1), torch.ones(1, 1)))
     with pytest.raises(UserError, match=r"W0.*scope=all"):

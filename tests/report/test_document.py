@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedflat.errors import UserError
+from fedflat.experiment.analysis.landscapes import save_landscapes
 from fedflat.flatness.landscapes.grid import Landscape
 from fedflat.reporting.figures.paper_figures import figures_of
 from fedflat.reporting.figures.style import COLOURS
@@ -183,6 +184,68 @@ def test_measured_spectra_and_clients_are_found(compared):
     assert {"spectra", "contours", "surfaces"} <= set(figures) and "flatness-log" not in figures
     fedavg, *_ = figures["spectra"].axes[0].lines
     assert (fedavg.get_color(), fedavg.get_label()) == (COLOURS[styles["fedavg"]], "fedavg")
+
+
+def test_stored_measurements_become_tables_and_sharpness_lines(compared):
+    folder = compared / "fedavg" / "seed-1" / "flatness"
+
+    def store(name, document):
+        (folder / name).mkdir(parents=True)
+        (folder / name / f"{name}.json").write_text(json.dumps(document))
+
+    norms = {"loss": 0.5, "relative_flatness": {"value": 9.0}, "fisher_rao": 2.0, "sigma": 0.1, "magnitude_sigma": None}
+    norms |= {"layer": "3.weight", "rise": 0.1, "examples": 20}
+    subsets = [norms, norms | {"loss": 0.7, "sigma": 0.3}]
+    store("norms", {"models": {"fedavg": {"model": "run", "described": "server model", "subsets": subsets}}})
+    rises = [("sam", 0.05, 1, 0.2, None), ("sam", 0.1, 1, 0.5, None), ("asam", 0.5, 3, 0.3, 32)]
+    results = [
+        [{"kind": kind, "rho": rho, "loss": 1.0, "value": value, "steps": steps, "m": m}]
+        for kind, rho, steps, value, m in rises
+    ]
+    store("sharpness", {"models": {"fedsam": {"described": "server model", "sharpness": results}}})
+    blocks = [{"name": "1.weight", "size": 40, "lambda_max": value, "trace": {"value": 3 * value}} for value in (2, 4)]
+    spectra = [{"eigenvalues": [1.0], "lambda_max": 1.0, "layers": [block]} for block in blocks]
+    store("spectrum", {"models": {"fedavg": {"subsets": spectra}}})
+    clients = [
+        {"client": number, "overlap_at_server": 0.5, "overlap": 0.1 * number, "cka": cka}
+        for number, cka in ((1, None), (3, 0.9))
+    ]
+    store("similarity", {"model": "run:server", "eigenvectors": 5, "expected_of_random": 0.01, "clients": clients})
+    path = Landscape("path", ((0.0, 0.5, 1.0),), {"train_loss": np.array([1.0, 4.0, 2.0])}, (), {"distance": 7.0})
+    save_landscapes(folder / "landscape.json", {"fedavg to fedsam": path.with_metadata(curved=True, aligned=True)})
+    (folder / "sharpness" / "norms.json").write_text('{"models": {"damaged": {}}}')
+    with pytest.warns(UserWarning, match="norms.json is damaged"):
+        section = report_document(gather([compared]))["sections"][0]
+    (section,) = with_display_names({"sections": [section]}, {})[0]["sections"]
+    found = {
+        (table["title"], row["label"], row["described"]): dict(zip(table["heads"][2:], row["numbers"], strict=True))
+        for table in section["views"]["tables"]
+        for row in table["rows"]
+    }
+    assert found.pop(("Norms", "FedAvg", "server model; relative flatness of 3.weight")) == {
+        "loss": pytest.approx(0.6),
+        "Fisher-Rao norm": 2.0,
+        "sigma": pytest.approx(0.2),
+        "magnitude-aware sigma": None,
+        "relative flatness": 9.0,
+        "accepted rise": 0.1,
+        "examples": 20,
+    }
+    asam = "asam, m = 32, 3 steps"
+    sharpness = {"loss": 1.0, f"{asam}, rho 0.5": 0.3, "sam, rho 0.05": 0.2, "sam, rho 0.1": 0.5}
+    assert found.pop(("Sharpness", "FedSAM", "server model")) == sharpness
+    layer = {"weights": 40, "lambda_max": 3.0, "trace": 9.0}
+    assert found.pop(("Curvature of single parameters", "FedAvg", "1.weight")) == layer
+    similarity = found.pop(("Similarity of clients and server", "FedAvg, seed 1", "run:server"))
+    assert list(similarity.values()) == pytest.approx([0.5, 0.2, 0.9, 0.01, 5, 2])
+    barrier = {"barrier of train loss": 2.5, "distance of weights": 7.0}
+    assert found.pop(("Paths between models", "FedAvg to FedSAM", "trained curve, after alignment")) == barrier
+    assert not found
+    style = next(row["style"] for row in section["rows"] if row["label"] == "FedSAM")
+    line = {"label": "FedSAM", "style": style, "x": [0.05, 0.1], "y": [0.2, 0.5]}
+    assert section["views"]["rises"] == {"sam": [line]}  # asam has a single radius
+    (axes,) = figures_of(section, "last")["sharpness"].axes
+    assert list(axes.lines[0].get_ydata()) == [0.2, 0.5]
 
 
 def test_tables(document, section):

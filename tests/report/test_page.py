@@ -215,6 +215,9 @@ def test_charts_are_drawn_for_the_width_of_the_paper(browser, page):
     assert browser.execute_script(width) == on_screen
 
 
+MODELS = ("fedavg", "fedsam")
+
+
 def measured(document: dict[str, Any]) -> dict[str, Any]:
     """The document with flatness of fedavg and fedsam, the rows 0 and 2."""
     views = document["sections"][0]["views"]
@@ -224,8 +227,13 @@ def measured(document: dict[str, Any]) -> dict[str, Any]:
     about = {"on": "train", "examples": 10, "subsets": 1, "described": "server model, seed 0, round 3", **numbers}
     views["spectra"] = [
         {"label": name, "style": style, "eigenvalues": [5.0, 2.0, 1.0], "lambda_max": 5.0, **about}
-        for name, style in (("fedavg", 0), ("fedsam", 1))
+        for style, name in enumerate(MODELS)
     ]
+    rises = [{"label": name, "style": style, "x": [0.1, 0.2], "y": [1, 2]} for style, name in enumerate(MODELS)]
+    views["rises"] = {"sam": rises, "asam": rises[:1]}
+    row = {"label": "fedavg", "described": "server model", "numbers": [0.25, 1442, None]}
+    heads = ["model", "measured", *(f"a measure with a long name {number}" for number in range(3))]
+    views["tables"] = [{"title": "Norms", "note": "a note", "heads": heads, "rows": [row]}]
     return document
 
 
@@ -233,11 +241,18 @@ def test_flatness_has_legends_and_tooltips_whole_rounds(browser, compared, tmp_p
     path = tmp_path / "report.html"
     path.write_text(report_page(measured(report_document(gather([compared])))), encoding="utf-8")
     show(browser, path, 1280)
-    for legend in ("log-legend", "spectra-legend"):
-        assert words(browser, f"[data-part={legend}] button") == ["fedavg", "fedsam"]
+    for legend in ("log-legend", "spectra-legend", "rises-legend"):
+        assert words(browser, f"[data-part={legend}] button") == [*MODELS]
         browser.find_elements("css selector", f"[data-part={legend}] button")[1].click()
         chart = legend.partition("-")[0]
         assert browser.execute_script(f"return document.querySelectorAll('[data-part={chart}] path.curve').length") == 1
+    browser.find_element("css selector", "[data-part=rises-legend] button").click()
+    empty = ["No row is selected; choose one below."]
+    assert words(browser, "[data-part=rises] svg text") == empty
+    browser.find_elements("css selector", "[data-part=rises-legend] button")[1].click()
+    browser.find_element("css selector", "[data-part=kind] option[value=asam]").click()
+    assert words(browser, "[data-part=rises] svg text") == empty  # only fedavg has been measured
+    assert words(browser, "#s0-measures ~ .scroll td")[:5] == ["fedavg", "server model", "0.2500", "1,442", "–"]
     pressed = "return [...document.querySelectorAll('[data-part=legend] button')].map(b => b.ariaPressed)"
     assert browser.execute_script(pressed) == ["true", "true", "false"]  # the curves hide fedsam, too
     browser.execute_script("""

@@ -232,7 +232,7 @@ class Run:
         if outcome is not None:
             # Observe now, because the next round overwrites the clients' updates.
             if trained.cohort and self._flatness and self._flatness.is_due(round_index + 1):
-                self._flatness.observe_cohort(trained.cohort, outcome, server.states)
+                self._flatness.observe_cohort(trained.cohort, outcome, server.model, server.states)
             weights, states = self.algorithm.aggregate(outcome.returned, outcome.means, server.states)
             model = ModelState(weights, outcome.buffers, outcome.integer_buffers)
             cost, self._train_loss = cost + outcome.cost, outcome.loss

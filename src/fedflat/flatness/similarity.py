@@ -17,6 +17,7 @@ It is 1 if one is the other times an orthogonal matrix and a scale, and 0 if all
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,9 @@ from fedflat.flatness.objective import Objective
 from fedflat.flatness.precision import tf32_allowed
 
 
-def top_eigenvectors(objective: Objective, count: int, *, matrix: str = "hessian", seed: int = 0) -> Tensor:
+def top_eigenvectors(
+    objective: Objective, count: int, *, matrix: str = "hessian", seed: int = 0, **options: Any
+) -> Tensor:
     """Return orthonormal eigenvectors [count, P] of the largest eigenvalues of a curvature matrix.
 
     Eigenvectors of eigenvalues that are 0 up to rounding are arbitrary and depend on the seed; a warning says so. To
@@ -39,10 +42,11 @@ def top_eigenvectors(objective: Objective, count: int, *, matrix: str = "hessian
         count: number of eigenvectors.
         matrix: ``hessian``, ``gauss-newton`` or ``empirical-fisher``.
         seed: seed of the start vector.
+        options: further keyword arguments of ``lanczos``, e.g. ``tolerance``.
     """
     if not 1 <= count <= objective.size:
         raise UserError(f"cannot compute {count} eigenvectors of a model with {objective.size} parameters")
-    pairs = lanczos(Operator.of_objective(objective, matrix), Ends(count), seed=seed)
+    pairs = lanczos(Operator.of_objective(objective, matrix), Ends(count), seed=seed, **options)
     nonzero = int((pairs.values.abs() > 10 * pairs.residuals).sum())  # rounding errors are known approximately
     if nonzero < count:
         message = f"only {nonzero} of the {count} largest eigenvalues are distinguishable from 0, so the other"

@@ -54,7 +54,12 @@ def norms(
     document: dict[str, Any] = {"on": data.name, "seed": data.seed, "models": {}}
     for name, model in opened.items():
         documents = [result.document() for result in results[name]]
-        document["models"][name] = {"model": model.label, "test": test_metric(model), "subsets": documents}
+        document["models"][name] = {
+            "model": model.label,
+            "described": model.description,
+            "test": test_metric(model),
+            "subsets": documents,
+        }
     folder = default_folder(opened, "norms")
     first = next(iter(results.values()))
     examples = data.describe(opened, first[0].examples, len(first))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cached_property
-from typing import Any
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -26,11 +26,13 @@ from fedflat.engines.round.contract import Client, ModelState, Outcome
 from fedflat.engines.round.plan import generator
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.cohort import Measurements, measure_cohort
+from fedflat.experiment.analysis.model_measures import MAX_PRODUCTS, MODEL_MEASURES, RHO, TOLERANCE
 from fedflat.experiment.analysis.replay import each_local_model
 from fedflat.experiment.analysis.run_model import objective_on, with_statistics
 from fedflat.experiment.analysis.scoring import Scorer, Scores, take_on_device
+from fedflat.experiment.analysis.similarity import ServerReference
 from fedflat.experiment.config import FlatnessSettings, TrainingSettings
-from fedflat.flatness import Objective, norms_of, sharpness_of, spectrum_of
+from fedflat.flatness import Objective
 from fedflat.flatness.clients import disagreement
 from fedflat.flatness.curvature.lanczos import Ends, lanczos
 from fedflat.flatness.curvature.operator import Operator
@@ -39,45 +41,12 @@ from fedflat.setting_names import parse_measurements
 
 MAX_BATCH = 500
 """Largest number of examples per batch; second derivatives need several times the memory of a training step."""
-RHO = 0.05
-"""Radius of the sharpness measurement."""
-TOLERANCE, MAX_PRODUCTS = 1e-2, 100
-"""Relative residual at which Lanczos stops, and its maximum number of Hessian-vector products."""
 GAP_EXAMPLES = 10_000
 """Training examples for the generalisation gap; with fewer, sampling error dominates."""
 EXAMPLES_PER_CLIENT = 10
 """Examples per client for per-example gradients."""
-GROUP_SIZE = 32
-"""Largest number of examples per group of m-sharpness."""
-
-
-def _fisher(objective: Objective, seed: int) -> dict[str, float | None]:
-    options: dict[str, Any] = {"matrix": "gauss-newton", "lambda_min": False, "tolerance": TOLERANCE, "seed": seed}
-    spectrum = spectrum_of(objective, 1, **options)
-    trace = spectrum.trace.value if spectrum.trace else None
-    return {"fisher_lambda_max": spectrum.lambda_max, "fisher_trace": trace}
-
-
-def _norms(objective: Objective, seed: int) -> dict[str, float | None]:
-    norms = norms_of(objective, draws=10, directions=5, seed=seed)  # a third and half of the defaults, to save time
-    return {
-        "relative_flatness": norms.relative_flatness.value,
-        "fisher_rao": norms.fisher_rao,
-        "pac_bayes_sigma": norms.sigma,
-        "magnitude_sigma": norms.magnitude_sigma,
-    }
-
-
-def _m_sharpness(objective: Objective, seed: int) -> dict[str, float | None]:
-    return {"m_sharpness": sharpness_of(objective, rho=RHO, m=GROUP_SIZE, seed=seed).value}
-
-
-MODEL_MEASURES: dict[str, Callable[[Objective, int], dict[str, float | None]]] = {
-    "m_sharpness": _m_sharpness,
-    "fisher": _fisher,
-    "norms": _norms,
-}
-"""Functions that measure a model, given its objective and a seed, by the names that ``flatness.what`` accepts."""
+EIGENVECTORS = 10
+"""Dimension of the eigenspaces whose overlap is measured."""
 
 
 class FixedSample:
@@ -246,14 +215,40 @@ class FixedSample:
         eigenvalues: Measurements = {}
         losses: Measurements = {}
         for model, client in zip(models, clients, strict=True):
-            positions = client.indices
-            if len(positions) > self.settings.examples:
-                positions = np.sort(
-                    self._draw(positions, self.settings.examples, "observed local examples", client.number)
-                )
+            positions = self._local_positions(client)
             eigenvalues[str(client.number)] = finite_or_none(self._lambda_max(model, positions))
             losses[str(client.number)] = finite_or_none(self.objective(model, positions).loss())
         return {"lambda_max": eigenvalues, "loss": losses}
+
+    def similarity(self, server: ModelState, models: Iterable[ModelState], clients: Sequence[Client]) -> Measurements:
+        """Compare clients with the server model: overlap of top eigenspaces and CKA of features, by client number.
+
+        Args:
+            server: the server model before the round; the eigenspaces of both losses are those at this model.
+            models: one model per client, after local training.
+            clients: the clients, in the same order.
+        """
+        server = self._with_statistics(server)
+        overlaps: Measurements = {}
+        cka: Measurements = {}
+        # Within a run, a warning for each client with arbitrary eigenvectors would be noise.
+        with warnings.catch_warnings(), suppress(UserError):  # e.g. a loss that is not finite
+            warnings.simplefilter("ignore")
+            global_loss = self.objective(server, self.positions)
+            options = {"tolerance": TOLERANCE, "max_products": MAX_PRODUCTS}
+            reference = ServerReference(global_loss, EIGENVECTORS, self.settings.seed, **options)
+            for model, client in zip(models, clients, strict=True):
+                client_loss = self.objective(server, self._local_positions(client))
+                overlaps[str(client.number)] = reference.overlap(client_loss)
+                cka[str(client.number)] = reference.cka(self.objective(model, self.positions))
+        return {"overlap_at_server": overlaps, "cka": cka}
+
+    def _local_positions(self, client: Client) -> np.ndarray:
+        """Sorted positions of a client's examples, or of a sample of them if there are many."""
+        positions, most = client.indices, self.settings.examples
+        if len(positions) <= most:
+            return positions
+        return np.sort(self._draw(positions, most, "observed local examples", client.number))
 
 
 class Observer:
@@ -287,22 +282,26 @@ class Observer:
         """Whether to measure after ``completed_rounds`` rounds."""
         return completed_rounds % self._every == 0 or completed_rounds == self._training.rounds
 
-    def observe_cohort(self, clients: list[Client], outcome: Outcome, states: States) -> None:
+    def observe_cohort(self, clients: list[Client], outcome: Outcome, server: ModelState, states: States) -> None:
         """Measure a cohort right after local training, while the engine still holds each client's update.
 
         Args:
             clients: the cohort's clients, with their state before the round.
             outcome: the result of local training.
+            server: the server model before the round.
             states: the server states that the cohort received.
         """
         self.seconds, self._cohort = 0.0, {}
         with self._measuring():
             if "drift" in self.wanted:
                 self._cohort = measure_cohort(self._algorithm, clients, outcome, states)
-            if "clients" in self.wanted:
-                local_models = each_local_model(self._algorithm, clients, outcome)
-                self._cohort["clients"] = [client.number for client in clients]
-                self._cohort["local"] = self._sample.local_curvature(local_models, clients)
+            for name, part, measure in (
+                ("clients", "local", self._sample.local_curvature),
+                ("similarity", "similarity", partial(self._sample.similarity, server)),
+            ):
+                if name in self.wanted:
+                    self._cohort["clients"] = [client.number for client in clients]
+                    self._cohort[part] = measure(each_local_model(self._algorithm, clients, outcome), clients)
 
     def measurements(
         self, models: dict[str, ModelState], scores: Mapping[str, Mapping[str, Scores]], completed_rounds: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from fedflat.engines.cpu.engine import one_thread
 from fedflat.engines.problem.task import finite_or_none
@@ -11,6 +12,35 @@ from fedflat.experiment.analysis.cohort import Measurements
 from fedflat.experiment.analysis.run_model import RunModel, replay_after
 from fedflat.flatness import Objective
 from fedflat.flatness.similarity import features_of, linear_cka, subspace_overlap, top_eigenvectors
+
+
+class ServerReference:
+    """The server model's top eigenspace and features, with which those of clients are compared.
+
+    Args:
+        global_loss: the loss on the data of all clients, at the server model.
+        eigenvectors: dimension of the eigenspaces.
+        seed: seed of Lanczos; ``seed + 1`` is that of Lanczos for clients.
+        options: further keyword arguments of Lanczos.
+    """
+
+    def __init__(self, global_loss: Objective, eigenvectors: int, seed: int, **options: Any) -> None:
+        # The same seed would make arbitrary eigenvectors of eigenvalue 0 alike.
+        self._client_options: dict[str, Any] = {"count": eigenvectors, "seed": seed + 1, **options}
+        self._top = top_eigenvectors(global_loss, eigenvectors, seed=seed, **options)
+        self._features = features_of(global_loss)
+
+    def overlap(self, client_loss: Objective) -> float:
+        """Return the overlap of the top eigenspaces of a client's loss and of the global loss, from 0 to 1."""
+        return subspace_overlap(self._top, top_eigenvectors(client_loss, **self._client_options))
+
+    def cka(self, client_model: Objective) -> float | None:
+        """Return the linear CKA of features; None if they are constant.
+
+        Args:
+            client_model: the global loss at the client's model, on the same examples as at the server model.
+        """
+        return finite_or_none(linear_cka(self._features, features_of(client_model)))
 
 
 def client_similarity(
@@ -54,8 +84,7 @@ def client_similarity(
     with one_thread():
         progress("eigenvectors of the global loss")
         global_loss = sampled(server.objective(batch=batch))
-        top = top_eigenvectors(global_loss, eigenvectors, seed=seed)
-        features = features_of(global_loss)
+        reference = ServerReference(global_loss, eigenvectors, seed)
         for client, state in zip(cohort, states, strict=True):
             progress(f"client {client.number}")
             at_server = sampled(server.objective(client=client.number, batch=batch))
@@ -63,11 +92,7 @@ def client_similarity(
             weights, buffers = state.weights.to(server.state.weights), state.buffers.to(server.state.buffers)
             own = state._replace(weights=weights, buffers=buffers)
             at_client = sampled(server.objective(client=client.number, batch=batch, state=own))
-            overlaps = [  # the same seed would make arbitrary eigenvectors of eigenvalue 0 alike
-                subspace_overlap(top, top_eigenvectors(loss, eigenvectors, seed=seed + 1))
-                for loss in (at_server, at_client)
-            ]
-            row: Measurements = {"client": client.number, "overlap_at_server": overlaps[0], "overlap": overlaps[1]}
-            client_features = features_of(sampled(server.objective(batch=batch, state=own)))
-            rows.append(row | {"cka": finite_or_none(linear_cka(features, client_features))})
+            row: Measurements = {"client": client.number, "overlap_at_server": reference.overlap(at_server)}
+            row |= {"overlap": reference.overlap(at_client)}
+            rows.append(row | {"cka": reference.cka(sampled(server.objective(batch=batch, state=own)))})
     return rows

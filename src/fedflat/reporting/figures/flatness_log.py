@@ -85,13 +85,27 @@ QUANTITIES: dict[str, tuple[str, Reader]] = {
     "diversity": ("diversity of updates", _value_at("cohort", "disagreement", "diversity")),
     "momentum": ("mean agreement with the momentum", _reduced(fmean, "cohort", "momentum", "agreement")),
     "local lambda_max": ("median eigenvalue of clients' models", _reduced(median, "cohort", "local", "lambda_max")),
+    "overlap": (
+        "mean overlap of client and global top eigenspaces",
+        _reduced(fmean, "cohort", "similarity", "overlap_at_server"),
+    ),
+    "cka": ("mean CKA of client and server features", _reduced(fmean, "cohort", "similarity", "cka")),
     "worst class": ("test metric on the worst class", _reduced(min, "accuracy", "classes")),
     "features": ("mean norm of output features", _reduced(fmean, "features")),
     "L": ("largest gradient of an example", _value_at("constants", "lipschitz")),
     "sigma": ("noise of gradients within a client", _value_at("constants", "noise")),
     "sigma_g": ("heterogeneity of gradients", _value_at("constants", "heterogeneity")),
 }
-"""Plotted quantities: label and reader."""
+"""Plotted quantities: label and reader. Those of single layers are not listed, because every model has others."""
+LAYER = "lambda_max of "
+"""Start of the names of single layers' eigenvalues, before the name of a weight matrix."""
+
+
+def label_of(name: str) -> str:
+    """Return the label of a quantity."""
+    if name in QUANTITIES:
+        return QUANTITIES[name][0]
+    return f"largest eigenvalue of the Hessian of {name.removeprefix(LAYER)}"
 
 
 def logged(record: Record, model: str = "server") -> dict[str, Points]:
@@ -106,8 +120,15 @@ def logged(record: Record, model: str = "server") -> dict[str, Points]:
     if not entries:
         run = record.folder.path if record.folder else "this run"
         raise UserError(f"{run} has no flatness log; run it with --flatness every=N")
+    layers = [
+        name
+        for entry in entries.values()
+        for name in entry.get("models", {}).get("server", {})
+        if name.startswith(LAYER)
+    ]
+    readers = {name: read for name, (_, read) in QUANTITIES.items()} | {name: _model_value(name) for name in layers}
     quantities: dict[str, Points] = {}
-    for name, (_, read) in QUANTITIES.items():
+    for name, read in readers.items():
         for round_number, entry in entries.items():
             value = read(entry, model)
             if value is not None:
@@ -130,10 +151,10 @@ def log_picture(
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    measured = set().union(*runs.values())
+    measured = dict.fromkeys(name for quantities in runs.values() for name in quantities)
     # The threshold has a panel of its own only without the eigenvalues with which it is compared.
     hidden = THRESHOLD if "lambda_max" in measured else None
-    names = [name for name in QUANTITIES if name in measured and name != hidden]
+    names = [name for name in dict.fromkeys([*QUANTITIES, *measured]) if name in measured and name != hidden]
     if not names:
         raise UserError("the flatness log has no finite value to plot")
     columns = min(3, len(names))
@@ -148,7 +169,7 @@ def log_picture(
                 axes.plot(
                     *zip(*quantities[THRESHOLD], strict=True), color=styles[label].colour, lw=1, ls="--", marker=""
                 )
-        title = QUANTITIES[name][0]
+        title = label_of(name)
         if name == "lambda_max" and THRESHOLD in measured:
             title = f"{title} (dashed: {THRESHOLD})"
             if all(value > 0 for line in axes.lines for value in line.get_ydata()):

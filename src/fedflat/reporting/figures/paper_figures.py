@@ -76,6 +76,8 @@ def _flatness_figures(section: Values, landscapes: Mapping[str, Landscape]) -> d
         figures["flatness-log"] = log_picture(logs, styles)
     if section["views"]["spectra"]:
         figures["spectra"] = eigenvalue_figure(section["views"]["spectra"])
+    if section["views"]["rises"]:
+        figures["sharpness"] = rise_figure(section["views"]["rises"])
     panels = panels_of(landscapes, "train_loss")
     if panels:
         figures |= {"contours": contours(panels, styles=styles), "surfaces": surfaces(panels, styles=styles)}
@@ -109,6 +111,25 @@ def eigenvalue_figure(spectra: Sequence[Values]) -> Figure:
     axes.set_xlabel("eigenvalues of the Hessian, largest first")
     _style(axes)
     axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def rise_figure(rises: Mapping[str, Sequence[Values]]) -> Figure:
+    """Plot the rise of the loss over the radius rho: one panel per kind of sharpness, one line per model.
+
+    ``rises`` holds the lines by kind, each with label, style, radii ``x`` and rises ``y``.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(max(6.2, 3.4 * len(rises)), 3.8), layout="constrained")
+    for axes, (kind, lines) in zip(figure.subplots(1, len(rises), squeeze=False)[0], rises.items(), strict=True):
+        for line in lines[:MAX_LINES]:
+            axes.plot(line["x"], line["y"], **LineStyle(line["style"]).line, lw=1.5, label=line["label"])
+        axes.set_title(kind, loc="left", fontsize=9.5)
+        axes.set_xlabel("radius rho")
+        axes.set_ylabel("rise of the loss")
+        _style(axes)
+        axes.legend(frameon=False, fontsize=8)
     return figure
 
 

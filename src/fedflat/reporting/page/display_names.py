@@ -70,8 +70,11 @@ def with_display_names(document: Mapping[str, Any], names: Mapping[str, str]) ->
         section["name"] = re.sub(r"\bdirichlet\(alpha=([\d.e-]+)\)", r"Dirichlet(\1)", section["name"])
         ranked = section["ranks"]["lines"] if section["ranks"] else []
         views = section["views"]
-        measured = (*views["spectra"], *views["clients"])
+        tables = [row for table in views["tables"] for row in table["rows"]]
+        rises = [line for lines in views["rises"].values() for line in lines]
+        measured = (*views["spectra"], *views["clients"], *tables, *rises)
         for entry in (*section["rows"], *section["differences"], *ranked, *measured):
-            entry["label"] = display_name(entry["label"], shown, names)
+            ends = entry["label"].split(" to ")  # the label of a path names both ends
+            entry["label"] = " to ".join(display_name(label, shown, names) for label in ends)
         section["notes"] = notes_of(section)
     return changed, shown

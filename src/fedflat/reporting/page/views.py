@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import count
+from collections.abc import Mapping, Sequence
 from math import ceil
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedflat.display import is_share
-from fedflat.errors import UserError
 from fedflat.experiment.analysis.landscapes import load_landscapes
 from fedflat.experiment.store.run_folder import Record
-from fedflat.reporting.figures.flatness_log import QUANTITIES, logged
-from fedflat.reporting.figures.style import algorithm_of
-from fedflat.reporting.page.gather import relative_paths
+from fedflat.reporting.figures.flatness_log import label_of, logged
+from fedflat.reporting.page.measurements import (
+    distinct_label,
+    left_out_if_damaged,
+    mean_of_numbers,
+    measurement_files,
+    measurements_of,
+    styles_of,
+)
 
 if TYPE_CHECKING:
     from fedflat.flatness.landscapes.grid import Landscape
@@ -35,7 +36,7 @@ Values = dict[str, Any]
 
 
 def views_of(group: Group) -> Values:
-    """Collect the flatness measurements of a group's runs: values over rounds, spectra and views of clients.
+    """Collect the flatness measurements of a group's runs: values over rounds, spectra, views of clients and tables.
 
     ``more`` is the number of spectra and client views beyond ``MAX_VIEWS``, which the page omits.
     """
@@ -44,6 +45,7 @@ def views_of(group: Group) -> Values:
         "log": _flatness_log(group),
         "spectra": spectra[:MAX_VIEWS],
         "clients": clients[:MAX_VIEWS],
+        **measurements_of(group),
         "more": max(0, len(spectra) - MAX_VIEWS) + max(0, len(clients) - MAX_VIEWS),
     }
 
@@ -51,31 +53,12 @@ def views_of(group: Group) -> Values:
 def landscapes_of(group: Group) -> dict[str, Landscape]:
     """Load up to ``MAX_LANDSCAPES`` two-dimensional landscapes of a group's runs, by name; skip unreadable files."""
     landscapes: dict[str, Landscape] = {}
-    for _, path in _measurement_files(group.records, "landscape.json"):
-        with _left_out_if_damaged(path):
+    for _, path in measurement_files(group.records, "landscape.json"):
+        with left_out_if_damaged(path):
             for name, landscape in load_landscapes(path).items():
                 if landscape.dimensions == 2 and len(landscapes) < MAX_LANDSCAPES:
-                    label = name if name not in landscapes else f"{name} ({relative_paths(str(path.parent))})"
-                    landscapes[label] = landscape
+                    landscapes[distinct_label(name, landscapes, path)] = landscape
     return landscapes
-
-
-def _measurement_files(records: Sequence[Record], name: str) -> Iterator[tuple[Record, Path]]:
-    """Yield each file of this name below a run's ``flatness`` folder, together with the run."""
-    for record in records:
-        if record.folder is not None:
-            for path in sorted((record.folder.path / "flatness").rglob(name)):
-                yield record, path
-
-
-@contextmanager
-def _left_out_if_damaged(path: Path) -> Iterator[None]:
-    """Turn an error that a measurement file causes into a warning, so that the report does not fail because of it."""
-    try:
-        yield
-    except (UserError, OSError, ValueError, LookupError, TypeError, AttributeError):
-        file = relative_paths(str(path))
-        warnings.warn(f"{file} is damaged or of another version, and left out; measure again", stacklevel=3)
 
 
 def _flatness_log(group: Group) -> Values:
@@ -87,11 +70,11 @@ def _flatness_log(group: Group) -> Values:
     for number, (_, row, _) in enumerate(group.rows):
         runs = [record for record in row.records if any("flatness" in entry for entry in record.history)]
         logs = [logged(record, row.model) for record in runs]
-        for name in QUANTITIES:
+        for name in dict.fromkeys(name for log in logs for name in log):
             means = _mean_over_runs([dict(log[name]) for log in logs if name in log])
             if means:
                 lines.setdefault(name, []).append({"row": number, "x": list(means), "y": list(means.values())})
-    return {name: {"words": QUANTITIES[name][0], "lines": lines[name]} for name in lines}
+    return {name: {"words": label_of(name), "lines": lines[name]} for name in lines}
 
 
 def _mean_over_runs(runs: Sequence[Mapping[int, float]]) -> dict[int, float]:
@@ -103,32 +86,20 @@ def _mean_over_runs(runs: Sequence[Mapping[int, float]]) -> dict[int, float]:
 
 
 def _spectra(group: Group) -> list[Values]:
-    """Collect the spectra of all models in the runs' spectrum files; a file may also contain models of other runs.
-
-    A model has the colour and marker of the report's row with its label, or else of the row with its algorithm if no
-    other model has them, or else unused ones.
-    """
+    """Collect the spectra of all models in the runs' spectrum files; a file may also contain models of other runs."""
     spectra: dict[str, Values] = {}
-    for _, path in _measurement_files(group.records, "spectrum.json"):
-        with _left_out_if_damaged(path):
+    for _, path in measurement_files(group.records, "spectrum.json"):
+        with left_out_if_damaged(path):
             document = json.loads(path.read_text())
             for name, model in document.get("models", {}).items():
                 if model.get("subsets"):
                     matrix = model["subsets"][0].get("matrix", "hessian")
                     label = name if matrix == "hessian" else f"{name}, {matrix}"
-                    label = label if label not in spectra else f"{label} ({relative_paths(str(path.parent))})"
+                    label = distinct_label(label, spectra, path)
                     values = _spectrum_values(label, model["subsets"], document.get("on", ""))
                     spectra[label] = {**values, "described": model.get("described", "")}
-    rows = {label: style.number for label, style in group.styles.items()}
-    chosen = {label: rows[label] for label in spectra if label in rows}
-    for label in spectra:
-        algorithm = rows.get(algorithm_of(label))
-        if label not in chosen:
-            is_free = algorithm not in chosen.values()
-            used = {*rows.values(), *chosen.values()}
-            unused = next(number for number in count() if number not in used)
-            chosen[label] = algorithm if algorithm is not None and is_free else unused
-    return [{**spectrum, "style": chosen[label]} for label, spectrum in spectra.items()]
+    styles = styles_of(group, spectra)
+    return [{**spectrum, "style": styles[label]} for label, spectrum in spectra.items()]
 
 
 def _spectrum_values(label: str, subsets: Sequence[Mapping[str, Any]], on: str) -> Values:
@@ -147,24 +118,18 @@ def _spectrum_values(label: str, subsets: Sequence[Mapping[str, Any]], on: str) 
         "examples": subsets[0].get("examples"),
         "subsets": len(subsets),
         "eigenvalues": [_rounded(eigenvalue) for eigenvalue in eigenvalues],
-        "lambda_max": _mean_of_numbers(subset["lambda_max"] for subset in subsets),
-        "lambda_min": _mean_of_numbers(subset.get("lambda_min") for subset in subsets),
-        "ratio": _mean_of_numbers(subset.get("lambda_max_over_lambda_5") for subset in subsets),
-        "trace": _mean_of_numbers(subset["trace"]["value"] for subset in subsets if subset.get("trace")),
+        "lambda_max": mean_of_numbers(subset["lambda_max"] for subset in subsets),
+        "lambda_min": mean_of_numbers(subset.get("lambda_min") for subset in subsets),
+        "ratio": mean_of_numbers(subset.get("lambda_max_over_lambda_5") for subset in subsets),
+        "trace": mean_of_numbers(subset["trace"]["value"] for subset in subsets if subset.get("trace")),
     }
-
-
-def _mean_of_numbers(values: Iterable[Any]) -> float | None:
-    """Average the values that are numbers; None if there are none."""
-    numbers = [value for value in values if isinstance(value, (int, float))]
-    return fmean(numbers) if numbers else None
 
 
 def _client_views(records: Sequence[Record]) -> list[Values]:
     """Collect, for each measured run, the accuracy of every class and client over rounds, and forgetting."""
     views = []
-    for record, path in _measurement_files(records, "clients.json"):
-        with _left_out_if_damaged(path):
+    for record, path in measurement_files(records, "clients.json"):
+        with left_out_if_damaged(path):
             document = json.loads(path.read_text())
             entries = document.get("models", [])  # measurements of the server model, one entry per measured round
             if not entries or "accuracy" not in entries[-1] or not is_share(record.metric):  # shades are from 0 to 1

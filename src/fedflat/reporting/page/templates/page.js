@@ -83,6 +83,19 @@ function legend(box, rows, visible, redraw) {
   }
 }
 
+// Draws one line per measured model, with a legend. Models are known by their labels; lines() are those to draw. Returns the drawing function.
+function modelChart(n, part, models, lines, about) {
+  const labels = [...new Set(models.map((m) => m.label))], visible = new Set(labels.keys());
+  const draw = () => {
+    const shown = lines().filter((l) => visible.has(labels.indexOf(l.label)));
+    lineChart(find(n, part), shown, { ...about, dots: true, height: 320, log: shown.every((l) => l.y.every((v) => v > 0)) });
+    press(find(n, `${part}-legend`), visible);
+  };
+  onShow(find(n, part), draw);
+  legend(find(n, `${part}-legend`), labels.map((label, number) => ({ ...models.find((m) => m.label === label), number })), visible, draw);
+  return draw;
+}
+
 data.sections.forEach((section, n) => {
   const order = section.ranks ? section.ranks.lines.map((l) => l.row) : section.rows.map((r) => r.number);
   const visible = new Set(order.slice(0, INITIALLY_VISIBLE));
@@ -148,18 +161,13 @@ data.sections.forEach((section, n) => {
     legend(find(n, "log-legend"), section.rows.filter((r) => measured.has(r.number)), visible, redraw);
   }
 
-  const spectra = section.views.spectra.map((s, number) => ({ ...s, number }));
-  const visibleSpectra = new Set(spectra.map((s) => s.number));
-  const drawSpectra = () => {
-    const lines = spectra.filter((s) => visibleSpectra.has(s.number)).map((s) => ({ style: s.style, label: s.label, x: s.eigenvalues.map((_, i) => i + 1), y: s.eigenvalues }));
-    const positive = lines.every((l) => l.y.every((v) => v > 0));
-    lineChart(find(n, "spectra"), lines, {
-      words: "eigenvalues of the Hessian", xlabel: "eigenvalues, largest first", ylabel: "eigenvalue", dots: true, log: positive, height: 320, whole: true,
-    });
-    press(find(n, "spectra-legend"), visibleSpectra);
-  };
-  onShow(find(n, "spectra"), drawSpectra);
-  legend(find(n, "spectra-legend"), spectra, visibleSpectra, drawSpectra);
+  const spectra = section.views.spectra.map((s) => ({ ...s, x: s.eigenvalues.map((_, i) => i + 1), y: s.eigenvalues }));
+  const eigenvalues = { words: "eigenvalues of the Hessian", xlabel: "eigenvalues, largest first", ylabel: "eigenvalue", whole: true };
+  modelChart(n, "spectra", spectra, () => spectra, eigenvalues);
+
+  const kind = find(n, "kind"), rises = { words: "sharpness over the radius", xlabel: "radius rho", ylabel: "rise of the loss" };
+  const drawRises = modelChart(n, "rises", Object.values(section.views.rises).flat(), () => section.views.rises[kind.value], rises);
+  kind?.addEventListener("change", drawRises);
 
   const which = find(n, "run-of-clients");
   for (const part of ["classes", "clients"]) {

@@ -1,0 +1,232 @@
+"""Stored results of ``fedflat flatness`` commands as tables, and sharpness over the radius as lines."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from math import isfinite
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from fedflat.errors import UserError
+from fedflat.experiment.analysis.landscapes import load_landscapes
+from fedflat.experiment.store.run_folder import Record
+from fedflat.flatness.landscapes.path import barrier
+from fedflat.reporting.figures.style import algorithm_of
+from fedflat.reporting.page.gather import relative_paths
+
+if TYPE_CHECKING:
+    from fedflat.reporting.page.gather import Group
+
+MAX_ROWS = 200
+"""Maximum number of rows of a table; further rows are left out."""
+
+Values = dict[str, Any]
+
+
+def measurement_files(records: Sequence[Record], name: str) -> Iterator[tuple[Record, Path]]:
+    """Yield each file of this name below a run's ``flatness`` folder, together with the run."""
+    for record in records:
+        if record.folder is not None:
+            for path in sorted((record.folder.path / "flatness").rglob(name)):
+                yield record, path
+
+
+@contextmanager
+def left_out_if_damaged(path: Path) -> Iterator[None]:
+    """Turn an error that a measurement file causes into a warning, so that the report does not fail because of it.
+
+    All warnings have the same location, so Python shows that of a file once, even if the file is read several times.
+    """
+    try:
+        yield
+    except (UserError, OSError, ValueError, LookupError, TypeError, AttributeError):
+        file = relative_paths(str(path))
+        warnings.warn(f"{file} is damaged or of another version, and left out; measure again", stacklevel=1)
+
+
+def mean_of_numbers(values: Iterable[Any]) -> float | None:
+    """Average the values that are numbers; None if there are none."""
+    numbers = [value for value in values if isinstance(value, (int, float))]
+    return fmean(numbers) if numbers else None
+
+
+def distinct_label(name: str, taken: Iterable[str], path: Path) -> str:
+    """Return the name of a model, followed by the folder of its measurement if another model has the same name."""
+    return name if name not in taken else f"{name} ({relative_paths(str(path.parent))})"
+
+
+def styles_of(group: Group, labels: Iterable[str]) -> dict[str, int]:
+    """Choose a colour and marker for each measured model, by number.
+
+    A model has the style of the report's row with its label, or else of the row with its algorithm if no other model
+    has it, or else an unused one.
+    """
+    rows, labels = {label: style.number for label, style in group.styles.items()}, list(labels)
+    chosen = {label: rows[label] for label in labels if label in rows}
+    for label in labels:
+        algorithm = rows.get(algorithm_of(label))
+        if label not in chosen:
+            is_free = algorithm not in chosen.values()
+            used = {*rows.values(), *chosen.values()}
+            unused = next(number for number in count() if number not in used)
+            chosen[label] = algorithm if algorithm is not None and is_free else unused
+    return chosen
+
+
+def measurements_of(group: Group) -> Values:
+    """Collect the stored measurements of a group's runs.
+
+    Returns:
+        ``tables`` is a list of tables with a title, a note, column headings and rows; a row has a label, a description
+        and its numbers. ``rises`` holds, by kind of sharpness, one line per model: the rise of the loss over rho.
+    """
+    sharpness = _sharpness(group.records)
+    tables = [
+        _norms_table(group.records),
+        _sharpness_table(sharpness),
+        _layers_table(group.records),
+        _similarity_table(group.records),
+        _paths_table(group.records),
+    ]
+    return {"tables": [table for table in tables if table["rows"]], "rises": _rises(group, sharpness)}
+
+
+def _table(title: str, note: str, heads: Sequence[str], rows: Sequence[Values]) -> Values:
+    omitted = f" The first {MAX_ROWS} of {len(rows)} rows." if len(rows) > MAX_ROWS else ""
+    return {"title": title, "note": note + omitted, "heads": list(heads), "rows": list(rows)[:MAX_ROWS]}
+
+
+def _row(label: str, described: str, numbers: Iterable[float | None]) -> Values:
+    return {"label": label, "described": described, "numbers": list(numbers)}
+
+
+def _models(records: Sequence[Record], file: str, taken: Iterable[str]) -> Iterator[tuple[str, Values, Path]]:
+    """Yield label, measurements and file of each model in the files of this name; ``taken`` are the labels so far."""
+    for _, path in measurement_files(records, file):
+        with left_out_if_damaged(path):
+            for name, model in json.loads(path.read_text())["models"].items():
+                yield distinct_label(name, taken, path), model, path
+
+
+def _norms_table(records: Sequence[Record]) -> Values:
+    """Return the results of ``fedflat flatness norms``."""
+    columns = {
+        "loss": "loss",
+        "fisher_rao": "Fisher-Rao norm",
+        "sigma": "sigma",
+        "magnitude_sigma": "magnitude-aware sigma",
+    }
+    rows: dict[str, Values] = {}
+    for label, model, path in _models(records, "norms.json", rows):
+        with left_out_if_damaged(path):
+            subsets = model["subsets"]
+            relative = mean_of_numbers(subset["relative_flatness"]["value"] for subset in subsets)
+            means = [mean_of_numbers(subset[name] for subset in subsets) for name in columns]
+            layer = f"{model.get('described') or model['model']}; relative flatness of {subsets[0]['layer']}"
+            rows[label] = _row(label, layer, [*means, relative, subsets[0]["rise"], subsets[0]["examples"]])
+    heads = ("model", "measured", *columns.values(), "relative flatness", "accepted rise", "examples")
+    note = (
+        "Sigma is the largest noise that raises the loss by at most the accepted rise. Flat models have a large sigma."
+    )
+    return _table("Norms", note, heads, list(rows.values()))
+
+
+def _sharpness(records: Sequence[Record]) -> dict[str, Values]:
+    """Return the results of ``fedflat flatness sharpness`` by model; ``rises`` are by kind and radius."""
+    models: dict[str, Values] = {}
+    for label, model, path in _models(records, "sharpness.json", models):
+        with left_out_if_damaged(path):
+            rises: dict[tuple[str, float], float | None] = {}
+            for subsets in model["sharpness"]:
+                first = subsets[0]
+                groups = f", m = {first['m']}" if first.get("m") else ""
+                steps = f", {first['steps']} steps" if first["steps"] > 1 else ""
+                rises[first["kind"] + groups + steps, first["rho"]] = mean_of_numbers(one["value"] for one in subsets)
+            loss = mean_of_numbers(subset["loss"] for subset in model["sharpness"][0])
+            models[label] = {"described": model["described"], "loss": loss, "rises": rises}
+    return models
+
+
+def _sharpness_table(models: dict[str, Values]) -> Values:
+    measures = sorted({measure for model in models.values() for measure in model["rises"]})
+    rows = [
+        _row(label, model["described"], [model["loss"], *(model["rises"].get(measure) for measure in measures)])
+        for label, model in models.items()
+    ]
+    heads = ("model", "measured", "loss", *(f"{kind}, rho {rho:g}" for kind, rho in measures))
+    return _table("Sharpness", "Rise of the loss within the radius rho, mean over subsets of examples.", heads, rows)
+
+
+def _rises(group: Group, models: dict[str, Values]) -> dict[str, list[Values]]:
+    """Return the lines over rho by kind of sharpness, for models that were measured at several radii."""
+    styles = styles_of(group, models)
+    kinds = dict.fromkeys(kind for model in models.values() for kind, _ in model["rises"])
+    lines: dict[str, list[Values]] = {}
+    for kind in kinds:
+        for label, model in models.items():
+            radii = sorted(rho for other, rho in model["rises"] if other == kind)
+            rises = [model["rises"][kind, rho] for rho in radii]
+            if len(radii) > 1:
+                lines.setdefault(kind, []).append({"label": label, "style": styles[label], "x": radii, "y": rises})
+    return lines
+
+
+def _layers_table(records: Sequence[Record]) -> Values:
+    """Return the curvature of single parameters, from ``fedflat flatness spectrum --per-layer``."""
+    rows: dict[str, list[Values]] = {}
+    for label, model, path in _models(records, "spectrum.json", rows):
+        with left_out_if_damaged(path):
+            matrix = model["subsets"][0].get("matrix", "hessian")
+            for layer in zip(*(subset.get("layers", ()) for subset in model["subsets"]), strict=True):
+                means = [
+                    fmean(block["lambda_max"] for block in layer),
+                    fmean(block["trace"]["value"] for block in layer),
+                ]
+                parameter = layer[0]["name"] if matrix == "hessian" else f"{layer[0]['name']} ({matrix})"
+                rows.setdefault(label, []).append(_row(label, parameter, [layer[0]["size"], *means]))
+    heads = ("model", "parameter", "weights", "lambda_max", "trace")
+    note = "Diagonal blocks of the Hessian, or of the named matrix: the other parameters are fixed."
+    return _table("Curvature of single parameters", note, heads, [row for blocks in rows.values() for row in blocks])
+
+
+def _similarity_table(records: Sequence[Record]) -> Values:
+    """Return the results of ``fedflat flatness similarity``, as means over clients."""
+    rows = []
+    for record, path in measurement_files(records, "similarity.json"):
+        with left_out_if_damaged(path):
+            document = json.loads(path.read_text())
+            clients = document["clients"]
+            columns = ("overlap_at_server", "overlap", "cka")
+            means = [mean_of_numbers(client[name] for client in clients) for name in columns]
+            label = f"{record.config.algorithm}, seed {record.config.seed}"
+            sizes = [document["expected_of_random"], document["eigenvectors"], len(clients)]
+            rows.append(_row(label, relative_paths(document["model"]), [*means, *sizes]))
+    overlaps = ("overlap at the server model", "overlap at the clients' models", "CKA of features")
+    heads = ("model", "measured", *overlaps, "overlap of random subspaces", "eigenvectors", "clients")
+    note = "Top eigenspaces of the clients' losses and of the global loss, and features; means over clients."
+    return _table("Similarity of clients and server", note, heads, rows)
+
+
+def _paths_table(records: Sequence[Record]) -> Values:
+    """Return the barriers between two models, from ``fedflat flatness path``."""
+    paths = []
+    for _, path in measurement_files(records, "landscape.json"):
+        with left_out_if_damaged(path):
+            for name, grid in load_landscapes(path).items():
+                if grid.kind == "path":
+                    heights = {value: barrier(grid.axes[0], values).height for value, values in grid.values.items()}
+                    kind = "trained curve" if grid.metadata["curved"] else "straight line"
+                    kind += ", after alignment" if grid.metadata.get("aligned") else ""
+                    paths.append((name, kind, heights, grid.metadata["distance"]))
+    values = list(dict.fromkeys(value for _, _, heights, _ in paths for value in heights))
+    rows = []
+    for name, kind, heights, distance in paths:
+        finite = [heights[value] if isfinite(heights.get(value, float("inf"))) else None for value in values]
+        rows.append(_row(name, kind, [*finite, distance]))
+    heads = ("models", "path", *(f"barrier of {value.replace('_', ' ')}" for value in values), "distance of weights")
+    return _table("Paths between models", "Largest rise above the line between the values at both ends.", heads, rows)
