@@ -22,6 +22,7 @@ from fedflat.cli.experiments.branch import branch
 from fedflat.cli.experiments.clean import clean
 from fedflat.cli.experiments.compare import compare
 from fedflat.cli.experiments.deploy import deploy
+from fedflat.cli.experiments.discover import discover
 from fedflat.cli.experiments.evaluate import evaluate
 from fedflat.cli.experiments.export import export
 from fedflat.cli.experiments.new import new
@@ -241,8 +242,8 @@ def about() -> None:
 
 EXPERIMENTS, LOOKUP = "Experiments", "Looking things up"
 """Help panels."""
-EXPERIMENT_COMMANDS = (run, compare, sweep, tune, branch, reproduce, resume, show, watch, report, evaluate, export)
-for _command in (*EXPERIMENT_COMMANDS, new, clean, bench):
+EXPERIMENT_COMMANDS = (run, compare, sweep, tune, discover, branch, reproduce, resume, show, watch, report, evaluate)
+for _command in (*EXPERIMENT_COMMANDS, export, new, clean, bench):
     app.command(rich_help_panel=EXPERIMENTS)(_command)
 for _command in (spectrum, sharpness, norms, landscape, plane, path, clients, similarity, log, gap, bounds, stability):
     flatness.command()(_command)

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +20,7 @@ from filelock import FileLock
 from fedflat.engines.round.plan import generator
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RunView
-from fedflat.experiment.campaign.sweep_file import SearchRange, Space, Tune, Values
+from fedflat.experiment.campaign.sweep_file import Halving, SearchRange, Space, Tune, Values
 from fedflat.text import write_value
 
 if TYPE_CHECKING:
@@ -27,6 +31,8 @@ SEARCH = "search"
 """The study attribute with the settings of the search."""
 STARTUP_TRIALS = 5
 """Number of trials that must finish before later ones can be pruned."""
+MAX_DRAWS = 1000
+"""Number of draws after which a space counts as having no valid combination."""
 
 
 class Study:
@@ -46,14 +52,21 @@ class Study:
         _remove_incomplete_line(out / JOURNAL, lock)
         backend = self._optuna.storages.journal.JournalFileBackend(str(out / JOURNAL), lock_obj=lock)
         _check_journal(out / JOURNAL)
-        pruner = self._optuna.pruners.MedianPruner(STARTUP_TRIALS) if tune.prune else self._optuna.pruners.NopPruner()
+        self._storage = self._optuna.storages.JournalStorage(backend)
         self._study: optuna.Study = self._optuna.create_study(
-            storage=self._optuna.storages.JournalStorage(backend),
+            storage=self._storage,
             study_name="tune",
             direction="minimize" if lower_is_better else "maximize",
-            pruner=pruner,
+            pruner=self._pruner(),
             load_if_exists=True,
         )
+
+    def _pruner(self) -> Any:
+        """The rule by which trials stop early."""
+        pruners, prune = self._optuna.pruners, self._tune.prune
+        if isinstance(prune, Halving):
+            return pruners.SuccessiveHalvingPruner(prune.min_rounds, prune.reduction)
+        return pruners.MedianPruner(STARTUP_TRIALS) if prune else pruners.NopPruner()
 
     def identify(self, search: Values, out: Path) -> None:
         """Record the settings of a new search in the journal, or :meth:`check` that the journal has the same ones.
@@ -100,18 +113,74 @@ class Study:
         trial = self._optuna.trial.Trial(self._study, stored._trial_id)
         drawn: Values = {}
         for name, values in space.items():
-            self._study.sampler = self._sampler(number, name)
-            drawn[name] = _suggest(trial, name, values)
+            self._study.sampler = self._sampler(f"trial {number}: {name}")
+            drawn[name] = trial._suggest(name, self._distribution(values))
         return drawn
 
-    def _sampler(self, number: int, name: str) -> Any:
-        """A sampler for one setting of a trial, seeded by both, so that its draw does not depend on earlier draws."""
-        seed = int(generator(self._tune.sampler_seed, f"trial {number}: {name}").integers(2**31))
+    def valid_values(
+        self, number: int, space: Space, applies: Callable[[str, Values], bool], accepts: Callable[[Values], bool]
+    ) -> Values:
+        """Like ``values``, for a space in which not every combination is valid and not every setting always matters.
+
+        Args:
+            number: the trial.
+            space: what to draw, in this order.
+            applies: whether a setting matters, given its name and the values drawn before it; otherwise, none is drawn.
+            accepts: whether the drawn values can be combined; otherwise, all are drawn again.
+        """
+        stored = self._study.trials[number]
+        if stored.params and stored.params.keys() == {name for name in space if applies(name, stored.params)}:
+            return dict(stored.params)  # drawn before; a killed process may have stored only some of the values
+        for attempt in range(MAX_DRAWS):
+            sampler = self._sampler(f"trial {number}, attempt {attempt}", group=True)
+            joint_space = sampler.infer_relative_search_space(self._study, stored)
+            joint_values = sampler.sample_relative(self._study, stored, joint_space)
+            drawn: Values = {}
+            for name, values in space.items():
+                if name in joint_values and applies(name, drawn):
+                    drawn[name] = joint_values[name]
+                elif applies(name, drawn):
+                    drawn[name] = sampler.sample_independent(self._study, stored, name, self._distribution(values))
+            if accepts(drawn):
+                break
+        else:
+            raise UserError(
+                f"{MAX_DRAWS} draws from the space gave no valid combination; remove choices that exclude each other"
+            )
+        for name, value in drawn.items():
+            distribution = self._distribution(space[name])
+            self._storage.set_trial_param(stored._trial_id, name, distribution.to_internal_repr(value), distribution)
+        return drawn
+
+    def _sampler(self, purpose: str, group: bool = False) -> Any:
+        """A sampler seeded by its purpose (trial and setting), so that its draw does not depend on earlier draws.
+
+        Args:
+            purpose: the trial and what is drawn for it.
+            group: learn the joint distribution of settings, separately for settings that only some trials have.
+        """
+        seed = int(generator(self._tune.sampler_seed, purpose).integers(2**31))
         samplers = self._optuna.samplers
-        return samplers.RandomSampler(seed) if self._tune.sampler == "random" else samplers.TPESampler(seed=seed)
+        if self._tune.sampler == "random":
+            return samplers.RandomSampler(seed)
+        if not group:
+            return samplers.TPESampler(seed=seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
+            return samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=False)
+
+    def _distribution(self, values: SearchRange | list[Any]) -> Any:
+        """Optuna's distribution of one setting."""
+        distributions = self._optuna.distributions
+        if isinstance(values, list):
+            return distributions.CategoricalDistribution(values)
+        if values.whole:
+            low, high, step = int(values.low), int(values.high), int(values.step or 1)
+            return distributions.IntDistribution(low, high, values.log, step)
+        return distributions.FloatDistribution(values.low, values.high, values.log, values.step)
 
     def should_prune(self, number: int, rounds: int, score: float) -> bool:
-        """Report a trial's score after ``rounds`` rounds; returns whether it is worse than the median of the others."""
+        """Report a trial's score after ``rounds`` rounds; returns whether the trial should stop."""
         stored = self._study.trials[number]
         trial = self._optuna.trial.Trial(self._study, stored._trial_id)
         if rounds not in stored.intermediate_values:  # a resumed trial repeats rounds
@@ -123,6 +192,42 @@ class Study:
         states = self._optuna.trial.TrialState
         by_name = {"complete": states.COMPLETE, "pruned": states.PRUNED, "failed": states.FAIL}
         self._study.tell(number, score, by_name[state])
+
+    def candidates(self) -> list[Values]:
+        """All trials: number, state, drawn values, score, and the scores during training by number of rounds."""
+        states = {"fail": "failed", "running": "unfinished", "waiting": "unfinished"}
+        return [
+            {
+                "trial": trial.number,
+                "state": states.get(trial.state.name.lower(), trial.state.name.lower()),
+                "values": dict(trial.params),
+                "score": trial.value,
+                "scores": {int(rounds): score for rounds, score in trial.intermediate_values.items()},
+            }
+            for trial in self._study.trials
+        ]
+
+    def importance(self, names: Sequence[str], scores: Mapping[int, float]) -> dict[str, float] | None:
+        """How much of the variance of scores each setting explains (fANOVA); None without scikit-learn.
+
+        Args:
+            names: settings that all trials have.
+            scores: the score of each trial to include, by its number; at least two.
+        """
+        with suppress(ImportError):
+            from optuna.importance import FanovaImportanceEvaluator, get_param_importances
+
+            study = self._optuna.create_study(direction="maximize")
+            for trial in self._study.trials:
+                if trial.number in scores:
+                    params = {name: trial.params[name] for name in names}
+                    distributions = {name: trial.distributions[name] for name in names}
+                    score = scores[trial.number]
+                    study.add_trial(
+                        self._optuna.trial.create_trial(params=params, distributions=distributions, value=score)
+                    )
+            return dict(get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0)))
+        return None
 
     def best(self) -> tuple[int, float] | None:
         """Number and score of the best trial (of equally good ones, the first); None if no trial has completed."""
@@ -164,15 +269,6 @@ def _shown(value: Any) -> str:
     return write_value(value)
 
 
-def _suggest(trial: optuna.Trial, name: str, values: SearchRange | list[Any]) -> Any:
-    """Let Optuna draw a value for one setting."""
-    if isinstance(values, list):
-        return trial.suggest_categorical(name, values)
-    if values.whole:
-        return trial.suggest_int(name, int(values.low), int(values.high), step=int(values.step or 1), log=values.log)
-    return trial.suggest_float(name, values.low, values.high, step=values.step, log=values.log)
-
-
 def _remove_incomplete_line(path: Path, lock: FileLock) -> None:
     """Cut the file after its last newline; a killed process may have left half a line."""
     with lock:
@@ -201,12 +297,27 @@ def _import_optuna() -> Any:
         import optuna.storages.journal
     except ImportError:
         raise UserError("a search needs Optuna 4 or later; install it with pip install 'fedflat[sweep]'") from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 
 
 class Pruned(Exception):
-    """Raised to stop a trial whose score is worse than the median of the others after the same round."""
+    """Raised to stop a trial whose score is too low compared with the others after the same round."""
+
+
+class OutOfTime(Exception):
+    """Raised to pause a trial when the time of the search is over."""
+
+
+class DeadlineCallback(Callback):
+    """Pauses a trial at ``deadline``, in seconds since the epoch."""
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+
+    def round_done(self, run: RunView) -> None:
+        if time.time() >= self._deadline:
+            raise OutOfTime
 
 
 class PruningCallback(Callback):

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -44,6 +44,16 @@ Space = dict[str, SearchRange | list[Any]]
 """What to search over, by setting: a list of values or a range."""
 
 
+class Halving(SettingsGroup):
+    """Asynchronous successive halving: at each rung, only the best trials continue.
+
+    The rungs are at ``min_rounds``, ``min_rounds * reduction``, ``min_rounds * reduction**2``, ... rounds.
+    """
+
+    min_rounds: int = Field(ge=1, description="number of rounds after which a trial is first compared with others")
+    reduction: int = Field(3, ge=2, description="at each rung, one trial in this many continues")
+
+
 class Tune(SettingsGroup):
     """A search for the settings with the best validation metric."""
 
@@ -52,7 +62,11 @@ class Tune(SettingsGroup):
     seeds: list[int] = Field([0], min_length=1, description="seeds of every trial, whose scores are averaged")
     sampler: str = Field("tpe", pattern="^(tpe|random)$", description="tpe (learns from earlier trials) or random")
     sampler_seed: int = Field(0, ge=0, description="seed of the sampler")
-    prune: bool = Field(False, description="stop trials that are below the median of the others at the same round")
+    prune: bool | Halving = Field(
+        False,
+        description="stop trials that are below the median of the others at the same round (true), or by successive "
+        "halving (min_rounds, reduction)",
+    )
 
 
 class SweepFile(SettingsGroup):
@@ -82,10 +96,6 @@ def read_sweep(source: str | Path | Mapping[str, Any]) -> SweepFile:
         where, values = "the sweep", dict(source)
     else:
         where, values = str(source), read_yaml(Path(source))
-    known = [field.alias or name for name, field in SweepFile.model_fields.items()]
-    for key in values:
-        if key not in known:
-            raise one_of("key", key, known, owner=where)
     grid = values.get("grid")
     if isinstance(grid, dict):
         for key, value in grid.items():
@@ -93,25 +103,39 @@ def read_sweep(source: str | Path | Mapping[str, Any]) -> SweepFile:
                 raise UserError(f"{where}: grid gives {key} {value!r}; expected a list such as [1, 2]")
             if not value:
                 raise UserError(f"{where}: grid gives {key} no values; expected a list such as [1, 2]")
+    return validate_file(SweepFile, values, where, {"tune": [*Tune.model_fields, *SearchRange.model_fields]})
+
+
+File = TypeVar("File", bound=SettingsGroup)
+
+
+def validate_file(kind: type[File], values: Values, where: str, keys: Mapping[str, list[str]]) -> File:
+    """Check the content of a sweep or space file; keys without a value are ignored.
+
+    Args:
+        kind: the settings that the file may contain.
+        values: its content.
+        where: name of the file, for messages.
+        keys: by section, the keys to suggest for an unknown one.
+
+    Raises:
+        UserError: a key is unknown, or a value is of the wrong type.
+    """
+    known = [field.alias or name for name, field in kind.model_fields.items()]
+    for key in values:
+        if key not in known:
+            raise one_of("key", key, known, owner=where)
     try:
-        return SweepFile.model_validate({key: value for key, value in values.items() if value is not None})
+        return kind.model_validate({key: value for key, value in values.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
         location = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
             section, _, key = location.rpartition(".")
-            raise one_of("key", key, _valid_keys(first["loc"][0]), owner=f"{section} of {where}") from None
+            valid = {"keep": list(Keep.model_fields), **keys}.get(str(first["loc"][0]), known)
+            raise one_of("key", key, valid, owner=f"{section} of {where}") from None
         message = first["msg"]
         raise UserError(f"{where}: {location}: {message[0].lower()}{message[1:]}") from None
-
-
-def _valid_keys(section: Any) -> list[str]:
-    """The keys to suggest for an unknown key in a section of the file."""
-    if section == "keep":
-        return list(Keep.model_fields)
-    if section == "tune":
-        return [*Tune.model_fields, *SearchRange.model_fields]
-    return list(SweepFile.model_fields)
 
 
 def placeholders(value: Any) -> set[str]:
@@ -136,6 +160,41 @@ def check_names(names: Mapping[str, str], known_placeholders: set[str]) -> None:
             raise one_of(
                 f"setting in {where}", name, SETTINGS | set(SHORT_NAMES) | known_placeholders, "fedflat settings"
             )
+
+
+def check_space(space: Space, section: str) -> None:
+    """Raise a ``UserError`` for a setting that cannot be searched, or values that cannot be drawn.
+
+    ``section`` is the section of the file with the space, for messages.
+    """
+    for name, values in space.items():
+        if name in ("seed", "data.validation"):
+            raise UserError(f"cannot search over {name}, which changes how trials are scored; remove it from {section}")
+        if isinstance(values, list):
+            if not values or not all(isinstance(value, (bool, int, float, str)) or value is None for value in values):
+                raise UserError(
+                    f"{section}: {name} is {values}; expected a list of numbers or texts, or a range with low and high"
+                )
+        elif values.low >= values.high:
+            raise UserError(
+                f"{section}: {name} has low={values.low:g} and high={values.high:g}; low must be below high"
+            )
+        elif values.log and (values.low <= 0 or values.step is not None):
+            raise UserError(f"{section}: {name} is on a logarithmic scale, which needs low above 0 and no step")
+
+
+def extreme_values(space: Space) -> tuple[Values, Values]:
+    """The first value of every setting and the last, with which a search is checked before it starts."""
+    first: Values = {}
+    last: Values = {}
+    for name, values in space.items():
+        if isinstance(values, list):
+            first[name], last[name] = values[0], values[-1]
+        elif values.whole:
+            first[name], last[name] = int(values.low), int(values.high)
+        else:
+            first[name], last[name] = values.low, values.high
+    return first, last
 
 
 def combinations(file: SweepFile) -> list[Values]:

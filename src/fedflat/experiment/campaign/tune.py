@@ -7,6 +7,7 @@ is evaluated on the test set, once, at the end.
 from __future__ import annotations
 
 import json
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,7 +23,14 @@ from fedflat.errors import UserError
 from fedflat.experiment.analysis.reopen import primary_model
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign.compare import parallel_runs
-from fedflat.experiment.campaign.optuna_study import JOURNAL, Pruned, PruningCallback, Study
+from fedflat.experiment.campaign.optuna_study import (
+    JOURNAL,
+    DeadlineCallback,
+    OutOfTime,
+    Pruned,
+    PruningCallback,
+    Study,
+)
 from fedflat.experiment.campaign.processes import PATIENCE, start_process
 from fedflat.experiment.campaign.ranking import last_score
 from fedflat.experiment.campaign.sweep import (
@@ -40,10 +48,13 @@ from fedflat.experiment.campaign.sweep_file import (
     Values,
     all_placeholders,
     check_names,
+    check_space,
+    extreme_values,
     placeholders,
 )
 from fedflat.experiment.config import Config, changes_results
 from fedflat.experiment.setup.problem import task_of
+from fedflat.experiment.store.cleanup import delete_parts
 from fedflat.experiment.store.files import LockedError, create_folder, is_free, locked, write_atomically
 from fedflat.experiment.store.run_folder import Record, load_record
 from fedflat.processes import ChildDied, ChildKilled, close_children, sendable_error, wait_for_any
@@ -65,6 +76,8 @@ class Search:
     file: SweepFile
     out: Path
     """Folder of the search."""
+    deadline: float = math.inf
+    """When the search pauses, in seconds since the epoch."""
 
     def config(self, values: Values, seed: int) -> Config:
         """The config of a trial with one of its seeds."""
@@ -93,6 +106,10 @@ class Search:
         for name, value in self.tune.model_dump(mode="json", exclude={"trials", "space"}).items():
             identity[f"tune.{name}"] = value
         return identity
+
+    def values(self, study: Study, number: int) -> Values:
+        """The values that a trial tries; drawn on the first call."""
+        return study.values(number, self.space)
 
     def folder(self, number: int) -> Path:
         """The folder of a trial."""
@@ -139,55 +156,25 @@ def plan_search(file: SweepFile, out: Path) -> Search:
     listed = [value for values in space.values() if isinstance(values, list) for value in values]
     names = {**dict.fromkeys(base, "base"), **dict.fromkeys(tune.space, "tune.space")}
     check_names(names, all_placeholders([*base.values(), *listed]))
-    _check_space(space)
+    if not space:
+        raise UserError("tune.space is empty; add settings to search over, e.g. {lr: {low: 0.01, high: 1, log: true}}")
+    check_space(space, "tune.space")
     if len(set(tune.seeds)) < len(tune.seeds) or min(tune.seeds) < 0:
         raise UserError(f"tune.seeds is {tune.seeds}; expected distinct seeds of 0 or more, for example [0, 1, 2]")
     search = Search(base, space, tune, file, out)
     for values in extreme_values(space):  # if both ends of every range are valid, so are the values in between
-        config = search.config(values, tune.seeds[0])
-        if config.data.validation == 0:
-            raise UserError(
-                "a search needs a validation split to score trials; set data.validation in base, for example to 0.1"
-            )
-        if config.stop.target is not None:
-            raise UserError("stop.target looks at the test set, which a search must not; use stop.patience instead")
+        check_scoring(search.config(values, tune.seeds[0]))
     return search
 
 
-def _check_space(space: Space) -> None:
-    """Raise a ``UserError`` for a setting that cannot be searched, or values that cannot be drawn."""
-    if not space:
-        raise UserError("tune.space is empty; add settings to search over, e.g. {lr: {low: 0.01, high: 1, log: true}}")
-    for name, values in space.items():
-        if name in ("seed", "data.validation"):
-            raise UserError(
-                f"cannot search over {name}, which changes how trials are scored; remove it from tune.space"
-            )
-        if isinstance(values, list):
-            if not values or not all(isinstance(value, (bool, int, float, str)) or value is None for value in values):
-                raise UserError(
-                    f"tune.space: {name} is {values}; expected a list of numbers or texts, or a range with low and high"
-                )
-        elif values.low >= values.high:
-            raise UserError(
-                f"tune.space: {name} has low={values.low:g} and high={values.high:g}; low must be below high"
-            )
-        elif values.log and (values.low <= 0 or values.step is not None):
-            raise UserError(f"tune.space: {name} is on a logarithmic scale, which needs low above 0 and no step")
-
-
-def extreme_values(space: Space) -> tuple[Values, Values]:
-    """The first value of every setting and the last, with which a search is checked before it starts."""
-    first: Values = {}
-    last: Values = {}
-    for name, values in space.items():
-        if isinstance(values, list):
-            first[name], last[name] = values[0], values[-1]
-        elif values.whole:
-            first[name], last[name] = int(values.low), int(values.high)
-        else:
-            first[name], last[name] = values.low, values.high
-    return first, last
+def check_scoring(config: Config) -> None:
+    """Raise a ``UserError`` if a trial with this config has no validation score, or uses the test set."""
+    if config.data.validation == 0:
+        raise UserError(
+            "a search needs a validation split to score trials; set data.validation in base, for example to 0.1"
+        )
+    if config.stop.target is not None:
+        raise UserError("stop.target looks at the test set, which a search must not; use stop.patience instead")
 
 
 def run_search(
@@ -202,13 +189,17 @@ def run_search(
         callbacks: callbacks of all runs.
         on_wait: called with the number of trials held by other processes before waiting for them.
     """
-    study = _open_study(search)
+    study = open_study(search)
     has_reported = False
-    while True:
+    while time.time() < search.deadline:
         with ExitStack() as lock:
             number = _lock_next_trial(search, study, lock)
             if number is not None:
-                yield _run_trial(search, study, number, callbacks)
+                try:
+                    trial = _run_trial(search, study, number, (*callbacks, DeadlineCallback(search.deadline)))
+                except OutOfTime:
+                    return
+                yield trial
                 continue
         held_by_others = study.unfinished()
         if not held_by_others:
@@ -279,11 +270,11 @@ def check_folder(search: Search) -> None:
 
 def _trials_left(search: Search) -> int:
     """The number of trials that have not finished, including those that have not started."""
-    study = _open_study(search)
+    study = open_study(search)
     return max(0, search.tune.trials - study.count()) + len(study.unfinished())
 
 
-def _open_study(search: Search) -> Study:
+def open_study(search: Search) -> Study:
     """Open or create the study in the search's folder; raises a ``UserError`` if it belongs to another search."""
     create_folder(search.out)
     is_new = not (search.out / JOURNAL).exists()  # an existing journal stores whether lower is better
@@ -310,7 +301,7 @@ def _lock_next_trial(search: Search, study: Study, lock: ExitStack) -> int | Non
 
 def _run_trial(search: Search, study: Study, number: int, callbacks: tuple[Callback, ...]) -> Trial:
     """Train a trial with every seed and record its mean validation score in the study."""
-    values = study.values(number, search.space)
+    values = search.values(study, number)
 
     def finish(state: str, score: float | None = None, error: str = "") -> Trial:
         study.record_result(number, score, state)
@@ -328,7 +319,9 @@ def _run_trial(search: Search, study: Study, number: int, callbacks: tuple[Callb
                 return finish("failed", error=record.reason or record.status)
             scores.append(score)
     except Pruned:
-        return finish("pruned")
+        trial = finish("pruned")
+        delete_parts(folder, search.file.keep.removed)
+        return trial
     except LockedError:  # a UserError, but not a failure of the trial
         raise
     except UserError as error:
@@ -349,13 +342,13 @@ def evaluate_best(search: Search) -> dict[str, Any]:
 
     The evaluation is done once; a second call returns the same numbers.
     """
-    study = _open_study(search)
+    study = open_study(search)
     best = study.best()
     if best is None:
         raise UserError(f"no trial in {search.out} finished with a score; see why with fedflat show {search.out}")
     number, score = best
     folders = [str(search.folder(number) / f"seed-{seed}") for seed in search.tune.seeds]
-    trial = {"trial": number, "settings": study.values(number, search.space), "validation": score, "folders": folders}
+    trial = {"trial": number, "settings": search.values(study, number), "validation": score, "folders": folders}
     with locked(search.out, wait=True):
         file = search.out / BEST
         previous: Values = {}

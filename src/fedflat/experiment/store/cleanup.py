@@ -93,12 +93,17 @@ def remove_locked(run: Path, parts: Iterable[str]) -> int:
         existing = removable(run, parts)
         if existing is None:
             return 0
-        for part in existing.parts:
-            for path in _paths(run, part):
-                _delete(path)
+        delete_parts(run, existing.parts)
         return existing.bytes
     finally:
         folder.release_lock()
+
+
+def delete_parts(run: Path, parts: Iterable[str]) -> None:
+    """Delete parts of a run whose folder this process has locked, even if the run has not ended."""
+    for part in parts:
+        for path in _paths(run, part):
+            _delete(path)
 
 
 def _paths(run: Path, part: str) -> list[Path]:

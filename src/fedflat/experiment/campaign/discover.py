@@ -1,0 +1,319 @@
+"""Search the space of algorithms: one choice per slot, scored on validation data, confirmed on unseen seeds.
+
+The search over slots and the tuning of each baseline are searches like those of ``fedflat tune``, with the same number
+of candidates. Invalid combinations are those that the algorithm's own composition rules reject.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fedflat.algorithms import algorithm
+from fedflat.algorithms.composition import PART_REGISTRIES
+from fedflat.errors import UserError
+from fedflat.experiment.campaign.compare import existing_run, folder_name, run_each
+from fedflat.experiment.campaign.optuna_study import Study
+from fedflat.experiment.campaign.space_file import NONE, SpaceFile, check_file, make_part
+from fedflat.experiment.campaign.sweep import make_run_config
+from fedflat.experiment.campaign.sweep_file import (
+    PLACEHOLDER,
+    SETTINGS,
+    Halving,
+    Space,
+    SweepFile,
+    Tune,
+    Values,
+    all_placeholders,
+    check_names,
+    extreme_values,
+)
+from fedflat.experiment.campaign.tune import Search, Trial, check_scoring, open_study, run_search_in_parallel
+from fedflat.experiment.config import Config
+from fedflat.experiment.store.cleanup import Keep
+from fedflat.experiment.store.files import create_folder, locked, write_atomically
+from fedflat.experiment.store.run_folder import Record
+from fedflat.setting_names import flat, full_name
+from fedflat.text import parse_one
+
+SEARCH, CONFIRM, CLOCK = "search", "confirm", "clock.json"
+"""Folders of the search and of the confirmation, and the file with the seconds that each search has taken."""
+
+
+@dataclass(frozen=True)
+class SlotSearch(Search):
+    """A search whose space has slots of the algorithm, by name of the slot, and then settings and placeholders."""
+
+    example: Values = field(default_factory=dict)
+    """A valid draw."""
+
+    def text(self, values: Values) -> str:
+        """The algorithm of a draw; its placeholders are not filled in."""
+        chosen = [values[slot] for slot in PART_REGISTRIES if values.get(slot, NONE) != NONE]
+        return "+".join([self.base.get("algorithm", "fedavg"), *chosen])
+
+    def config(self, values: Values, seed: int) -> Config:
+        settings = {name: value for name, value in values.items() if name not in PART_REGISTRIES}
+        return make_run_config({**self.base, "algorithm": self.text(values), "seed": seed}, settings)
+
+    def example_config(self) -> Config:
+        return self.config(self.example, self.tune.seeds[0])
+
+    def values(self, study: Study, number: int) -> Values:
+        return study.valid_values(number, self.space, self.applies, self.accepts)
+
+    def applies(self, name: str, drawn: Values) -> bool:
+        """Whether a draw needs a value for ``name``: a slot, a setting, or a placeholder in a text drawn before."""
+        texts = [*self.base.values(), *drawn.values()]
+        return name in PART_REGISTRIES or name in SETTINGS or name in all_placeholders(texts)
+
+    def accepts(self, drawn: Values) -> bool:
+        """Whether the parts and settings can be combined."""
+        try:
+            self.config(drawn, self.tune.seeds[0])
+        except UserError:
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """A checked space; make one with :func:`plan_discovery`."""
+
+    file: SpaceFile
+    out: Path
+    searches: dict[str, SlotSearch]
+    """The search over slots under ``SEARCH``, and the tuning of every baseline under its text."""
+    combinations: int
+    """Number of combinations of choices that are valid."""
+    excluded: int
+    """Number of combinations that the composition rules exclude."""
+
+    @property
+    def slots(self) -> list[str]:
+        """The slots and settings that every candidate has a value for."""
+        return [name for name in self.searches[SEARCH].space if name in PART_REGISTRIES or name in SETTINGS]
+
+
+def plan_discovery(file: SpaceFile, out: Path) -> Discovery:
+    """Check a space and plan its searches, without writing anything.
+
+    Raises:
+        UserError: the space contradicts itself, or no combination is valid.
+    """
+    base = dict(flat(file.base))
+    parameters: Space = {full_name(name): values for name, values in file.parameters.items()}
+    check_file(file)
+    rounds = make_run_config({**base, "algorithm": "fedavg"}, {}).training.rounds
+    halving = file.halving or Halving(min_rounds=max(1, rounds // 9))
+
+    keep = Keep(checkpoint=False, snapshots=False, models=False)
+    runs = SweepFile(keep=keep, jobs=file.jobs, devices=file.devices)
+
+    def search(name: str, own_base: Values, slots: dict[str, list[str]]) -> SlotSearch:
+        """A search over some slots and all parameters that matter for them."""
+        used = all_placeholders([*own_base.values(), *itertools.chain(*slots.values())])
+        space: Space = {slot: list(choices) for slot, choices in slots.items()}
+        space |= {key: values for key, values in parameters.items() if key in SETTINGS or key in used}
+        tune = Tune(
+            trials=file.candidates if space else 1,
+            space=space,
+            seeds=file.seeds,
+            sampler=file.sampler,
+            sampler_seed=file.sampler_seed,
+            prune=halving,
+        )
+        return SlotSearch(own_base, space, tune, runs, out / folder_name(name))
+
+    searches = {SEARCH: search(SEARCH, base, file.slots)}
+    valid, excluded, example = _count_combinations(searches[SEARCH])
+    searches[SEARCH] = replace(searches[SEARCH], example=example)
+    for text in file.baselines:
+        tuning = search(text, {**base, "algorithm": text}, {})
+        searches[text] = replace(tuning, example=extreme_values(tuning.space)[0])
+    for one, end in itertools.product(searches.values(), (0, 1)):  # both ends of every range
+        slots = {name: value for name, value in one.example.items() if name in PART_REGISTRIES}
+        values = _applicable(one, {**extreme_values(one.space)[end], **slots})
+        check_scoring(one.config(values, file.seeds[0]))
+    discovery = Discovery(file, out, searches, valid, excluded)
+    for changes in problems(discovery).values():
+        make_run_config({**base, "algorithm": "fedavg"}, changes)
+    return discovery
+
+
+def _applicable(search: SlotSearch, values: Values) -> Values:
+    """The values that matter for the algorithm of a draw."""
+    drawn: Values = {}
+    for name in search.space:
+        if search.applies(name, drawn):
+            drawn[name] = values[name]
+    return drawn
+
+
+def _count_combinations(search: SlotSearch) -> tuple[int, int, Values]:
+    """Count the valid and the invalid combinations of choices, and return a valid draw.
+
+    Parameters have the smallest or first of their values.
+
+    Raises:
+        UserError: a choice has an invalid parameter, or no combination is valid.
+    """
+    first, last = extreme_values(search.space)
+    slots = [slot for slot in PART_REGISTRIES if slot in search.space]
+    start = algorithm(str(search.base.get("algorithm", "fedavg")))
+    choices = {slot: [str(choice) for choice in search.tune.space[slot]] for slot in slots}
+    _, made = (  # the largest values are only checked
+        [[(choice, make_part(slot, choice, {**search.base, **values})) for choice in choices[slot]] for slot in slots]
+        for values in (last, first)
+    )
+    valid, excluded, example, reason = 0, 0, None, ""
+    for combination in itertools.product(*made):
+        filled = {slot: part for slot, (_, part) in zip(slots, combination, strict=True) if part is not None}
+        if "averages" in filled:
+            filled["averages"] = (*start.averages, filled["averages"])
+        conflict = replace(start, **filled).conflict()
+        valid, excluded = valid + (conflict is None), excluded + (conflict is not None)
+        reason = reason or conflict or ""
+        if conflict is None and example is None:
+            chosen = {slot: choice for slot, (choice, _) in zip(slots, combination, strict=True)}
+            example = _applicable(search, {**first, **chosen})
+    if example is None:
+        raise UserError(f"no combination of the slots' choices is valid, e.g. because {reason}; list other parts")
+    return valid, excluded, example
+
+
+def run_searches(
+    discovery: Discovery, minutes: float | None = None, jobs: int | None = None
+) -> Iterator[tuple[str, Trial]]:
+    """Do the missing candidates of all searches; yields each with the name of its search.
+
+    Every search has the same share of the time. Time before an interruption counts.
+
+    Args:
+        discovery: the planned searches.
+        minutes: time limit of all searches together; default: as the file says.
+        jobs: number of candidates at the same time; default: as the file says.
+    """
+    limit = minutes or discovery.file.minutes
+    share = 60 * limit / len(discovery.searches) if limit else math.inf
+    create_folder(discovery.out)
+    for name, search in discovery.searches.items():
+        spent = seconds_spent(discovery).get(name, 0.0)
+        began = time.time()
+        limited = replace(search, deadline=began + share - spent)
+        for trial in run_search_in_parallel(limited, jobs):
+            _save_seconds(discovery, name, spent + time.time() - began)
+            yield name, trial
+        _save_seconds(discovery, name, spent + time.time() - began)
+
+
+def seconds_spent(discovery: Discovery) -> dict[str, float]:
+    """Seconds that each search has taken so far, by name."""
+    with suppress(OSError, ValueError):
+        return dict(json.loads((discovery.out / CLOCK).read_text(encoding="utf-8")))
+    return {}
+
+
+def _save_seconds(discovery: Discovery, name: str, seconds: float) -> None:
+    with locked(discovery.out, wait=True):
+        known = seconds_spent(discovery)
+        known[name] = max(seconds, known.get(name, 0.0))
+        write_atomically(discovery.out / CLOCK, json.dumps(known, indent=1) + "\n")
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """A candidate to confirm."""
+
+    search: str
+    """Name of its search: ``SEARCH``, or the text of a baseline."""
+    values: Values
+    label: str
+    """``SEARCH`` for the winner, the text of a baseline, or ``without PART`` for an ablation of the winner."""
+    trial: int | None = None
+    score: float | None = None
+    """Validation metric in the search, averaged over its seeds; None for an ablation."""
+
+    @property
+    def is_ablation(self) -> bool:
+        """Whether it is the winner without one of its parts."""
+        return self.score is None
+
+
+def finalists(discovery: Discovery) -> list[Finalist]:
+    """The best candidate of every search, the winner of the search over slots first, then its ablations."""
+    best = []
+    for name, search in discovery.searches.items():
+        study = open_study(search)
+        chosen = study.best()
+        if chosen is None:
+            raise UserError(
+                f"no candidate in {search.out} finished with a score; allow more minutes, or see why with "
+                f"fedflat show {search.out}"
+            )
+        best.append(Finalist(name, search.values(study, chosen[0]), name, *chosen))
+    return best + (_ablations(discovery.searches[SEARCH], best[0]) if discovery.file.confirm.ablation else [])
+
+
+def _ablations(search: SlotSearch, winner: Finalist) -> list[Finalist]:
+    """The winner without each of its parts in turn, as far as the other parts do not require it."""
+    found = []
+    for slot, choice in winner.values.items():
+        if slot in PART_REGISTRIES and choice != NONE:
+            values = {**winner.values, slot: NONE}
+            if search.accepts(values):
+                found.append(Finalist(SEARCH, values, f"without {parse_one(PLACEHOLDER.sub('1', choice)).name}"))
+    return found
+
+
+def problems(discovery: Discovery) -> dict[str, Values]:
+    """The problems of the confirmation: the settings that differ from ``base``, by a name for the problem."""
+    named: dict[str, Values] = {SEARCH: {}}
+    for changes in discovery.file.confirm.also:
+        settings = dict(flat(changes))
+        check_names(dict.fromkeys(settings, "confirm.also"), set())
+        named[folder_name(", ".join(f"{name.rpartition('.')[2]}={value}" for name, value in settings.items()))] = (
+            settings
+        )
+    if len(named) <= len(discovery.file.confirm.also) or {} in list(named.values())[1:]:
+        raise UserError("confirm.also has an entry that is empty or occurs twice; list each problem once")
+    return named
+
+
+def confirm(
+    discovery: Discovery, best: list[Finalist], jobs: int | None = None
+) -> Iterator[tuple[str, Finalist, Record]]:
+    """Train the best candidate of every search with the unseen seeds; yields problem, finalist and record of each run.
+
+    Finished runs are loaded.
+
+    Raises:
+        UserError: the seeds have already been used to confirm another candidate, so they are no longer unseen.
+    """
+    runs: list[tuple[str, Finalist]] = []
+    configs: list[Config] = []
+    folders: list[Path] = []
+    for problem, changes in problems(discovery).items():
+        for seed, finalist in itertools.product(discovery.file.confirm.seeds, best):
+            search = discovery.searches[finalist.search]
+            runs.append((problem, finalist))
+            configs.append(replace(search, base={**search.base, **changes}).config(finalist.values, seed))
+            folders.append(discovery.out / CONFIRM / problem / folder_name(finalist.label) / f"seed-{seed}")
+            try:
+                existing_run(configs[-1], folders[-1])
+            except UserError as error:
+                raise UserError(
+                    f"these seeds have confirmed another candidate; choose new confirm.seeds ({error})"
+                ) from None
+    create_folder(discovery.out / CONFIRM)
+    with locked(discovery.out / CONFIRM, wait=True):
+        for (problem, finalist), record in zip(
+            runs, run_each(configs, folders, (), jobs or discovery.file.jobs), strict=True
+        ):
+            yield problem, finalist, record

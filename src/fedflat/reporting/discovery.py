@@ -1,0 +1,340 @@
+"""The report of a search over algorithms: candidates, confirmation, selection bias, importance and Pareto fronts."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean, variance
+from typing import Any
+
+import numpy as np
+
+from fedflat.display import (
+    counted,
+    is_share,
+    shown_bytes,
+    shown_count,
+    shown_difference,
+    shown_interval,
+    shown_metric,
+    shown_p,
+    shown_seconds,
+    with_unit,
+)
+from fedflat.experiment.campaign.discover import SEARCH, Discovery, Finalist, seconds_spent
+from fedflat.experiment.campaign.optuna_study import Study
+from fedflat.experiment.campaign.ranking import last_score
+from fedflat.experiment.campaign.sweep_file import Halving, Values
+from fedflat.experiment.campaign.tune import open_study
+from fedflat.experiment.store.files import write_atomically
+from fedflat.experiment.store.run_folder import Record, load_record
+from fedflat.reporting.figures.discovery import discovery_figure
+from fedflat.reporting.figures.files import write_figure
+from fedflat.reporting.tables.files import TextTable
+from fedflat.reporting.tables.summary import compare_paired, holm_correction, seed_statistics
+
+COSTS = {"bytes": "bytes sent", "backward_passes": "backward passes"}
+"""The costs of a run, with their names in tables."""
+MIN_CANDIDATES = 8
+"""Smallest number of scored candidates for which importances are estimated."""
+SIGNIFICANT = 0.05
+
+
+def discovery_document(
+    discovery: Discovery, finalists: Sequence[Finalist], runs: Iterable[tuple[str, Finalist, Record]]
+) -> Values:
+    """All results of a search as JSON-compatible values.
+
+    Args:
+        discovery: the search.
+        finalists: the winner, the tuned baselines and the ablations.
+        runs: problem, finalist and record of each run of the confirmation.
+    """
+    confirmed: dict[str, dict[str, Values]] = {}
+    metric, lower_is_better = "accuracy", False
+    for problem, finalist, record in runs:
+        metric, lower_is_better = record.metric, record.lower_is_better
+        row = confirmed.setdefault(problem, {}).setdefault(
+            finalist.label, {"validation": {}, "test": {}, "diverged": [], **_costs(record)}
+        )
+        for split in ("validation", "test"):
+            score = last_score(record, split)
+            if score is not None:
+                row[split][record.config.seed] = score
+        if record.status == "diverged":
+            row["diverged"].append(record.config.seed)
+    studies = {name: open_study(search) for name, search in discovery.searches.items()}
+    candidates = {name: _candidates(discovery, name, study) for name, study in studies.items()}
+    sign = -1 if lower_is_better else 1
+    document: Values = {
+        "metric": metric,
+        "lower_is_better": lower_is_better,
+        "combinations": {"valid": discovery.combinations, "excluded": discovery.excluded},
+        "seeds": {"search": discovery.file.seeds, "confirmation": discovery.file.confirm.seeds},
+        "seconds": seconds_spent(discovery),
+        "finalists": [_finalist(discovery, finalist) for finalist in finalists],
+        "confirmation": confirmed,
+        "differences": _differences(finalists, confirmed, ablations=False),
+        "ablations": _differences(finalists, confirmed, ablations=True),
+        "selection": _selection(finalists[0], confirmed[SEARCH], candidates[SEARCH], len(discovery.file.seeds), sign),
+        "importance": _importance(discovery, studies[SEARCH], candidates[SEARCH]),
+        "pareto": {cost: _pareto_front(candidates, cost, sign) for cost in COSTS},
+        "candidates": candidates,
+    }
+    return document | {"verdict": _verdict(document)}
+
+
+def _costs(record: Record) -> Values:
+    """Bytes sent in both directions and backward passes of a run, over all clients."""
+    last = record.history[-1]
+    return {"bytes": last["bytes_up"] + last["bytes_down"], "backward_passes": last["backward_passes"]}
+
+
+def _candidates(discovery: Discovery, name: str, study: Study) -> list[Values]:
+    """The trials of a search with their algorithms; complete ones also with their costs."""
+    search, listed = discovery.searches[name], study.candidates()
+    for candidate in listed:
+        if candidate["values"]:
+            candidate["algorithm"] = search.config(candidate["values"], search.tune.seeds[0]).algorithm
+        if candidate["state"] == "complete":
+            folder = search.folder(candidate["trial"]) / f"seed-{search.tune.seeds[0]}"
+            candidate |= _costs(load_record(folder))
+    return listed
+
+
+def _finalist(discovery: Discovery, finalist: Finalist) -> Values:
+    """A finalist with its algorithm, its other settings and the command that trains it."""
+    search = discovery.searches[finalist.search]
+    config = search.config(finalist.values, search.tune.seeds[0])
+    settings = {name: value for name, value in finalist.values.items() if name in discovery.slots and "." in name}
+    base = {name: value for name, value in {**search.base, **settings}.items() if name != "algorithm"}
+    assignments = [part for name, value in base.items() for part in ("--set", f"{name}={value}")]
+    return {
+        "label": finalist.label,
+        "algorithm": config.algorithm,
+        "settings": settings,
+        "search": finalist.score,
+        "trial": finalist.trial,
+        "command": shlex.join(["fedflat", "run", config.algorithm, *assignments]),
+    }
+
+
+def _differences(finalists: Sequence[Finalist], confirmed: Values, ablations: bool) -> list[Values]:
+    """Paired differences of the winner's test metric from those of the baselines, or of the ablations.
+
+    P-values are Holm-corrected over all of them.
+    """
+    listed = []
+    for problem, rows in confirmed.items():
+        for finalist in finalists[1:]:
+            pair = compare_paired(rows[SEARCH]["test"], rows[finalist.label]["test"])
+            if pair is not None and finalist.is_ablation == ablations:
+                listed.append({"problem": problem, "label": finalist.label, **vars(pair)})
+    for difference, corrected in zip(listed, holm_correction([one["p"] for one in listed]), strict=True):
+        difference["holm"] = corrected
+    return listed
+
+
+def expected_maximum(count: int) -> float:
+    """Expected maximum of ``count`` independent standard normal variables.
+
+    >>> round(expected_maximum(1), 3), round(expected_maximum(2), 3), round(expected_maximum(100), 3)
+    (0.0, 0.564, 2.508)
+    """
+    from scipy.stats import norm
+
+    x = np.linspace(-10, 10, 20_001)
+    return float(10 - np.trapezoid(norm.cdf(x) ** count, x))
+
+
+def _selection(winner: Finalist, rows: Values, candidates: Sequence[Values], seeds: int, sign: int) -> Values:
+    """How much of the winner's score in the search may be due to the selection of the best of many candidates.
+
+    Args:
+        winner: the best candidate.
+        rows: the confirmation on the search's problem, by finalist.
+        candidates: all candidates of the search.
+        seeds: number of seeds of every candidate.
+        sign: -1 if lower scores are better, otherwise 1.
+    """
+    scored = sum(candidate["state"] in ("complete", "pruned") for candidate in candidates)
+    spreads = [variance(row["validation"].values()) for row in rows.values() if len(row["validation"]) > 1]
+    deviation = math.sqrt(fmean(spreads) / seeds) if spreads else None
+    values = list(rows[SEARCH]["validation"].values())
+    mean = fmean(values) if values else None
+    return {
+        "candidates": scored,
+        "seed_deviation": deviation,
+        "expected_maximum": None if deviation is None else expected_maximum(max(scored, 1)) * deviation,
+        "search": winner.score,
+        "confirmed": mean,
+        "regression": None if mean is None or winner.score is None else sign * (winner.score - mean),
+    }
+
+
+def _importance(discovery: Discovery, study: Study, candidates: Sequence[Values]) -> list[Values]:
+    """Importances of slots and settings at every rung with enough candidates: rounds, candidates and shares."""
+    search = discovery.searches[SEARCH]
+    varied = [
+        name for name in discovery.slots if not (isinstance(values := search.space[name], list) and len(values) < 2)
+    ]
+    halving, rounds = search.tune.prune, search.example_config().training.rounds
+    assert isinstance(halving, Halving)
+    rungs = []
+    for power in range(64):
+        rung = halving.min_rounds * halving.reduction**power
+        if rung >= rounds:
+            break
+        rungs.append(rung)
+    listed = []
+    for rung in [*rungs, rounds]:
+        scores = {}
+        for candidate in candidates:
+            later = [score for at, score in sorted(candidate["scores"].items()) if at >= rung and math.isfinite(score)]
+            if later:
+                scores[candidate["trial"]] = later[0]
+        if len(scores) >= MIN_CANDIDATES and len(set(scores.values())) > 1:
+            shares = study.importance(varied, scores)
+            listed += [] if shares is None else [{"rounds": rung, "candidates": len(scores), "shares": shares}]
+    return listed
+
+
+def _pareto_front(candidates: dict[str, list[Values]], cost: str, sign: int) -> list[Values]:
+    """The complete candidates of all searches that no other beats in both score and cost, cheapest first."""
+    complete = [candidate for listed in candidates.values() for candidate in listed if candidate["state"] == "complete"]
+    front: list[Values] = []
+    for candidate in sorted(complete, key=lambda one: (one[cost], -sign * one["score"])):
+        if not front or sign * candidate["score"] > sign * front[-1]["score"]:
+            front.append(candidate)
+    return [{name: candidate[name] for name in ("algorithm", "score", *COSTS)} for candidate in front]
+
+
+def _verdict(document: Values) -> str:
+    """Whether the winner beats the baselines, in a sentence."""
+    sign = -1 if document["lower_is_better"] else 1
+    better = [sign * one["mean"] > 0 and (one["holm"] or 1) < SIGNIFICANT for one in document["differences"]]
+    winner = document["finalists"][0]["algorithm"]
+    if better and all(better):
+        return f"{winner} is better than every baseline (Holm-corrected p below {SIGNIFICANT})."
+    return f"{winner} is significantly better in {sum(better)} of {counted(len(better), 'comparison')} with baselines."
+
+
+def _finalist_table(document: Values) -> TextTable:
+    """The finalists: candidates, score in the search, and metrics on the unseen seeds."""
+    metric, problems = document["metric"], document["confirmation"]
+    states = {name: Counter(one["state"] for one in listed) for name, listed in document["candidates"].items()}
+    rows = []
+    for finalist in document["finalists"]:
+        label = finalist["label"]
+        cells = [
+            f"winner: {finalist['algorithm']}" if label == SEARCH else label,
+            str(sum(states.get(label, {}).values()) or "–"),
+        ]
+        cells.append(shown_metric(finalist["search"], metric))
+        cells.append(_mean(problems[SEARCH][label]["validation"], metric))
+        rows.append((*cells, *(_mean(problems[problem][label]["test"], metric) for problem in problems)))
+    tests = ["test" if problem == SEARCH else f"test, {problem}" for problem in problems]
+    heads = ("algorithm", "candidates", "search", "unseen seeds", *tests)
+    caption = (
+        f"{with_unit(metric)}: score of the search and mean ± standard deviation over "
+        f"{counted(len(document['seeds']['confirmation']), 'unseen seed')}; search and unseen seeds: validation data."
+    )
+    return _table(caption, heads, rows)
+
+
+def _mean(values: dict[int, float], metric: str) -> str:
+    return seed_statistics(list(values.values())).shown(metric) if values else "diverged"
+
+
+def _difference_table(document: Values, key: str) -> TextTable:
+    """The winner's differences from the baselines (key ``differences``) or from its ``ablations``."""
+    metric, rows = document["metric"], []
+    for one in document[key]:
+        problem = "as in the search" if one["problem"] == SEARCH else one["problem"]
+        cells = (shown_difference(one["mean"], metric), shown_interval(one["t_interval"], metric))
+        rows.append((one["label"], problem, *cells, str(len(one["seeds"])), one["test"], shown_p(one["holm"])))
+    unit = " in percentage points" if is_share(metric) else ""
+    heads = ("compared with", "problem", "difference", "95 % Student", "pairs", "test", "p after Holm")
+    return _table(f"Winner minus the algorithm in the row: test {metric}{unit}, paired by seed.", heads, rows)
+
+
+def _table(caption: str, heads: Sequence[str], rows: Sequence[tuple[str, ...]]) -> TextTable:
+    return TextTable(caption, dict(zip(heads, heads, strict=True)), tuple(rows))
+
+
+def _pareto_table(document: Values, cost: str) -> TextTable:
+    """The Pareto front of validation metric and a cost."""
+    metric, name = document["metric"], COSTS[cost]
+    shown = shown_bytes if cost == "bytes" else shown_count
+    rows = [
+        (one["algorithm"], shown_metric(one["score"], metric), shown(one[cost])) for one in document["pareto"][cost]
+    ]
+    return _table(f"Pareto front: validation {metric} and {name}.", ("algorithm", with_unit(metric), name), rows)
+
+
+def _importance_table(document: Values) -> TextTable:
+    """The share of the variance between candidates that each slot and setting explains, by rung."""
+    rungs = document["importance"]
+    names = rungs[-1]["shares"] if rungs else {}
+    rows = [(name, *(f"{100 * rung['shares'].get(name, 0):.0f} %" for rung in rungs)) for name in names]
+    heads = (f"{counted(rung['rounds'], 'round')}, {counted(rung['candidates'], 'candidate')}" for rung in rungs)
+    return _table("Share of the variance between candidates that each slot explains (fANOVA).", ("slot", *heads), rows)
+
+
+def report_tables(document: Values) -> dict[str, TextTable]:
+    """The tables of the report by title, without empty ones."""
+    tables = {
+        "Confirmation": _finalist_table(document),
+        "Differences from the baselines": _difference_table(document, "differences"),
+        "Ablation": _difference_table(document, "ablations"),
+        "Importance of the slots": _importance_table(document),
+        **{f"Cost: {name}": _pareto_table(document, cost) for cost, name in COSTS.items()},
+    }
+    return {title: table for title, table in tables.items() if table.rows}
+
+
+def selection_text(document: Values) -> str:
+    """How far the winner's score in the search overstates its performance."""
+    metric, selection = document["metric"], document["selection"]
+    text = f"The winner is the best of {counted(selection['candidates'], 'scored candidate')}"
+    if selection["regression"] is None:
+        return f"{text}, but it diverged on all unseen seeds."
+    search, confirmed, deviation, expected = (
+        shown_metric(selection[name], metric) for name in ("search", "confirmed", "seed_deviation", "expected_maximum")
+    )
+    return (
+        f"{text}. Its validation {metric} is {search} in the search and {confirmed} on unseen seeds: a regression to "
+        f"the mean of {shown_metric(selection['regression'], metric)}. Selection alone explains up to {expected}: the "
+        "expected maximum of as many equally good, independent candidates with the standard deviation between seeds "
+        f"({deviation})."
+    )
+
+
+def markdown(document: Values) -> str:
+    """The report as Markdown."""
+    counts = {name: len(listed) for name, listed in document["candidates"].items()}
+    winner, combinations = document["finalists"][0], document["combinations"]
+    sections = [
+        f"# Winner: {winner['algorithm']}\n\n{document['verdict']}\n\n```bash\n{winner['command']}\n```\n",
+        f"{counted(counts[SEARCH], 'candidate')} out of {combinations['valid']} valid combinations of parts "
+        f"({combinations['excluded']} excluded), and {sum(counts.values()) - counts[SEARCH]} candidates of the "
+        f"baselines, in {shown_seconds(sum(document['seconds'].values()))}. {selection_text(document)}\n",
+        *(f"## {title}\n\n{table.markdown()}" for title, table in report_tables(document).items()),
+        "![Importance of the slots and Pareto fronts](discover.png)\n",
+    ]
+    return "\n".join(sections)
+
+
+def write_report(document: Values, out: Path) -> None:
+    """Write ``discover.json``, ``discover.md`` and ``discover.png``."""
+    write_figure(discovery_figure(document), out / "discover.png")
+    write_atomically(out / "discover.md", markdown(document))
+    write_atomically(out / "discover.json", json.dumps(document, indent=1, default=_plain) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.generic) else str(value)
