@@ -75,6 +75,7 @@ def check_file(file: SpaceFile) -> None:
     """Raise a ``UserError`` if a space contradicts itself or has an unknown name; nothing is combined yet."""
     base = dict(flat(file.base))
     _check_seeds(file)
+    _check_slots(file.slots, str(base.get("algorithm", "fedavg")))
     choices = [choice for listed in file.slots.values() for choice in listed]
     used = all_placeholders([*base.values(), *choices, *file.baselines])
     check_names({**dict.fromkeys(base, "base"), **dict.fromkeys(file.parameters, "parameters")}, used)
@@ -84,7 +85,6 @@ def check_file(file: SpaceFile) -> None:
     if "algorithm" in file.parameters:
         raise UserError("algorithm cannot be a parameter; list parts in slots, and algorithms in baselines")
     check_space({full_name(name): values for name, values in file.parameters.items()}, "parameters")
-    _check_slots(file.slots, str(base.get("algorithm", "fedavg")))
     for text in file.baselines:
         if file.baselines.count(text) > 1:
             raise UserError(f"baselines lists {text} twice; list each algorithm once")

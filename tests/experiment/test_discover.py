@@ -1,0 +1,272 @@
+"""Searches over algorithms: valid spaces, a known optimum, interruptions, and the confirmation on unseen seeds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedflat.algorithms import algorithm
+from fedflat.errors import UserError
+from fedflat.experiment.callback import Callback
+from fedflat.experiment.campaign.discover import (
+    SEARCH,
+    Discovery,
+    confirm,
+    finalists,
+    plan_discovery,
+    run_searches,
+    seconds_spent,
+)
+from fedflat.experiment.campaign.space_file import read_space
+from fedflat.experiment.campaign.tune import open_study, run_search
+from fedflat.experiment.store.run_folder import RunFolder
+from fedflat.reporting.discovery import discovery_document, write_report
+
+BASE = {
+    "rounds": 4,
+    "local_steps": 3,
+    "clients_per_round": 2,
+    "clients": 4,
+    "partition": "iid",
+    "model": "mlp(hidden=8)",
+    "workers": 1,
+    "device": "cpu",
+    "data.validation": 0.2,
+    "evaluation.examples": 100,
+}
+SLOTS: dict[str, Any] = {
+    "drift": ["none", "scaffold", "cm(alpha={alpha})"],
+    "perturbation": ["none", "smoo"],  # smoo requires dyn, so it is never valid here
+    "server": ["sgd(server_lr=0.0001)", "none"],  # such a small server_lr cannot be the best
+}
+SPACE: dict[str, Any] = {
+    "base": BASE,
+    "slots": SLOTS,
+    "parameters": {"alpha": {"low": 0.2, "high": 1}, "lr": [0.1, 0.2]},
+    "baselines": ["fedavg"],
+    "candidates": 8,
+    "halving": {"min_rounds": 1, "reduction": 2},
+    "confirm": {"seeds": [7, 8], "also": [{"partition": "dirichlet(alpha=0.5)"}]},
+}
+
+
+def plan(out: Path, **more: Any) -> Discovery:
+    return plan_discovery(read_space({**SPACE, **more}), out)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Discovery, dict[str, Any]]:
+    """A finished search with its report."""
+    pytest.importorskip("optuna", minversion="4.0", reason="searches need Optuna (pip install 'fedflat[sweep]')")
+    discovery = plan(tmp_path_factory.mktemp("discovered"))
+    list(run_searches(discovery))
+    best = finalists(discovery)
+    document = discovery_document(discovery, best, confirm(discovery, best))
+    write_report(document, discovery.out)
+    return discovery, document
+
+
+def test_the_known_optimum_wins_and_invalid_combinations_are_never_tried(
+    finished: tuple[Discovery, dict[str, Any]],
+) -> None:
+    discovery, document = finished
+    assert (discovery.combinations, discovery.excluded) == (6, 6)
+    candidates = document["candidates"][SEARCH]
+    assert len(candidates) == 8 and {candidate["values"]["perturbation"] for candidate in candidates} == {"none"}
+    assert {candidate["values"]["server"] for candidate in candidates} == set(SLOTS["server"])
+    best = max((one for one in candidates if one["state"] == "complete"), key=lambda one: one["score"])
+    winner = document["finalists"][0]
+    assert best["values"]["server"] == "none" and winner["algorithm"] == best["algorithm"]
+    assert algorithm(winner["algorithm"]).conflict() is None
+    (rung, *_) = document["importance"]
+    assert rung["rounds"] == 1 and max(rung["shares"], key=rung["shares"].get) == "server"
+
+
+def test_candidates_have_only_the_parameters_of_their_parts(finished: tuple[Discovery, dict[str, Any]]) -> None:
+    for candidate in finished[1]["candidates"][SEARCH]:
+        values = candidate["values"]
+        assert ("alpha" in values) == values["drift"].startswith("cm")
+        assert {"drift", "perturbation", "server", "training.lr"} <= values.keys()
+
+
+def test_scores_at_every_rung_are_validation_metrics(finished: tuple[Discovery, dict[str, Any]]) -> None:
+    discovery, document = finished
+    states = set()
+    for name, candidates in document["candidates"].items():
+        for candidate in candidates:
+            folder = discovery.searches[name].folder(candidate["trial"]) / "seed-0"
+            metrics = RunFolder(folder).metrics()
+            recorded = {line["round"]: line["validation"]["server"]["accuracy"] for line in metrics}
+            assert candidate["scores"] == recorded
+            if candidate["state"] == "complete":
+                assert candidate["score"] == recorded[4]
+            assert not list(folder.glob("checkpoint/[!.]*")) and not list(folder.glob("*.safetensors"))
+            states.add(candidate["state"])
+    assert states == {"complete", "pruned"}
+
+
+def test_confirmation_is_paired_on_unseen_seeds_and_test_data(finished: tuple[Discovery, dict[str, Any]]) -> None:
+    discovery, document = finished
+    assert list(document["confirmation"]) == [SEARCH, "partition_dirichlet_alpha_0.5"]
+    rows = document["confirmation"][SEARCH]
+    for label, row in rows.items():
+        assert list(row["test"]) == [7, 8]
+        for seed, score in row["test"].items():
+            folder = discovery.out / "confirm" / SEARCH / label.replace(" ", "_") / f"seed-{seed}"
+            assert RunFolder(folder).metrics()[-1]["test"]["server"]["accuracy"] == score
+    difference = document["differences"][0]
+    expected = [rows[SEARCH]["test"][seed] - rows["fedavg"]["test"][seed] for seed in (7, 8)]
+    assert difference["label"] == "fedavg" and list(difference["differences"]) == expected
+    assert len(document["differences"]) == 2 and difference["holm"] >= difference["p"]
+    labels = [finalist["label"] for finalist in document["finalists"][2:]]
+    assert labels == [f"without {part}" for part in _parts(document["finalists"][0]["algorithm"])]
+
+
+def _parts(text: str) -> list[str]:
+    """The parts of the winner that have an ablation."""
+    return ["scaffold"] if "scaffold" in text else ["cm"] if "cm" in text else []
+
+
+def test_the_report_states_the_number_of_candidates_and_the_regression(
+    finished: tuple[Discovery, dict[str, Any]],
+) -> None:
+    discovery, document = finished
+    selection = document["selection"]
+    values = list(document["confirmation"][SEARCH][SEARCH]["validation"].values())
+    assert selection["candidates"] == 8
+    assert selection["regression"] == pytest.approx(document["finalists"][0]["search"] - sum(values) / 2)
+    assert selection["expected_maximum"] == pytest.approx(1.4236 * selection["seed_deviation"], rel=1e-3)
+    text = (discovery.out / "discover.md").read_text(encoding="utf-8")
+    assert "best of 8 scored candidates" in text and "6 valid combinations of parts (6 excluded)" in text
+    assert json.loads((discovery.out / "discover.json").read_text())["verdict"] == document["verdict"]
+    assert (discovery.out / "discover.png").stat().st_size > 1000
+    for cost, front in document["pareto"].items():
+        points = [(one[cost], one["score"]) for one in front]
+        assert points == sorted(set(points)) and points[-1][1] == max(
+            one["score"] for listed in document["candidates"].values() for one in listed if one["score"] is not None
+        )
+
+
+class Crash(Callback):
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def round_done(self, run: Any) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+def test_a_killed_search_continues_to_the_same_candidates(
+    finished: tuple[Discovery, dict[str, Any]], tmp_path: Path
+) -> None:
+    discovery = plan(tmp_path, candidates=5)
+    search = discovery.searches[SEARCH]
+    for rounds in (2, 5):
+        with pytest.raises(KeyboardInterrupt):
+            list(run_search(search, (Crash(rounds),)))
+    list(run_search(search))
+    candidates = open_study(search).candidates()
+    uninterrupted = finished[1]["candidates"][SEARCH][:5]
+    assert [(one["values"], one["scores"], one["state"]) for one in candidates] == [
+        (one["values"], one["scores"], one["state"]) for one in uninterrupted
+    ]
+
+
+def test_finished_searches_are_not_repeated_and_used_seeds_are_refused(
+    finished: tuple[Discovery, dict[str, Any]],
+) -> None:
+    discovery, _ = finished
+    assert list(run_searches(discovery)) == []
+    winner = finalists(discovery)[0]
+    assert [record.config.seed for _, _, record in confirm(discovery, [winner])] == [7, 8, 7, 8]
+    changed = type(winner)(SEARCH, {**winner.values, "training.lr": 0.15}, SEARCH, 0, 0.5)
+    with pytest.raises(UserError, match=r"choose new confirm\.seeds"):
+        next(confirm(discovery, [changed]))
+
+
+def test_the_time_limit_is_shared_and_holds_across_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every candidate takes 40 seconds of a simulated clock, and both searches have 60 seconds of the 2 minutes."""
+    slots, parameters = {"server": SLOTS["server"]}, {"lr": [0.1, 0.2]}
+    discovery = plan(tmp_path, candidates=9, slots=slots, parameters=parameters)
+    now = [1000.0]
+    monkeypatch.setattr("time.time", lambda: now[0])
+
+    def tried(minutes: float) -> list[str]:
+        names = []
+        for name, _ in run_searches(discovery, minutes):
+            names.append(name)
+            now[0] += 40
+        return names
+
+    assert tried(2) == [SEARCH, SEARCH, "fedavg", "fedavg"]
+    assert seconds_spent(discovery) == {SEARCH: 80, "fedavg": 80}
+    assert tried(2) == [] and tried(3) == [SEARCH, "fedavg"]
+
+
+def test_a_candidate_in_progress_pauses_when_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = plan(tmp_path, candidates=1).searches[SEARCH]
+    now = [0.0]
+    monkeypatch.setattr("time.time", lambda: now[0])
+
+    class Late(Callback):
+        def round_done(self, run: Any) -> None:
+            now[0] += 40
+
+    assert list(run_search(replace(search, deadline=60), (Late(),))) == []
+    (candidate,) = open_study(search).candidates()
+    assert candidate["state"] == "unfinished" and list(candidate["scores"]) == [0, 1]
+    (trial,) = run_search(search)
+    assert trial.state == "complete" and list(open_study(search).candidates()[0]["scores"]) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"slots": {"drift": ["scafold"]}}, "unknown drift correction 'scafold'; did you mean scaffold?"),
+        ({"slots": {"drfit": ["scaffold"]}}, "unknown slot 'drfit'; did you mean drift?"),
+        ({"slots": {"drift": ["none", "sam"]}}, "sam is listed in slots.drift, but it fills the perturbation"),
+        ({"slots": {"drift": ["scaffold+dyn"]}}, "'scaffold+dyn' has 2 parts"),
+        ({"slots": {"drift": ["none", "none"]}}, "slots.drift lists none twice"),
+        ({"slots": {"drift": []}}, "slots.drift is empty"),
+        ({"slots": {}}, "slots is empty"),
+        ({"slots": {"drift": ["dyn(beta=1)"]}, "parameters": {}}, "'beta'"),
+        ({"slots": {"drift": ["dyn(alpha={alpha})"]}, "parameters": {"alpha": {"low": -1, "high": 1}}}, "alpha=-1"),
+        ({"slots": {"drift": ["cm(alpha={alpha})"]}, "parameters": {"alpha": {"low": 0.1, "high": 9}}}, "alpha=9"),
+        ({"base": {**BASE, "algorithm": "fedsam"}}, "the perturbation is filled twice: by fedsam in base"),
+        ({"slots": {"drift": ["acg"], "server": ["adam"]}, "parameters": {}}, "no combination of the slots' choices"),
+        ({"parameters": {"lr": [0.1]}}, "{alpha} has no values"),
+        ({"parameters": {**SPACE["parameters"], "ratte": [1]}}, "parameters 'ratte'"),
+        ({"parameters": {**SPACE["parameters"], "seed": [1]}}, "remove it from parameters"),
+        ({"parameters": {**SPACE["parameters"], "algorithm": ["fedavg"]}}, "algorithm cannot be a parameter"),
+        ({"seeds": [7]}, "share the seed 7"),
+        ({"seeds": [1, 1]}, "seeds is [1, 1]"),
+        ({"confirm": {"seeds": [3]}}, "confirm.seeds"),
+        ({"confirm": {"seeds": [7, 8], "also": [{}]}}, "empty or occurs twice"),
+        ({"confirm": {"seeds": [7, 8], "also": [{"rond": 3}]}}, "confirm.also 'rond'"),
+        ({"confirm": {"sedes": [7, 8]}}, "'sedes'; did you mean seeds?"),
+        ({"baselines": ["fedsma"]}, "fedsma"),
+        ({"baselines": ["fedavg", "fedavg"]}, "baselines lists fedavg twice"),
+        ({"base": {**BASE, "data.validation": 0}}, "data.validation"),
+        ({"base": {**BASE, "stop.target": 0.9}}, "stop.target"),
+        ({"base": {**BASE, "dataset": "digtis"}}, "digtis"),
+        ({"candidate": 3}, "'candidate'; did you mean candidates?"),
+        ({"halving": {"min_rounds": 0}}, "halving.min_rounds"),
+    ],
+)
+def test_invalid_spaces_are_rejected_before_anything_runs(more: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as error:
+        plan(tmp_path, **more)
+    assert words in str(error.value) and not list(tmp_path.iterdir())
+
+
+def test_the_example_is_valid(tmp_path: Path) -> None:
+    file = Path(__file__).parents[2] / "examples" / "discover-digits.yaml"
+    discovery = plan_discovery(read_space(file), tmp_path)
+    assert discovery.excluded and discovery.combinations > 100
+    assert yaml.safe_load(file.read_text())["baselines"] == [name for name in discovery.searches if name != SEARCH]
