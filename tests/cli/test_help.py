@@ -28,6 +28,7 @@ def test_all_commands_are_listed():
             "compare",
             "sweep",
             "tune",
+            "discover",
             "branch",
             "reproduce",
             "resume",

@@ -30,6 +30,11 @@ def test_number_of_runs_shown_for_the_first_sweep() -> None:
     assert f"{count} runs" in SWEEPS_PAGE.read_text(encoding="utf-8")
 
 
+def test_the_space_on_the_page_is_the_example() -> None:
+    (block,) = blocks(ROOT / "docs" / "discover.md", "yaml")
+    assert yaml.safe_load(block.code) == yaml.safe_load((ROOT / "examples" / "discover-digits.yaml").read_text("utf-8"))
+
+
 @pytest.mark.parametrize("code", TOML)
 def test_toml_is_valid(code: str) -> None:
     assert tomllib.loads(code)

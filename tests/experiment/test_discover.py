@@ -265,6 +265,19 @@ def test_invalid_spaces_are_rejected_before_anything_runs(more: dict[str, Any], 
     assert words in str(error.value) and not list(tmp_path.iterdir())
 
 
+def test_base_and_baselines_may_have_placeholders(tmp_path: Path) -> None:
+    base = {**BASE, "algorithm": "fedsam(rho={rho})", "partition": "dirichlet(alpha={a})"}
+    parameters = {"rho": {"low": 0.1, "high": 0.2}, "a": [0.5]}
+    space = {
+        "base": base,
+        "slots": {"drift": ["scaffold"]},
+        "parameters": parameters,
+        "baselines": ["fedasam(rho={rho})"],
+    }
+    config = plan(tmp_path, **space).searches[SEARCH].example_config()
+    assert config.algorithm == "fedgamma" and config.data.partition == "dirichlet(alpha=0.5)"
+
+
 def test_the_example_is_valid(tmp_path: Path) -> None:
     file = Path(__file__).parents[2] / "examples" / "discover-digits.yaml"
     discovery = plan_discovery(read_space(file), tmp_path)

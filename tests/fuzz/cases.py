@@ -68,6 +68,7 @@ VALID: dict[str, Call] = {
     "compare": (("fedavg", "fedsam"), {**TINY, "--seeds": "1", "--jobs": "1", "--out": "new"}),
     "sweep": (("sweep.yaml",), {"--out": "new", "--jobs": "1", "--dry-run": ""}),
     "tune": (("tune.yaml",), {"--out": "new", "--jobs": "1", "--dry-run": ""}),
+    "discover": (("space.yaml",), {"--out": "new", "--jobs": "1", "--minutes": "1", "--dry-run": ""}),
     "branch": (("run@1", "fedavg", "fedsam"), {"--rounds": "3", "--jobs": "1", "--out": "new", "--dry-run": ""}),
     "reproduce": (("fedswa/table6",), {"--dry-run": "", "--data-dir": "datasets"}),
     "resume": (("run",), {}),

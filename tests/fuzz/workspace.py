@@ -30,6 +30,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "config.yaml": (f"{RUN} --partition iid --config config.yaml",),
     "sweep.yaml": ("sweep sweep.yaml --dry-run --out new",),
     "tune.yaml": ("tune tune.yaml --dry-run --out new",),
+    "space.yaml": ("discover space.yaml --dry-run --out new",),
     "data.npz": (f"{DESCRIBE} data.npz",),
     "table.csv": (f"{DESCRIBE} table.csv",),
     "table.parquet": (f"{DESCRIBE} table.parquet",),
@@ -66,6 +67,9 @@ def build(folder: Path) -> None:
     (folder / "sweep.yaml").write_text(f"base: {BASE}\ngrid: {{seed: [0, 1], lr: [0.1, 0.2]}}\n")
     tune = "{trials: 2, space: {lr: {low: 0.1, high: 1.0}}}"
     (folder / "tune.yaml").write_text(f"base: {BASE[:-1]}, data.validation: 0.2}}\ntune: {tune}\n")
+    slots = '{perturbation: [none, "sam(rho={rho})"]}'
+    space = f"slots: {slots}\nparameters: {{rho: {{low: 0.1, high: 1.0}}}}\nconfirm: {{seeds: [1, 2]}}"
+    (folder / "space.yaml").write_text(f"base: {BASE[:-1]}, data.validation: 0.2}}\n{space}\n")
     (folder / "partition.json").write_text('{"examples": 32, "clients": [[0, 2], [1, 3], [4], [5]]}')
     weights = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 2), torch.nn.ReLU(), torch.nn.Linear(2, 2))
     torch.save(weights.state_dict(), folder / "weights.pt")

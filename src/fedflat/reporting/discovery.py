@@ -7,6 +7,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean, variance
 from typing import Any
@@ -25,6 +26,7 @@ from fedflat.display import (
     shown_seconds,
     with_unit,
 )
+from fedflat.errors import UserError
 from fedflat.experiment.campaign.discover import SEARCH, Discovery, Finalist, seconds_spent
 from fedflat.experiment.campaign.optuna_study import Study
 from fedflat.experiment.campaign.ranking import last_score
@@ -98,7 +100,7 @@ def _candidates(discovery: Discovery, name: str, study: Study) -> list[Values]:
     """The trials of a search with their algorithms; complete ones also with their costs."""
     search, listed = discovery.searches[name], study.candidates()
     for candidate in listed:
-        if candidate["values"]:
+        with suppress(UserError):  # a killed process may have stored only some of the values
             candidate["algorithm"] = search.config(candidate["values"], search.tune.seeds[0]).algorithm
         if candidate["state"] == "complete":
             folder = search.folder(candidate["trial"]) / f"seed-{search.tune.seeds[0]}"

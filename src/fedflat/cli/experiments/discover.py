@@ -35,7 +35,7 @@ def discover(
 
     Example: fedflat discover examples/discover-digits.yaml --minutes 5 --jobs 2
     """
-    from fedflat.experiment.campaign.discover import SEARCH, confirm, finalists, plan_discovery
+    from fedflat.experiment.campaign.discover import SEARCH, confirm, finalists, plan_discovery, problems
     from fedflat.experiment.campaign.space_file import read_space
     from fedflat.experiment.campaign.sweep import slug
     from fedflat.experiment.campaign.tune import check_folder
@@ -48,7 +48,8 @@ def discover(
     if dry_run:
         _print_plan(discovery, as_json)
         return
-    fetch_if_missing(discovery.searches[SEARCH].example_config(), silent)
+    for changes in problems(discovery).values():
+        fetch_if_missing(discovery.searches[SEARCH].changed(changes).example_config(), silent)
     try:
         _search(discovery, minutes, jobs, silent)
         best = finalists(discovery)
@@ -88,7 +89,9 @@ def _print_plan(discovery: Discovery, as_json: bool) -> None:
         "excluded": discovery.excluded,
         "candidates": {name: search.tune.trials for name, search in discovery.searches.items()},
         "minutes": file.minutes,
-        "confirmation runs": len(file.confirm.seeds) * len(problems(discovery)) * len(discovery.searches),
+        "confirmation runs without ablation": len(file.confirm.seeds)
+        * len(problems(discovery))
+        * len(discovery.searches),
     }
     if as_json:
         print_json(plan)

@@ -20,7 +20,7 @@ from fedflat.algorithms.composition import PART_REGISTRIES
 from fedflat.errors import UserError
 from fedflat.experiment.campaign.compare import existing_run, folder_name, run_each
 from fedflat.experiment.campaign.optuna_study import Study
-from fedflat.experiment.campaign.space_file import NONE, SpaceFile, check_file, make_part
+from fedflat.experiment.campaign.space_file import NONE, SpaceFile, check_file, fill, make_part
 from fedflat.experiment.campaign.sweep import make_run_config
 from fedflat.experiment.campaign.sweep_file import (
     PLACEHOLDER,
@@ -37,7 +37,7 @@ from fedflat.experiment.campaign.sweep_file import (
 from fedflat.experiment.campaign.tune import Search, Trial, check_scoring, open_study, run_search_in_parallel
 from fedflat.experiment.config import Config
 from fedflat.experiment.store.cleanup import Keep
-from fedflat.experiment.store.files import create_folder, locked, write_atomically
+from fedflat.experiment.store.files import DamagedFile, create_folder, locked, write_atomically
 from fedflat.experiment.store.run_folder import Record
 from fedflat.setting_names import flat, full_name
 from fedflat.text import parse_one
@@ -56,7 +56,11 @@ class SlotSearch(Search):
     def text(self, values: Values) -> str:
         """The algorithm of a draw; its placeholders are not filled in."""
         chosen = [values[slot] for slot in PART_REGISTRIES if values.get(slot, NONE) != NONE]
-        return "+".join([self.base.get("algorithm", "fedavg"), *chosen])
+        return "+".join([str(self.base.get("algorithm", "fedavg")), *chosen])
+
+    def changed(self, settings: Values) -> SlotSearch:
+        """The same search with other settings of all runs, by full name."""
+        return replace(self, base={**self.base, **settings})
 
     def config(self, values: Values, seed: int) -> Config:
         settings = {name: value for name, value in values.items() if name not in PART_REGISTRIES}
@@ -110,7 +114,7 @@ def plan_discovery(file: SpaceFile, out: Path) -> Discovery:
     base = dict(flat(file.base))
     parameters: Space = {full_name(name): values for name, values in file.parameters.items()}
     check_file(file)
-    rounds = make_run_config({**base, "algorithm": "fedavg"}, {}).training.rounds
+    rounds = make_run_config({**base, "algorithm": "fedavg"}, extreme_values(parameters)[0]).training.rounds
     halving = file.halving or Halving(min_rounds=max(1, rounds // 9))
 
     keep = Keep(checkpoint=False, snapshots=False, models=False)
@@ -143,7 +147,7 @@ def plan_discovery(file: SpaceFile, out: Path) -> Discovery:
         check_scoring(one.config(values, file.seeds[0]))
     discovery = Discovery(file, out, searches, valid, excluded)
     for changes in problems(discovery).values():
-        make_run_config({**base, "algorithm": "fedavg"}, changes)
+        searches[SEARCH].changed(changes).example_config()
     return discovery
 
 
@@ -166,7 +170,7 @@ def _count_combinations(search: SlotSearch) -> tuple[int, int, Values]:
     """
     first, last = extreme_values(search.space)
     slots = [slot for slot in PART_REGISTRIES if slot in search.space]
-    start = algorithm(str(search.base.get("algorithm", "fedavg")))
+    start = algorithm(fill(search.text({}), {**search.base, **first}))
     choices = {slot: [str(choice) for choice in search.tune.space[slot]] for slot in slots}
     _, made = (  # the largest values are only checked
         [[(choice, make_part(slot, choice, {**search.base, **values})) for choice in choices[slot]] for slot in slots]
@@ -303,10 +307,12 @@ def confirm(
         for seed, finalist in itertools.product(discovery.file.confirm.seeds, best):
             search = discovery.searches[finalist.search]
             runs.append((problem, finalist))
-            configs.append(replace(search, base={**search.base, **changes}).config(finalist.values, seed))
+            configs.append(search.changed(changes).config(finalist.values, seed))
             folders.append(discovery.out / CONFIRM / problem / folder_name(finalist.label) / f"seed-{seed}")
             try:
                 existing_run(configs[-1], folders[-1])
+            except DamagedFile:
+                raise
             except UserError as error:
                 raise UserError(
                     f"these seeds have confirmed another candidate; choose new confirm.seeds ({error})"

@@ -20,6 +20,7 @@ from fedflat.experiment.campaign.sweep_file import (
     all_placeholders,
     check_names,
     check_space,
+    extreme_values,
     validate_file,
 )
 from fedflat.experiment.settings_group import SettingsGroup
@@ -75,7 +76,7 @@ def check_file(file: SpaceFile) -> None:
     """Raise a ``UserError`` if a space contradicts itself or has an unknown name; nothing is combined yet."""
     base = dict(flat(file.base))
     _check_seeds(file)
-    _check_slots(file.slots, str(base.get("algorithm", "fedavg")))
+    _check_slots(file.slots)
     choices = [choice for listed in file.slots.values() for choice in listed]
     used = all_placeholders([*base.values(), *choices, *file.baselines])
     check_names({**dict.fromkeys(base, "base"), **dict.fromkeys(file.parameters, "parameters")}, used)
@@ -84,7 +85,14 @@ def check_file(file: SpaceFile) -> None:
         raise UserError(f"{{{name}}} has no values; add it to parameters, for example {name}: {{low: 0.01, high: 1}}")
     if "algorithm" in file.parameters:
         raise UserError("algorithm cannot be a parameter; list parts in slots, and algorithms in baselines")
-    check_space({full_name(name): values for name, values in file.parameters.items()}, "parameters")
+    parameters: Space = {full_name(name): values for name, values in file.parameters.items()}
+    check_space(parameters, "parameters")
+    text = fill(str(base.get("algorithm", "fedavg")), {**base, **extreme_values(parameters)[0]})
+    for slot in file.slots:
+        if slot != "averages" and getattr(algorithm(text), slot) != getattr(Algorithm(), slot):
+            raise UserError(
+                f"the {SLOT_NAMES[slot]} is filled twice: by {text} in base and by slots.{slot}; remove one of them"
+            )
     for text in file.baselines:
         if file.baselines.count(text) > 1:
             raise UserError(f"baselines lists {text} twice; list each algorithm once")
@@ -103,18 +111,13 @@ def _check_seeds(file: SpaceFile) -> None:
         )
 
 
-def _check_slots(slots: Mapping[str, list[str]], base: str) -> None:
-    """Raise a ``UserError`` for an unknown slot or part, a part in another slot's list, or a slot filled twice."""
-    start = algorithm(base)
+def _check_slots(slots: Mapping[str, list[str]]) -> None:
+    """Raise a ``UserError`` for an unknown slot or part, or a part in another slot's list."""
     if not slots:
         raise UserError("slots is empty; list parts to choose from, for example {perturbation: [none, sam]}")
     for slot, listed in slots.items():
         if slot not in PART_REGISTRIES:
             raise one_of("slot", slot, PART_REGISTRIES, "fedflat algorithms")
-        if slot != "averages" and getattr(start, slot) != getattr(Algorithm(), slot):
-            raise UserError(
-                f"the {SLOT_NAMES[slot]} is filled twice: by {base} in base and by slots.{slot}; remove one of them"
-            )
         if not listed:
             raise UserError(f"slots.{slot} is empty; list parts to choose from, for example [none, ...], or remove it")
         repeated = [choice for index, choice in enumerate(listed) if choice in listed[:index]]
@@ -136,10 +139,18 @@ def _check_choice(slot: str, choice: str) -> None:
         PART_REGISTRIES[slot].find(name)  # loads installed packages; an unknown name raises an error
 
 
+def fill(text: str, values: Values) -> str:
+    """Replace the placeholders of a text by their values, which are given by full name.
+
+    >>> fill("sam(rho={rho})", {"rho": 0.1})
+    'sam(rho=0.1)'
+    """
+    return PLACEHOLDER.sub(lambda match: str(values[full_name(match[1])]), text)
+
+
 def make_part(slot: str, choice: str, values: Values) -> Any:
     """The part that a choice stands for, with ``values`` for its placeholders; None if it leaves the slot as it is."""
     if choice == NONE:
         return None
-    text = PLACEHOLDER.sub(lambda match: str(values[full_name(match[1])]), choice)
-    call = parse_one(text)
+    call = parse_one(fill(choice, values))
     return make(PART_REGISTRIES[slot].find(call.name), call, "part")
