@@ -278,6 +278,14 @@ def test_base_and_baselines_may_have_placeholders(tmp_path: Path) -> None:
     assert config.algorithm == "fedgamma" and config.data.partition == "dirichlet(alpha=0.5)"
 
 
+def test_a_damaged_journal_is_a_user_error(tmp_path: Path) -> None:
+    search = plan(tmp_path).searches[SEARCH]
+    search.out.mkdir()
+    (search.out / "tune.journal").write_text('{"op_code": 0}\n')
+    with pytest.raises(UserError, match="journal is damaged"):
+        open_study(search)
+
+
 def test_the_example_is_valid(tmp_path: Path) -> None:
     file = Path(__file__).parents[2] / "examples" / "discover-digits.yaml"
     discovery = plan_discovery(read_space(file), tmp_path)

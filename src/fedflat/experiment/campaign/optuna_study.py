@@ -52,14 +52,17 @@ class Study:
         _remove_incomplete_line(out / JOURNAL, lock)
         backend = self._optuna.storages.journal.JournalFileBackend(str(out / JOURNAL), lock_obj=lock)
         _check_journal(out / JOURNAL)
-        self._storage = self._optuna.storages.JournalStorage(backend)
-        self._study: optuna.Study = self._optuna.create_study(
-            storage=self._storage,
-            study_name="tune",
-            direction="minimize" if lower_is_better else "maximize",
-            pruner=self._pruner(),
-            load_if_exists=True,
-        )
+        try:
+            self._storage = self._optuna.storages.JournalStorage(backend)
+            self._study: optuna.Study = self._optuna.create_study(
+                storage=self._storage,
+                study_name="tune",
+                direction="minimize" if lower_is_better else "maximize",
+                pruner=self._pruner(),
+                load_if_exists=True,
+            )
+        except (KeyError, TypeError, ValueError):  # a line is valid JSON, but not a record of Optuna
+            raise UserError(f"{out / JOURNAL} is damaged; choose another --out") from None
 
     def _pruner(self) -> Any:
         """The rule by which trials stop early."""
