@@ -83,6 +83,8 @@ def test_the_known_optimum_wins_and_invalid_combinations_are_never_tried(
     winner = document["finalists"][0]
     assert best["values"]["server"] == "none" and winner["algorithm"] == best["algorithm"]
     assert algorithm(winner["algorithm"]).conflict() is None
+    assert f"--set training.lr={best['values']['training.lr']}" in winner["command"]
+    assert "--set data.partition=iid" in winner["command"]
     (rung, *_) = document["importance"]
     assert rung["rounds"] == 1 and max(rung["shares"], key=rung["shares"].get) == "server"
 

@@ -38,6 +38,8 @@ from fedflat.reporting.figures.discovery import discovery_figure
 from fedflat.reporting.figures.files import write_figure
 from fedflat.reporting.tables.files import TextTable
 from fedflat.reporting.tables.summary import compare_paired, holm_correction, seed_statistics
+from fedflat.setting_names import flat
+from fedflat.text import write_value
 
 COSTS = {"bytes": "bytes sent", "backward_passes": "backward passes"}
 """The costs of a run, with their names in tables."""
@@ -112,9 +114,13 @@ def _finalist(discovery: Discovery, finalist: Finalist) -> Values:
     """A finalist with its algorithm, its other settings and the command that trains it."""
     search = discovery.searches[finalist.search]
     config = search.config(finalist.values, search.tune.seeds[0])
-    settings = {name: value for name, value in finalist.values.items() if name in discovery.slots and "." in name}
-    base = {name: value for name, value in {**search.base, **settings}.items() if name != "algorithm"}
-    assignments = [part for name, value in base.items() for part in ("--set", f"{name}={value}")]
+    resolved = dict(flat(config.model_dump(mode="json")))  # without placeholders
+    settings = {name: resolved[name] for name in finalist.values if name in resolved}
+    assignments = []
+    for name in dict.fromkeys([*search.base, *settings]):
+        if name in resolved and name != "algorithm":
+            value = resolved[name]
+            assignments += ["--set", f"{name}={value if isinstance(value, str) else write_value(value)}"]
     return {
         "label": finalist.label,
         "algorithm": config.algorithm,
@@ -237,8 +243,8 @@ def _finalist_table(document: Values) -> TextTable:
             str(sum(states.get(label, {}).values()) or "–"),
         ]
         cells.append(shown_metric(finalist["search"], metric))
-        cells.append(_mean(problems[SEARCH][label]["validation"], metric))
-        rows.append((*cells, *(_mean(problems[problem][label]["test"], metric) for problem in problems)))
+        cells.append(_mean(problems[SEARCH][label], "validation", metric))
+        rows.append((*cells, *(_mean(problems[problem][label], "test", metric) for problem in problems)))
     tests = ["test" if problem == SEARCH else f"test, {problem}" for problem in problems]
     heads = ("algorithm", "candidates", "search", "unseen seeds", *tests)
     caption = (
@@ -248,8 +254,11 @@ def _finalist_table(document: Values) -> TextTable:
     return _table(caption, heads, rows)
 
 
-def _mean(values: dict[int, float], metric: str) -> str:
-    return seed_statistics(list(values.values())).shown(metric) if values else "diverged"
+def _mean(row: Values, split: str, metric: str) -> str:
+    """Mean and standard deviation of a finalist's metric over seeds, and the number of diverged runs."""
+    diverged = f"{len(row['diverged'])} diverged" if row["diverged"] else ""
+    shown = seed_statistics(list(row[split].values())).shown(metric) if row[split] else ""
+    return ", ".join(filter(None, (shown, diverged)))
 
 
 def _difference_table(document: Values, key: str) -> TextTable:

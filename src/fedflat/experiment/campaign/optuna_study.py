@@ -182,13 +182,16 @@ class Study:
             return distributions.IntDistribution(low, high, values.log, step)
         return distributions.FloatDistribution(values.low, values.high, values.log, values.step)
 
-    def should_prune(self, number: int, rounds: int, score: float) -> bool:
-        """Report a trial's score after ``rounds`` rounds; returns whether the trial should stop."""
+    def should_prune(self, number: int, rounds: int, score: float, is_last: bool) -> bool:
+        """Report a trial's score after ``rounds`` rounds; returns whether the trial should stop.
+
+        Successive halving never stops a trial after its last round (``is_last``), when all rounds have been trained.
+        """
         stored = self._study.trials[number]
         trial = self._optuna.trial.Trial(self._study, stored._trial_id)
         if rounds not in stored.intermediate_values:  # a resumed trial repeats rounds
             trial.report(score, rounds)
-        return bool(trial.should_prune())
+        return bool(trial.should_prune()) and not (is_last and isinstance(self._tune.prune, Halving))
 
     def record_result(self, number: int, score: float | None, state: str) -> None:
         """Record the result of a trial; ``state`` is complete, pruned or failed."""
@@ -333,5 +336,6 @@ class PruningCallback(Callback):
         validation = run.history[-1]["validation"]
         scores = validation.get(run.primary, validation["server"])  # an average may not have started yet
         score = scores.get(run.metric)
-        if score is not None and self._study.should_prune(self._number, run.rounds, score):
+        is_last = run.rounds >= run.config.training.rounds
+        if score is not None and self._study.should_prune(self._number, run.rounds, score, is_last):
             raise Pruned
