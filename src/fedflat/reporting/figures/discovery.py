@@ -30,7 +30,6 @@ def discovery_figure(document: dict[str, Any]) -> Figure:
             axes.scatter(*np.array(points).reshape(-1, 2).T, s=14, color=COLOURS[number % len(COLOURS)], label=name)
         front = [(candidate[cost], scale * candidate["score"]) for candidate in document["pareto"][cost]]
         axes.plot(*np.array(front).reshape(-1, 2).T, drawstyle="steps-post", color="#4a4a4a", lw=1)
-        axes.set_xscale("log")
         axes.set_xlabel(label)
         axes.set_ylabel(f"validation {with_unit(document['metric'])}")
         open_frame(axes)
