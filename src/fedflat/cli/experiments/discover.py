@@ -87,7 +87,8 @@ def _print_plan(discovery: Discovery, as_json: bool) -> None:
         "folder": discovery.out,
         "combinations": discovery.combinations,
         "excluded": discovery.excluded,
-        "candidates": {name: search.tune.trials for name, search in discovery.searches.items()},
+        "searches": list(discovery.searches) if as_json else ", ".join(discovery.searches),
+        "candidates of each search": file.candidates,
         "minutes": file.minutes,
         "confirmation runs without ablation": len(file.confirm.seeds)
         * len(problems(discovery))
