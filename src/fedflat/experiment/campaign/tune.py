@@ -128,7 +128,8 @@ class Trial(NamedTuple):
     error: str = ""
 
     def __str__(self) -> str:
-        return f"trial {self.number}: {describe(self.values)}"
+        rounded = {name: float(f"{v:.4g}") if isinstance(v, float) else v for name, v in self.values.items()}
+        return f"trial {self.number}: {describe(rounded)}"
 
 
 def plan_search(file: SweepFile, out: Path) -> Search:
