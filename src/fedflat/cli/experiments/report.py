@@ -130,7 +130,7 @@ def find_row(
     for _ in range(2):  # without and with the plugins
         parsed = {spelling: spelling if spelling in rows else _canonical_row(spelling) for spelling in spellings}
         for spelling, row in parsed.items():
-            if row in rows:
+            if row is not None and row in rows:
                 return spelling, row
         if any(parsed.values()):
             break

@@ -69,6 +69,5 @@ def recorded_test_loss(model: RunModel) -> float | None:
         return None
     folder = model.record.folder
     rounds = model.rounds if model.rounds is not None or folder is None else folder.status().get("rounds")
-    metrics = next((entry["test"].get(model.name, {}) for entry in history if entry["round"] == rounds), {})
-    loss = metrics.get("loss")
-    return None if loss is None else float(loss)
+    losses = [entry["test"].get(model.name, {}).get("loss") for entry in history if entry["round"] == rounds]
+    return float(losses[0]) if losses and losses[0] is not None else None
