@@ -63,7 +63,9 @@ class ChildProcess:
     ) -> None:
         context: Any = multiprocessing.get_context(START_METHOD)
         self.pipe, child_pipe = context.Pipe()
-        arguments = ({**os.environ, **(environment or {})}, list(loaded_plugins()), target, child_pipe, *args)
+        # A spawned child inherits the environment; a fork server has that of an earlier time.
+        variables = None if START_METHOD == "spawn" else {**os.environ, **(environment or {})}
+        arguments = (variables, list(loaded_plugins()), target, child_pipe, *args)
         self.process = context.Process(target=_run, args=arguments, daemon=daemon)
         with _environment(environment or {}), _without_main(), interrupts_blocked():
             self.process.start()
@@ -171,14 +173,16 @@ def sendable_error(error: Exception) -> Exception:
 
 
 def _run(
-    environment: Mapping[str, str], plugins: list[str], target: Callable[..., None], pipe: Connection, *args: object
+    environment: Mapping[str, str] | None,
+    plugins: list[str],
+    target: Callable[..., None],
+    pipe: Connection,
+    *args: object,
 ) -> None:
-    """Main function of a child: load the parent's plugins and call ``target``.
-
-    A fork server has the environment of an earlier time, so the child gets the parent's once more.
-    """
-    os.environ.clear()
-    os.environ.update(environment)
+    """Main function of a child: load the parent's plugins and call ``target``; None keeps the inherited environment."""
+    if environment is not None:
+        os.environ.clear()
+        os.environ.update(environment)
     torch.set_num_threads(1)
     load_plugins(plugins)
     target(pipe, *args)

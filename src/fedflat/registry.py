@@ -181,6 +181,31 @@ def load_recorded(run: Path, plugins: Mapping[str, str]) -> None:
             warnings.warn(f"{name} has changed since the run in {run} began", stacklevel=2)
 
 
+def load_unchanged(plugins: Iterable[tuple[str, str]]) -> list[str]:
+    """Load plugins of runs, except those whose content differs from that at the beginning of the runs.
+
+    Args:
+        plugins: absolute path and recorded sha256 of each plugin; a path may occur with several contents.
+
+    Returns:
+        Why plugins were not loaded, e.g. ``"mine.py has changed"``.
+    """
+    recorded: dict[str, set[str]] = {}
+    for path, digest in plugins:
+        recorded.setdefault(path, set()).add(digest)
+    reasons = []
+    for path, digests in recorded.items():
+        if digests & set(_hashes.values()):  # loaded, perhaps from another folder
+            continue
+        if not Path(path).is_file():
+            reasons.append(f"{path} does not exist")
+        elif _sha256(Path(path)) not in digests:
+            reasons.append(f"{path} has changed")
+        else:
+            load_plugins([path])
+    return reasons
+
+
 def changed_plugins(plugins: Mapping[str, str]) -> list[str]:
     """The file names of a run's plugins that are imported in this process with another content.
 

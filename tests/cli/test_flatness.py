@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from fedflat.cli.flatness.models import DataFlags
 from fedflat.data import load
+from fedflat.experiment.analysis.run_model import open_model
 from fedflat.flatness import spectrum
 
 FEW = ("--eigenvalues", "6", "--device", "cpu")
@@ -43,6 +44,7 @@ def test_spectrum_prints_a_table_and_writes_json_and_figure(fedflat, run):
     accuracy = history[-1]["test"]["wima"]["accuracy"]
     for word in (
         "test accuracy %",
+        "gradient norm",
         f"{100 * accuracy:.2f}",
         "wima",
         "server",
@@ -61,6 +63,7 @@ def test_spectrum_prints_a_table_and_writes_json_and_figure(fedflat, run):
     described = ("wima model, seed 0, round 3", "server model, seed 0, round 2")
     assert (wima["described"], server["described"]) == described
     (found,) = wima["subsets"]
+    assert f"  {found['gradient_norm']:.4g}  " in result.stdout
     values = [f"{model['subsets'][0]['eigenvalues'][-1]:.4g}" for model in (wima, server)]
     assert re.search(rf"^ *6 +{values[0]} +{values[1]}$", result.stdout, re.MULTILINE), result.stdout
     assert len(found["eigenvalues"]) == 6 and found["eigenvalues"][0] == found["lambda_max"] and found["converged"]
@@ -181,7 +184,15 @@ def test_a_local_model_of_a_client(fedflat, run):
 def test_sharpness_of_every_kind(fedflat, run):
     result = fedflat("flatness", "sharpness", run, f"{run}:server", "--ascent-steps", "3", "--directions", "3")
     assert result.exit_code == 0 and result.stderr == ""
-    for word in ("sam, rho 0.05", "asam, rho 0.5", "average, rho 0.05", "3 ascent steps", "wima", "server"):
+    for word in (
+        "gradient norm",
+        "sam, rho 0.05",
+        "asam, rho 0.5",
+        "average, rho 0.05",
+        "3 ascent steps",
+        "wima",
+        "server",
+    ):
         assert word in result.stdout
     shown = fedflat("flatness", "sharpness", run, "--kind", "sam", "--out", "o").stdout
     assert "sam: lower bound from the first-order direction; raise --ascent-steps" in shown and "±" not in shown
@@ -191,6 +202,8 @@ def test_sharpness_of_every_kind(fedflat, run):
     document = json.loads(fedflat("flatness", "sharpness", run, *flags).stdout)
     (model,) = document["models"].values()
     small, large = model["sharpness"]
+    objectives = open_model(run).objectives("train", examples=50, subsets=2, seed=0)
+    assert model["gradient_norm"] == [pytest.approx(float(one.gradient().norm())) for one in objectives]
     assert len(small) == 2 and 0 < small[0]["value"] < large[0]["value"] and small[0]["rho"] == 0.05
     # Results with other settings are kept; the same command overwrites its own.
     first, second = (run / f"flatness/{name}/sharpness.json" for name in ("sharpness", "sharpness-2"))

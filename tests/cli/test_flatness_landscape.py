@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,26 @@ def test_one_dimension_as_json(fedflat: Fedflat, finished: Path, tmp_path: Path)
     assert next(iter(saved.values()))["marks"][0]["values"]["train_loss"] == model["at_model"]["train_loss"]
 
 
+def test_landscapes_that_mislead_are_reported(fedflat: Fedflat, finished: Path, tmp_path: Path) -> None:
+    def warnings_of(model: Path | str, *flags: str) -> str:
+        small = ("--points", "3", "--dimensions", "1", "--device", "cpu", "--quiet", "--out", str(tmp_path / "drawn"))
+        result = fedflat("flatness", "landscape", model, *small, *flags)
+        return " ".join(result.stderr.split())
+
+    assert warnings_of(finished) == ""
+    assert "training loss is over 1,000 times that of the model" in warnings_of(finished, "--radius", "1e4")
+    run = shutil.copytree(finished, tmp_path / "copy")
+    metrics = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(re.sub(r'"loss": ?[\d.]+', '"loss": 12.5', metrics))
+    assert "but the run recorded 12.5; check that its dataset" in warnings_of(run)
+    assert warnings_of(run, "--examples", "40") == ""  # another loss is expected
+    Path("net.py").write_text("from torch import nn\nmake = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n")
+    bias = torch.tensor([3e38] + 9 * [-3e38])  # finite, but not the loss
+    torch.save({"1.weight": torch.zeros(10, 64), "1.bias": bias}, "diverged.pt")
+    diverged = warnings_of("diverged.pt", "--module", "net.py:make", "--dataset", "digits")
+    assert "the loss of the model itself is not finite (training loss, test loss)" in diverged
+
+
 def test_a_plane_through_the_models_of_one_run(fedflat: Fedflat, finished: Path) -> None:
     result = fedflat("flatness", "plane", finished, f"{finished}:server", f"{finished}:client3", *FAST)
     assert result.exit_code == 0
@@ -63,8 +84,10 @@ def test_a_path_and_its_barrier_as_json(fedflat: Fedflat, finished: Path, tmp_pa
     assert found["barriers"]["train_loss"]["height"] >= 0
     assert (tmp_path / "drawn" / "path.pdf").exists()
     shown = fedflat("flatness", "path", finished, f"{finished}:server", *FAST, "--quiet").stdout
-    error = 100 * found["barriers"]["test_error"]["height"]
-    assert re.search(rf"^test error %.* {error:.2f} ", shown, re.MULTILINE), shown
+    heights = {name: found["barriers"][name]["height"] for name in ("train_loss", "test_error")}
+    assert heights["train_loss"] == 0 < heights["test_error"]
+    assert re.search(r"^training loss .* no barrier +\S$", shown, re.MULTILINE), shown
+    assert re.search(rf"^test error %.* {100 * heights['test_error']:.2f} ", shown, re.MULTILINE), shown
     assert "barrier: maximum over 3 points, a lower bound" in shown and "BatchNorm" not in shown
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from fedflat.registry import load_plugins
 from fedflat.reporting.page.document import report_document
-from fedflat.reporting.page.gather import gather
+from fedflat.reporting.page.gather import gather, group_runs
+from fedflat.reporting.page.repeat import repeat_commands
 from tests.cli.conftest import call
 from tests.registries import registries_restored
 
@@ -104,9 +105,12 @@ def test_a_run_stays_visible_without_its_plugin(fedflat, own_run, tmp_path):
     assert [row["label"] for row in report["sections"][0]["rows"]] == ["fedavg", *labels]
     assert "my-algorithm" in fedflat("watch", "runs", "--once").stdout
     assert not any(name.startswith("my_") for name in sys.modules)
-    (section,) = report_document(gather([own_run]))["sections"]
-    plugins = "--plugin my_algorithm.py --plugin my_dataset.py --plugin my_model.py"
-    assert section["repeat"]["command"].endswith(plugins)
+    (group,) = group_runs(gather([own_run]).records)
+    compare, _ = repeat_commands(group, tmp_path / "my report" / "settings.yaml", "again", [])
+    assert compare.endswith(
+        "--out again --plugin own/my_algorithm.py --plugin own/my_dataset.py --plugin own/my_model.py"
+    )
+    assert " 'my-algorithm(mu=0.2)+sam+wima(window=2)+ema' --config 'my report/settings.yaml' " in compare
     Path("my_algorithm.py").touch()
     assert "--plugin my_algorithm.py" in fedflat("run", "my-algorithm").stderr
 
@@ -120,8 +124,19 @@ def test_a_run_loads_its_plugins_again(fedflat, own_run, tmp_path):
     assert json.loads((own_run / "status.json").read_text())["rounds"] == rounds_before + 1
 
 
-def test_a_label_spells_a_plugins_parameters_in_any_way(fedflat, own_run):
-    assert fedflat("report", own_run, "--no-figures", "--label", "my-algorithm(mu=0.20)+SAM=Ours").exit_code == 0
+def test_a_label_loads_plugins_only_if_they_are_needed_and_unchanged(fedflat, own_run, tmp_path):
+    def labelled(text):
+        return fedflat("report", own_run, "--no-figures", "--label", text)
+
+    assert labelled("my-algorithm=Mine").exit_code == 0 and "unknown row" in labelled("fedsam=x").stderr
+    assert "my_algorithm" not in sys.modules
+    plugin = tmp_path / "own" / "my_algorithm.py"
+    content = plugin.read_text()
+    plugin.write_text(content + "raise SystemExit\n")
+    refused = " ".join(labelled("my-algorithm(mu=0.20)+SAM=Ours").stderr.split())
+    assert "did you mean my-algorithm(mu=0.2)+sam" in refused and "my_algorithm.py has changed; pass" in refused
+    plugin.write_text(content)
+    assert labelled("my-algorithm(mu=0.20)+SAM=Ours").exit_code == 0
     assert "\n| Ours |" in Path("report/results.md").read_text()
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
 import re
+import shlex
 import shutil
 
 import pytest
@@ -51,6 +53,7 @@ def test_rows_have_the_names_of_papers_or_labels(fedflat, compared, tmp_path):
     assert "unknown row 'fedsma'; did you mean fedsam" in fedflat(*arguments, "fedsma=x").stderr
     assert fedflat(*arguments, "FedSAM(rho=0.050)=μ ≤ 1").exit_code == 0  # another spelling of the row fedsam
     assert r"$\mu$ $\leq$ 1 &" in (out / "results.tex").read_text()
+    assert "unknown row 'fedsma, lr=0.1'" in fedflat(*arguments, "fedsma, lr=0.1=x").stderr
     assert "same name" in fedflat(*arguments, "fedsam=FedAvg").stderr
     assert "expected ROW=NAME" in fedflat(*arguments, "fedsam").stderr
 
@@ -64,24 +67,24 @@ def test_a_label_may_name_a_row_with_settings(fedflat, compared, tmp_path):
     assert "\n| Small steps |" in (tmp_path / "report" / "results.md").read_text()
 
 
-def test_the_written_settings_repeat_the_run(fedflat, compared, tmp_path):
-    assert fedflat("report", compared, "--no-figures").exit_code == 0
-    again = (
-        "fedavg",
-        "fedsam",
-        "--config",
-        tmp_path / "report" / "settings.yaml",
-        "--seeds",
-        "0,1",
-        "--out",
-        tmp_path / "again",
-        "--quiet",
-    )
-    assert fedflat("compare", *again).exit_code == 0
-    for run in ("fedavg/seed-0", "fedsam/seed-1"):
-        assert (tmp_path / "again" / run / "metrics.jsonl").read_text() == (
-            compared / run / "metrics.jsonl"
-        ).read_text()
+def test_the_printed_commands_repeat_runs_and_report(fedflat, compared, tmp_path):
+    """One row clips gradients and has one seed less, so that every row has a command."""
+    runs = shutil.copytree(compared, tmp_path / "runs")
+    shutil.rmtree(runs / "fedsam" / "seed-0")
+    for file in (runs / "fedsam").glob("**/config.yaml"):
+        file.write_text(file.read_text().replace("\n  clip: null", "\n  clip: 1.0"))
+    options = ("--no-figures", "--baseline", "fedsam, clip=1.0", "--label", "fedsam, clip=1.0=SAM's (ours)")
+    assert fedflat("report", runs, "--out", "my report", *options).exit_code == 0
+    page = html.unescape((tmp_path / "my report" / "report.html").read_text())
+    commands = [shlex.split(line) for line in re.search("<pre>(fedflat .*?)</pre>", page, re.DOTALL)[1].splitlines()]
+    assert [words[1:3] for words in commands] == [["compare", "fedavg"], ["compare", "fedsam"], ["report", "repeated"]]
+    for words in commands:
+        assert fedflat(*words[1:]).exit_code == 0
+    run = "fedavg/seed-1/metrics.jsonl"
+    assert (tmp_path / "repeated" / "1" / run).read_text() == (compared / run).read_text()
+    reports = ("my report", "repeated-report")
+    captions = [(tmp_path / out / "differences.md").read_text().splitlines()[0] for out in reports]
+    assert captions[0] == captions[1] and "SAM's (ours)" in captions[0]
 
 
 def test_json(fedflat, compared):

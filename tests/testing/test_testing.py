@@ -21,7 +21,7 @@ from fedflat.testing import Broken, algorithms, check_algorithm, check_model, ch
 
 @pytest.mark.parametrize("name", NAMED)
 def test_every_named_algorithm_has_the_common_properties(name: str) -> None:
-    assert len(check_algorithm(name)) >= 9
+    assert len(check_algorithm(name)) >= 10
 
 
 @pytest.fixture
@@ -71,6 +71,21 @@ class Noisy(Drift):
         return g + 0.01 * torch.from_numpy(np.random.normal(size=len(g)))  # noqa: NPY002
 
 
+@dataclass(frozen=True)
+class Undercounted(Sam):
+    @property
+    def ascent_passes(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class CorrectedLater(Drift):
+    """Computes one more gradient per step from the second round on."""
+
+    def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
+        return 0.5 * (g + gradient(ctx.y)) if ctx.round else g
+
+
 SHARED: list[Tensor] = []
 
 
@@ -118,6 +133,13 @@ def test_mistakes_are_named(method: Algorithm, identity: str) -> None:
         check_algorithm(method)
     assert caught.value.property_name == identity
     assert identity in str(caught.value)
+
+
+def test_undeclared_gradients_are_counted() -> None:
+    with pytest.raises(Broken, match=r": 2 computed in round 0, 1 declared \(ascent_passes=0, extra_passes=0"):
+        check_algorithm(Algorithm(perturbation=Undercounted()))
+    with pytest.raises(Broken, match=r": 3 computed in round 1, 2 declared \(ascent_passes=1, extra_passes=0"):
+        check_algorithm(Algorithm(CorrectedLater(), Sam()))
 
 
 @pytest.mark.usefixtures("only_claims_and_limits")

@@ -18,7 +18,7 @@ from fedflat.algorithms.composition import part_name
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.errors import one_of
 from fedflat.testing.broken import Broken
-from fedflat.testing.quadratics import Quadratics, Trajectory, run_rounds
+from fedflat.testing.quadratics import LOCAL_STEPS, Quadratics, Trajectory, run_rounds
 
 EXACT, CLOSE = 1e-12, 1e-9
 """Largest allowed differences between results of the same computation, and between those of equivalent ones."""
@@ -138,6 +138,22 @@ def _state_is_declared(tested: CheckedAlgorithm) -> str | None:
                 return f"{name} is missing; expected shape {expected}"
             if tuple(values[name].shape) != expected:
                 return f"{name} is of shape {tuple(values[name].shape)}; expected shape {expected}"
+    return None
+
+
+def _passes_are_declared(tested: CheckedAlgorithm) -> str | None:
+    """Check that local steps compute as many gradients as the slots declare; returns the violation, or None."""
+    drift, perturbation = tested.algorithm.drift, tested.algorithm.perturbation
+    declared = tested.algorithm.backward_passes
+    before_steps = (drift.full_gradient != "none") + (perturbation.pilot_batches > 0)  # clients have a single batch
+    for round, (cohort, outcome) in enumerate(zip(COHORTS, tested.trajectory.outcomes, strict=True)):
+        computed = (outcome.cost.backward_passes / len(cohort) - before_steps) / LOCAL_STEPS
+        if computed != declared:
+            return (
+                f"gradients per local step: {computed:.3g} computed in round {round}, {declared} declared "
+                f"(ascent_passes={perturbation.ascent_passes}, extra_passes={drift.extra_passes}); let ascent_passes "
+                "of the perturbation or extra_passes of the drift return how often it calls gradient"
+            )
     return None
 
 
@@ -301,6 +317,7 @@ def _with_parameters(tested: Algorithm, values: Mapping[str, float]) -> Algorith
 
 ALWAYS: dict[str, Check] = {
     "state and messages are as declared": _state_is_declared,
+    "local steps compute as many gradients as declared": _passes_are_declared,
     "runs are deterministic": _is_deterministic,
     "iterates stay finite at a small learning rate": _stays_finite,
     "engines agree": _engines_agree,

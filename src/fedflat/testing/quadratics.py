@@ -21,6 +21,9 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Aggregation, Client, Engine, ModelState, Outcome, Training
 from fedflat.engines.round.plan import Plan
 
+LOCAL_STEPS = 3
+"""Local steps per round, unless a check needs another number."""
+
 
 class QuadraticModel(nn.Module):
     """A model whose only parameter, ``weight``, is the point x of shape (P,), and whose inputs are quadratics.
@@ -161,7 +164,7 @@ def run_rounds(
     quadratics: Quadratics,
     cohorts: Sequence[Sequence[int]],
     *,
-    steps: int = 3,
+    steps: int = LOCAL_STEPS,
     lr: float = 0.05,
     engine: Callable[[Problem], Engine] = lambda problem: LoopEngine(problem, workers=1),
 ) -> Trajectory:

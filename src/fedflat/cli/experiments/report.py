@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Collection, Sequence
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ import typer
 
 from fedflat.cli.shared.flags import JSON, QUIET, RUNS_BELOW, TARGETS, no_default, optional
 from fedflat.cli.shared.screen import key_values, print_json, screen
-from fedflat.errors import UserError
+from fedflat.errors import UserError, one_of
+from fedflat.registry import load_unchanged
 
 
 def report(
@@ -37,7 +38,8 @@ def report(
     ),
     label: list[str] = no_default(
         "--label",
-        "display name of a row or algorithm, e.g. 'fednorm=FedNorm (ours)'; repeatable (default: as in its paper)",
+        "display name of a row, e.g. 'fedavg+wima(window=50)=WiMA', or of all rows of an algorithm, also of a plugin, "
+        "e.g. 'fednorm=FedNorm (ours)'; repeatable (default: as in its paper)",
         [],
         metavar="ROW=NAME",
     ),
@@ -59,15 +61,15 @@ def report(
         for _, reason in gathered.left_out:
             print(f"fedflat: left out: {reason}", file=sys.stderr)
     names = [name.strip() for name in columns.split(",") if name.strip()]
-    for record in gathered.records if label or baseline else ():
-        with suppress(UserError):  # e.g. the plugin no longer exists; its algorithms then need their exact spelling
-            if record.folder is not None:
-                record.folder.load_plugins()
-    baseline = baseline and canonical_row(baseline)
-    options: dict[str, Any] = {"baseline": baseline, "by": by, "apart": apart, "columns": names, "figures": figures}
-    options["labels"] = read_labels(
-        label, [row for group in group_runs(gathered.records, apart) for row, _, _ in group.rows] if label else ()
-    )
+    options: dict[str, Any] = {"baseline": None, "by": by, "apart": apart, "columns": names, "figures": figures}
+    if label or baseline:
+        rows = [row for group in group_runs(gathered.records, apart) for row in group.rows]
+        folders = [record.folder for record in gathered.records if record.folder is not None]
+        plugins = [plugin for folder in folders for plugin in folder.plugins().items()]
+        options["labels"] = read_labels(label, [row.label for row in rows], plugins)
+        if baseline:
+            valid = dict.fromkeys(name for row in rows for name in (row.label, row.row.algorithm))
+            _, options["baseline"] = find_row("baseline", [baseline], valid, plugins)
     document, files = write_report(gathered, out, title=title, targets=target, **options)
     if as_json:
         sections = [{key: section[key] for key in JSON_ENTRIES} for section in document["sections"]]
@@ -81,36 +83,78 @@ def report(
     screen().print(key_values(files))
 
 
-def read_labels(texts: list[str], rows: Sequence[str]) -> dict[str, str]:
+def read_labels(texts: list[str], rows: Sequence[str], plugins: Sequence[tuple[str, str]] = ()) -> dict[str, str]:
     """Parse display names such as ``fednorm=FedNorm (ours)``.
 
     Args:
         texts: the display names, as ``ROW=NAME`` or ``ALGORITHM=NAME``.
         rows: the labels of all rows, which may contain ``=``.
+        plugins: path and sha256 of the runs' plugins.
 
     >>> read_labels(["fedavg, lr=0.02=FedAvg", "FedProx(mu=1)=Prox"], ["fedavg, lr=0.02", "fedprox(mu=1.0)"])
     {'fedavg, lr=0.02': 'FedAvg', 'fedprox(mu=1.0)': 'Prox'}
     """
+    from fedflat.reporting.page.display_names import leading_algorithm
+
     labels = {}
+    valid = dict.fromkeys([*rows, *map(leading_algorithm, rows)])
     for text in texts:
         ends = [match.start() for match in re.finditer(r"=(?![^(]*\))", text)]  # each "=" outside parentheses
-        splits = [(canonical_row(text[:end].strip()), text[end + 1 :].strip()) for end in ends]
-        if not splits or not all(splits[0]):
+        splits = {text[:end].strip(): text[end + 1 :].strip() for end in reversed(ends)}  # the longest row first
+        # A row does not end with the name of a setting, as in "fedavg, lr".
+        names = {row: name for row, name in splits.items() if row and name and not re.search(r", \w+$", row)}
+        if not names:
             raise UserError(f"cannot read --label '{text}'; expected ROW=NAME, e.g. 'fednorm=FedNorm (ours)'")
-        row, name = next((split for split in reversed(splits) if split[0] in rows and split[1]), splits[0])
-        labels[row] = name
+        spelling, row = find_row("row", list(names), valid, plugins)
+        labels[row] = names[spelling]
     return labels
 
 
-def canonical_row(text: str) -> str:
-    """Write the algorithm at the start of a row's label as ``fedflat compare`` does; other texts stay unchanged."""
+def find_row(
+    kind: str, spellings: Sequence[str], rows: Collection[str], plugins: Sequence[tuple[str, str]]
+) -> tuple[str, str]:
+    """Find the first of several texts that names a row, in any spelling of its algorithm.
+
+    Plugins are loaded only if no text can be parsed without them, and only those that have not changed since the runs.
+
+    Args:
+        kind: what the texts name, for messages.
+        spellings: the texts.
+        rows: the valid names.
+        plugins: path and sha256 of the runs' plugins.
+
+    Returns:
+        The text, and the name of the row.
+    """
+    not_loaded: list[str] = []
+    for _ in range(2):  # without and with the plugins
+        parsed = {spelling: spelling if spelling in rows else _canonical_row(spelling) for spelling in spellings}
+        for spelling, row in parsed.items():
+            if row is not None and row in rows:
+                return spelling, row
+        if any(parsed.values()):
+            break
+        not_loaded = load_unchanged(plugins)
+    nearest = max(spellings, key=lambda text: max(SequenceMatcher(None, text, row).ratio() for row in rows))
+    error = one_of(kind, nearest, rows)
+    if not_loaded:
+        reasons = "; ".join(dict.fromkeys(not_loaded))
+        error = UserError(
+            f"{error} (only exact names are recognised, because plugins of the runs were not loaded: {reasons}; "
+            "pass them with --plugin)"
+        )
+    raise error
+
+
+def _canonical_row(text: str) -> str | None:
+    """Write the algorithm at the start of a row's label as ``fedflat compare`` does; None if it cannot be parsed."""
     from fedflat.algorithms import algorithm, canonical
 
     spelling, comma, settings = text.partition(", ")
     try:
         return canonical(algorithm(spelling)) + comma + settings
     except UserError:
-        return text
+        return None
 
 
 JSON_ENTRIES = ("name", "metric", "rows", "differences", "ranks", "notes")

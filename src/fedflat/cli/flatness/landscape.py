@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedflat.cli.flatness.common import OutputFlags, print_files, print_table, result_folder
+from fedflat.cli.flatness.landscape_checks import warn_of_landscape
 from fedflat.cli.flatness.models import MODELS, ModelFlags, default_folder, open_models
 from fedflat.cli.shared.completion import complete_run
 from fedflat.cli.shared.flags import SEED, optional, with_flag_groups
@@ -87,6 +88,8 @@ def landscape(
             names=list(opened),
             progress=progress,
         )
+    for name, grid in grids.items():
+        warn_of_landscape(name, opened[name], grid, value, all_examples=examples is None)
     panels = [Panel(name, grid, _caption(grid)) for name, grid in grids.items()]
     if dimensions == 2:
         figures = {"contours": contours(panels, value), "surfaces": surfaces(panels, value)}
@@ -212,7 +215,8 @@ def path(
     rows = []
     for name, rise in barriers.items():
         ends = [shown_loss_or_error(mark.values[name], name) for mark in grid.marks]
-        rows.append((with_unit(name), *ends, shown_loss_or_error(rise.height, name), f"{rise.at:.3g}"))
+        height = (shown_loss_or_error(rise.height, name), f"{rise.at:.3g}") if rise.height else ("no barrier", None)
+        rows.append((with_unit(name), *ends, *height))
     kind = f"{' on a trained curve' if curve else ''}{' after alignment' if align else ''}"
     heading = f"From {title}{kind}, distance {grid.metadata['distance']:.4g}"
     note = f"barrier: maximum over {len(grid.axes[0])} points, a lower bound; raise --points until it stops changing"

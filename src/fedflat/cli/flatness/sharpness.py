@@ -71,16 +71,18 @@ def sharpness(
     measures = [(name, radius) for name in kinds for radius in rho or [DEFAULT_RHO.get(name, 0.05)]]
     options: dict[str, Any] = {"steps": steps, "eta": eta, "scope": scope, "directions": directions, "seed": data.seed}
 
-    def measure(objective: Objective, progress: Progress) -> list[Sharpness]:
+    def measure(objective: Objective, progress: Progress) -> tuple[float, list[Sharpness]]:
+        """Return the norm of the gradient, and the sharpness of every kind and radius."""
         per_measure = []
         for name, radius in measures:
             progress(f"{name} within {radius:g}")
             group_size = None if name == "average" else m
             per_measure.append(sharpness_of(objective, name, rho=radius, m=group_size, **options))
-        return per_measure
+        return float(objective.gradient().norm()), per_measure
 
     start = time.monotonic()
-    opened, per_subset = measure_models(models, data, opening, output, measure)
+    opened, measured = measure_models(models, data, opening, output, measure)
+    per_subset = {name: [sharpnesses for _, sharpnesses in subsets] for name, subsets in measured.items()}
     results: Results = {
         name: dict(zip(measures, map(list, zip(*subsets, strict=True)), strict=True))
         for name, subsets in per_subset.items()
@@ -93,6 +95,7 @@ def sharpness(
             "model": model.label,
             "described": model.description,
             "test": test_metric(model),
+            "gradient_norm": [norm for norm, _ in measured[name]],
             "sharpness": documents,
         }
     descriptions = {name: model.description for name, model in opened.items()}
@@ -113,7 +116,8 @@ def _print_results(results: Results, document: dict[str, Any], examples: str, se
 
     Args:
         results: by model, then by measure and radius, the sharpness on each subset of examples.
-        document: the data, the ascent steps of the worst-case measures and, for each model, its test metric.
+        document: the data, the ascent steps of the worst-case measures and, for each model, its test metric and the
+            norm of its gradient on each subset.
         examples: text on the number of examples and subsets.
         seconds: duration of the measurement.
     """
@@ -123,8 +127,9 @@ def _print_results(results: Results, document: dict[str, Any], examples: str, se
     for name, by_measure in results.items():
         losses = [result.loss for result in by_measure[measures[0]]]
         rises = [_shown_rise(per_subset) for per_subset in by_measure.values()]
-        rows.append((name, plus_minus(losses), shown_tests[name], *rises))
-    columns = ("model", "loss", metric, *(f"{kind}, rho {rho:g}" for kind, rho in measures))
+        gradient_norm = plus_minus(document["models"][name]["gradient_norm"])
+        rows.append((name, plus_minus(losses), shown_tests[name], gradient_norm, *rises))
+    columns = ("model", "loss", metric, "gradient norm", *(f"{kind}, rho {rho:g}" for kind, rho in measures))
     # All models and measures have the same subsets.
     subset_results = next(iter(results.values()))[measures[0]]
     interval = "95 % confidence interval of the mean over random directions"

@@ -71,6 +71,8 @@ class Spectrum:
     """Number of examples over which the loss is averaged."""
     loss: float
     """Mean loss at the weights."""
+    gradient_norm: float
+    """l2 norm of the gradient of the mean loss at the weights; near 0 at a minimum."""
     precision: str
     """Precision of matrix products: ``tf32``, ``float32`` or ``float64``."""
     matrix: str = "hessian"
@@ -290,6 +292,7 @@ def spectrum_of(
         parameters=objective.size,
         examples=objective.examples,
         loss=float(objective.loss()),
+        gradient_norm=float(objective.gradient().norm()),
         precision=objective.precision,
         matrix=matrix,
         layers=layers,

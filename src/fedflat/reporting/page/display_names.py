@@ -14,6 +14,11 @@ from fedflat.reporting.page.notes import notes_of
 Values = dict[str, Any]
 
 
+def leading_algorithm(label: str) -> str:
+    """Return the name of the algorithm at the start of a row's label, e.g. ``fedprox`` of ``fedprox(mu=1.0)+ema``."""
+    return re.split(r"[(+, ]", label)[0]
+
+
 def paper_name(label: str, names: Mapping[str, str]) -> str:
     """Write a row's label with the name that the algorithm at its start has in ``names`` or in its paper.
 
@@ -24,7 +29,7 @@ def paper_name(label: str, names: Mapping[str, str]) -> str:
     """
     if label in names:
         return names[label]
-    algorithm = re.split(r"[(+, ]", label)[0]
+    algorithm = leading_algorithm(label)
     default = CARDS[algorithm].name if algorithm in CARDS else algorithm
     name, rest = names.get(algorithm, default), label.removeprefix(algorithm)
     return f"{name} {rest}" if " " in name and rest.startswith("(") else name + rest

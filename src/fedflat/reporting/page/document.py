@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -124,7 +123,7 @@ def _section_values(group: Group, targets: Sequence[float], baseline: str | None
         "metrics": _metric_names(group.records),
         "views": views_of(group),
         "runs": [_run_values(record) for record in group.records],
-        "repeat": _repeat_values(group, targets),
+        "settings": relative_paths(group.records[0].config.to_yaml()),
     }
     section["notes"] = notes_of(section)
     return section
@@ -334,35 +333,6 @@ def _run_values(record: Record) -> Values:
         "of": record.config.training.rounds,
         "seconds": record.seconds,
     }
-
-
-def _repeat_values(group: Group, targets: Sequence[float]) -> Values:
-    """Return how to repeat the comparison: a command with its settings, and the folders of the runs.
-
-    The command is None if runs differ in more than algorithms and seeds.
-    """
-    command = None
-    if not any(labelled.settings for labelled in group.rows):
-        algorithms = dict.fromkeys(record.config.algorithm for record in group.records)
-        quoted = " ".join(f"'{name}'" if "(" in name else name for name in algorithms)
-        seeds = _seeds_option(sorted({record.config.seed for record in group.records}))
-        plugins = {path: None for record in group.records if record.folder for path in record.folder.plugins()}
-        options = "".join(f" --target {target:g}" for target in targets)
-        options += "".join(f" --plugin {Path(path).name}" for path in plugins)
-        # Without --out, the command could find the reported runs in the default folder and would not repeat them.
-        command = f"fedflat compare {quoted} --config settings.yaml --seeds {seeds} --out repeated{options}"
-    return {
-        "command": command,
-        "settings": relative_paths(group.records[0].config.to_yaml()),
-        "folders": [run_path(record) for record in group.records],
-    }
-
-
-def _seeds_option(seeds: Sequence[int]) -> str:
-    """Write seeds as ``--seeds`` expects: a number N for 0 to N - 1, otherwise a list (``3,`` for one seed)."""
-    if seeds == list(range(len(seeds))):
-        return str(len(seeds))
-    return f"{seeds[0]}," if len(seeds) == 1 else ",".join(map(str, seeds))
 
 
 def require_evaluations(document: Values) -> None:

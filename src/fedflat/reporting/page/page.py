@@ -37,6 +37,7 @@ from fedflat.reporting.page.document import (
     shown_evaluations,
 )
 from fedflat.reporting.page.gather import Gathered, group_runs
+from fedflat.reporting.page.repeat import repeat_commands, report_options
 from fedflat.reporting.page.views import landscapes_of
 from fedflat.reporting.tables.files import (
     DIFFERENCE_HEADS,
@@ -69,6 +70,7 @@ def report_page(
     landscapes: Sequence[Mapping[str, Landscape]] = (),
     made: str = "",
     value: str = "train_loss",
+    commands: Sequence[Sequence[str]] = (),
 ) -> str:
     """Render the page of a report as self-contained HTML.
 
@@ -78,6 +80,7 @@ def report_page(
         landscapes: for each section, its landscapes by name; they add the Plotly library to the page. Default: none.
         made: version and date for the footer.
         value: name of the plotted value of the landscapes.
+        commands: for each section, the commands that repeat it. Default: none.
     """
     sections = document["sections"]
     landscape_parts: list[dict[str, Any] | None] = [None] * len(sections)
@@ -94,6 +97,7 @@ def report_page(
         landscapes=landscape_parts,
         library=_plotly() if any(landscape_parts) else "",
         made=made,
+        commands=commands or [()] * len(sections),
         parts=_parts,
         facts=_facts,
         partition_facts=_partition_facts,
@@ -359,15 +363,21 @@ def write_report(
     write_atomically(out / "values.csv", values_csv(document))
     for name, text in tables.items():
         write_atomically(out / name, text)
+    groups = group_runs(gathered.records, apart)
     landscapes = [
         {display_name(name, names, labels): landscape for name, landscape in landscapes_of(group).items()}
-        for group in group_runs(gathered.records, apart)
+        for group in groups
     ]
+    options = report_options(title, targets, baseline, by, columns, labels, figures)
+    commands = []
+    for number, group in enumerate(groups, 1):
+        suffix = _suffix(document, number)
+        commands.append(repeat_commands(group, out / f"settings{suffix}.yaml", f"repeated{suffix}", options))
     version = f"fedflat {__version__} on {date.today().isoformat()}"
-    write_atomically(out / "report.html", report_page(shown_document, title, landscapes, version))
+    write_atomically(out / "report.html", report_page(shown_document, title, landscapes, version, commands=commands))
     for number, section in enumerate(shown_document["sections"], 1):
         suffix = _suffix(document, number)
-        write_atomically(out / f"settings{suffix}.yaml", section["repeat"]["settings"])
+        write_atomically(out / f"settings{suffix}.yaml", section["settings"])
         if figures:
             from fedflat.reporting.figures.paper_figures import figures_of
 
