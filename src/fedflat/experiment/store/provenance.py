@@ -104,9 +104,10 @@ def require_same_inputs(folder: RunFolder, current: Mapping[str, str], partition
 def recorded_data(folder: RunFolder) -> str | None:
     """The fingerprint of the data that a run began with; None if it is unknown."""
     try:
-        return folder.partition().get(FINGERPRINTS_KEY, {}).get("data")
+        recorded: dict[str, str] = folder.partition().get(FINGERPRINTS_KEY, {})
     except DamagedFile:
         return None
+    return recorded.get("data")
 
 
 def warn_of_changed_data(folder: RunFolder, data: Dataset) -> None:
