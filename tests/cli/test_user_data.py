@@ -114,7 +114,7 @@ def test_large_numbers_are_standardised_and_reported_in_their_units(fedflat, pri
     result = Result.load(document["folder"])
     assert result.lower_is_better and result.plot().axes[0].get_ylabel() == "test rmse (lower is better)"
     shown = fedflat("evaluate", document["folder"]).stdout
-    assert "lower rmse is better" in shown and "corrupt" not in shown
+    assert "lower rmse is better" in shown and "corrupt" not in shown and "  mae" in shown and "  r2" in shown
     assert "clients (training data)" in shown and "3 natural clients" in shown and "domain" not in shown
     assert "The loss is that of standardised targets" in shown
     assert "Not on corruptions" in fedflat("evaluate", document["folder"], "--on", "test,corruptions").stdout

@@ -313,5 +313,12 @@ def test_csv_files(tmp_path: Path) -> None:
     assert dataset.classes == ("cat", "dog") and dataset.kind == "vector" and dataset.input_shape == (2,)
     assert (len(dataset.train), len(dataset.test)) == (16, 4)
     assert torch.equal(dataset.train.inputs[:, 1], 2 * dataset.train.inputs[:, 0])
+    (tmp_path / "gaps.csv").write_text(f"a,b,target\n{rows}\n1,,\n2,inf,cat\n")
+    gaps = r"'b' \(2 of 22 rows, first row 21\); 'target' \(1 of 22 rows, first row 21\).*drop=b\)$"
+    with pytest.raises(UserError, match=gaps):
+        load(str(tmp_path / "gaps.csv"), tmp_path)
+    (tmp_path / "words.csv").write_text(f"a,b,target\n{rows}\n1,none?,cat\n")
+    with pytest.raises(UserError, match=r"'b' .* does not contain numbers \(1 of 21 rows, first row 21\)"):
+        load(str(tmp_path / "words.csv"), tmp_path)
     with pytest.raises(UserError, match=r"absent\.csv"):
         load(str(tmp_path / "absent.csv"), tmp_path)

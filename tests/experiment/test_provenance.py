@@ -21,6 +21,9 @@ from fedflat.engines.problem.task import Classification
 from fedflat.errors import UserError
 from fedflat.experiment.store.provenance import fingerprint, fingerprints
 from fedflat.experiment.store.run_folder import RunFolder
+from fedflat.reporting.page.document import report_document
+from fedflat.reporting.page.gather import gather
+from fedflat.reporting.row import MIXED_DATA
 
 SETTINGS: dict[str, Any] = {"rounds": 3, "clients": 4, "clients_per_round": 2, "local_steps": 1, "workers": 1}
 
@@ -65,7 +68,7 @@ OTHERS = [
     ({"task": Sharper()}, {"task": Sharper(times=3.0)}, r"this is task Sharper\(.*times=3.0\)"),
     ({"model": network()}, {"model": network(9)}, "began with model Sequential .* this is model Sequential"),
     ({"model": network()}, {"model": network(8, nn.Tanh)}, "this is model Sequential"),
-    ({"dataset": digits()}, {"dataset": dimmed()}, "began with data digits .* this is data digits.*dataset="),
+    ({"dataset": digits()}, {"dataset": dimmed()}, r"data of custom:digits have changed .*\(hash .*dataset="),
 ]
 
 
@@ -98,16 +101,30 @@ def test_an_identical_model_is_accepted(tmp_path: Path) -> None:
 
 def test_a_changed_data_file_is_detected(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    inputs, targets = rng.normal(size=(60, 3)).astype(np.float32), rng.integers(0, 3, 60)
+    inputs, targets = rng.normal(size=(60, 3)), rng.integers(0, 3, 60)
     where = tmp_path / "own.npz"
     np.savez(where, inputs=inputs, targets=targets)
-    folder = paused(tmp_path / "run", dataset=f"arrays(path={where})", partition="dirichlet(alpha=0.1)", model="mlp")
+    settings: dict[str, Any] = {"dataset": f"arrays(path={where})", "partition": "iid", "model": "mlp"}
+    folder, out = paused(tmp_path / "run", **settings), tmp_path / "compared"
     shutil.copytree(folder, tmp_path / "copy")
-    order = rng.permutation(60)
-    np.savez(where, inputs=inputs[order], targets=targets[order])
-    with pytest.raises(UserError, match="the data have changed"):
+    compare = partial(fedflat.compare, ["fedavg"], out=out, jobs=1, **settings, **SETTINGS)
+    compare(seeds=1)
+    compare(seeds=1)  # unchanged data are accepted, although runs round them to their precision
+    where.rename(tmp_path / "away.npz")
+    with pytest.warns(UserWarning, match="cannot check whether the data .* does not exist"):
+        compare(seeds=1)
+
+    np.savez(where, inputs=np.where(np.arange(60)[:, None] == 59, 0, inputs), targets=targets)  # one test example
+    with pytest.raises(UserError, match=r"own.npz\) have changed since the run in .*; restore them .* start again"):
         fedflat.resume(folder)
-    np.savez(where, inputs=inputs, targets=targets)
+    with pytest.raises(UserError, match=r"have changed .*choose another --out"):
+        compare(seeds=2)
+    with pytest.warns(UserWarning, match="have changed .* values refer to the new data"):
+        fedflat.load(out / "fedavg" / "seed-0").evaluate(on="test")
+    fedflat.run("fedavg", out=out / "fedavg" / "seed-1", seed=1, **settings, **SETTINGS)
+    (section,) = report_document(gather([out]))["sections"]
+    assert {"kind": "bad", "text": f"{MIXED_DATA}: {settings['dataset']}."} in section["notes"]
+    (tmp_path / "away.npz").replace(where)
     assert fedflat.resume(tmp_path / "copy").record.status == "finished"
 
 
@@ -124,5 +141,7 @@ def test_fingerprints_depend_on_values_not_identities() -> None:
 
 
 def test_large_datasets_are_identified_by_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedflat.experiment.store.provenance.MAX_HASHED_BYTES", 1000)
-    assert fingerprints({"data": digits()}) == fingerprints({"data": digits()}) != fingerprints({"data": dimmed()})
+    whole = digits().fingerprint()
+    assert whole != replace(digits(), mean=(0.5,)).fingerprint(), "normalisation constants count"
+    monkeypatch.setattr("fedflat.data.hashing.MAX_HASHED_BYTES", 1000)
+    assert whole != digits().fingerprint() == digits().fingerprint() != dimmed().fingerprint()

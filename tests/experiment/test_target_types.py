@@ -150,6 +150,19 @@ def test_integers_are_regression_targets_if_the_task_requires_it(tmp_path: Path)
     counts = np.round(np.abs(10 * NUMBERS)).astype(int)
     result = fedflat.run("fedavg", dataset=dataset(counts), task="mse", **(SMALL | {"lr": 1e-4}))
     assert result.metric == "rmse" and result.model()(torch.from_numpy(INPUTS[:3])).shape == (3, 1)
+    file = tmp_path / "mine.npz"
+    for targets in (-counts, 100_000 * counts, np.stack([counts, counts > 3], axis=1), counts > 3):
+        np.savez(file, inputs=INPUTS, targets=targets)  # no classes
+        data = load(f"arrays(path={file},standardise=true)", numbers=True)
+        assert data.target_type == "numbers" and data.num_outputs == targets[0].size
+        restored = data.test.targets.numpy() * data.target_std + data.target_mean
+        assert restored == pytest.approx(targets[4::5].astype(float), abs=1e-5)
+    np.savez(file, inputs=INPUTS, targets=counts.astype(str))
+    with pytest.raises(UserError, match="targets that are not numbers"):
+        load(str(file), numbers=True)
+    pd.DataFrame({"x": INPUTS[:, 0], "a": counts, "b": counts}).to_csv(tmp_path / "mine.csv", index=False)
+    settings = SMALL | {"dataset": f"arrays(path={tmp_path}/mine.csv,target=a|b)", "task": "huber", "lr": 1e-4}
+    assert fedflat.run("fedavg", **settings).metric == "rmse"
 
 
 def test_tables_of_numbers_and_labels(tmp_path: Path) -> None:

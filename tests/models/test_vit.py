@@ -174,7 +174,8 @@ def test_products_with_the_hessian_by_the_plain_kernel() -> None:
         ("vit-b16", (3, 28, 28), r"patch=16 .*28x28.*vit-b16\(patch=14\)"),
         ("vit-b16", (3, 8, 8), "vit-b16 needs images of at least 16x16 pixels"),
         ("vit-tiny(heads=5)", (3, 32, 32), "vit-tiny: heads=5 does not divide width=192; expected a divisor"),
-        ("vit-tiny", (80,), "vit-tiny takes images"),
+        ("vit-tiny", (80,), "vit-tiny takes images.*use mlp"),
+        ("vit-tiny", (28, 32), r"channel axis, \[n, 1, 28, 32\]: inputs\[:, None\]"),
         ("vit-tiny(patch=0)", (3, 32, 32), "at least 1"),
     ],
 )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,13 +12,13 @@ import numpy.typing as npt
 import torch
 
 from fedflat.data.files.mapped import MappedTensor
+from fedflat.data.hashing import bounded_hash, content_hash, row_blocks
 from fedflat.display import html_values, shown_count
 from fedflat.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BLOCK_BYTES = 1 << 24
 Kind = Literal["image", "vector", "text", "segmentation"]
 TargetType = Literal["classes", "numbers", "labels"]
 """One class per example, position or pixel; numbers to predict (regression); any number of labels (multi-label)."""
@@ -184,14 +182,16 @@ class Dataset:
 
         Tensors are hashed in blocks, since they may exceed memory.
         """
-        digest = hashlib.sha256()
-        for examples in (self.train, self.test):
-            for name, tensor in examples.tensors().items():
-                digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-                for block in _row_blocks(tensor):
-                    contiguous = block.detach().cpu().flatten().clone(memory_format=torch.contiguous_format)
-                    digest.update(contiguous.view(torch.uint8).numpy().data)
-        return digest.hexdigest()
+        return content_hash(self.train.tensors(), self.test.tensors())
+
+    def fingerprint(self) -> str:
+        """Short hash by which a run recognises its data, computed in bounded time and memory.
+
+        It covers the normalisation constants and all values of every tensor, or an even sample of examples if the
+        tensor is larger than 256 MiB. Floats are rounded to float32, so the hash does not depend on a run's precision.
+        """
+        constants = (self.mean, self.std, self.target_mean, self.target_std)
+        return bounded_hash(constants, self.train.tensors(), self.test.tensors())
 
 
 def every_fifth(labels: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -226,7 +226,7 @@ def describe(dataset: Dataset) -> dict[str, Any]:
         if dataset.target_type == "labels":
             return examples.targets.sum(0).tolist()
         counts = np.zeros(dataset.num_classes, dtype=np.int64)
-        for block in _row_blocks(examples.targets):  # ids beyond the classes, i.e. IGNORED, are dropped
+        for block in row_blocks(examples.targets):  # ids beyond the classes, i.e. IGNORED, are dropped
             counts += torch.bincount(block.flatten(), minlength=dataset.num_classes)[: dataset.num_classes].numpy()
         return counts.tolist()
 
@@ -251,13 +251,6 @@ def describe(dataset: Dataset) -> dict[str, Any]:
         **{name: list(getattr(dataset, name)) for name in ("columns", "mean", "std", "target_mean", "target_std")},
         "content": dataset.content,
     }
-
-
-def _row_blocks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the rows of a tensor in blocks of about 16 MB; an empty tensor is one empty block."""
-    rows = max(1, BLOCK_BYTES // max(1, tensor[:1].nbytes))
-    for start in range(0, max(1, len(tensor)), rows):
-        yield tensor[start : start + rows]
 
 
 def _type_and_shape(inputs: torch.Tensor) -> str:
@@ -289,7 +282,7 @@ def _check_examples(split_name: str, examples: Examples, dataset: Dataset) -> No
         _check_labels(split_name, examples, dataset)
     # Mapped inputs may be larger than memory, so they are not read in full here.
     if inputs.is_floating_point() and not isinstance(inputs, MappedTensor):
-        for block in _row_blocks(inputs):
+        for block in row_blocks(inputs):
             if not block.float().isfinite().all():
                 raise UserError(
                     f"{split_name} has inputs that are NaN, infinite or too large for float32; expected finite values"
@@ -320,7 +313,7 @@ def _check_labels(split_name: str, examples: Examples, dataset: Dataset) -> None
     if low < 0:
         raise UserError(
             f"{split_name} has label {low}; expected labels from 0 on: number the classes 0, 1, 2, ..., "
-            "or for regression store the targets as floats"
+            "or for regression store the targets as floats or use --task mse"
         )
     if high >= dataset.num_classes:
         raise UserError(f"{split_name} has label {high}; expected labels from 0 to {dataset.num_classes - 1}")
@@ -377,7 +370,7 @@ def _check_masks(split_name: str, examples: Examples, dataset: Dataset) -> None:
         )
     if isinstance(masks, MappedTensor):
         return  # written by fedflat after checking every id
-    for block in _row_blocks(masks):
+    for block in row_blocks(masks):
         unknown = block[(block >= dataset.num_classes) & (block != IGNORED)]
         if len(unknown):
             raise UserError(

@@ -87,7 +87,11 @@ def canonical_dataset(text: str) -> str:
 
 
 def load(
-    text: str, data_dir: str | Path | None = None, download: bool = True, progress: Progress | None = None
+    text: str,
+    data_dir: str | Path | None = None,
+    download: bool = True,
+    progress: Progress | None = None,
+    numbers: bool = False,
 ) -> Dataset:
     """Load a dataset by name.
 
@@ -96,10 +100,11 @@ def load(
         data_dir: the data directory; see ``fedflat.data.data_dir``.
         download: whether to download missing files.
         progress: called while bytes arrive with the file name, the bytes received and the total size if known.
+        numbers: whether integer targets are numbers to predict (regression) instead of classes.
     """
     source, directory = dataset_source(text), resolve_data_dir(data_dir)
     _ensure_complete(source, directory, download, progress)
-    return source.read(directory)
+    return source.read_numbers(directory) if numbers else source.read(directory)
 
 
 def load_corruptions(

@@ -314,7 +314,8 @@ class Run:
             folder.acquire_lock()
         checkpoint = last_checkpoint(folder, self.config, self._frozen_hash, self.problem.device) if folder else None
         if folder and self._resume and self._has_local_data:
-            require_same_inputs(folder, fingerprints(self._user_objects), self.partition.digest())
+            inputs = fingerprints({**self._user_objects, "data": self.problem.data})
+            require_same_inputs(folder, inputs, self.partition.digest())
         open_rows = partial(self._open_rows, "clients")
         self._clients = ClientStateStore(self.algorithm, self.server.model, self.training.own_statistics, open_rows)
         flat_model = _flat(self.server.model)

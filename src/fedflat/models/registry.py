@@ -100,9 +100,13 @@ class ImageModelSpec(ModelSpec):
     def check(self, input_shape: tuple[int, ...]) -> None:
         """Raise a ``UserError`` unless samples are images that are at least as large as ``smallest_side``."""
         if len(input_shape) != 3:
+            advice = "use mlp for vectors and char-lstm for text"
+            if len(input_shape) == 2:
+                height, width = input_shape
+                advice = f"store greyscale images with a channel axis, [n, 1, {height}, {width}]: inputs[:, None]"
             raise UserError(
                 f"{self.name} takes images (channels, height, width), but these samples have shape "
-                f"{shape_text(input_shape)}; use mlp for vectors and char-lstm for text"
+                f"{shape_text(input_shape)}; {advice}"
             )
         side = self.smallest_side()
         if min(input_shape[1:]) < side:

@@ -52,12 +52,16 @@ def _time_left(start_time: float, done: float, remaining: float) -> str:
 
 
 class RemainingTime:
-    """The remaining time of several runs, which follows from the work done here, measured in complete runs."""
+    """The remaining time of several runs, which follows from the work done here, measured in complete runs.
+
+    Both are measured from the end of the first round, because it includes compilation and the start of workers.
+    """
 
     def __init__(self, runs: int) -> None:
         self._runs, self._counted, self._ended = runs, 0, 0
         self._ended_work = 0.0
-        self._start_time: float | None = None  # when the first run began
+        self._start_time: float | None = None  # when the first round was done
+        self._setting_up: set[Config] = set()  # runs that began before, until their own first round is done
         self._rounds: dict[Config, tuple[int, int]] = {}  # of active runs: rounds when it began or was resumed, and now
 
     def count_run(self) -> None:
@@ -66,8 +70,13 @@ class RemainingTime:
 
     def update(self, run: RunProgress) -> None:
         """Note the completed rounds of a run that begins or is in progress."""
-        self._start_time = time.monotonic() if self._start_time is None else self._start_time
+        if run.config not in self._rounds and self._start_time is None:
+            self._setting_up.add(run.config)
         first, _ = self._rounds.get(run.config, (run.rounds, 0))
+        if run.rounds > first and run.config in self._setting_up:
+            self._setting_up.remove(run.config)
+            self._start_time = time.monotonic() if self._start_time is None else self._start_time
+            first = run.rounds
         self._rounds[run.config] = first, run.rounds
 
     def end(self, run: RunProgress) -> None:
@@ -182,11 +191,11 @@ class RunBar:
     total: int
     """Number of rounds of the complete run."""
     first_round: int
-    """Number of rounds completed when the run began or was resumed."""
+    """Number of rounds completed at ``start_time``; before, when the run began or was resumed."""
     rounds: int
     """Number of completed rounds."""
-    start_time: float
-    """When the run began or was resumed, as of ``time.monotonic``."""
+    start_time: float | None = None
+    """When the first of these rounds was done, as of ``time.monotonic``."""
 
 
 class Bars(Progress):
@@ -231,15 +240,17 @@ class Bars(Progress):
 
     def began(self, run: RunProgress) -> None:
         """Add the bar of a run; a resumed one has done some rounds already."""
-        now, total = time.monotonic(), run.config.training.rounds
+        total = run.config.training.rounds
         self._remaining.update(run)
         task = self._bars.add_task(run_name(run), total=total, completed=run.rounds, unit="rounds", left="", metrics="")
-        self._run_bars[run.config] = RunBar(task, total, run.rounds, run.rounds, now)
+        self._run_bars[run.config] = RunBar(task, total, run.rounds, run.rounds)
 
     def round_done(self, run: RunProgress) -> None:
         bar = self._run_bars[run.config]
         bar.rounds = run.rounds
         self._remaining.update(run)
+        if bar.start_time is None:  # the first round is not typical: it includes the start of the workers
+            bar.start_time, bar.first_round = time.monotonic(), run.rounds
         left = _time_left(bar.start_time, bar.rounds - bar.first_round, bar.total - bar.rounds)
         self._bars.update(bar.task, completed=run.rounds, left=left)
         self._update_all_runs()

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedflat.experiment.stopping import ENDED_STATUSES
+from fedflat.experiment.store.provenance import recorded_data
 from fedflat.experiment.store.run_folder import Record
 
 WORSE_THAN_MEAN = "R² is not above 0, so these models are no better than predicting the mean of the targets"
 """Warning about rows with ``is_worse_than_mean``."""
 MIXED_PLUGINS = "Runs of one row began with different versions of a plugin, so its mean may mix different code"
 """Warning about rows with ``mixed_plugins``."""
+MIXED_DATA = "Runs began with different versions of their data, so their values are not comparable"
+"""Warning about the datasets that ``mixed_data`` returns."""
+
+
+def mixed_data(records: Iterable[Record]) -> list[str]:
+    """The datasets, as in the runs' configs, whose content differs between runs."""
+    fingerprints: dict[str, set[str]] = {}
+    for record in records:
+        if record.folder and (fingerprint := recorded_data(record.folder)):
+            fingerprints.setdefault(record.config.data.dataset, set()).add(fingerprint)
+    return [dataset for dataset, distinct in fingerprints.items() if len(distinct) > 1]
 
 
 @dataclass(frozen=True)

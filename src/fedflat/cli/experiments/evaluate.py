@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from math import isfinite, nan
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from fedflat.cli.flatness.common import MAX_LISTED
 from fedflat.cli.shared.flags import AVERAGE, JSON, RUN, optional
+from fedflat.cli.shared.one_run import MAX_OTHER_METRICS
 from fedflat.cli.shared.screen import (
     counted,
     fetch_if_missing,
@@ -43,8 +46,8 @@ NOUNS = {
 GROUP = ("natural client", "natural clients")
 """The noun for groups of the test set that are not domains, such as sites or writers."""
 DOMAIN_DATASETS = ("domains", "pacs", "office_home", "idda")
-Row = tuple[str, str, float | None, float | None, float | None, float | None]
-"""A row of the summary: part, size, primary metric, its standard deviation, its worst tenth, and loss."""
+Row = tuple[str, str, float | None, float | None, float | None, float | None, Mapping[str, float]]
+"""A row of the summary: part, size, primary metric, its standard deviation, its worst tenth, loss, other metrics."""
 
 
 def evaluate(
@@ -112,11 +115,13 @@ def _print_evaluation(
     names of the parts' entries, as in ``NOUNS``.
     """
     console, metric = screen(), evaluation.metric
-    columns = ("on", "of", with_unit(metric), "standard deviation", "worst 10 %", "loss")
     rows = [row for part, results in evaluation.parts.items() for row in _summary_rows(part, results, metric, nouns)]
-    names, sizes, *values = zip(*rows, strict=True)
-    cells = [_shown_column(column, metric) for column in values[:-1]]
-    cells.append(_shown_column(values[-1], "loss"))
+    names, sizes, *values, losses, scores = zip(*rows, strict=True)
+    others = list(dict.fromkeys(name for row_scores in scores for name in row_scores))[:MAX_OTHER_METRICS]
+    columns = ("on", "of", with_unit(metric), "standard deviation", "worst 10 %", "loss", *map(with_unit, others))
+    cells = [_shown_column(column, metric) for column in values]
+    cells.append(_shown_column(losses, "loss"))
+    cells += [_shown_column([row_scores.get(name) for row_scores in scores], name) for name in others]
     console.print()
     console.print(heading, style="bold", markup=False)
     console.print()
@@ -149,7 +154,7 @@ def _summary_rows(part: str, results: dict[str, Any], metric: str, nouns: dict[s
     """
     if part == "test":
         size = f"{shown_count(results['examples'])} examples"
-        return [(part, size, results[metric], None, None, results["loss"])]
+        return [(part, size, results[metric], None, None, results["loss"], _other_metrics([results], metric))]
     if part == "longtail":
         return [
             _metric_row(f"{name} of the long tail", f"{third['classes']} classes", third[metric])
@@ -161,7 +166,18 @@ def _summary_rows(part: str, results: dict[str, Any], metric: str, nouns: dict[s
 
 
 def _metric_row(name: str, size: str, value: float) -> Row:
-    return name, size, value, None, None, None
+    return name, size, value, None, None, None, {}
+
+
+def _other_metrics(scores: Sequence[Mapping[str, float]], metric: str) -> dict[str, float]:
+    """Return the means of all metrics except the primary one and the loss, unless they are undefined somewhere.
+
+    >>> _other_metrics([{"rmse": 1.0, "mae": 1.0, "r2": 0.5}, {"rmse": 2.0, "mae": 2.0, "r2": float("nan")}], "rmse")
+    {'mae': 1.5}
+    """
+    values = {name: [each.get(name, nan) for each in scores] for name in scores[0]}
+    shown = values.keys() - {metric, "loss", "examples", "domains"}
+    return {name: fmean(each) for name, each in values.items() if name in shown and all(map(isfinite, each))}
 
 
 def _fine_tuning_rows(results: dict[str, Any], noun: str) -> list[Row]:
@@ -186,13 +202,15 @@ def _distribution_rows(part: str, results: dict[str, Any], metric: str, singular
     # Training clients are evaluated on the examples that they train on, all other parts on held-out examples.
     name = {"clients": "clients (training data)", "domains": plural}.get(part, part)
     mean, std, worst, loss = (results.get(key) for key in ("mean", "std", "worst_tenth", "loss"))
-    rows: list[Row] = [(name, size, mean, std, worst, loss)]
+    others = {} if part == "corruptions" else _other_metrics(list(results["each"].values()), metric)
+    rows: list[Row] = [(name, size, mean, std, worst, loss, others)]
     for name in ("seen", "unseen"):
         if part == "domains" and name in results:
             pooled = results[name]
             domains = counted(pooled["domains"], singular)
             pooled_size = f"{domains} together, {shown_count(pooled['examples'])} examples"
-            rows.append((f"{name} {plural}", pooled_size, pooled[metric], None, None, pooled["loss"]))
+            others = _other_metrics([pooled], metric)
+            rows.append((f"{name} {plural}", pooled_size, pooled[metric], None, None, pooled["loss"], others))
     if "participation_gap" in results:
         gap = results["participation_gap"]
         rows.append(_metric_row("participation gap", "training minus held-out clients", gap))

@@ -150,11 +150,12 @@ def read_run(path: Path) -> WatchedRun:
     losses = [loss for _, loss in series(record.history, model, "loss")]
     last: dict[str, Any] = record.history[-1] if record.history else {}
     rounds, total_rounds = int(last.get("round", 0)), record.config.training.rounds
-    seconds_per_round = _seconds_per_round(record.folder.timing())
+    timing = record.folder.timing()
+    seconds_per_round = _seconds_per_round(timing)
     status = current_status(record)
     if status == "running" and _is_silent(path, seconds_per_round * record.config.evaluation.every):
         status = "silent"
-    has_estimate = seconds_per_round > 0 and status == "running"
+    has_estimate = len(timing) > 2 and status == "running"  # the first rounds include the set-up
     return WatchedRun(
         folder=str(path),
         algorithm=record.config.algorithm,
@@ -175,10 +176,12 @@ def read_run(path: Path) -> WatchedRun:
 def _seconds_per_round(timing: list[dict[str, Any]]) -> float:
     """Return the seconds per round over the last ten intervals between evaluations; 0 if there is no interval.
 
+    The first interval, which includes the set-up of the first round, counts only if there is no other.
+
     Args:
         timing: for every evaluation, its ``round`` and the ``seconds`` since the run began.
     """
-    recent = timing[-11:]
+    recent = (timing[1:] if len(timing) > 2 else timing)[-11:]
     rounds = recent[-1]["round"] - recent[0]["round"] if recent else 0
     return float(recent[-1]["seconds"] - recent[0]["seconds"]) / rounds if rounds > 0 else 0.0
 

@@ -199,15 +199,16 @@ def _describe_privacy(document: dict[str, Any]) -> dict[str, str]:
 
 
 def print_row_warnings(comparison: Comparison) -> None:
-    """Warn about models that are no better than the mean of the targets, and about rows that mix plugin versions."""
-    from fedflat.reporting.row import MIXED_PLUGINS, WORSE_THAN_MEAN
+    """Warn about models no better than the mean of the targets, and about different versions of plugins or data."""
+    from fedflat.reporting.row import MIXED_DATA, MIXED_PLUGINS, WORSE_THAN_MEAN, mixed_data
 
     rows = comparison.rows()
     worse = [row.label for row in rows if row.is_worse_than_mean]
     mixed = [f"{row.label} ({', '.join(row.mixed_plugins)})" for row in rows if row.mixed_plugins]
-    for warning, labels in {WORSE_THAN_MEAN: worse, MIXED_PLUGINS: mixed}.items():
-        if labels:
-            screen().print(f"{warning}: {', '.join(labels)}.", style="yellow", markup=False)
+    datasets = mixed_data(comparison.records)
+    for warning, names in {WORSE_THAN_MEAN: worse, MIXED_PLUGINS: mixed, MIXED_DATA: datasets}.items():
+        if names:
+            screen().print(f"{warning}: {', '.join(names)}.", style="yellow", markup=False)
 
 
 def _print_models(

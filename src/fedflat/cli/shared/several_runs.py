@@ -156,8 +156,8 @@ def _last_metric(values: Mapping[int, float], metric: str) -> Text | None:
 def verdict(comparison: Comparison, missing: int = 0) -> str:
     """Return a sentence on which row has the best mean of the last evaluations, and its lead over the second best.
 
-    If the first row, which usually is the baseline, is neither of them, the lead over it follows. Rows are not ranked
-    if they are not comparable, or if some runs have not finished.
+    Rows with the same best mean are called equal. If the first row, which usually is the baseline, is none of these,
+    the lead over it follows. Rows are not ranked if they are not comparable, or if some runs have not finished.
 
     Args:
         comparison: the runs.
@@ -190,16 +190,20 @@ def verdict(comparison: Comparison, missing: int = 0) -> str:
     value = statistics.shown(metric, _number_format(rows)) + (" %" if is_share(metric) else "")
     if statistics.count < best["seeds"]:
         value += f", {statistics.count} of {best['seeds']} seeds"
+    tied = [row for row in ranked if row["mean_last"].mean == statistics.mean]
     best_row = f"{best['label']} is best by the {MEAN_LABEL} ({value})"
+    if len(tied) > 1:
+        best_row = f"{' and '.join(row['label'] for row in tied)} are equal by the {MEAN_LABEL} ({value})"
     if len(rows) == 1:
         return f"{best['label']} has a {MEAN_LABEL} of {value}; there is nothing to compare it with."
-    if len(ranked) == 1:
-        return f"{best_row}; all others diverged."
+    if len(tied) == len(ranked):
+        return f"{best_row}{'' if len(ranked) == len(rows) else '; all others diverged'}."
     number_format = _number_format(rows)
-    lead = _lead(best, ranked[1], comparison, number_format)
+    compared = ranked[: len(tied) + 1]
+    lead = _lead(best, compared[-1], comparison, number_format)
     if "mean_last" not in first:
         lead += f"; {first['label']} diverged"
-    elif first not in ranked[:2]:
+    elif first not in compared:
         lead += f"; {_points(best, first, comparison, number_format)}"
     return f"{best_row}: {lead}."
 

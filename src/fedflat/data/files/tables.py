@@ -19,6 +19,8 @@ INPUTS = "inputs"
 DEFAULT_GROUP = "group"
 """Column of natural clients that may be absent; a column named by the user may not."""
 SUFFIXES = (".parquet", ".csv")
+MAX_LISTED = 5
+"""Largest number of columns with missing values that an error message describes."""
 
 
 def is_table(path: Path) -> bool:
@@ -26,7 +28,9 @@ def is_table(path: Path) -> bool:
     return path.suffix in SUFFIXES or (path.is_dir() and any(file.suffix in SUFFIXES for file in path.iterdir()))
 
 
-def read_table(path: Path, target: str, group: str, shape: str, drop: str = "") -> dict[str, Any]:
+def read_table(
+    path: Path, target: str, group: str, shape: str, drop: str = "", numbers: bool = False
+) -> dict[str, Any]:
     """Read arrays from a table file, or from a folder with ``train`` and ``test`` tables.
 
     Args:
@@ -35,6 +39,7 @@ def read_table(path: Path, target: str, group: str, shape: str, drop: str = "") 
         group: column of natural clients; may be absent.
         shape: shape of one example such as ``3x32x32``, or empty to keep inputs as they are.
         drop: columns to leave out, as ``a|b``.
+        numbers: whether integer targets are numbers to predict, so several columns of them are not multi-label targets.
 
     Returns:
         ``train_inputs`` [n, *shape], ``train_targets`` [n] (or [n, columns], if ``target`` names several),
@@ -57,7 +62,7 @@ def read_table(path: Path, target: str, group: str, shape: str, drop: str = "") 
             )
         arrays |= {f"{split}_{name}": values for name, values in contents.items()}
     targets = arrays["train_targets"]
-    if targets.ndim == 2 and targets.dtype.kind in "biu":  # booleans, signed or unsigned integers
+    if not numbers and targets.ndim == 2 and targets.dtype.kind in "biu":  # booleans, signed or unsigned integers
         arrays["classes"] = target.split("|")
     return arrays
 
@@ -113,6 +118,7 @@ def _to_arrays(table: pandas.DataFrame, file: Path, target: str, group: str, sha
                 f"{file} has no column '{name}'; name the column of targets with target= "
                 f"(columns: {', '.join(map(str, table))})"
             )
+    _reject_missing_values(table, file, needed=(*targets, group))
     arrays: dict[str, Any] = {"targets": table[targets if len(targets) > 1 else target].to_numpy()}
     if group in table:
         arrays["groups"] = table[group].to_numpy()
@@ -122,9 +128,10 @@ def _to_arrays(table: pandas.DataFrame, file: Path, target: str, group: str, sha
         inputs = _stack_lists(rest[INPUTS].tolist(), file)
     else:
         for name in rest.columns.difference(rest.select_dtypes(["number", "bool"]).columns):
+            is_text = pandas.to_numeric(rest[name], errors="coerce").isna()
             raise UserError(
-                f"column '{name}' of {file} does not contain numbers, so it cannot be an input; name it as the column "
-                f"of clients (group={name}), leave it out (drop={name}), or encode it as numbers"
+                f"column '{name}' of {file} does not contain numbers{_shown_rows(is_text)}, so it cannot be an input; "
+                f"name it as the column of clients (group={name}), leave it out (drop={name}), or encode it as numbers"
             )
         inputs = rest.to_numpy(dtype=np.float32 if (rest.dtypes == np.float32).all() else np.float64, copy=True)
         if not inputs.shape[1]:
@@ -133,6 +140,30 @@ def _to_arrays(table: pandas.DataFrame, file: Path, target: str, group: str, sha
         inputs = inputs.reshape(len(inputs), *_parse_shape(shape, inputs[:1].size, file))
     arrays["inputs"] = inputs
     return arrays
+
+
+def _reject_missing_values(table: pandas.DataFrame, file: Path, needed: tuple[str, ...]) -> None:
+    """Raise a ``UserError`` that names the columns and rows with missing or infinite values.
+
+    ``needed`` are the columns of targets and clients, which cannot be left out.
+    """
+    missing = {name: table[name].isna() | table[name].isin([np.inf, -np.inf]) for name in table}
+    rows = {str(name): _shown_rows(is_missing) for name, is_missing in missing.items() if is_missing.any()}
+    if rows:
+        listed = "; ".join(f"'{name}'{shown}" for name, shown in list(rows.items())[:MAX_LISTED])
+        more = f"; and {len(rows) - MAX_LISTED} more columns" if len(rows) > MAX_LISTED else ""
+        inputs = [name for name in rows if name not in needed]
+        drop = f", or leave columns out (drop={'|'.join(inputs)})" if inputs else ""
+        raise UserError(
+            f"{file} has missing or infinite values in {listed}{more} (rows are counted from 1, without the header); "
+            f"fill in the values or remove the rows{drop}"
+        )
+
+
+def _shown_rows(is_wrong: pandas.Series) -> str:
+    """Return the number of rows with wrong values and the first of them, e.g. `` (3 of 100 rows, first row 7)``."""
+    first = int(is_wrong.to_numpy().argmax()) + 1
+    return f" ({int(is_wrong.sum())} of {len(is_wrong)} rows, first row {first})"
 
 
 def _stack_lists(rows: list[Any], file: Path) -> np.ndarray:

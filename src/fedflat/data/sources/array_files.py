@@ -74,7 +74,13 @@ class ArrayFiles(DatasetSource):
     options: ArrayFileOptions = field(default=ArrayFileOptions(), kw_only=True)
 
     def read(self, data_dir: Path) -> Dataset:
-        """Read the arrays in the format that the path suggests, and build the dataset."""
+        return self._read(data_dir, numbers=False)
+
+    def read_numbers(self, data_dir: Path) -> Dataset:
+        return self._read(data_dir, numbers=True)
+
+    def _read(self, data_dir: Path, numbers: bool) -> Dataset:
+        """Read the arrays in the format that the path suggests; with ``numbers``, integer targets become floats."""
         from fedflat.data.files.tables import is_table, read_table
 
         path, columns = Path(self.path).expanduser().absolute(), ()
@@ -83,14 +89,14 @@ class ArrayFiles(DatasetSource):
         if path.suffix == ".npz" and path.is_file():
             arrays = _read_npz(path, data_dir)
         elif is_table(path):
-            arrays = read_table(path, **{name: getattr(self.options, name) for name in TABLE_OPTIONS})
+            arrays = read_table(path, **{name: getattr(self.options, name) for name in TABLE_OPTIONS}, numbers=numbers)
             columns = arrays["columns"]
         elif path.is_dir():
             arrays = {file.stem: _read_npy(file) for file in sorted(path.glob("*.npy"))}
         else:
             problem = "has an unknown format" if path.exists() else f"does not exist{similar_file(path)}"
             raise UserError(f"{path} {problem}; expected an .npz, .parquet or .csv file, or a folder of .npy files")
-        dataset = replace(dataset_of_arrays(self.text, arrays, path, data_dir), columns=tuple(columns))
+        dataset = replace(dataset_of_arrays(self.text, arrays, path, data_dir, numbers), columns=tuple(columns))
         return standardise(dataset) if self.options.standardise else dataset
 
     def _reject_table_options(self, path: Path) -> None:
@@ -103,7 +109,7 @@ class ArrayFiles(DatasetSource):
                 )
 
 
-def dataset_of_arrays(name: str, arrays: NamedArrays, path: Path, data_dir: Path) -> Dataset:
+def dataset_of_arrays(name: str, arrays: NamedArrays, path: Path, data_dir: Path, numbers: bool = False) -> Dataset:
     """Build a dataset from arrays named like the arguments of ``from_arrays``, or by an alias such as ``x_train``.
 
     Without test arrays, every fifth example of each class becomes a test example.
@@ -113,6 +119,7 @@ def dataset_of_arrays(name: str, arrays: NamedArrays, path: Path, data_dir: Path
         arrays: the arrays by name or alias.
         path: where they come from, for messages.
         data_dir: directory whose cache holds copies of large arrays.
+        numbers: whether integer targets are numbers to predict; they become floats.
     """
     arguments: dict[str, Any] = {}
     for argument, aliases in ALIASES.items():
@@ -128,6 +135,11 @@ def dataset_of_arrays(name: str, arrays: NamedArrays, path: Path, data_dir: Path
             f"{path} has no array {missing}; expected both test_inputs and test_targets, or neither; "
             f"it has: {available}"
         )
+    for split in ("train_targets", "test_targets") if numbers else ():
+        values = arguments[split] if arguments[split] is None else np.asarray(as_native(arguments[split]))
+        if values is not None and values.dtype.kind not in NUMERIC_KINDS:
+            raise UserError(f"{path} has targets that are not numbers; regression (--task mse or huber) needs numbers")
+        arguments[split] = values if values is None or values.dtype.kind == "f" else values.astype(np.float64)
     if arguments["test_inputs"] is None:
         columns = {column: arguments[f"train_{column}"] for column in ("inputs", "targets", "groups")}
         lengths = {name: len(as_native(values)) for name, values in columns.items() if values is not None}

@@ -117,6 +117,11 @@ class DatasetSource(ABC):
     def read(self, data_dir: Path) -> Dataset:
         """Read and verify the files, and build the dataset."""
 
+    def read_numbers(self, data_dir: Path) -> Dataset:
+        """Read the dataset for regression: class numbers become numbers to predict."""
+        dataset = self.read(data_dir)
+        return dataset.as_numbers() if dataset.target_type == "classes" else dataset
+
     def verify(self, data_dir: Path) -> tuple[FileReport, ...]:
         """Hash every file and compare it with the published hash."""
         return ()

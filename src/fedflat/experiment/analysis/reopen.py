@@ -22,6 +22,7 @@ from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import build_problem, is_user_supplied
 from fedflat.experiment.setup.weights import TORCH_SUFFIXES, load_tensors
+from fedflat.experiment.store.provenance import warn_of_changed_data
 from fedflat.experiment.store.run_folder import Record, model_file, saved_rounds, snapshot_file
 
 LISTED_ROUNDS = 8
@@ -138,6 +139,8 @@ def reopen(
     if not with_initial_weights:
         config = _without_initial_weights(record, config, network)
     problem, partition = build_problem(config, dataset, network, task)
+    if record.folder is not None:
+        warn_of_changed_data(record.folder, problem.data)
     if record.history and not all(problem.task.metric in scores for scores in record.history[-1]["test"].values()):
         raise UserError(
             f"this run used a custom task, not one scored by {problem.task.metric}; pass it again in Python: task=..."

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedflat.algorithms import algorithm, canonical
+from fedflat.data import Dataset
 from fedflat.errors import SomeFailed, UserError
 from fedflat.experiment.callback import Callback, RemoteCallback, require_remote
 from fedflat.experiment.campaign.processes import RunJob, run_in_parallel, run_in_sequence, unsendable_names
@@ -119,14 +120,14 @@ def run_each(
         jobs: number of runs at the same time; default: one per core if runs are small, otherwise one.
         user_objects: user-supplied ``data``, ``model`` and ``task``.
     """
-    object_fingerprints = fingerprints(user_objects)
+    inputs = CurrentInputs(user_objects)
     outcomes: dict[int, Record | UserError] = {}  # by position in ``configs``
     unfinished: list[RunJob] = []
     positions: list[int] = []  # of the unfinished runs in ``configs``
     warn_of_changed_plugins(folders)
     for position, (config, folder) in enumerate(zip(configs, folders, strict=True)):
         try:
-            existing = existing_run(config, folder, object_fingerprints)
+            existing = existing_run(config, folder, inputs)
             if existing is not None and existing.is_over:
                 outcomes[position] = load_record(existing.path)
                 continue
@@ -169,13 +170,43 @@ def warn_of_changed_plugins(folders: Sequence[Path | None]) -> None:
         )
 
 
-def existing_run(
-    config: Config, path: Path | None, object_fingerprints: Mapping[str, str] | None = None
-) -> RunFolder | None:
+class CurrentInputs:
+    """Fingerprints of the inputs that runs would begin with now; every dataset is loaded at most once.
+
+    Args:
+        user_objects: user-supplied ``data``, ``model`` and ``task``.
+    """
+
+    def __init__(self, user_objects: Mapping[str, Any]) -> None:
+        self._objects = fingerprints({**user_objects, "data": None})
+        self._data: Dataset | None = user_objects.get("data")
+        self._data_fingerprints: dict[tuple[object, ...], dict[str, str]] = {}
+
+    def of(self, config: Config) -> dict[str, str]:
+        """The fingerprints of a config's data, unless it cannot be loaded, and of the user-supplied objects."""
+        key = config.data.dataset, config.data.dir, config.training.task
+        if key not in self._data_fingerprints:
+            self._data_fingerprints[key] = self._fingerprint_data(config)
+        return self._objects | self._data_fingerprints[key]
+
+    def _fingerprint_data(self, config: Config) -> dict[str, str]:
+        try:
+            return fingerprints({"data": load_data(config, self._data, download=False)})
+        except UserError as error:  # finished runs can be read without their data
+            warnings.warn(f"cannot check whether the data of existing runs have changed: {error}", stacklevel=2)
+            return {}
+
+
+def existing_run(config: Config, path: Path | None, inputs: CurrentInputs | None = None) -> RunFolder | None:
     """The folder ``path`` if it contains a run, otherwise None.
 
+    Args:
+        config: the run's config.
+        path: the folder.
+        inputs: what a new run would begin with; default: only the settings are compared.
+
     Raises:
-        UserError: the run there has other settings, or user-supplied objects with other fingerprints.
+        UserError: the run there has other settings, or began with other data, another model or another task.
     """
     if not path or not RunFolder(path).exists:
         return None
@@ -184,7 +215,8 @@ def existing_run(
     differing = describe_difference(recorded, decide_precision(config, recorded))
     if differing:
         raise UserError(f"{path} holds a run with other settings ({differing}); choose another --out or remove it")
-    require_same_inputs(folder, object_fingerprints or {})
+    if inputs is not None:
+        require_same_inputs(folder, inputs.of(config))
     return folder
 
 

@@ -22,6 +22,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, require_remote
 from fedflat.experiment.campaign.branch import branch_point
 from fedflat.experiment.campaign.compare import (
+    CurrentInputs,
     existing_run,
     folder_name,
     parallel_runs,
@@ -259,8 +260,9 @@ def run_sweep(
         jobs: number of runs at the same time; default: as the file says.
         on_wait: called with the number of runs held by other processes before waiting for them.
     """
-    # This also rejects folders that hold runs with other settings, before any run starts.
-    finished_before = {run.name for run in sweep.runs if _is_finished(run)}
+    # This also rejects folders that hold runs with other settings or data, before any run starts.
+    inputs = CurrentInputs({})
+    finished_before = {run.name for run in sweep.runs if _is_finished(run, inputs)}
     warn_of_changed_plugins([run.folder for run in sweep.runs])
     if sweep.file.branch:
         with locked(sweep.out, wait=True):
@@ -292,10 +294,10 @@ def run_sweep(
                 break
 
 
-def _is_finished(run: SweepRun) -> bool:
-    """Whether the run has ended; raises a ``UserError`` if its folder holds a run with other settings."""
+def _is_finished(run: SweepRun, inputs: CurrentInputs) -> bool:
+    """Whether the run has ended; raises a ``UserError`` if its folder holds a run with other settings or data."""
     try:
-        existing = existing_run(run.config, run.folder)
+        existing = existing_run(run.config, run.folder, inputs)
     except DamagedFile:
         return False  # the error is reported when this run is to start
     return existing is not None and existing.is_over

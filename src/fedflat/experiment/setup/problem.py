@@ -128,15 +128,17 @@ def build_problem(
     return problem, partition
 
 
-def load_data(config: Config, data: Dataset | None = None) -> Dataset:
+def load_data(config: Config, data: Dataset | None = None, download: bool = True) -> Dataset:
     """The dataset of a config, or the user-supplied one; for regression, integer targets become real numbers.
 
     Args:
         config: the experiment.
         data: a user-supplied dataset that replaces the config's.
+        download: whether to download missing files.
     """
-    data = datasets.load(config.data.dataset, config.data.dir) if data is None else data
     is_regression = TASK_TARGETS.get(config.training.task) == "numbers"
+    if data is None:
+        data = datasets.load(config.data.dataset, config.data.dir, download, numbers=is_regression)
     return data.as_numbers() if is_regression and data.target_type == "classes" else data
 
 

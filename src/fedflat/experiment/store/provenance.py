@@ -1,11 +1,10 @@
-"""The inputs that a run began with: partition hash, fingerprints of user-supplied objects, statistics of the data."""
+"""The inputs that a run began with: hashes of data, partition and user-supplied objects, statistics of the data."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
@@ -13,26 +12,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedflat.data import Dataset, Examples, Partition
+from fedflat.data import Dataset, Partition
 from fedflat.errors import UserError
 from fedflat.experiment.store.files import DamagedFile
 from fedflat.experiment.store.run_folder import RunFolder
 
 FINGERPRINTS_KEY = "own"
-"""Key in ``partition.json`` for the fingerprints of user-supplied objects."""
+"""Key in ``partition.json`` for the fingerprints of the data and of the user-supplied model and task."""
 METADATA_KEY = "data"
 """Key in ``partition.json`` for the metadata of the dataset."""
-MAX_HASHED_BYTES, SAMPLED_EXAMPLES = 2**26, 1000
-"""Inputs larger than 64 MiB are fingerprinted by 1000 of their examples."""
-ARGUMENTS = {"data": "dataset"}
-"""The argument of ``fedflat.resume`` for an object, where it differs from the object's name here."""
 
 
 def provenance(partition: Partition, data: Dataset, user_objects: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of ``partition.json``: descriptions of partition and data, fingerprints of user-supplied objects."""
+    """The content of ``partition.json``: descriptions of partition and data, fingerprints of all inputs."""
     return {
         **partition.describe(data.train.targets.cpu(), data.num_classes),
-        FINGERPRINTS_KEY: fingerprints(user_objects),
+        FINGERPRINTS_KEY: fingerprints({**user_objects, "data": data}),
         METADATA_KEY: input_metadata(data),
     }
 
@@ -56,9 +51,9 @@ def recorded_metadata(folder: RunFolder) -> dict[str, Any]:
 
 
 def fingerprints(user_objects: Mapping[str, Any]) -> dict[str, str]:
-    """Fingerprints of the user-supplied ``data``, ``model`` and ``task``, the same in every process."""
+    """Fingerprints of ``data``, ``model`` and ``task``, unless they are None; the same in every process."""
     functions: dict[str, Callable[[Any], str]] = {
-        "data": _dataset_fingerprint,
+        "data": Dataset.fingerprint,
         "model": _model_fingerprint,
         "task": fingerprint,
     }
@@ -70,7 +65,7 @@ def require_same_inputs(folder: RunFolder, current: Mapping[str, str], partition
 
     Args:
         folder: the run's folder.
-        current: fingerprints of the user-supplied objects.
+        current: fingerprints of the data, if known, and of the user-supplied model and task.
         partition: hash of the partition, if the run is to be resumed; None if it is only read, which needs no
             partition and no client state.
     """
@@ -82,13 +77,16 @@ def require_same_inputs(folder: RunFolder, current: Mapping[str, str], partition
         warnings.warn(f"cannot check the inputs of the run: {error}", stacklevel=2)
         return
     previous = recorded.get(FINGERPRINTS_KEY, current)  # nothing to compare with if the run recorded no fingerprints
-    for name in (*previous, *current):
+    for name in ("model", "task"):
         if previous.get(name) != current.get(name):
             raise UserError(
                 f"the run in {folder.path} began with {_describe(name, previous)}, "
-                f"but this is {_describe(name, current)}; "
-                f"pass the same {ARGUMENTS.get(name, name)}= again, or choose another folder"
+                f"but this is {_describe(name, current)}; pass the same {name}= again, or choose another folder"
             )
+    if _differ(previous.get("data"), current.get("data")):
+        change = _describe_change(folder, previous["data"], current["data"])
+        remedy = "or choose another --out" if partition is None else folder.remedy
+        raise UserError(f"{change}; restore them (if passed in Python: the same dataset=), {remedy}")
     if partition is None:
         return
     if folder.has_real_sites:
@@ -98,9 +96,36 @@ def require_same_inputs(folder: RunFolder, current: Mapping[str, str], partition
         )
     if recorded.get("hash", partition) != partition:
         raise UserError(
-            f"the clients of the run in {folder.path} began with other examples: the data have changed since; "
-            f"restore them, {folder.remedy}"
+            f"the clients of the run in {folder.path} began with other examples: the partition has changed since; "
+            f"restore the data and the partition, {folder.remedy}"
         )
+
+
+def recorded_data(folder: RunFolder) -> str | None:
+    """The fingerprint of the data that a run began with; None if it is unknown."""
+    try:
+        recorded: dict[str, str] = folder.partition().get(FINGERPRINTS_KEY, {})
+    except DamagedFile:
+        return None
+    return recorded.get("data")
+
+
+def warn_of_changed_data(folder: RunFolder, data: Dataset) -> None:
+    """Warn if a run was trained on other data than ``data``, on which its models are to be measured."""
+    previous, current = recorded_data(folder), data.fingerprint()
+    if _differ(previous, current):
+        warnings.warn(f"{_describe_change(folder, previous, current)}; values refer to the new data", stacklevel=3)
+
+
+def _differ(previous: str | None, current: str | None) -> bool:
+    """Whether two fingerprints are known and differ."""
+    return None not in (previous, current) and previous != current
+
+
+def _describe_change(folder: RunFolder, previous: str | None, current: str | None) -> str:
+    """Say that the data of a run have changed, for messages."""
+    dataset = folder.config().data.dataset
+    return f"the data of {dataset} have changed since the run in {folder.path} began (hash {previous}, now {current})"
 
 
 def fingerprint(value: Any) -> str:
@@ -140,27 +165,11 @@ def _describe(name: str, object_fingerprints: Mapping[str, str]) -> str:
     return f"{name} {object_fingerprints[name]}"
 
 
-def _dataset_fingerprint(data: Dataset) -> str:
-    return f"{data.name} {_digest(itertools.chain(_content(data.train), _content(data.test)))}"
-
-
 def _model_fingerprint(model: nn.Module) -> str:
     """Fingerprint of the architecture: layers and shapes. It leaves out weights, which differ between instances."""
     layers = [f"{name} {type(layer).__name__}" for name, layer in model.named_modules()]
     shapes = [f"{name} {tuple(parameter.shape)}" for name, parameter in model.named_parameters()]
     return f"{type(model).__name__} {_digest(line.encode() for line in layers + shapes)}"
-
-
-def _content(examples: Examples) -> Iterator[bytes]:
-    """The bytes that identify a split: its size, and the tensors of all examples or of an even sample."""
-    if examples.inputs.nbytes > MAX_HASHED_BYTES:
-        positions = torch.linspace(0, len(examples) - 1, SAMPLED_EXAMPLES).long()
-    else:
-        positions = torch.arange(len(examples))
-    yield str(len(examples)).encode()
-    for name, tensor in examples.take(positions).tensors().items():
-        yield f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode()
-        yield _bytes(tensor)
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

@@ -187,7 +187,7 @@ class RunFolder:
         return status
 
     def partition(self) -> dict[str, Any]:
-        """The content of partition.json: the partition's description and the fingerprints of user-supplied objects."""
+        """The content of partition.json: the partition's description and the fingerprints of the run's inputs."""
         partition = self._read_json("partition.json")
         content.check_partition(self.path / "partition.json", partition, self.config(), self.remedy)
         return partition

@@ -17,7 +17,7 @@ from fedflat.reporting.figures.style import evenly_spaced, sort_and_subsample_cl
 from fedflat.reporting.page.gather import Gathered, Group, LabelledRow, group_runs, relative_paths, run_path
 from fedflat.reporting.page.notes import notes_of
 from fedflat.reporting.page.views import views_of
-from fedflat.reporting.row import Row
+from fedflat.reporting.row import Row, mixed_data
 from fedflat.reporting.tables.summary import (
     MEAN_LABEL,
     compare_paired,
@@ -124,6 +124,7 @@ def _section_values(group: Group, targets: Sequence[float], baseline: str | None
         "views": views_of(group),
         "runs": [_run_values(record) for record in group.records],
         "settings": relative_paths(group.records[0].config.to_yaml()),
+        "mixed_data": mixed_data(group.records),
     }
     section["notes"] = notes_of(section)
     return section

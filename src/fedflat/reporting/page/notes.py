@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedflat.reporting.row import MIXED_PLUGINS, WORSE_THAN_MEAN
+from fedflat.reporting.row import MIXED_DATA, MIXED_PLUGINS, WORSE_THAN_MEAN
 from fedflat.reporting.tables.summary import MEAN_LABEL, MIN_SIGNED_RANK_PAIRS, detectable_effect, shown_range
 
 FEW_SEEDS = 5
@@ -29,7 +29,8 @@ Notes = list[tuple[str, str]]
 def notes_of(section: Values) -> list[dict[str, str]]:
     """Return the caveats of a report's section, each with its severity (``kind``) and text."""
     rows = section["rows"]
-    notes = _run_notes(section["runs"]) + _seed_notes(rows) + _difference_notes(section)
+    notes: Notes = [(BAD, f"{MIXED_DATA}: {_listed(section['mixed_data'])}.")] if section["mixed_data"] else []
+    notes += _run_notes(section["runs"]) + _seed_notes(rows) + _difference_notes(section)
     notes += _summary_notes(rows) + _target_notes(rows) + _time_notes(rows)
     return [{"kind": kind, "text": text} for kind, text in notes]
 
