@@ -110,7 +110,7 @@ def serve(
         resume=_is_resumable(folder, config, deployment),
         engine=build_engine,
     )
-    require_support(run.training, config.algorithm, deployment)
+    require_support(run.training, run.problem, config.algorithm, deployment)
     _check_minimum(run, deployment)
     sites = run.engine
     assert isinstance(sites, SitesEngine)
