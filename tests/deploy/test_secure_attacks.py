@@ -187,7 +187,7 @@ def test_a_site_checks_what_the_server_says(server: MaliciousServer) -> None:
         server.train(0, header={"state_version": 1})  # another update with the same masks
     server.grid.contexts[101].node_config |= {"secure-minimum": 3, "secure-aggregation": False}
     server.clients = [0, 1]
-    with pytest.raises(Refused, match="2 sites remain in the sum, but this node requires at least 3"):
+    with pytest.raises(Refused, match="needs only 2 of 2 sites, but this node requires at least 3"):
         server.begin()
     with pytest.raises(Refused, match="needs no gradient before training"):
         server.ask(0, "train.gradient", server.arrays)

@@ -33,7 +33,7 @@ class SitePolicy:
         folder: where its client's state is saved.
         may_start_afresh: whether a client without its state may start anew.
         secure_only: whether the server may see only sums of its messages.
-        minimum: fewest sites in a secure sum.
+        minimum: smallest threshold of a secure sum, and hence fewest sites in it.
         reports_scores: whether it answers with metrics on its held-out data.
         privacy: the mechanism that it insists on; None for any, or for none.
     """

@@ -105,7 +105,11 @@ class SiteSum:
             raise UserError("the server's list of keys repeats a key, or lacks this site")
         if min(roster.examples.values()) < 1:
             raise UserError("the server's list of sites has one without examples")
-        self._require_enough(len(roster.keys), 0)
+        if roster.threshold < self._policy.minimum:  # the server chooses the threshold
+            raise UserError(
+                f"the sum needs only {roster.threshold} of {len(roster.keys)} sites, but this node requires at least "
+                f"{self._policy.minimum} ({MINIMUM} in its --node-config); raise deploy.secure_threshold"
+            )
         if self._policy.sites is not None:
             self._require_signatures(roster, received["signatures"])
         secrets = [split(secret, roster.threshold, len(roster.keys)) for secret in (seed, state["secret"])]
@@ -132,7 +136,7 @@ class SiteSum:
         if roster.examples[client] != examples:
             raise UserError(f"this node has {examples} examples, but the sum has {roster.examples[client]}")
         boxes = dict(zip(self._received.get("clients", []), self._received.get("boxes", []), strict=True))
-        self._require_enough(len(boxes) + 1, roster.threshold)
+        _require_enough(len(boxes) + 1, roster.threshold)
         if client in boxes or not boxes.keys() <= roster.keys.keys():
             raise UserError("the server sent shares of sites that are not in the sum")
         box_key, digest = X25519PrivateKey.from_private_bytes(state["box_key"]), roster.digest()
@@ -207,7 +211,7 @@ class SiteSum:
                 and client != self._client
                 and self._states(state, roster, client, statement, tag)
             ]
-            self._require_enough(len(agreeing) + 1, roster.threshold)
+            _require_enough(len(agreeing) + 1, roster.threshold)
         memory = ClientMemory(self._policy.folder, self._purpose.experiment, self._client)
         memory.commit_sum(state["kind"], self._purpose.round, survivors)
         shares = [
@@ -223,7 +227,7 @@ class SiteSum:
         could remove all masks of a site that has them only in common with sites that have dropped out.
         """
         survivors = sorted(set(self._received["clients"]))
-        self._require_enough(len(survivors), roster.threshold)
+        _require_enough(len(survivors), roster.threshold)
         others = [client for client in self._received["clients"] if client != self._client]
         if len(others) != len(survivors) - 1 or not set(survivors) <= set(state["senders"]):
             raise UserError("the server's list of updates repeats a site, lacks this one, or has unknown ones")
@@ -247,16 +251,6 @@ class SiteSum:
         box_key = X25519PrivateKey.from_private_bytes(state["box_key"])
         expected = statement_tag(box_key, roster.keys[other].box, other, statement, roster.digest())
         return hmac.compare_digest(expected, tag)
-
-    def _require_enough(self, count: int, threshold: int) -> None:
-        """Raise ``UserError`` if a sum has fewer sites than its threshold or this site requires."""
-        if count < threshold:
-            raise UserError(f"{count} sites remain in the sum, but at least {threshold} are required")
-        if count < self._policy.minimum:
-            raise UserError(
-                f"{count} sites remain in the sum, but this node requires at least {self._policy.minimum} "
-                f"({MINIMUM} in its --node-config)"
-            )
 
     def _require_signatures(self, roster: Roster, signatures: list[bytes]) -> None:
         """Raise ``UserError`` unless the keys of all sites are signed with the keys in this site's own list."""
@@ -317,3 +311,9 @@ def _purpose(header: Mapping[str, Any]) -> Purpose:
 def _masked_with(state: Mapping[str, Any]) -> list[Any]:
     """Return what all sites of a sum must agree on when they mask: what is summed, and who has masks."""
     return [MASKED, state["kind"], sorted(state["senders"])]
+
+
+def _require_enough(count: int, threshold: int) -> None:
+    """Raise ``UserError`` if a sum has fewer sites than its threshold."""
+    if count < threshold:
+        raise UserError(f"{count} sites remain in the sum, but at least {threshold} are required")
