@@ -280,7 +280,9 @@ def test_a_server_cannot_unmask_a_single_update(tmp_path: Path) -> None:
     grid = asking_otherwise(federation_of(tmp_path, settings, SITES), "query.unmask", 1, clients=[1])
     serve(grid, settings)
     refusals = [reply.content.config_records.get("refusal") for reply in grid.came]
-    assert [record["why"] for record in refusals if record] == ["1 updates are in the sum, but at least 3 are required"]
+    assert [record["why"] for record in refusals if record] == [
+        "1 sites remain in the sum, but at least 3 are required"
+    ]
 
 
 def test_a_server_cannot_show_sites_different_weights(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def serve(
         resume=_is_resumable(folder, config, deployment),
         engine=build_engine,
     )
-    require_support(run.training, config.algorithm, deployment)
+    require_support(run.training, run.problem, config.algorithm, deployment)
     _check_minimum(run, deployment)
     sites = run.engine
     assert isinstance(sites, SitesEngine)
@@ -173,6 +173,12 @@ def _is_resumable(folder: RunFolder, config: Config, deployment: Deployment) -> 
         raise UserError(
             f"{folder.path} contains a run of another experiment; choose another deploy.out or restore its settings"
         )
+    was_secure = _identification(folder.path).get("secure_aggregation", deployment.secure_aggregation)
+    if was_secure != deployment.secure_aggregation:
+        raise UserError(
+            f"the run in {folder.path} began with deploy.secure_aggregation={str(was_secure).lower()}; "
+            "restore this setting or choose another deploy.out"
+        )
     status = folder.status()["status"]
     if status in ENDED_STATUSES and (not deployment.score or (folder.path / SCORES).exists()):
         raise UserError(
@@ -197,12 +203,18 @@ def _check_minimum(run: Run, deployment: Deployment) -> None:
         )
 
 
-def _experiment_name(folder: Path) -> str:
-    """Return the random name under which nodes save their clients' state; drawn once and stored with the run."""
+def _identification(folder: Path) -> dict[str, Any]:
+    """Return what identifies a run to its sites; empty before its first start."""
     path = folder / SITES
-    if not path.exists():
-        write_atomically(path, json.dumps({"experiment": secrets.token_hex(8)}) + "\n")
-    return str(json.loads(path.read_text())["experiment"])
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def _experiment_name(folder: Path, deployment: Deployment) -> str:
+    """Return the random name under which nodes save their clients' state; drawn once and stored with the run."""
+    if not _identification(folder):
+        values = {"experiment": secrets.token_hex(8), "secure_aggregation": deployment.secure_aggregation}
+        write_atomically(folder / SITES, json.dumps(values) + "\n")
+    return str(_identification(folder)["experiment"])
 
 
 def _score_sites(sites: SitesEngine, record: Record, name: str, clients: int) -> None:
@@ -238,7 +250,8 @@ class _ProgressLog(Callback):
         """Tell the engine the names that it sends to nodes, and log where the run starts."""
         assert isinstance(run.engine, SitesEngine)
         assert run.folder is not None
-        run.engine.experiment, run.engine.primary = _experiment_name(run.folder.path), run.primary
+        run.engine.experiment = _experiment_name(run.folder.path, run.engine.deployment)
+        run.engine.primary = run.primary
         log.info(
             "fedflat: %s, from round %d of %d", run.config.algorithm, run.server.rounds, run.config.training.rounds
         )

@@ -6,7 +6,7 @@ Large ones wait on disk, and are summed one at a time, so that memory does not g
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -18,7 +18,7 @@ from fedflat.algorithms.algorithm import flat_fields
 from fedflat.deploy.flower.wire import BUFFERS, DISPLACEMENT, INTEGERS
 from fedflat.deploy.trust.inspection import LR_SUM, ArraySpec, Update
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.client import ClientReport
+from fedflat.engines.round.client import ClientReport, GradientCost
 from fedflat.engines.round.cohort import WeightedRows
 from fedflat.engines.round.contract import BLOCK, Training, block_sum
 from fedflat.experiment.store.files import explain_os_error
@@ -87,6 +87,12 @@ def expected_arrays(problem: Problem, training: Training) -> dict[str, ArraySpec
         for name, value in integer_buffers.items():
             specs[INTEGERS + name] = ArraySpec(tuple(value.shape), value.cpu().numpy().dtype)
     return specs
+
+
+def total_gradient_cost(updates: Iterable[Update]) -> GradientCost:
+    """Return the cost of the gradients that clients computed before training."""
+    costs = [(update.numbers["backward_passes"], update.numbers["samples"]) for update in updates]
+    return GradientCost(*(int(sum(column)) for column in zip(*costs, strict=True)))
 
 
 def report_of(update: Update, device: torch.device) -> ClientReport:

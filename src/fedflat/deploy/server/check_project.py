@@ -69,7 +69,7 @@ def check_project(folder: Path, sites: Iterable[int] = ()) -> list[CheckedPart]:
     problem, partition = build_problem(config, held_out, model)
     clients = len(partition.clients)
     training = training_of(config, algorithm(config.algorithm), clients, problem, is_deployed=True)
-    require_support(training, config.algorithm, deployment)
+    require_support(training, problem, config.algorithm, deployment)
     identity = identity_of(problem, training)
     parts = [_part("server", problem.data, len(problem.data.train), held_out is not None)]
     for number in sites:

@@ -34,7 +34,7 @@ from fedflat.deploy.flower.wire import (
     numbers_of,
     numpy_of,
 )
-from fedflat.deploy.server.arrivals import expected_arrays, keep_on_disk, report_of, sum_one_by_one
+from fedflat.deploy.server.arrivals import expected_arrays, keep_on_disk, report_of, sum_one_by_one, total_gradient_cost
 from fedflat.deploy.server.ledger import Ledger
 from fedflat.deploy.server.nodes import NOT_CONNECTED, Nodes, too_few_clients
 from fedflat.deploy.server.site_scores import validate_at_sites
@@ -101,8 +101,9 @@ class SitesEngine:
                 self.ledger.record(round, current.accepted, current.refused, missing, self.nodes.names())
                 return outcome
             log.warning("round %d: try %d of %d gave %d updates", round, attempt + 1, tries, len(current.accepted))
+        setting = "deploy.minimum" if current.required == deployment.minimum else "deploy.secure_threshold"
         raise too_few_clients(
-            len(current.accepted), deployment.minimum, f"round {round} has too few updates", self.nodes.rejected
+            len(current.accepted), current.required, f"round {round} has too few updates", self.nodes.rejected, setting
         )
 
     def _connected_clients(self, cohort: list[Client]) -> list[Client]:
@@ -154,6 +155,7 @@ class RoundAttempt:
         accepted: clients whose updates were accepted.
         refused: for each client whose update was refused, the reason.
         missing: for each client without an update, the reason.
+        required: fewest updates that are enough.
         z: the broadcast model, from which clients start, [parameters].
     """
 
@@ -172,6 +174,7 @@ class RoundAttempt:
         self.accepted: list[int] = []
         self.refused: dict[int, str] = {}
         self.missing: dict[int, str] = {}
+        self.required = engine.deployment.minimum
         self.z = training.algorithm.broadcast(model.weights, server)
         self._examples = {client.number: len(client.indices) for client in cohort}
         self._gradient_cost = GradientCost()  # of the common gradient, if the drift needs it
@@ -201,7 +204,7 @@ class RoundAttempt:
         accepted, refused = inspect_updates(updates, expected)
         self.refused |= refused
         self.accepted = [update.client for update in accepted]
-        return accepted if len(accepted) >= self.engine.deployment.minimum else None
+        return accepted if len(accepted) >= self.required else None
 
     def _broadcast(self) -> dict[str, Tensor]:
         """Return what clients receive: the model, the server's state, and BatchNorm buffers unless each keeps its own.
@@ -311,9 +314,7 @@ class RoundAttempt:
         accepted = self._accept(updates, expected)
         if accepted is None:
             return None
-        backward_passes = int(sum(update.numbers["backward_passes"] for update in accepted))
-        samples = int(sum(update.numbers["samples"] for update in accepted))
-        self._gradient_cost = GradientCost(backward_passes, samples)
+        self._gradient_cost = total_gradient_cost(accepted)
         weights = weights_by_samples([self._examples[update.client] for update in accepted])
 
         def gradient(position: int) -> WeightedRows:
@@ -324,10 +325,9 @@ class RoundAttempt:
 
     def _reduce(self, updates: list[Update], common_gradient: Tensor | None) -> Outcome:
         """Average accepted updates like a simulated cohort, one at a time unless the algorithm compares clients."""
-        reports = [report_of(update, self.z.device) for update in updates]
+        training, reports = self.training, [report_of(update, self.z.device) for update in updates]
         by_number = {client.number: client for client in self.cohort}
         cohort = [by_number[update.client] for update in updates]
-        training = self.training
         if training.aggregation.needs_rows or training.algorithm.weights.are_chosen or self.z.is_cuda:
             buffers = self._rows(updates, common_gradient)
             outcome = reduce_rows(

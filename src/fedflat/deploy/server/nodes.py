@@ -84,14 +84,15 @@ class Nodes:
 
     def label(self, client: int) -> str:
         """Return the client's number, with the name of its site if that is known."""
-        site = self._site(client)
+        site = self.site(client)
         return f"client {client} ({site.name})" if site else f"client {client}"
 
     def names(self) -> dict[int, str]:
         """Return the names of the sites by client; empty without a list of sites."""
         return {client: site.name for client, site in (self._sites or {}).items()}
 
-    def _site(self, client: int) -> AllowedSite | None:
+    def site(self, client: int) -> AllowedSite | None:
+        """Return the name and the key of a client's site; None without a list of sites."""
         return None if self._sites is None else self._sites.get(client)
 
     def wait_for(self, enough: Callable[[], bool], wait: float, timeout: float) -> None:
@@ -184,7 +185,7 @@ class Nodes:
             return f"client {client!r} claims to have {examples!r} examples; expected at least one"
         if self._sites is not None and client not in self._sites:
             return f"it claims to be client {client}, which is not in the list of sites"
-        flaw = receipt_flaw(records, greeting, self._site(client))
+        flaw = receipt_flaw(records, greeting, self.site(client))
         if flaw:
             return f"it claims to be {self.label(client)}, but its answer proves nothing: {flaw}"
         # A node that was restarted under its old id may have joined as another client before.
@@ -244,7 +245,7 @@ class Nodes:
                     if not isinstance(answer, str):  # restarted under its old id, the node has changed: greet it as new
                         self._settled.discard(node)
                         self._known.discard(node)
-                elif flaw := receipt_flaw(answer, by_node[node], self._site(client)) or receive(client, answer):
+                elif flaw := receipt_flaw(answer, by_node[node], self.site(client)) or receive(client, answer):
                     rejected[client] = flaw
                 else:
                     valid += 1
@@ -289,13 +290,15 @@ class Nodes:
                 yield reply.metadata.reply_to_message_id, answer
 
 
-def too_few_clients(count: int, minimum: int, what_happened: str, rejected: Mapping[int, str]) -> UserError:
+def too_few_clients(
+    count: int, minimum: int, what_happened: str, rejected: Mapping[int, str], setting: str = "deploy.minimum"
+) -> UserError:
     """Return the error that ends a run with too few clients; ``what_happened`` begins its message.
 
-    ``rejected`` gives the reason for each rejected node.
+    ``rejected`` gives the reason for each rejected node, and ``setting`` decides on ``minimum``.
     """
     reasons = "".join(f"; node {node} is rejected: {reason}" for node, reason in rejected.items())
     return UserError(
-        f"{what_happened}: {count}, but at least {minimum} are required (deploy.minimum){reasons}; start more "
+        f"{what_happened}: {count}, but at least {minimum} are required ({setting}){reasons}; start more "
         "SuperNodes or check their logs, then start the run again, which continues from its last checkpoint"
     )

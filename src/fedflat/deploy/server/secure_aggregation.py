@@ -24,10 +24,12 @@ from fedflat.deploy.flower.wire import (
     numbers_of,
     numpy_of,
 )
-from fedflat.deploy.server.arrivals import report_of
+from fedflat.deploy.server.arrivals import report_of, total_gradient_cost
 from fedflat.deploy.server.engine import NO_TRAINING, RoundAttempt
 from fedflat.deploy.server.nodes import Absences
+from fedflat.deploy.server.secure_answers import Tags, are_bytes, receive_tags, values_of
 from fedflat.deploy.server.secure_support import unavailable_means
+from fedflat.deploy.settings import Deployment
 from fedflat.deploy.trust.inspection import ArraySpec, ExpectedUpdates, Update, find_wrong_array, find_wrong_number
 from fedflat.deploy.trust.secure_sum import (
     KEY_BYTES,
@@ -41,21 +43,24 @@ from fedflat.deploy.trust.secure_sum import (
     Roster,
     add_mask,
     agree,
+    are_signed,
     combine,
     commitment,
     decode,
     fixed_point,
     interpolation,
+    is_usable,
     mask_key,
     pair_sign,
     public_bytes,
 )
 from fedflat.deploy.trust.signatures import arrays_digest
-from fedflat.engines.round.client import GradientCost
 from fedflat.engines.round.cohort import build_outcome
 from fedflat.engines.round.contract import Outcome
 
 log = logging.getLogger("flwr")
+LARGEST_ERROR = 0.01
+"""Rounding error of a mean, relative to its size, above which the server warns."""
 
 
 class _Sum(NamedTuple):
@@ -77,8 +82,7 @@ class SecureAttempt(RoundAttempt):
         total = self._sum("train.gradient", broadcast, self._expected_gradients(), NO_TRAINING)
         if total is None:
             return None
-        costs = [(update.numbers["backward_passes"], update.numbers["samples"]) for update in total.updates]
-        self._gradient_cost = GradientCost(*(int(sum(column)) for column in zip(*costs, strict=True)))
+        self._gradient_cost = total_gradient_cost(total.updates)
         return total.means[GRADIENT]
 
     def _train(self, broadcast: Mapping[str, Tensor], common_gradient: Tensor | None) -> Outcome | None:
@@ -138,17 +142,19 @@ class SecureAttempt(RoundAttempt):
         record = array_record(broadcast)
         base = arrays_digest(record)
         roster, signatures = self._collect_keys(base)
-        if len(roster.keys) < self.engine.deployment.minimum:
+        self.required = max(roster.threshold, self.engine.deployment.minimum)
+        if len(roster.keys) < self.required:
             return None
         boxes, commitments = self._collect_shares(roster, signatures)
-        if len(boxes) < roster.threshold:
+        if len(boxes) < self.required:
             return None
-        masked, updates = self._collect_updates(kind, record, roster, boxes, expected, numbers or {})
+        masked, updates, tags = self._collect_updates(kind, record, roster, boxes, expected, numbers or {})
         self.accepted = [update.client for update in updates]
-        if len(updates) < max(roster.threshold, self.engine.deployment.minimum):
+        if len(updates) < self.required:
             return None
-        shares = self._collect_secrets(roster, list(boxes))
+        shares = self._collect_secrets(roster, list(boxes), tags)
         if len(shares) < roster.threshold or not self._unmask(masked, roster, shares, commitments):
+            self.accepted = []  # the updates cannot be used
             return None
         weight = sum(roster.weights()[client] for client in self.accepted)
         weights = dict.fromkeys(masked, weight) | {LOSS: 1 / len(roster.keys)}
@@ -156,7 +162,25 @@ class SecureAttempt(RoundAttempt):
             name: decode(array, weights[name], roster.deployment, expected.arrays[name].shape)
             for name, array in masked.items()
         }
+        self._warn_of_rounding(means, roster.deployment, weight)
         return _Sum({name: torch.from_numpy(mean).to(self.z) for name, mean in means.items()}, updates)
+
+    def _warn_of_rounding(self, means: Mapping[str, np.ndarray], deployment: Deployment, weight: float) -> None:
+        """Log which vectors have a rounding error that matters; ``weight`` is the sum of the sites' weights."""
+        _, _, steps = fixed_point(deployment, is_scalar=False)
+        error = math.sqrt(len(self.accepted) / 12) / (steps * weight)  # errors of sites are independent and uniform
+        for name, mean in means.items():
+            size = float(np.sqrt(np.mean(np.square(mean)))) if mean.size else 0.0
+            # Vectors of an algorithm may be zero, for example in the first round.
+            if mean.shape and error > LARGEST_ERROR * size and (size > 0 or "." not in name):
+                log.warning(
+                    "round %d: rounding to %d bits changes %s by about %.0f %%; set deploy.secure_bits to more, or "
+                    "lower deploy.secure_range",
+                    self.round,
+                    deployment.secure_bits,
+                    name,
+                    100 * min(1.0, error / size if size else 1.0),
+                )
 
     def _collect_keys(self, base: str) -> tuple[Roster, dict[int, bytes]]:
         """Ask for the sites' public keys; returns the sites of the sum, and the signatures of their keys."""
@@ -164,15 +188,22 @@ class SecureAttempt(RoundAttempt):
         signatures: dict[int, bytes] = {}
 
         def receive(client: int, records: RecordDict) -> str:
-            mask, box, signature = _values(records, "mask", "box", "signature")
-            if not _are_bytes([mask, box], KEY_BYTES) or not isinstance(signature, bytes):
+            mask, box, signature = values_of(records, "mask", "box", "signature")
+            if not are_bytes([mask, box], KEY_BYTES) or not isinstance(signature, bytes):
                 return "its keys have another format"
-            keys[client], signatures[client] = PublicKeys(mask, box), signature
+            others = {key for pair in keys.values() for key in pair}
+            if mask == box or {mask, box} & others or not (is_usable(mask) and is_usable(box)):
+                return "its keys are not usable, or not its own"  # all other sites would refuse them
+            offered, site = PublicKeys(mask, box), self.engine.nodes.site(client)
+            if site is not None and not are_signed(site.key, signature, purpose, client, offered):
+                return f"its keys are not signed with the key of {site.name}"
+            keys[client], signatures[client] = offered, signature
             return ""
+
+        purpose = Purpose(self.engine.experiment, self.round, base)
 
         self._exclude(self._exchange("query.keys", {client: {} for client in self._eligible()}, base, receive))
         examples = {client: self._examples[client] for client in keys}
-        purpose = Purpose(self.engine.experiment, self.round, base)
         return Roster(purpose, keys, examples, self.engine.deployment, self.training.aggregation.weighting), signatures
 
     def _collect_shares(
@@ -191,11 +222,11 @@ class SecureAttempt(RoundAttempt):
         commitments: dict[int, bytes] = {}
 
         def receive(client: int, records: RecordDict) -> str:
-            receivers, sealed, hashed = _values(records, "clients", "boxes", "commitment")
+            receivers, sealed, hashed = values_of(records, "clients", "boxes", "commitment")
             others = [member for member in members if member != client]
-            if receivers != others or not _are_bytes(sealed, SEALED_BYTES, len(others)):
+            if receivers != others or not are_bytes(sealed, SEALED_BYTES, len(others)):
                 return "its shares have another format"
-            if not _are_bytes([hashed], KEY_BYTES):
+            if not are_bytes([hashed], KEY_BYTES):
                 return "its commitment has another format"
             boxes[client], commitments[client] = dict(zip(others, sealed, strict=True)), hashed
             return ""
@@ -212,14 +243,19 @@ class SecureAttempt(RoundAttempt):
         boxes: Mapping[int, Mapping[int, bytes]],
         expected: ExpectedUpdates,
         numbers: Mapping[str, float],
-    ) -> tuple[dict[str, np.ndarray], list[Update]]:
-        """Let the sites work; returns the sums of their masked arrays, and what they sent in the clear."""
+    ) -> tuple[dict[str, np.ndarray], list[Update], Tags]:
+        """Let the sites work.
+
+        Returns:
+            The sums of their masked arrays, what they sent in the clear, and what they state to each other.
+        """
         masked_specs = {name: spec for name, spec in expected.arrays.items() if not name.startswith(INTEGERS)}
         specs = dict(expected.arrays)
         for name, spec in masked_specs.items():
             specs[name] = ArraySpec(spec.shape or (1,), fixed_point(roster.deployment, is_scalar=not spec.shape)[0])
         totals = {name: np.zeros(specs[name].shape, specs[name].dtype) for name in masked_specs}
         updates: dict[int, Update] = {}
+        tags: Tags = {}
 
         def receive(client: int, records: RecordDict) -> str:
             """Add an update to the sums at once; returns its flaw."""
@@ -229,6 +265,7 @@ class SecureAttempt(RoundAttempt):
             clear = {name: array for name, array in arrays.items() if name not in totals}
             update = Update(client, clear, {**numbers_of(records), **numbers})
             flaw = find_wrong_array(arrays, specs) or find_wrong_number(update, expected)
+            flaw = flaw or receive_tags(tags, client, records, [other for other in boxes if other != client])
             if not flaw:
                 for name, total in totals.items():
                     total += arrays[name]
@@ -242,29 +279,56 @@ class SecureAttempt(RoundAttempt):
         quorum = self.engine.deployment.quorum
         enough = None if quorum is None else max(quorum, roster.threshold)
         self._exclude(self._exchange(kind, contents, roster.purpose.base, receive, broadcast, enough))
-        return totals, [updates[client.number] for client in self.cohort if client.number in updates]
+        accepted = [updates[client.number] for client in self.cohort if client.number in updates]
+        return totals, accepted, tags
 
-    def _collect_secrets(self, roster: Roster, senders: list[int]) -> dict[int, dict[int, bytes]]:
+    def _collect_secrets(self, roster: Roster, senders: list[int], tags: Tags) -> dict[int, dict[int, bytes]]:
         """Ask for the shares of the secrets that unmask the sum; returns them by sender and owner of the secret.
 
-        A site that does not answer stays in the sum.
+        If a site has dropped out since it sent shares, the others first confirm to each other who remains. A site that
+        does not answer stays in the sum.
+
+        Args:
+            roster: the sites that began the sum.
+            senders: the sites that sent shares.
+            tags: what sites state to each other about their masks.
         """
+        base, survivors = roster.purpose.base, self.accepted
+        contents: dict[int, dict[str, Any]] = {
+            client: {"clients": survivors, "tags": [tags[other][client] for other in survivors if other != client]}
+            for client in survivors
+        }
+        if len(survivors) < len(senders):
+            confirmations: Tags = {}
+
+            def receive_confirmation(client: int, records: RecordDict) -> str:
+                others = [other for other in sorted(survivors) if other != client]
+                return receive_tags(confirmations, client, records, others)
+
+            self._note(self._exchange("query.confirm", contents, base, receive_confirmation))
+            for client in survivors:
+                others = [other for other in confirmations if other != client]
+                contents[client]["confirmed"] = others
+                contents[client]["confirmations"] = [confirmations[other][client] for other in others]
+            contents = {client: contents[client] for client in confirmations}
         shares: dict[int, dict[int, bytes]] = {}
 
         def receive(client: int, records: RecordDict) -> str:
-            owners, values = _values(records, "clients", "shares")
+            owners, values = values_of(records, "clients", "shares")
             if owners != [client, *(sender for sender in senders if sender != client)]:
                 return "its shares are those of other sites"
-            if not _are_bytes(values, SHARE_BYTES, len(senders)):
+            if not are_bytes(values, SHARE_BYTES, len(senders)):
                 return "its shares have another format"
             shares[client] = dict(zip(owners, values, strict=True))
             return ""
 
-        contents = {client: {"clients": self.accepted} for client in self.accepted}
-        absences = self._exchange("query.unmask", contents, roster.purpose.base, receive, quorum=roster.threshold)
-        for client, reason in absences.rejected.items():
-            log.warning("round %d: %s: %s", self.round, self.engine.nodes.label(client), reason)
+        self._note(self._exchange("query.unmask", contents, base, receive, quorum=roster.threshold))
         return shares
+
+    def _note(self, absences: Absences) -> None:
+        """Log which sites did not help to reveal a sum that their updates are in."""
+        for client, reason in (absences.missing | absences.rejected).items():
+            log.warning("round %d: %s does not help to unmask: %s", self.round, self.engine.nodes.label(client), reason)
 
     def _unmask(
         self,
@@ -324,16 +388,3 @@ class SecureAttempt(RoundAttempt):
         """Leave out clients that did not answer, or not as expected."""
         self.missing |= absences.missing
         self.refused |= absences.rejected
-
-
-def _values(records: RecordDict, *names: str) -> list[Any]:
-    """Return values of an answer, None for those that are missing; their types are unknown."""
-    record = records.config_records.get(SECURE) or {}
-    return [record.get(name) for name in names]
-
-
-def _are_bytes(values: Any, length: int, count: int | None = None) -> bool:
-    """Whether ``values`` is a list of bytes, each of a length, with ``count`` entries if that is given."""
-    if not isinstance(values, list) or (count is not None and len(values) != count):
-        return False
-    return all(isinstance(value, bytes) and len(value) == length for value in values)

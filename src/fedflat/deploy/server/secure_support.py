@@ -12,13 +12,15 @@ import torch
 from fedflat.algorithms.algorithm import Algorithm, flat_fields, nested_state
 from fedflat.algorithms.slot import CohortMeans
 from fedflat.deploy.settings import Deployment
+from fedflat.deploy.trust.secure_sum import require_public_integers
+from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Aggregation, Training
 from fedflat.errors import UserError
 
 OTHERS = "such as fedavg, fedsam or, with federation.weighting=uniform, scaffold or fedmoswa"
 
 
-def require_support(training: Training, algorithm: str, deployment: Deployment) -> None:
+def require_support(training: Training, problem: Problem, algorithm: str, deployment: Deployment) -> None:
     """Raise ``UserError`` if the deployment has secure aggregation, but the experiment cannot have it.
 
     ``algorithm`` is the text that names the algorithm.
@@ -29,6 +31,9 @@ def require_support(training: Training, algorithm: str, deployment: Deployment) 
     conflict = secure_aggregation_conflict(training.algorithm, training.aggregation, equal_steps)
     if conflict:
         raise UserError(f"deploy.secure_aggregation does not work with {algorithm}: {conflict}")
+    if not training.own_statistics:
+        _, _, integer_buffers = problem.initial_state()
+        require_public_integers(integer_buffers)
     if deployment.minimum < 2:
         raise UserError(
             f"deploy.minimum={deployment.minimum} lets deploy.secure_aggregation reveal the update of a single site; "

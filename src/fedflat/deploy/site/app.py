@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
@@ -19,6 +16,7 @@ from fedflat.data.scaling import own_statistics_advice
 from fedflat.deploy.flower.wire import (
     ARRAYS,
     BASE,
+    EXPERIMENT,
     GRADIENT,
     HEADER,
     STATE_VERSION,
@@ -28,17 +26,15 @@ from fedflat.deploy.flower.wire import (
     tensors_of,
 )
 from fedflat.deploy.settings import deployment_of, experiment_of
-from fedflat.deploy.site.client_memory import require_writable
+from fedflat.deploy.site.client_memory import ClientMemory, require_writable
+from fedflat.deploy.site.policy import SCORES, SitePolicy
 from fedflat.deploy.site.secure_aggregation import SiteSum, summable
 from fedflat.deploy.site.site import Site, load_site_data
-from fedflat.deploy.trust.signatures import add_receipt, arrays_digest, read_private_key
+from fedflat.deploy.trust.signatures import add_receipt, arrays_digest
 from fedflat.engines.problem.task import Task
 from fedflat.errors import UserError
 
 log = logging.getLogger("flwr")
-KEY, FRESH_STATE, SECURE_ONLY = "key", "fresh-state", "secure-aggregation"
-"""Keys of a node config: the file of the site's private key, whether a client without its state may start anew, and
-whether the site takes part only if the server cannot see its update."""
 PATH = re.compile(r"""(?<![\w.~])(~|[A-Za-z]:)?[/\\][^\s'",;()]*""")
 """An absolute path, or one in the home folder."""
 RECEIVED, RECEIVED_ROUND = "fedflat", "fedflat-round"
@@ -60,91 +56,79 @@ def client_app(
     """
     app = ClientApp()
 
-    def build_site(context: Context) -> Site:
+    def build_site(context: Context, policy: SitePolicy) -> Site:
         """Build the site for one message: Flower handles every message in a new process."""
-        client = _client_number(context)
-        _require_wanted_secrecy(context)
         return Site(
             experiment_of(context.run_config),
-            client,
-            state_folder(context),
-            load_site_data(data, client, context.node_config) if data else None,
+            policy.client,
+            policy.folder,
+            load_site_data(data, policy.client, context.node_config) if data else None,
             model() if model else None,
             task() if task else None,
-            may_start_afresh=bool(context.node_config.get(FRESH_STATE, False)),
+            may_start_afresh=policy.may_start_afresh,
         )
 
-    @app.query("hello")
-    def hello(message: Message, context: Context) -> Message:
-        return _reply(message, context, lambda: _join(build_site(context), message))
+    def answers(work: Callable[[Message, Context, SitePolicy], RecordDict]) -> Callable[[Message, Context], Message]:
+        return lambda message, context: _reply(message, context, work)
 
-    @app.query("keys")
-    def keys(message: Message, context: Context) -> Message:
-        return _reply(message, context, lambda: SiteSum(message.content, context).offer_keys(_private_key(context)))
+    def answers_as_site(work: Callable[[_Task], RecordDict]) -> Callable[[Message, Context], Message]:
+        return answers(
+            lambda message, context, policy: work(_Task(build_site(context, policy), message, context, policy))
+        )
 
-    @app.query("shares")
-    def shares(message: Message, context: Context) -> Message:
-        return _reply(message, context, lambda: SiteSum(message.content, context).offer_shares())
+    def answers_in_sum(work: Callable[[SiteSum], RecordDict]) -> Callable[[Message, Context], Message]:
+        return answers(lambda message, context, policy: work(SiteSum(message.content, context, policy)))
 
-    @app.query("unmask")
-    def unmask(message: Message, context: Context) -> Message:
-        return _reply(message, context, lambda: SiteSum(message.content, context).reveal_shares())
-
-    @app.train("gradient")
-    def gradient(message: Message, context: Context) -> Message:
-        return _reply(message, context, lambda: _compute_gradient(build_site(context), message, context))
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return _reply(message, context, lambda: _train(build_site(context), message, context))
-
-    @app.evaluate()
-    def score(message: Message, context: Context) -> Message:
-        return _reply(message, context, lambda: _score(build_site(context), message))
-
+    app.query("hello")(answers_as_site(_join))
+    app.query("keys")(answers_in_sum(SiteSum.offer_keys))
+    app.query("shares")(answers_in_sum(SiteSum.offer_shares))
+    app.query("confirm")(answers_in_sum(SiteSum.confirm))
+    app.query("unmask")(answers_in_sum(SiteSum.reveal_shares))
+    app.train("gradient")(answers_as_site(_compute_gradient))
+    app.train()(answers_as_site(_train))
+    app.evaluate()(answers_as_site(_score))
     return app
 
 
-def state_folder(context: Context) -> Path:
-    """Return the folder for the client's state: ``--node-config state=...``, $FEDFLAT_STATE or ~/.fedflat/state."""
-    folder = context.node_config.get("state") or os.environ.get("FEDFLAT_STATE") or "~/.fedflat/state"
-    return Path(str(folder)).expanduser().absolute()
+class _Task(NamedTuple):
+    """A message that needs the site's data and model."""
+
+    site: Site
+    message: Message
+    context: Context
+    policy: SitePolicy
+
+    @property
+    def header(self) -> dict[str, Any]:
+        return dict(self.message.content.config_records[HEADER])
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether the server may see only sums of the answers."""
+        return deployment_of(self.context.run_config).secure_aggregation
+
+    def open_sum(self, kind: str) -> SiteSum | None:
+        """Return the sum that the answer belongs to, before any work on it; None without secure aggregation."""
+        if not self.is_secure:
+            return None
+        secure_sum = SiteSum(self.message.content, self.context, self.policy)
+        secure_sum.open(kind, len(self.site.indices))
+        return secure_sum
 
 
-def _client_number(context: Context) -> int:
-    """Return the client's number, with which the SuperNode was started."""
-    number = context.node_config.get("partition-id")
-    if not isinstance(number, int):
-        raise UserError(
-            "this node does not say which client it is; start its SuperNode with --node-config 'partition-id=N'"
-        )
-    return number
+def _reply(message: Message, context: Context, work: Callable[[Message, Context, SitePolicy], RecordDict]) -> Message:
+    """Reply to a message that the site's policy permits, with the result of ``work`` and a signed receipt."""
+    key = None
 
+    def permitted() -> RecordDict:
+        nonlocal key
+        policy = SitePolicy.of(context)
+        key = policy.key
+        return work(message, context, policy)
 
-def _reply(message: Message, context: Context, work: Callable[[], RecordDict]) -> Message:
-    """Reply to a message with the result of ``work`` and a receipt, signed with the key in the node config."""
-    records = _answer(work)
-    try:
-        add_receipt(records, message.content, _private_key(context))
-    except UserError as error:
-        log.error("fedflat: %s", error)
-        records = refusal(without_paths(str(error)))
+    records = _answer(permitted)
+    add_receipt(records, message.content, key)
     return Message(records, reply_to=message)
-
-
-def _private_key(context: Context) -> EllipticCurvePrivateKey | None:
-    """Return the key in the node config, if it names one."""
-    path = context.node_config.get(KEY)
-    return read_private_key(Path(str(path)).expanduser()) if path else None
-
-
-def _require_wanted_secrecy(context: Context) -> None:
-    """Raise ``UserError`` if the node config demands secure aggregation, but the run has none."""
-    if context.node_config.get(SECURE_ONLY, False) and not deployment_of(context.run_config).secure_aggregation:
-        raise UserError(
-            f"this node takes part only in runs with secure aggregation ({SECURE_ONLY} in its --node-config); "
-            "set deploy.secure_aggregation=true"
-        )
 
 
 def _answer(work: Callable[[], RecordDict]) -> RecordDict:
@@ -172,26 +156,28 @@ def without_paths(text: str) -> str:
     return PATH.sub("[path]", text)
 
 
-def _header(message: Message) -> dict[str, Any]:
-    return dict(message.content.config_records[HEADER])
-
-
-def _arrays(message: Message) -> ArrayRecord:
+def _arrays(task: _Task) -> ArrayRecord:
     """Return the arrays of a message; raises ``UserError`` if they are not those that its header describes."""
-    arrays = message.content.array_records[ARRAYS]
-    if arrays_digest(arrays) != _header(message)[BASE]:
+    arrays = task.message.content.array_records[ARRAYS]
+    if arrays_digest(arrays) != task.header[BASE]:
         raise UserError("the arrays of the message were changed on the way to this node")
     return arrays
 
 
-def _join(site: Site, message: Message) -> RecordDict:
+def _join(task: _Task) -> RecordDict:
     """Answer the server's greeting with the site's identity; raises ``UserError`` if the site cannot take part."""
+    site = task.site
     identity = site.identity()
-    if site.has_state or site.has_local_privacy:
+    if site.has_state or site.has_local_privacy or task.is_secure:
         require_writable(site.folder)
     if site.has_own_data and (advice := own_statistics_advice(site.problem.data)):
         log.warning("fedflat: %s", advice)
-    differences = identity.differences(_header(message), "at the node", "at the server")
+    if task.is_secure and task.policy.sites is None:
+        log.warning(
+            "fedflat: this node trusts the server not to invent other sites; to check their keys, add "
+            "'sites=\"sites.txt\"' to its --node-config"
+        )
+    differences = identity.differences(task.header, "at the node", "at the server")
     if differences:
         raise UserError(
             f"client {site.client} cannot take part: {differences}; "
@@ -210,43 +196,56 @@ def _require_same_client(site: Site, header: Mapping[str, Any]) -> None:
         )
 
 
-def _compute_gradient(site: Site, message: Message, context: Context) -> RecordDict:
+def _compute_gradient(task: _Task) -> RecordDict:
     """Do the first of two phases of a round: return the gradient of all of the site's data at the received model.
 
     The received arrays are kept in Flower's context for the second phase, ``_train``.
     """
-    header, arrays = _header(message), _arrays(message)
+    site, header, arrays, context = task.site, task.header, _arrays(task), task.context
     _require_same_client(site, header)
+    if site.training.algorithm.drift.full_gradient != "common":  # it has no noise, and privacy would not count it
+        raise UserError("the algorithm needs no gradient before training, so this node sends none")
+    secure_sum = task.open_sum("gradient")
     context.state[RECEIVED] = arrays
     context.state[RECEIVED_ROUND] = ConfigRecord({"round": int(header["round"])})
     gradient, numbers = site.full_gradient(int(header["round"]), tensors_of(arrays, site.problem.device))
-    if deployment_of(context.run_config).secure_aggregation:
-        return SiteSum(message.content, context).mask(site, {GRADIENT: gradient}, numbers)
+    if secure_sum:
+        return secure_sum.mask(site, {GRADIENT: gradient}, numbers)
     return message_content({GRADIENT: gradient}, numbers=numbers)
 
 
-def _train(site: Site, message: Message, context: Context) -> RecordDict:
+def _train(task: _Task) -> RecordDict:
     """Train a round and return the content of the reply, which contains the update.
 
     Some algorithms need the mean gradient of the cohort; their rounds have two phases. A message that
     contains this gradient starts the second phase; ``_compute_gradient`` stored the other arrays in the first phase.
     """
-    header, device = _header(message), site.problem.device
+    site, header, context = task.site, task.header, task.context
     _require_same_client(site, header)
-    received = tensors_of(_arrays(message), device)
+    received = tensors_of(_arrays(task), site.problem.device)
     if GRADIENT in received:
         if RECEIVED not in context.state or context.state.config_records[RECEIVED_ROUND]["round"] != header["round"]:
             raise UserError(
                 "this node was restarted during the round and lost what it received; it waits for the next round"
             )
-        received |= tensors_of(context.state.array_records[RECEIVED], device)
+        received |= tensors_of(context.state.array_records[RECEIVED], site.problem.device)
+    secure_sum = task.open_sum("update")
     sent, numbers = site.train(str(header["experiment"]), int(header["round"]), int(header[STATE_VERSION]), received)
-    if deployment_of(context.run_config).secure_aggregation:
-        return SiteSum(message.content, context).mask(site, summable(site.training, sent, received), numbers)
+    if secure_sum:
+        return secure_sum.mask(site, summable(site.training, sent, received), numbers)
     return message_content(sent, numbers=numbers)
 
 
-def _score(site: Site, message: Message) -> RecordDict:
-    """Return the content of the reply: the metrics of the received model on the site's held-out data."""
-    received = tensors_of(_arrays(message), site.problem.device)
-    return message_content(numbers=site.score(received))
+def _score(task: _Task) -> RecordDict:
+    """Return the content of the reply: the metrics of the received model on the site's held-out data.
+
+    A private run scores one model, because the scores have no noise.
+    """
+    site, arrays, header = task.site, _arrays(task), task.header
+    if not task.policy.reports_scores:
+        raise UserError(f"this node reports no scores; {SCORES}=true in its --node-config would permit them")
+    if site.training.privacy:
+        memory = ClientMemory(site.folder, str(header[EXPERIMENT]), site.client)
+        if memory.write_once("scored.txt", str(header[BASE])) != header[BASE]:
+            raise UserError("this node has scored another model of this private run, and scores no second one")
+    return message_content(numbers=site.score(tensors_of(arrays, site.problem.device)))

@@ -8,7 +8,9 @@ server that returns to its last checkpoint, finds the one it needs.
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -17,7 +19,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from fedflat.errors import UserError
-from fedflat.experiment.store.files import create_folder, write_atomically
+from fedflat.experiment.store.files import create_folder, explain_os_error, write_atomically
 
 INITIAL_STATE_VERSION = 0
 """Version of the state of a client that has had no update accepted; it is not saved."""
@@ -102,6 +104,45 @@ class ClientMemory:
             return int(path.read_text()) if path.exists() else 0
         except ValueError:
             raise UserError(f"{path} is damaged; restore it from a copy or restart the experiment") from None
+
+    def commit_sum(self, kind: str, round: int, clients: Iterable[int]) -> None:
+        """Record with which clients this one is summed in a round, before it helps to reveal the sum.
+
+        The record is final: the difference of two sums of a round would be the updates of the clients that differ.
+        Raises ``UserError`` if the round, or a later one, has been summed with others. ``kind`` says what is summed.
+        """
+        rounds = {int(path.stem.rpartition("-")[2]): path for path in self.folder.glob(f"{kind}-*.sum")}
+        if max(rounds, default=round) > round:
+            raise UserError(
+                f"round {max(rounds)} of this run has been summed, so this node adds nothing to round {round}; "
+                "start a new run"
+            )
+        wanted = ", ".join(map(str, sorted(clients)))
+        recorded = self.write_once(f"{kind}-{round}.sum", wanted)
+        if recorded != wanted:
+            raise UserError(
+                f"round {round} has been summed with clients {recorded}, and another sum, with clients {wanted}, would "
+                "reveal the updates in which they differ; wait for the same clients, or start a new run"
+            )
+        for earlier in rounds.keys() - {round}:
+            rounds[earlier].unlink(missing_ok=True)
+
+    def write_once(self, name: str, text: str) -> str:
+        """Write a text to a new file, and return the text of that file, which is an earlier one if it exists.
+
+        The file appears at once and complete, also for a process that does the same at the same time.
+        """
+        create_folder(self.folder)
+        path, own = self.folder / name, self.folder / f"{name}.{os.getpid()}"
+        write_atomically(own, text)
+        with explain_os_error(path):
+            try:
+                os.link(own, path)
+            except FileExistsError:
+                pass
+            finally:
+                own.unlink()
+        return path.read_text()
 
     def _file(self, state_version: int) -> Path:
         return self.folder / f"{state_version}.safetensors"

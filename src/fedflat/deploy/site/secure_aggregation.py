@@ -1,17 +1,17 @@
-"""A site's part in secure aggregation, in four messages: keys, shares, the masked update, and the shares that unmask.
+"""A site's part in secure aggregation: keys, shares, the masked update, and the shares that unmask.
 
 Flower handles every message in a new process, so the secrets are in Flower's context between messages. They are new for
-every sum and deleted with the last message.
+every sum and deleted with the last message. The site trusts nothing that the server says about other sites: it checks
+what they have signed or confirmed.
 """
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 from torch import Tensor
@@ -25,9 +25,12 @@ from fedflat.deploy.flower.wire import (
     HEADER,
     INTEGERS,
     ROUND,
+    STATE_VERSION,
     message_content,
 )
 from fedflat.deploy.settings import deployment_of, experiment_of
+from fedflat.deploy.site.client_memory import ClientMemory
+from fedflat.deploy.site.policy import MINIMUM, SitePolicy
 from fedflat.deploy.site.site import Site
 from fedflat.deploy.trust.secure_sum import (
     LOSS,
@@ -46,19 +49,20 @@ from fedflat.deploy.trust.secure_sum import (
     new_secret,
     pair_sign,
     public_bytes,
+    require_public_integers,
     seal,
     sign_keys,
     split,
+    statement_tag,
     unseal,
 )
-from fedflat.deploy.trust.signatures import read_site_list
 from fedflat.engines.round.contract import Training
 from fedflat.errors import UserError
 
 STATE = "fedflat-secure"
 """Key in a node's context: the secrets of the sum that this site takes part in."""
-SITES = "sites"
-"""Key of a node config: a list of sites, with which the site checks the keys that the server forwards."""
+MASKED, CONFIRMED = "masked", "confirmed"
+"""Stages of a sum, and what a site states to others in them: with whom it has masks, and who remains."""
 
 
 class SiteSum:
@@ -69,19 +73,24 @@ class SiteSum:
     Args:
         question: content of the message.
         context: Flower's context, which has the secrets between messages.
+        policy: what the site permits.
     """
 
-    def __init__(self, question: RecordDict, context: Context) -> None:
+    def __init__(self, question: RecordDict, context: Context, policy: SitePolicy) -> None:
         header = question.config_records[HEADER]
-        self._context, self._client = context, int(str(header[CLIENT]))
-        self._purpose = _purpose(header)
+        self._context, self._policy, self._client = context, policy, policy.client
+        if header[CLIENT] != policy.client:
+            raise UserError(f"this node is client {policy.client}, but the message is for client {header[CLIENT]}")
+        self._purpose, self._version = _purpose(header), int(header[STATE_VERSION])
         self._received = dict(question.config_records.get(SECURE) or {})
 
-    def offer_keys(self, key: ec.EllipticCurvePrivateKey | None) -> RecordDict:
-        """Return new public keys, signed if the site has a ``key``."""
+    def offer_keys(self) -> RecordDict:
+        """Return new public keys, signed if the site has a key."""
         secret, box_key = new_secret(), X25519PrivateKey.generate()
         keys = PublicKeys(public_bytes(mask_key(secret)), public_bytes(box_key))
-        self._keep("keys", {**self._purpose._asdict(), "secret": secret, "box_key": box_key.private_bytes_raw()})
+        secrets = {"secret": secret, "box_key": box_key.private_bytes_raw(), STATE_VERSION: self._version}
+        self._keep("keys", self._purpose._asdict() | secrets)
+        key = self._policy.key
         signature = sign_keys(key, self._purpose, self._client, keys) if key else b""
         return _content({**keys._asdict(), "signature": signature})
 
@@ -92,12 +101,17 @@ class SiteSum:
         box_key, seed = X25519PrivateKey.from_private_bytes(state["box_key"]), new_secret()
         own_keys = PublicKeys(public_bytes(mask_key(state["secret"])), public_bytes(box_key))
         all_keys = [key for keys in roster.keys.values() for key in keys]
-        if roster.keys.get(client) != own_keys or len(set(all_keys)) < len(all_keys) or len(roster.keys) < 2:
-            raise UserError("the server's list of keys repeats a key, or lacks this site or all others")
-        if self._context.node_config.get(SITES):
-            _require_signatures(
-                roster, received["signatures"], Path(str(self._context.node_config[SITES])).expanduser()
+        if roster.keys.get(client) != own_keys or len(set(all_keys)) < len(all_keys):
+            raise UserError("the server's list of keys repeats a key, or lacks this site")
+        if min(roster.examples.values()) < 1:
+            raise UserError("the server's list of sites has one without examples")
+        if roster.threshold < self._policy.minimum:  # the server chooses the threshold
+            raise UserError(
+                f"the sum needs only {roster.threshold} of {len(roster.keys)} sites, but this node requires at least "
+                f"{self._policy.minimum} ({MINIMUM} in its --node-config); raise deploy.secure_threshold"
             )
+        if self._policy.sites is not None:
+            self._require_signatures(roster, received["signatures"])
         secrets = [split(secret, roster.threshold, len(roster.keys)) for secret in (seed, state["secret"])]
         shares = dict(zip(roster.clients, map(b"".join, zip(*secrets, strict=True)), strict=True))
         own_shares, digest = shares.pop(client), roster.digest()
@@ -108,26 +122,45 @@ class SiteSum:
         self._keep("shares", state | received | {"seed": seed, "own_shares": own_shares})
         return _content({"clients": list(shares), "boxes": boxes, "commitment": commitment(seed)})
 
-    def mask(self, site: Site, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> RecordDict:
-        """Return the content of a reply with masked arrays; integer buffers and numbers, except the loss, stay clear.
+    def open(self, kind: str, examples: int) -> None:
+        """Decrypt the shares of the other sites, which come with the task to train, before the site works on it.
 
-        The shares of the other sites, which come with the task to train, are decrypted and kept. Raises ``UserError``
-        if too few sites have sent shares, or a value is outside the range of the sum.
+        Raises ``UserError`` if too few sites have sent shares.
+
+        Args:
+            kind: what is summed: all sites of a sum must say the same.
+            examples: number of examples of this site.
         """
         state, client = self._kept("shares"), self._client
         roster = self._roster(state)
-        if roster.examples[client] != len(site.indices):
-            raise UserError(f"this node has {len(site.indices)} examples, but the sum has {roster.examples[client]}")
+        if roster.examples[client] != examples:
+            raise UserError(f"this node has {examples} examples, but the sum has {roster.examples[client]}")
         boxes = dict(zip(self._received.get("clients", []), self._received.get("boxes", []), strict=True))
-        if client in boxes or len(boxes) + 1 < roster.threshold or not boxes.keys() <= roster.keys.keys():
-            raise UserError(f"{len(boxes) + 1} sites remain in the sum, but at least {roster.threshold} are required")
+        _require_enough(len(boxes) + 1, roster.threshold)
+        if client in boxes or not boxes.keys() <= roster.keys.keys():
+            raise UserError("the server sent shares of sites that are not in the sum")
         box_key, digest = X25519PrivateKey.from_private_bytes(state["box_key"]), roster.digest()
         shares = [
             unseal(agree(box_key, roster.keys[sender].box, b"box", digest), box, sender, client)
             for sender, box in boxes.items()
         ]
+        self._opened = state | {
+            "kind": kind,
+            "senders": [client, *boxes],
+            "shares": [state["own_shares"], *shares],
+        }
+
+    def mask(self, site: Site, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> RecordDict:
+        """Return the content of a reply with masked arrays; integer buffers and numbers, except the loss, stay clear.
+
+        Raises ``UserError`` if a value is outside the range of the sum. ``open`` comes first.
+        """
+        state, client = self._opened, self._client
+        roster = self._roster(state)
+        others, digest = state["senders"][1:], roster.digest()
         arrays = {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in tensors.items()}
         clear = {name: array for name, array in arrays.items() if name.startswith(INTEGERS)}
+        require_public_integers(clear)
         weights = dict.fromkeys(arrays.keys() - clear.keys(), roster.weights()[client])
         if LOSS in numbers:
             arrays[LOSS], weights[LOSS] = np.asarray(numbers[LOSS]), 1 / len(roster.keys)
@@ -137,36 +170,105 @@ class SiteSum:
         }
         add_mask(masked, state["seed"], 1)
         key = mask_key(state["secret"])
-        for other in boxes:
+        for other in others:
             add_mask(masked, agree(key, roster.keys[other].mask, b"mask", digest), pair_sign(client, other))
-        self._keep("masked", state | {"senders": [client, *boxes], "shares": [state["own_shares"], *shares]})
+        self._keep(MASKED, state)
         record = ArrayRecord({name: Array(array) for name, array in (clear | masked).items()})
-        return message_content(record, numbers=dict(numbers) | dict.fromkeys(numbers.keys() & {LOSS}, 0.0))
+        content = message_content(record, numbers=dict(numbers) | dict.fromkeys(numbers.keys() & {LOSS}, 0.0))
+        content[SECURE] = self._statement(state, roster, others, _masked_with(state))
+        return content
+
+    def confirm(self) -> RecordDict:
+        """Confirm to the sites whose updates arrived that it knows them; from then on, it knows no others."""
+        state = self._kept(MASKED)
+        roster = self._roster(state)
+        survivors = self._survivors(state, roster)
+        self._keep(CONFIRMED, state | {"survivors": survivors})
+        others = [client for client in survivors if client != self._client]
+        return RecordDict(
+            {SECURE: self._statement(state, roster, others, [*_masked_with(state), CONFIRMED, survivors])}
+        )
 
     def reveal_shares(self) -> RecordDict:
         """Return shares of the seeds of sites whose updates arrived, and of the keys of those that dropped out.
 
-        The secrets are deleted first, so that the server cannot ask twice.
+        Keys are revealed only if enough sites confirm who has dropped out. The secrets are deleted first, so that the
+        server cannot ask twice.
         """
-        state, survivors = self._kept("masked"), set(self._received["clients"])
+        state = self._kept(MASKED, CONFIRMED)
         del self._context.state[STATE]
         roster = self._roster(state)
-        if not survivors <= set(state["senders"]) or len(survivors) < roster.threshold:
-            raise UserError(f"{len(survivors)} updates are in the sum, but at least {roster.threshold} are required")
+        survivors = self._survivors(state, roster)
+        if survivors != state.get("survivors", sorted(state["senders"])):
+            raise UserError("the server named other sites than this one has confirmed")
+        if "survivors" in state:
+            confirmed = dict(zip(self._received["confirmed"], self._received["confirmations"], strict=True))
+            statement = [*_masked_with(state), CONFIRMED, survivors]
+            agreeing = [
+                client
+                for client, tag in confirmed.items()
+                if client in survivors
+                and client != self._client
+                and self._states(state, roster, client, statement, tag)
+            ]
+            _require_enough(len(agreeing) + 1, roster.threshold)
+        memory = ClientMemory(self._policy.folder, self._purpose.experiment, self._client)
+        memory.commit_sum(state["kind"], self._purpose.round, survivors)
         shares = [
             pair[:SHARE_BYTES] if client in survivors else pair[SHARE_BYTES:]
             for client, pair in zip(state["senders"], state["shares"], strict=True)
         ]
         return _content({"clients": state["senders"], "shares": shares})
 
+    def _survivors(self, state: Mapping[str, Any], roster: Roster) -> list[int]:
+        """Return the sites whose updates are in the sum, in ascending order.
+
+        Raises ``UserError`` if they are too few, or have masks in common with other sites than this one: the server
+        could remove all masks of a site that has them only in common with sites that have dropped out.
+        """
+        survivors = sorted(set(self._received["clients"]))
+        _require_enough(len(survivors), roster.threshold)
+        others = [client for client in self._received["clients"] if client != self._client]
+        if len(others) != len(survivors) - 1 or not set(survivors) <= set(state["senders"]):
+            raise UserError("the server's list of updates repeats a site, lacks this one, or has unknown ones")
+        for other, tag in zip(others, self._received["tags"], strict=True):
+            if not self._states(state, roster, other, _masked_with(state), tag):
+                raise UserError(f"client {other} has masks in common with other sites than this one, or is not genuine")
+        return survivors
+
+    def _statement(
+        self, state: Mapping[str, Any], roster: Roster, others: list[int], statement: list[Any]
+    ) -> ConfigRecord:
+        """Return a statement to other sites: the proof for each of them."""
+        box_key = X25519PrivateKey.from_private_bytes(state["box_key"])
+        tags = [
+            statement_tag(box_key, roster.keys[other].box, self._client, statement, roster.digest()) for other in others
+        ]
+        return ConfigRecord({"clients": others, "tags": tags})
+
+    def _states(self, state: Mapping[str, Any], roster: Roster, other: int, statement: list[Any], tag: bytes) -> bool:
+        """Whether another site makes a statement to this one."""
+        box_key = X25519PrivateKey.from_private_bytes(state["box_key"])
+        expected = statement_tag(box_key, roster.keys[other].box, other, statement, roster.digest())
+        return hmac.compare_digest(expected, tag)
+
+    def _require_signatures(self, roster: Roster, signatures: list[bytes]) -> None:
+        """Raise ``UserError`` unless the keys of all sites are signed with the keys in this site's own list."""
+        assert self._policy.sites is not None
+        for client, signature in zip(roster.clients, signatures, strict=True):
+            site = self._policy.sites.get(client)
+            if site is None or not are_signed(site.key, signature, roster.purpose, client, roster.keys[client]):
+                raise UserError(f"the keys of client {client} are not signed with the key in this site's list of sites")
+
     def _keep(self, stage: str, values: Mapping[str, Any]) -> None:
         """Keep secrets until the next message, which must be the one after ``stage``."""
         self._context.state[STATE] = ConfigRecord({**values, "stage": stage})
 
-    def _kept(self, stage: str) -> dict[str, Any]:
-        """Return the secrets of the sum; raises ``UserError`` unless ``stage`` was its last one."""
+    def _kept(self, *stages: str) -> dict[str, Any]:
+        """Return the secrets of the sum; raises ``UserError`` unless its last stage was one of ``stages``."""
         state = dict(self._context.state.config_records.get(STATE) or {})
-        if state.get("stage") != stage or _purpose(state) != self._purpose:
+        is_expected = state.get("stage") in stages and state[STATE_VERSION] == self._version
+        if not is_expected or _purpose(state) != self._purpose:
             raise UserError("this node was restarted during the round and lost its keys; it waits for the next round")
         return state
 
@@ -206,10 +308,12 @@ def _purpose(header: Mapping[str, Any]) -> Purpose:
     return Purpose(str(header[EXPERIMENT]), int(header[ROUND]), str(header[BASE]))
 
 
-def _require_signatures(roster: Roster, signatures: list[bytes], path: Path) -> None:
-    """Raise ``UserError`` unless the keys of all sites are signed with the keys in this site's own list."""
-    sites = read_site_list(path)
-    for client, signature in zip(roster.clients, signatures, strict=True):
-        site = sites.get(client)
-        if site is None or not are_signed(site.key, signature, roster.purpose, client, roster.keys[client]):
-            raise UserError(f"the keys of client {client} are not signed with the key in this site's list of sites")
+def _masked_with(state: Mapping[str, Any]) -> list[Any]:
+    """Return what all sites of a sum must agree on when they mask: what is summed, and who has masks."""
+    return [MASKED, state["kind"], sorted(state["senders"])]
+
+
+def _require_enough(count: int, threshold: int) -> None:
+    """Raise ``UserError`` if a sum has fewer sites than its threshold."""
+    if count < threshold:
+        raise UserError(f"{count} sites remain in the sum, but at least {threshold} are required")

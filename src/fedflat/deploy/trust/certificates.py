@@ -230,4 +230,6 @@ Once the server is up, for every site:
 {site_commands}
 
 The server accepts updates only from the sites in {folder / SITE_LIST} (setting deploy.sites of the project).
-Give {AUTHORITY} to every site. Keep all files that end in .key secret."""
+Give {AUTHORITY} to every site. Keep all files that end in .key secret.
+With secure aggregation, every site should have its own copy of {SITE_LIST}, with keys that it got from the other sites,
+and 'secure-aggregation=true sites="{SITE_LIST}"' in its --node-config."""

@@ -5,6 +5,9 @@ the two adds it and the other subtracts it, so it cancels in the sum. The site's
 The sites share both secrets, the key and the seed, among each other (Shamir 1979). For a site whose message has
 arrived, the others reveal the seed; for a site that has dropped out, the key. No site reveals both.
 
+A server that tells sites different things must not profit from it. The sites therefore confirm to each other, through
+the server, with whom they have masks in common and, if a site has dropped out, whose messages are in the sum.
+
 Flower's own implementation is not used: it expands 32-bit seeds to masks with a generator that is not secure.
 """
 
@@ -14,7 +17,7 @@ import hashlib
 import json
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,6 +39,8 @@ SECURE = "secure"
 """Name of the record of a message that belongs to secure aggregation."""
 LOSS, NORMALISED = "loss", "normalised"
 """Names of masked arrays that are not in the messages of other runs."""
+COUNTER = "num_batches_tracked"
+"""Name of the integer buffer of BatchNorm."""
 SECRET_BYTES, KEY_BYTES, SHARE_BYTES, NONCE_BYTES, TAG_BYTES = 16, 32, 17, 12, 16
 SEALED_BYTES = NONCE_BYTES + 2 * SHARE_BYTES + TAG_BYTES
 """Length of two encrypted shares."""
@@ -151,6 +156,16 @@ def decode(total: np.ndarray, weight: float, deployment: Deployment, shape: tupl
     return (signed / (steps * weight)).reshape(shape)
 
 
+def require_public_integers(names: Iterable[str]) -> None:
+    """Raise ``UserError`` if an integer buffer of the model may depend on the data: these buffers have no masks."""
+    for name in names:
+        if not name.endswith(COUNTER):
+            raise UserError(
+                f"the model has integers ({name}) that sites would send without masks; only BatchNorm's counters of "
+                "batches are no secret; set training.statistics=own, or deploy.secure_aggregation=false"
+            )
+
+
 # Keys, masks and shares
 
 
@@ -175,6 +190,25 @@ def agree(key: X25519PrivateKey, other: bytes, use: bytes, digest: bytes) -> byt
         return _derive(key.exchange(X25519PublicKey.from_public_bytes(other)), use + digest)
     except ValueError:
         raise UserError("the public key of another site is invalid") from None
+
+
+def is_usable(public: bytes) -> bool:
+    """Whether a secret can be agreed on with a public key; some points, such as 0, have none."""
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        return False
+    return True
+
+
+def statement_tag(
+    key: X25519PrivateKey, other: bytes, sender: int, statement: Sequence[str | list[int]], digest: bytes
+) -> bytes:
+    """Return what proves to one other site that ``sender`` makes a statement; only these two can compute it.
+
+    ``key`` is the private key of one of the two sites, and ``other`` the public key of the other one.
+    """
+    return agree(key, other, b"statement" + json.dumps([sender, *statement]).encode(), digest)
 
 
 def _derive(secret: bytes, info: bytes) -> bytes:
