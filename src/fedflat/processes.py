@@ -12,6 +12,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -45,7 +46,7 @@ class ChildProcess:
 
     The child loads the parent's plugins and calls ``target(pipe, *args)`` with one torch thread. It does not run the
     user's script again, so that scripts need no ``if __name__ == "__main__"`` guard. It never sees Ctrl-C or a closed
-    terminal: the parent does, and then closes its children.
+    terminal: the parent does, and then closes its children. If the parent is killed, the child ends at once.
 
     Args:
         target: function that the child can import.
@@ -103,6 +104,17 @@ class ChildProcess:
             if signal_number == 9:  # sent by the system when memory runs out
                 raise ChildKilled("was killed, most likely because memory ran out") from None
             raise ChildKilled(f"was killed by {signal.Signals(signal_number).name}") from None
+
+
+def end_with_parent() -> None:
+    """Let this child process end as soon as its parent has ended, even if the parent was killed."""
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)  # without cleaning up, which could wait for children or for locks
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def receive_from_parent(pipe: Connection) -> Any:
@@ -177,6 +189,7 @@ def _run(
 
     A fork server has the environment of an earlier time, so the child gets the parent's once more.
     """
+    end_with_parent()
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(1)
