@@ -23,7 +23,6 @@ from fedflat.errors import UserError
 from ..time_limits import scaled
 from .processes import free_port
 
-
 SPEC = ExecutionSpec(TaskType.CLIENT_APP, "127.0.0.1:8100", "secret", True, None, False, 77, True, 1)
 
 

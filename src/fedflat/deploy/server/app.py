@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,21 @@ from torch import nn
 
 from fedflat.data import Dataset
 from fedflat.deploy.server.engine import SITES_SET, SitesEngine
+from fedflat.deploy.server.federation_file import SCORES, FederationFile
 from fedflat.deploy.server.ledger import LEDGER, Ledger
 from fedflat.deploy.server.nodes import Nodes, too_few_clients
 from fedflat.deploy.server.secure_aggregation import SecureAttempt
 from fedflat.deploy.server.secure_support import require_support
 from fedflat.deploy.server.site_scores import ask_for_scores
-from fedflat.deploy.settings import ANY_NODE, NO_TRACKING, Deployment, check_deployment, deployment_of, experiment_of
+from fedflat.deploy.settings import (
+    ANY_NODE,
+    NO_TRACKING,
+    Deployment,
+    check_deployment,
+    deployment_of,
+    experiment_of,
+    require_minimum,
+)
 from fedflat.deploy.trust.identity import identity_of
 from fedflat.deploy.trust.signatures import AllowedSite, read_site_list
 from fedflat.display import shown_metric, with_unit
@@ -32,10 +40,9 @@ from fedflat.experiment.run import Run
 from fedflat.experiment.setup.problem import name_user_objects
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.files import write_atomically
-from fedflat.experiment.store.run_folder import SITES, Record, RunFolder
+from fedflat.experiment.store.run_folder import Record, RunFolder
 
 log = logging.getLogger("flwr")
-SCORES = "sites.json"
 
 
 def server_app(
@@ -111,7 +118,7 @@ def serve(
         engine=build_engine,
     )
     require_support(run.training, config.algorithm, deployment)
-    _check_minimum(run, deployment)
+    require_minimum(config, len(run.partition.clients), deployment)
     sites = run.engine
     assert isinstance(sites, SitesEngine)
     clients = len(run.partition.clients)
@@ -181,30 +188,6 @@ def _is_resumable(folder: RunFolder, config: Config, deployment: Deployment) -> 
     return True
 
 
-def _check_minimum(run: Run, deployment: Deployment) -> None:
-    """Raise ``UserError`` if a round has fewer clients than ``deploy.minimum``."""
-    minimum = deployment.minimum
-    # A run that starts from another run's model starts with round init_rounds.
-    cohort_sizes = {
-        round: len(run.timeline.sampler(run.config.seed, round))
-        for round in range(run.config.init_rounds, run.config.training.rounds)
-    }
-    smallest_round = min(cohort_sizes, key=lambda round: cohort_sizes[round])
-    if cohort_sizes[smallest_round] < minimum:
-        raise UserError(
-            f"deploy.minimum={minimum}, but only {cohort_sizes[smallest_round]} clients take part in round "
-            f"{smallest_round}; lower it or raise federation.clients_per_round"
-        )
-
-
-def _experiment_name(folder: Path) -> str:
-    """Return the random name under which nodes save their clients' state; drawn once and stored with the run."""
-    path = folder / SITES
-    if not path.exists():
-        write_atomically(path, json.dumps({"experiment": secrets.token_hex(8)}) + "\n")
-    return str(json.loads(path.read_text())["experiment"])
-
-
 def _score_sites(sites: SitesEngine, record: Record, name: str, clients: int) -> None:
     """Ask every site for a final model's metrics on its held-out data, and store them with the run.
 
@@ -232,16 +215,30 @@ def _score_sites(sites: SitesEngine, record: Record, name: str, clients: int) ->
 
 
 class _ProgressLog(Callback):
-    """Logs progress in Flower's log, and names the experiment once the run has a folder."""
+    """Logs progress in Flower's log, and stores the name of the experiment and its sites in the run folder."""
+
+    _file: FederationFile
 
     def began(self, run: RunView) -> None:
         """Tell the engine the names that it sends to nodes, and log where the run starts."""
         assert isinstance(run.engine, SitesEngine)
         assert run.folder is not None
-        run.engine.experiment, run.engine.primary = _experiment_name(run.folder.path), run.primary
+        self._file = FederationFile(run.folder.path)
+        run.engine.experiment, run.engine.primary = self._file.experiment, run.primary
         log.info(
             "fedflat: %s, from round %d of %d", run.config.algorithm, run.server.rounds, run.config.training.rounds
         )
+        if run.engine.deployment.secure_aggregation:
+            log.info("fedflat: secure aggregation is on; this server sees only sums of what sites send")
+        self.round_done(run)
+
+    def round_done(self, run: RunView) -> None:
+        """Store the sites, to which new ones may have come."""
+        assert isinstance(run.engine, SitesEngine)
+        nodes, clients = run.engine.nodes, range(len(run.partition.clients))
+        names = {client: name for client, name in nodes.names().items() if client in clients}
+        examples = {client: joined.examples for client, joined in nodes.present.items()}
+        self._file.note(run.engine.deployment.secure_aggregation, names, examples)
 
     def evaluated(self, run: RunView) -> None:
         """Log the test metric of the last evaluation."""

@@ -68,7 +68,7 @@ def client_app(
             experiment_of(context.run_config),
             client,
             state_folder(context),
-            load_site_data(data, client, context.node_config) if data else None,
+            _load_own_data(data, client, context.node_config) if data else None,
             model() if model else None,
             task() if task else None,
             may_start_afresh=bool(context.node_config.get(FRESH_STATE, False)),
@@ -111,6 +111,22 @@ def state_folder(context: Context) -> Path:
     return Path(str(folder)).expanduser().absolute()
 
 
+class UnreadableData(UserError):
+    """A site cannot load its data; the message, which may name its files and columns, stays in the site's log."""
+
+    def __init__(self, client: int, error: Exception) -> None:
+        super().__init__(f"client {client} cannot load its data (site_data in hooks.py): {error}")
+        self.public = f"client {client} cannot load its data; the log of its SuperNode says why"
+
+
+def _load_own_data(data: Callable[..., Dataset], client: int, node_config: Mapping[str, Any]) -> Dataset:
+    """Load a site's own data; raises ``UnreadableData`` if a file is missing or unsuitable."""
+    try:
+        return load_site_data(data, client, node_config)
+    except (UserError, OSError) as error:
+        raise UnreadableData(client, error) from None
+
+
 def _client_number(context: Context) -> int:
     """Return the client's number, with which the SuperNode was started."""
     number = context.node_config.get("partition-id")
@@ -135,7 +151,7 @@ def _reply(message: Message, context: Context, work: Callable[[], RecordDict]) -
 def _private_key(context: Context) -> EllipticCurvePrivateKey | None:
     """Return the key in the node config, if it names one."""
     path = context.node_config.get(KEY)
-    return read_private_key(Path(str(path)).expanduser()) if path else None
+    return read_private_key(Path(str(path)).expanduser().absolute()) if path else None
 
 
 def _require_wanted_secrecy(context: Context) -> None:
@@ -155,6 +171,9 @@ def _answer(work: Callable[[], RecordDict]) -> RecordDict:
     """
     try:
         return work()
+    except UnreadableData as error:
+        log.error("fedflat: %s", error)
+        return refusal(error.public)
     except UserError as error:
         log.error("fedflat: %s", error)
         return refusal(without_paths(str(error)))
