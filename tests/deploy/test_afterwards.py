@@ -83,13 +83,16 @@ def test_a_server_killed_while_sites_are_scored_asks_them_again(tmp_path: Path) 
         serve(federation_of(tmp_path, settings), settings)
 
 
-def test_scores_name_missing_sites(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path, **{"deploy.score": True, "training.rounds": 1})
+def test_scores_name_missing_sites(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "flwr")
+    secure = {"deploy.secure_aggregation": True, "deploy.minimum": 2, "algorithm": "fedavg"}
+    settings = settings_of(tmp_path, **{"deploy.score": True, "training.rounds": 1, **secure})
     serve(federation_of(tmp_path, settings, nodes=3), settings)
     scores = json.loads((tmp_path / "run" / "sites.json").read_text())
     assert scores["missing"] == {"3": NOT_CONNECTED}
     shown = CliRunner().invoke(app, ["show", str(tmp_path / "run")], env={"COLUMNS": "200"}).output
     assert re.search(rf"client 2 +\d+ +1 +0 +{100 * scores['sites']['2']['accuracy']:.2f}", shown), shown
+    assert re.search("secure aggregation +on", shown) and "secure aggregation is on" in caplog.text
 
 
 def test_flatness_of_a_run_whose_data_are_at_its_sites(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from fedflat.deploy.settings import (
 )
 from fedflat.deploy.trust.identity import identity_of
 from fedflat.deploy.trust.signatures import AllowedSite, read_site_list
-from fedflat.display import shown_metric, with_unit
+from fedflat.display import counted, shown_metric, with_unit
 from fedflat.engines.problem.task import Task, finite_or_none
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RunView
@@ -199,7 +199,10 @@ def _score_sites(sites: SitesEngine, record: Record, name: str, clients: int) ->
     """
     # An average that has not started yet has no model.
     model = record.models.get(name, record.models["server"])
+    log.info("fedflat: asking %s for their scores of the final model", counted(clients, "site"))
     scores, missing = ask_for_scores(sites.nodes, sites.experiment, model, range(clients), sites.deployment.timeout)
+    for client, reason in missing.items():
+        log.warning("%s has not scored the final model: %s", sites.nodes.label(client), reason)
     assert record.folder is not None
     document: dict[str, Any] = {
         "model": name,

@@ -30,6 +30,9 @@ from fedflat.experiment.setup.engine import training_of
 from fedflat.experiment.setup.problem import build_problem
 from fedflat.setting_names import flat
 
+TOLERABLE_NOISE = 3.0
+"""Norm of the noise, divided by the clipping norm, up to which accuracy lost few points (docs/privacy.md)."""
+
 
 @dataclass(frozen=True)
 class CheckedProject:
@@ -122,7 +125,7 @@ def _part(part: str, data: Dataset, train: int) -> CheckedPart:
 
 
 def _noise_advice(training: Training, parameters: int, cohort_size: int) -> str:
-    """Say by how much the noise exceeds what it protects; empty if it does not, or without privacy.
+    """Say by how much the noise exceeds what it protects; empty if accuracy tolerates it, or without privacy.
 
     The mean of a cohort's updates has at most the norm ``clip``. Noise with the standard deviation s in each of d
     coordinates has a norm of about s * sqrt(d). Local noise is averaged over the cohort, too.
@@ -132,7 +135,7 @@ def _noise_advice(training: Training, parameters: int, cohort_size: int) -> str:
         return ""
     averaged = math.sqrt(cohort_size) if privacy.is_local else cohort_size
     ratio = privacy.noise_multiplier * math.sqrt(parameters) / averaged
-    if ratio <= 1:
+    if ratio <= TOLERABLE_NOISE:
         return ""
     return (
         f"the noise on a round's mean update has {ratio:.3g} times the largest norm of that update, so expect low "
