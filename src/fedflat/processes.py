@@ -109,6 +109,7 @@ class ChildProcess:
 def end_with_parent() -> None:
     """Let this child process end as soon as its parent has ended, even if the parent was killed."""
     parent = multiprocessing.parent_process()
+    assert parent is not None
 
     def watch() -> None:
         parent.join()

@@ -77,8 +77,9 @@ def site_summaries(folder: Path) -> list[SiteSummary]:
     scores: dict[str, dict[str, float | None]] = read_document(folder / SCORES).get("sites", {})
     rounds: dict[int, list[int]] = {int(client): [] for client in (*sites, *scores)}
     for line in read_log(folder / LEDGER, {"round": int, "accepted": list}):
-        for client in line["accepted"] if line else ():
-            rounds.setdefault(client, []).append(line["round"])
+        if line is not None:
+            for client in line["accepted"]:
+                rounds.setdefault(client, []).append(line["round"])
     summaries = []
     for client, accepted in sorted(rounds.items()):
         site = sites.get(str(client), {})
