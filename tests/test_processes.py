@@ -6,13 +6,17 @@ import os
 import signal
 import sys
 import time
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 import torch
 
+from fedflat import processes
 from fedflat.processes import ChildDied, ChildProcess, close_children, wait_for_any
+
+from .time_limits import scaled
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +43,13 @@ def sleep(pipe: Connection) -> None:
     time.sleep(600)
 
 
+def sleep_with_a_child(pipe: Connection, inherited: Connection) -> None:
+    """Fall asleep with a child that sleeps, too; ``inherited`` is open until both have ended."""
+    processes.START_METHOD = "fork"
+    ChildProcess(sleep).receive()
+    sleep(pipe)
+
+
 def leave(pipe: Connection) -> None:
     pipe.close()
 
@@ -57,18 +68,21 @@ def test_a_child_has_one_thread_its_own_environment_and_not_our_main_module(monk
     assert not busy.is_alive and not child.is_alive
 
 
-def test_a_child_ignores_interrupts_and_a_killed_one_is_reported() -> None:
-    child = ChildProcess(sleep)
+def test_a_child_ignores_interrupts_and_a_killed_one_is_reported_and_ends_its_own() -> None:
+    ended, inherited = Pipe(duplex=False)
+    child = ChildProcess(sleep_with_a_child, inherited, daemon=False)
+    inherited.close()
     assert child.receive() == "asleep"
     os.kill(child.pid, signal.SIGINT)
     os.kill(child.pid, signal.SIGHUP)
-    time.sleep(0.2)
+    assert not ended.poll(0.2)
     assert child.is_alive
     os.kill(child.pid, signal.SIGKILL)
     with pytest.raises(ChildDied, match="was killed, most likely because memory"):
         child.receive()
     child.send("nobody reads this")
     close_children([child])
+    assert ended.poll(scaled(20)), "the child's own child still runs"
 
 
 def test_a_child_that_leaves_is_reported() -> None:

@@ -12,6 +12,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -45,7 +46,7 @@ class ChildProcess:
 
     The child loads the parent's plugins and calls ``target(pipe, *args)`` with one torch thread. It does not run the
     user's script again, so that scripts need no ``if __name__ == "__main__"`` guard. It never sees Ctrl-C or a closed
-    terminal: the parent does, and then closes its children.
+    terminal: the parent does, and then closes its children. If the parent is killed, the child ends at once.
 
     Args:
         target: function that the child can import.
@@ -63,9 +64,7 @@ class ChildProcess:
     ) -> None:
         context: Any = multiprocessing.get_context(START_METHOD)
         self.pipe, child_pipe = context.Pipe()
-        # A spawned child inherits the environment; a fork server has that of an earlier time.
-        variables = None if START_METHOD == "spawn" else {**os.environ, **(environment or {})}
-        arguments = (variables, list(loaded_plugins()), target, child_pipe, *args)
+        arguments = ({**os.environ, **(environment or {})}, list(loaded_plugins()), target, child_pipe, *args)
         self.process = context.Process(target=_run, args=arguments, daemon=daemon)
         with _environment(environment or {}), _without_main(), interrupts_blocked():
             self.process.start()
@@ -105,6 +104,18 @@ class ChildProcess:
             if signal_number == 9:  # sent by the system when memory runs out
                 raise ChildKilled("was killed, most likely because memory ran out") from None
             raise ChildKilled(f"was killed by {signal.Signals(signal_number).name}") from None
+
+
+def end_with_parent() -> None:
+    """Let this child process end as soon as its parent has ended, even if the parent was killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)  # without cleaning up, which could wait for children or for locks
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def receive_from_parent(pipe: Connection) -> Any:
@@ -173,16 +184,15 @@ def sendable_error(error: Exception) -> Exception:
 
 
 def _run(
-    environment: Mapping[str, str] | None,
-    plugins: list[str],
-    target: Callable[..., None],
-    pipe: Connection,
-    *args: object,
+    environment: Mapping[str, str], plugins: list[str], target: Callable[..., None], pipe: Connection, *args: object
 ) -> None:
-    """Main function of a child: load the parent's plugins and call ``target``; None keeps the inherited environment."""
-    if environment is not None:
-        os.environ.clear()
-        os.environ.update(environment)
+    """Main function of a child: load the parent's plugins and call ``target``.
+
+    A fork server has the environment of an earlier time, so the child gets the parent's once more.
+    """
+    end_with_parent()
+    os.environ.clear()
+    os.environ.update(environment)
     torch.set_num_threads(1)
     load_plugins(plugins)
     target(pipe, *args)

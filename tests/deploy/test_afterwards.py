@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[
 
 import fedflat
 from fedflat.cli.application import app
+from fedflat.data import load
 from fedflat.deploy.server.app import serve
 from fedflat.deploy.server.nodes import NOT_CONNECTED
 from fedflat.errors import UserError
@@ -80,7 +83,25 @@ def test_a_server_killed_while_sites_are_scored_asks_them_again(tmp_path: Path) 
         serve(federation_of(tmp_path, settings), settings)
 
 
-def test_scores_name_missing_sites(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path, **{"deploy.score": True, "training.rounds": 1})
+def test_scores_name_missing_sites(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "flwr")
+    secure = {"deploy.secure_aggregation": True, "deploy.minimum": 2, "algorithm": "fedavg"}
+    settings = settings_of(tmp_path, **{"deploy.score": True, "training.rounds": 1, **secure})
     serve(federation_of(tmp_path, settings, nodes=3), settings)
-    assert json.loads((tmp_path / "run" / "sites.json").read_text())["missing"] == {"3": NOT_CONNECTED}
+    scores = json.loads((tmp_path / "run" / "sites.json").read_text())
+    assert scores["missing"] == {"3": NOT_CONNECTED}
+    shown = CliRunner().invoke(app, ["show", str(tmp_path / "run")], env={"COLUMNS": "200"}).output
+    assert re.search(rf"client 2 +\d+ +1 +0 +{100 * scores['sites']['2']['accuracy']:.2f}", shown), shown
+    assert re.search("secure aggregation +on", shown) and "secure aggregation is on" in caplog.text
+
+
+def test_flatness_of_a_run_whose_data_are_at_its_sites(tmp_path: Path) -> None:
+    data = load("digits")
+    settings = settings_of(tmp_path, **{"training.rounds": 1})
+    serve(federation_of(tmp_path, settings), settings, replace(data, name="public"))
+    run = tmp_path / "run"
+    asked = CliRunner().invoke(app, ["flatness", "spectrum", str(run)])
+    assert asked.exit_code == 2 and f"fedflat.load('{run}').flatness(dataset=held_out())" in asked.output
+    model = fedflat.load(run).flatness(dataset=data)
+    network = f"{settings['model']} with {len(model.state.weights):,} parameters"
+    assert repr(model) == f"RunModel({run}:server: {network}, on digits)"

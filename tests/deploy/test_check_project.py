@@ -13,6 +13,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[
 
 from fedflat.cli.application import app
 from fedflat.deploy.flower.project import HOOKS, write_project
+from fedflat.deploy.trust.certificates import write_certificates
 
 RNG = np.random.default_rng(0)
 
@@ -28,12 +29,19 @@ def with_hooks(project: Path, hooks: str) -> Path:
     return project
 
 
-def test_a_new_project_passes(tmp_path: Path) -> None:
+def test_a_new_project_is_ready_once_all_sites_have_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_project(tmp_path / "fresh", "scaffold", 3)
     code, output = check(tmp_path / "fresh", "--site", "0", "--site", "2", "--json")
     parts = json.loads(output)["parts"]
     assert code == 0 and [part["part"] for part in parts] == ["server", "site 0", "site 2"]
-    assert parts[0]["train"] > parts[1]["train"] + parts[2]["train"] and parts[1]["advice"] == ""
+    assert parts[0]["train"] > parts[1]["train"] + parts[2]["train"]
+    assert json.loads(output)["missing"] and not json.loads(output)["ready"]
+    monkeypatch.chdir(tmp_path)
+    write_certificates(Path("certificates"), ["127.0.0.1"], 3, days=1)
+    assert "data of the server fit together. Start the run" in check(tmp_path / "fresh")[1]
+    sites = Path("certificates/sites.txt")
+    sites.write_text("\n".join(sites.read_text().splitlines()[:-1]))
+    assert "Missing: client 2 in the list of sites certificates/sites.txt Not ready yet" in check(tmp_path / "fresh")[1]
 
 
 def test_a_private_project_passes_and_a_quorum_does_not(tmp_path: Path) -> None:
@@ -43,7 +51,9 @@ def test_a_private_project_passes_and_a_quorum_does_not(tmp_path: Path) -> None:
         "[tool.flwr.app.config.federation]", '[tool.flwr.app.config.federation]\nprivacy = "dp(noise=1)"'
     )
     settings.write_text(text)
-    assert check(tmp_path / "private", "--site", "0")[0] == 0
+    code, output = check(tmp_path / "private", "--site", "0")
+    assert code == 0 and "epsilon 30.1 after 5 rounds (delta 1e-05), noise multiplier 1," in output
+    assert "privacy: the noise on a round's mean update has" in output
     settings.write_text(text.replace("[tool.flwr.app.config.deploy]", "[tool.flwr.app.config.deploy]\nquorum = 2"))
     assert "deploy.quorum=2 does not work with federation.privacy" in check(tmp_path / "private")[1]
 

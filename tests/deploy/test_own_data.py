@@ -14,10 +14,11 @@ from torch import nn
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
 
-from fedflat.data import Dataset, Examples, standardise
+from fedflat.data import Dataset, Examples, load, standardise
 from fedflat.deploy import client_app
 from fedflat.deploy.server.app import serve
 from fedflat.deploy.trust.identity import normalisation_hash
+from fedflat.experiment.store.run_folder import RunFolder
 
 from .direct import SMALL, DirectGrid, node
 
@@ -122,13 +123,15 @@ def test_sites_train_on_their_own_data(tmp_path: Path) -> None:
 
 
 def test_data_of_a_site_may_depend_on_its_node_config(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Of an unexpected error, the server learns the type but no text, which may contain paths or data."""
-    settings = settings_of(tmp_path)
+    """Of an error, the server learns at most the type but no text, which may contain paths or data."""
+    settings = {**settings_of(tmp_path), "data.clients": 4}
 
     def site_data(number: int, node_config: dict[str, Any]) -> Dataset:
+        if number == 3:
+            return load(f"arrays(path={tmp_path}/wards.csv)")
         return data_of(number, node_config["size"])
 
-    contexts = [node(tmp_path, settings, number) for number in range(3)]
+    contexts = [node(tmp_path, settings, number) for number in range(4)]
     for context, size in zip(contexts, SIZES[:2], strict=False):
         context.node_config["size"] = size
     grid = DirectGrid(contexts, client_app(site_data, network))
@@ -136,3 +139,6 @@ def test_data_of_a_site_may_depend_on_its_node_config(tmp_path: Path, caplog: py
     hello = [reply.content.config_records["header"] for reply in grid.came if "header" in reply.content]
     assert {header["examples"] for header in hello} == set(SIZES[:2])
     assert "node 102 is rejected: KeyError at the site, whose SuperNode has the details in its log" in caplog.text
+    reason = "client 3 cannot load its data; the log of its SuperNode says why"
+    assert RunFolder(tmp_path / "run").status()["rejected_nodes"]["103"] == reason
+    assert f"client 3 cannot load its data (site_data in hooks.py): {tmp_path}/wards.csv does not exist" in caplog.text

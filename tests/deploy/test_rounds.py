@@ -67,6 +67,8 @@ def test_a_poisoned_update_is_refused_and_logged(tmp_path: Path, caplog: pytest.
     assert re.search("round 0: the update of client 2 is rejected: .*NaN", caplog.text)
     shown = CliRunner().invoke(app, ["show", str(tmp_path / "run")], env={"COLUMNS": "200"}).output
     assert re.search(r"client 2 +rejected +0-2 +displacement contains NaN", shown)
+    assert re.search(r"client 1 +\d+ +3 +2 *\n", shown) and re.search(r"client 2 +\d+ +0 +– *\n", shown)
+    assert "4 sites" in shown and "Partition" not in shown and "off: the server sees every update" in shown
     document = json.loads(CliRunner().invoke(app, ["show", str(tmp_path / "run"), "--json"]).output)
     (absence,) = document["absent_sites"]
     assert (absence["client"], absence["rounds"]) == (2, [0, 1, 2])

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import sys
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ from fedflat.errors import UserError
 from ..time_limits import scaled
 from .processes import free_port
 
+SPEC = ExecutionSpec(TaskType.CLIENT_APP, "127.0.0.1:8100", "secret", True, None, False, 77, True, 1)
+
 
 class Recorder:
     """Stands in for Flower's command and records how it was called."""
@@ -34,9 +37,8 @@ class Recorder:
 def test_a_fork_handles_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECORD", str(tmp_path / "call.json"))
     monkeypatch.setattr(forks, "_load", lambda entry_point: Recorder.command)
-    spec = ExecutionSpec(TaskType.CLIENT_APP, "127.0.0.1:8100", "secret", True, None, False, 77, True, 1)
     others = set(multiprocessing.active_children())
-    assert forks.ForkExecutor().launch(spec) == LaunchResult.accepted()
+    assert forks.ForkExecutor().launch(SPEC) == LaunchResult.accepted()
     for fork in set(multiprocessing.active_children()) - others:
         fork.join(timeout=scaled(60))
     process, command, *arguments = json.loads((tmp_path / "call.json").read_text())
@@ -44,11 +46,26 @@ def test_a_fork_handles_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert arguments[1:] == ["127.0.0.1:8100", "--token", "secret", "--insecure", "--parent-pid", "77"]
 
 
-def test_waiting_for_a_node_ends_with_the_parent() -> None:
-    """Otherwise, if killed before the SuperNode is up, it would serve that one forever."""
-    start = time.monotonic()
-    assert not forks._wait_until_open(f"127.0.0.1:{free_port()}", parent=os.getpid())  # not the parent of this process
-    assert time.monotonic() - start < 5
+def serve_a_node_that_is_not_up(started: Connection) -> None:
+    """Do what a warm process does: serve a node, and handle a task."""
+    context = forks.fork_context("this test")
+    context.Process(target=forks._serve_address, args=(f"127.0.0.1:{free_port()}", None, os.getpid())).start()
+    forks.ForkExecutor().launch(SPEC)
+    started.send("started")
+    time.sleep(600)
+
+
+def test_all_processes_end_with_a_killed_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "_load", lambda entry_point: lambda: time.sleep(600))
+    ended, inherited = multiprocessing.Pipe(duplex=False)
+    parent = forks.fork_context("this test").Process(target=serve_a_node_that_is_not_up, args=(inherited,))
+    parent.start()
+    inherited.close()
+    assert ended.recv() == "started"
+    assert not ended.poll(0.3), "a process has ended although its parent lives"
+    parent.kill()
+    parent.join()
+    assert ended.poll(scaled(20)), "a process outlives its parent"
 
 
 def test_flower_has_the_entry_points() -> None:

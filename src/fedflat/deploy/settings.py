@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config, EngineSettings, config
+from fedflat.experiment.setup.engine import sampler_of
 from fedflat.experiment.setup.timing import has_time
 from fedflat.setting_names import nest
 
@@ -108,4 +109,20 @@ def check_deployment(experiment: Config, deployment: Deployment) -> None:
         raise UserError(
             f"deploy.validation does not work with federation.privacy={privacy}: every round would reveal metrics of "
             "the sites' data without noise; remove deploy.validation"
+        )
+
+
+def require_minimum(experiment: Config, clients: int, deployment: Deployment) -> None:
+    """Raise ``UserError`` if a round of a federation of ``clients`` clients has fewer than ``deploy.minimum``."""
+    sampler, minimum = sampler_of(experiment, clients), deployment.minimum
+    # A run that starts from another run's model starts with round init_rounds.
+    cohort_sizes = {
+        round: len(sampler(experiment.seed, round))
+        for round in range(experiment.init_rounds, experiment.training.rounds)
+    }
+    smallest_round = min(cohort_sizes, key=lambda round: cohort_sizes[round])
+    if cohort_sizes[smallest_round] < minimum:
+        raise UserError(
+            f"deploy.minimum={minimum}, but only {cohort_sizes[smallest_round]} clients take part in round "
+            f"{smallest_round}; lower it or raise federation.clients_per_round"
         )

@@ -10,7 +10,8 @@ import typer
 
 from fedflat.cli.shared.completion import complete_algorithm
 from fedflat.cli.shared.flags import JSON, CommandGroup
-from fedflat.cli.shared.screen import print_json, screen, table
+from fedflat.cli.shared.screen import key_values, print_json, screen, table
+from fedflat.display import counted
 from fedflat.errors import UserError
 
 MAX_SITES = 10_000
@@ -177,16 +178,31 @@ def _check_project(folder: Path, sites: list[int], as_json: bool) -> None:
     require_flower()
     from fedflat.deploy.server.check_project import check_project
 
-    parts = check_project(folder, sites)
+    try:
+        project = check_project(folder, sites)
+    except UserError as error:
+        raise UserError(f"{folder} is not ready: {error}") from error
     if as_json:
-        print_json({"folder": folder, "parts": [asdict(part) for part in parts]})
+        print_json({"folder": folder, "ready": not project.missing, **asdict(project)})
         return
     columns = ("part", "dataset", "training", "test", "outputs")
-    rows = [(part.part, part.dataset, part.train, part.test, part.outputs) for part in parts]
+    rows = [(part.part, part.dataset, part.train, part.test, part.outputs) for part in project.parts]
     screen().print(table(columns, rows, numeric=("training", "test")))
-    for part in parts:
-        if part.advice:
-            screen().print(f"{part.part}: {part.advice}", style="yellow", markup=False, highlight=False)
+    facts = {
+        "privacy": project.privacy or "none",
+        "secure aggregation": "on" if project.secure_aggregation else "off: the server sees every update",
+    }
+    screen().print(key_values(facts))
+    for text in project.advice:
+        screen().print(text, style="yellow", markup=False, highlight=False)
+    for text in project.missing:
+        screen().print(f"Missing: {text}", style="yellow", markup=False, highlight=False)
+    checked = "the server" if not sites else f"the server and of {counted(len(sites), 'site')}"
+    verdict = f"settings, model and data of {checked} fit together"
+    if project.missing:
+        print(f"Not ready yet: {verdict}, but see above what is missing.")
+    else:
+        print(f"Ready: {verdict}. Start the run with: flwr run {folder} sites --stream")
 
 
 def _check_sites(flag: str, sites: int, bytes_each: int) -> None:

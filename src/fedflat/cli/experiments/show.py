@@ -21,7 +21,7 @@ def show(
     target: list[float] = TARGETS,
     as_json: bool = JSON,
 ) -> None:
-    """Show a run with its settings and partition, or compare all runs below a folder.
+    """Show a run with its settings and its partition or real sites, or compare all runs below a folder.
 
     Example: fedflat show runs
     """
@@ -33,7 +33,7 @@ def show(
         _show_comparison(folder, target, as_json)
     elif as_json:
         try:
-            partition = run_folder.partition()
+            partition = None if run_folder.has_real_sites else run_folder.partition()
         except DamagedFile as error:
             print(f"fedflat: {error}", file=sys.stderr)
             partition = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedflat.cli.lookup.settings import different_from_defaults
@@ -16,7 +15,8 @@ from fedflat.cli.shared.screen import (
     shown_metric,
     table,
 )
-from fedflat.display import column_format, shown_seconds, with_unit
+from fedflat.cli.shared.sites import describe_secrecy, print_sites, sites_document
+from fedflat.display import column_format, counted, shown_seconds, with_unit
 from fedflat.errors import UserError
 from fedflat.reporting.figures.files import check_figure as check_figure
 from fedflat.reporting.figures.files import write_figure as write_figure
@@ -31,8 +31,6 @@ CURVE = "curve.png"
 """File of the learning curve in a run folder."""
 MAX_OTHER_METRICS = 3
 """Largest number of metrics shown in addition to the primary one."""
-MAX_ABSENCES = 20
-"""Largest number of rows about sites without an update."""
 COSTS = ("backward_passes", "samples", "bytes_down", "bytes_up")
 STATUS_STYLE = {
     "finished": "green",
@@ -87,23 +85,13 @@ def run_document(record: Record) -> dict[str, Any]:
         "flatness_seconds": flatness_seconds,
         "cost": {name: last.get(name) for name in COSTS},
         **{name: last[name] for name in ("virtual_seconds", "idle_rounds", "staleness", "epsilon") if name in last},
-        **_absent_sites(record),
+        **sites_document(record),
         "config": record.config.model_dump(mode="json"),
     }
 
 
-def _absent_sites(record: Record) -> dict[str, Any]:
-    """Return whose updates did not count, and which nodes were rejected; empty for a simulation."""
-    if record.folder is None or not record.folder.has_real_sites:
-        return {}
-    from fedflat.deploy.server.ledger import absences
-
-    absent = [absence._asdict() for absence in absences(record.folder.path)]
-    return {"absent_sites": absent, "rejected_nodes": record.folder.status().get("rejected_nodes", {})}
-
-
 def print_run(record: Record, settings: bool = False) -> None:
-    """Print a run's metrics, cost and folder; ``settings`` adds its settings and partition."""
+    """Print a run's metrics, cost and folder; ``settings`` adds its settings and, for a simulation, its partition."""
     from rich.text import Text
 
     from fedflat.experiment.store.files import DamagedFile
@@ -111,7 +99,9 @@ def print_run(record: Record, settings: bool = False) -> None:
 
     document, console = run_document(record), screen()
     metric, cost = document["metric"], document["cost"]
-    about = f"   {record.config.data.dataset}, {record.config.data.partition}, seed {record.config.seed}   "
+    data, sites = record.config.data, document.get("sites")
+    clients = data.partition if sites is None else counted(len(sites), "site")
+    about = f"   {data.dataset}, {clients}, seed {record.config.seed}   "
     direction = ", lower is better" if record.lower_is_better else ""
     is_diverged, status = record.status == "diverged", _describe_status(record, document["rounds"])
     console.print()
@@ -134,52 +124,22 @@ def print_run(record: Record, settings: bool = False) -> None:
                 "time": _describe_time(document["seconds"], document["flatness_seconds"]),
                 **_describe_virtual_time(document),
                 **_describe_privacy(document),
+                **describe_secrecy(document),
                 "sent": f"{shown_bytes(cost['bytes_up'])} up, {shown_bytes(cost['bytes_down'])} down",
                 "backward passes": shown_count(cost["backward_passes"]),
                 "folder": document["folder"],
             }
         )
     )
-    _print_absent_sites(document)
+    print_sites(document)
     if settings:
         changed = table(("setting", "value", "default"), different_from_defaults(record.config))
         print_section("Non-default settings", changed)
-        if record.folder is not None:
+        if record.folder is not None and "sites" not in document:  # the data of real sites have no partition
             try:
                 print_partition(record.folder.partition())
             except DamagedFile as error:
                 console.print(str(error), style="red")
-
-
-def _print_absent_sites(document: dict[str, Any]) -> None:
-    """Print which sites were rejected or missing in which rounds, and which nodes were rejected altogether."""
-    absent, nodes = document.get("absent_sites", []), document.get("rejected_nodes", {})
-    rows = [
-        (
-            f"{entry['site']} ({entry['client']})" if entry["site"] else f"client {entry['client']}",
-            entry["kind"],
-            shown_ranges(entry["rounds"]),
-            entry["reason"],
-        )
-        for entry in absent[-MAX_ABSENCES:]
-    ]
-    rows += [(f"node {node}", "not admitted", "", reason) for node, reason in nodes.items()]
-    if rows:
-        hidden = max(len(absent) - MAX_ABSENCES, 0)
-        title = "Sites without an update" + (f" ({hidden} earlier entries in participation.jsonl)" if hidden else "")
-        print_section(title, table(("site", "update", "rounds, from 0", "reason"), rows))
-
-
-def shown_ranges(numbers: Sequence[int]) -> str:
-    """Write ascending numbers as text, with ranges.
-
-    >>> shown_ranges([0, 1, 2, 5, 7, 8])
-    '0-2, 5, 7-8'
-    """
-    starts = [number for number in numbers if number - 1 not in numbers]
-    ends = [number for number in numbers if number + 1 not in numbers]
-    pairs = zip(starts, ends, strict=True)
-    return ", ".join(str(start) if start == end else f"{start}-{end}" for start, end in pairs)
 
 
 def _describe_virtual_time(document: dict[str, Any]) -> dict[str, str]:

@@ -81,8 +81,6 @@ def _find_table(folder: Path, split: str) -> Path:
 
 def _read_frame(file: Path) -> pandas.DataFrame:
     """Read a parquet or CSV file."""
-    if not file.is_file():
-        raise UserError(f"{file} does not exist; check the path")
     if file.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
         raise UserError(f"reading {file} requires pyarrow; install it with: pip install 'fedflat[hub]'")
     try:

@@ -84,7 +84,10 @@ class ArrayFiles(DatasetSource):
         from fedflat.data.files.tables import is_table, read_table
 
         path, columns = Path(self.path).expanduser().absolute(), ()
-        if path.exists() and not is_table(path):
+        expected = "expected an .npz, .parquet or .csv file, or a folder of .npy files"
+        if not path.exists():
+            raise UserError(f"{path} does not exist{similar_file(path)}; {expected}")
+        if not is_table(path):
             self._reject_table_options(path)
         if path.suffix == ".npz" and path.is_file():
             arrays = _read_npz(path, data_dir)
@@ -94,8 +97,7 @@ class ArrayFiles(DatasetSource):
         elif path.is_dir():
             arrays = {file.stem: _read_npy(file) for file in sorted(path.glob("*.npy"))}
         else:
-            problem = "has an unknown format" if path.exists() else f"does not exist{similar_file(path)}"
-            raise UserError(f"{path} {problem}; expected an .npz, .parquet or .csv file, or a folder of .npy files")
+            raise UserError(f"{path} has an unknown format; {expected}")
         dataset = replace(dataset_of_arrays(self.text, arrays, path, data_dir, numbers), columns=tuple(columns))
         return standardise(dataset) if self.options.standardise else dataset
 

@@ -17,6 +17,7 @@ from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 from flwr.supercore.tls import get_client_tls_args
 
 from fedflat.operating_system import fork_context
+from fedflat.processes import end_with_parent
 
 ENTRY_POINTS = {
     TaskType.CLIENT_APP: "flwr.supernode.cli:flwr_clientapp",
@@ -74,31 +75,28 @@ def serve_addresses(addresses: Mapping[str, str | None]) -> None:
 
 
 def _serve_address(address: str, root_certificates: str | None, parent: int) -> None:
-    """Handle the tasks of one SuperNode or SuperLink for as long as the parent process lives."""
-    if not _wait_until_open(address, parent):
-        return
+    """Handle the tasks of one SuperNode or SuperLink; ends with the process ``parent``."""
+    end_with_parent()
+    _wait_until_open(address)
     # Flower has no option for the executor, so replace the function that returns it.
     superexec.get_executor = lambda *args, **kwargs: ForkExecutor()
     superexec.run_superexec(address, root_certificates is None, root_certificates, parent_pid=parent)
 
 
-def _wait_until_open(address: str, parent: int) -> bool:
-    """Poll until the port accepts connections; returns False once the parent process is gone.
-
-    Flower would retry at growing intervals, and so notice the port late.
-    """
+def _wait_until_open(address: str) -> None:
+    """Poll until the port accepts connections: Flower would retry at growing intervals, and so notice the port late."""
     host, _, port = address.rpartition(":")
-    while os.getppid() == parent:  # an orphan gets another parent
+    while True:
         try:
             socket.create_connection((host, int(port)), 1).close()
-            return True
+            return
         except OSError:
             time.sleep(POLL)
-    return False
 
 
 def _run_task(entry_point: str, command: list[str]) -> None:
     """Call the entry point of a Flower command as if ``command`` had been typed."""
+    end_with_parent()
     sys.argv = command
     _load(entry_point)()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,24 @@ from torch import nn
 
 from fedflat.data import Dataset
 from fedflat.deploy.server.engine import SITES_SET, SitesEngine
+from fedflat.deploy.server.federation_file import SCORES, FederationFile, read_document
 from fedflat.deploy.server.ledger import LEDGER, Ledger
 from fedflat.deploy.server.nodes import Nodes, too_few_clients
 from fedflat.deploy.server.secure_aggregation import SecureAttempt
 from fedflat.deploy.server.secure_support import require_support
 from fedflat.deploy.server.site_scores import ask_for_scores
-from fedflat.deploy.settings import ANY_NODE, NO_TRACKING, Deployment, check_deployment, deployment_of, experiment_of
+from fedflat.deploy.settings import (
+    ANY_NODE,
+    NO_TRACKING,
+    Deployment,
+    check_deployment,
+    deployment_of,
+    experiment_of,
+    require_minimum,
+)
 from fedflat.deploy.trust.identity import identity_of
 from fedflat.deploy.trust.signatures import AllowedSite, read_site_list
-from fedflat.display import shown_metric, with_unit
+from fedflat.display import counted, shown_metric, with_unit
 from fedflat.engines.problem.task import Task, finite_or_none
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RunView
@@ -35,7 +43,6 @@ from fedflat.experiment.store.files import write_atomically
 from fedflat.experiment.store.run_folder import SITES, Record, RunFolder
 
 log = logging.getLogger("flwr")
-SCORES = "sites.json"
 
 
 def server_app(
@@ -111,7 +118,7 @@ def serve(
         engine=build_engine,
     )
     require_support(run.training, run.problem, config.algorithm, deployment)
-    _check_minimum(run, deployment)
+    require_minimum(config, len(run.partition.clients), deployment)
     sites = run.engine
     assert isinstance(sites, SitesEngine)
     clients = len(run.partition.clients)
@@ -173,7 +180,7 @@ def _is_resumable(folder: RunFolder, config: Config, deployment: Deployment) -> 
         raise UserError(
             f"{folder.path} contains a run of another experiment; choose another deploy.out or restore its settings"
         )
-    was_secure = _identification(folder.path).get("secure_aggregation", deployment.secure_aggregation)
+    was_secure = read_document(folder.path / SITES).get("secure_aggregation", deployment.secure_aggregation)
     if was_secure != deployment.secure_aggregation:
         raise UserError(
             f"the run in {folder.path} began with deploy.secure_aggregation={str(was_secure).lower()}; "
@@ -187,36 +194,6 @@ def _is_resumable(folder: RunFolder, config: Config, deployment: Deployment) -> 
     return True
 
 
-def _check_minimum(run: Run, deployment: Deployment) -> None:
-    """Raise ``UserError`` if a round has fewer clients than ``deploy.minimum``."""
-    minimum = deployment.minimum
-    # A run that starts from another run's model starts with round init_rounds.
-    cohort_sizes = {
-        round: len(run.timeline.sampler(run.config.seed, round))
-        for round in range(run.config.init_rounds, run.config.training.rounds)
-    }
-    smallest_round = min(cohort_sizes, key=lambda round: cohort_sizes[round])
-    if cohort_sizes[smallest_round] < minimum:
-        raise UserError(
-            f"deploy.minimum={minimum}, but only {cohort_sizes[smallest_round]} clients take part in round "
-            f"{smallest_round}; lower it or raise federation.clients_per_round"
-        )
-
-
-def _identification(folder: Path) -> dict[str, Any]:
-    """Return what identifies a run to its sites; empty before its first start."""
-    path = folder / SITES
-    return dict(json.loads(path.read_text())) if path.exists() else {}
-
-
-def _experiment_name(folder: Path, deployment: Deployment) -> str:
-    """Return the random name under which nodes save their clients' state; drawn once and stored with the run."""
-    if not _identification(folder):
-        values = {"experiment": secrets.token_hex(8), "secure_aggregation": deployment.secure_aggregation}
-        write_atomically(folder / SITES, json.dumps(values) + "\n")
-    return str(_identification(folder)["experiment"])
-
-
 def _score_sites(sites: SitesEngine, record: Record, name: str, clients: int) -> None:
     """Ask every site for a final model's metrics on its held-out data, and store them with the run.
 
@@ -228,7 +205,10 @@ def _score_sites(sites: SitesEngine, record: Record, name: str, clients: int) ->
     """
     # An average that has not started yet has no model.
     model = record.models.get(name, record.models["server"])
+    log.info("fedflat: asking %s for their scores of the final model", counted(clients, "site"))
     scores, missing = ask_for_scores(sites.nodes, sites.experiment, model, range(clients), sites.deployment.timeout)
+    for client, reason in missing.items():
+        log.warning("%s has not scored the final model: %s", sites.nodes.label(client), reason)
     assert record.folder is not None
     document: dict[str, Any] = {
         "model": name,
@@ -244,17 +224,30 @@ def _score_sites(sites: SitesEngine, record: Record, name: str, clients: int) ->
 
 
 class _ProgressLog(Callback):
-    """Logs progress in Flower's log, and names the experiment once the run has a folder."""
+    """Logs progress in Flower's log, and stores the name of the experiment and its sites in the run folder."""
+
+    _file: FederationFile
 
     def began(self, run: RunView) -> None:
         """Tell the engine the names that it sends to nodes, and log where the run starts."""
         assert isinstance(run.engine, SitesEngine)
         assert run.folder is not None
-        run.engine.experiment = _experiment_name(run.folder.path, run.engine.deployment)
-        run.engine.primary = run.primary
+        self._file = FederationFile(run.folder.path)
+        run.engine.experiment, run.engine.primary = self._file.experiment, run.primary
         log.info(
             "fedflat: %s, from round %d of %d", run.config.algorithm, run.server.rounds, run.config.training.rounds
         )
+        if run.engine.deployment.secure_aggregation:
+            log.info("fedflat: secure aggregation is on; this server sees only sums of what sites send")
+        self.round_done(run)
+
+    def round_done(self, run: RunView) -> None:
+        """Store the sites, to which new ones may have come."""
+        assert isinstance(run.engine, SitesEngine)
+        nodes, clients = run.engine.nodes, range(len(run.partition.clients))
+        names = {client: name for client, name in nodes.names().items() if client in clients}
+        examples = {client: joined.examples for client, joined in nodes.present.items()}
+        self._file.note(run.engine.deployment.secure_aggregation, names, examples)
 
     def evaluated(self, run: RunView) -> None:
         """Log the test metric of the last evaluation."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 import tomllib
 import traceback
@@ -18,14 +19,38 @@ from fedflat.algorithms import algorithm
 from fedflat.data import Dataset
 from fedflat.data.scaling import own_statistics_advice
 from fedflat.deploy.server.secure_support import require_support
-from fedflat.deploy.settings import check_deployment, deployment_of, experiment_of
+from fedflat.deploy.settings import ANY_NODE, check_deployment, deployment_of, experiment_of, require_minimum
 from fedflat.deploy.site.site import Site, load_site_data
 from fedflat.deploy.trust.identity import identity_of
+from fedflat.deploy.trust.signatures import read_site_list
 from fedflat.display import counted
+from fedflat.engines.round.contract import Training
 from fedflat.errors import UserError
 from fedflat.experiment.setup.engine import training_of
 from fedflat.experiment.setup.problem import build_problem
 from fedflat.setting_names import flat
+
+TOLERABLE_NOISE = 3.0
+"""Norm of the noise, divided by the clipping norm, up to which accuracy lost few points (docs/privacy.md)."""
+
+
+@dataclass(frozen=True)
+class CheckedProject:
+    """A project without mistakes.
+
+    Attributes:
+        parts: the data of the server and of the checked sites.
+        privacy: noise and epsilon of the run; empty without differential privacy.
+        secure_aggregation: whether the server sees only sums.
+        advice: what the operator may have to change.
+        missing: what must exist before the run starts, but has not been found.
+    """
+
+    parts: list[CheckedPart]
+    privacy: str
+    secure_aggregation: bool
+    advice: list[str]
+    missing: list[str]
 
 
 @dataclass(frozen=True)
@@ -38,7 +63,6 @@ class CheckedPart:
         train: number of training examples; those of the server are not trained on.
         test: number of test examples.
         outputs: names of the classes or labels, or e.g. ``1 number``.
-        advice: what to change; empty if nothing.
     """
 
     part: str
@@ -46,10 +70,9 @@ class CheckedPart:
     train: int
     test: int
     outputs: str
-    advice: str
 
 
-def check_project(folder: Path, sites: Iterable[int] = ()) -> list[CheckedPart]:
+def check_project(folder: Path, sites: Iterable[int] = ()) -> CheckedProject:
     """Load what the server of a project loads, and then the data of some of its sites.
 
     Raises ``UserError`` if a setting is invalid, if a hook fails or returns something else, if model and data do not
@@ -70,24 +93,68 @@ def check_project(folder: Path, sites: Iterable[int] = ()) -> list[CheckedPart]:
     clients = len(partition.clients)
     training = training_of(config, algorithm(config.algorithm), clients, problem, is_deployed=True)
     require_support(training, problem, config.algorithm, deployment)
+    require_minimum(config, clients, deployment)
     identity = identity_of(problem, training)
-    parts = [_part("server", problem.data, len(problem.data.train), held_out is not None)]
+    parts = [_part("server", problem.data, len(problem.data.train))]
+    advice = {"server": own_statistics_advice(problem.data) if held_out is not None else ""}
     for number in sites:
         data = _call(hooks, "site_data", Dataset, number, {"partition-id": number})
         site = Site(config, number, folder, data, _call(hooks, "model", nn.Module))
         differences = identity.differences(site.identity().values(), "at the server", f"at site {number}")
+        own_statistics = own_statistics_advice(site.problem.data) if site.has_own_data else ""
         if differences:
-            advice = own_statistics_advice(site.problem.data) if site.has_own_data else ""
-            raise UserError("; ".join(filter(None, (f"the server would reject site {number}: {differences}", advice))))
-        parts.append(_part(f"site {number}", site.problem.data, len(site.indices), site.has_own_data))
-    return parts
+            reasons = (f"the server would reject site {number}: {differences}", own_statistics)
+            raise UserError("; ".join(filter(None, reasons)))
+        parts.append(_part(f"site {number}", site.problem.data, len(site.indices)))
+        advice[f"site {number}"] = own_statistics
+    rounds = config.training.rounds - config.init_rounds
+    advice["privacy"] = _noise_advice(training, problem.layout.size, min(config.federation.clients_per_round, clients))
+    return CheckedProject(
+        parts,
+        training.privacy.describe(rounds) if training.privacy else "",
+        deployment.secure_aggregation,
+        [f"{part}: {text}" for part, text in advice.items() if text],
+        _missing_keys(deployment.sites, clients),
+    )
 
 
-def _part(part: str, data: Dataset, train: int, from_hook: bool) -> CheckedPart:
+def _part(part: str, data: Dataset, train: int) -> CheckedPart:
     """Describe the data of the server or of a site, of which ``train`` examples are for training."""
     outputs = ", ".join(data.classes) or counted(data.num_outputs, "number")
-    advice = own_statistics_advice(data) if from_hook else ""
-    return CheckedPart(part, data.name, train, len(data.test), outputs, advice)
+    return CheckedPart(part, data.name, train, len(data.test), outputs)
+
+
+def _noise_advice(training: Training, parameters: int, cohort_size: int) -> str:
+    """Say by how much the noise exceeds what it protects; empty if accuracy tolerates it, or without privacy.
+
+    The mean of a cohort's updates has at most the norm ``clip``. Noise with the standard deviation s in each of d
+    coordinates has a norm of about s * sqrt(d). Local noise is averaged over the cohort, too.
+    """
+    privacy = training.privacy
+    if privacy is None:
+        return ""
+    averaged = math.sqrt(cohort_size) if privacy.is_local else cohort_size
+    ratio = privacy.noise_multiplier * math.sqrt(parameters) / averaged
+    if ratio <= TOLERABLE_NOISE:
+        return ""
+    return (
+        f"the noise on a round's mean update has {ratio:.3g} times the largest norm of that update, so expect low "
+        "accuracy; use many more clients per round, a smaller model, fewer rounds or a larger epsilon"
+    )
+
+
+def _missing_keys(sites: str, clients: int) -> list[str]:
+    """Say what the list of sites, the setting ``deploy.sites``, lacks; nothing if every node may take part."""
+    if sites == ANY_NODE:
+        return []
+    path = Path(sites).expanduser()
+    if not path.exists():
+        return [
+            f"the list of sites {sites} (deploy.sites), in the folder in which the SuperLink is started; "
+            "fedflat deploy certificates writes it"
+        ]
+    keys = read_site_list(path)
+    return [f"client {client} in the list of sites {sites}" for client in range(clients) if client not in keys]
 
 
 def _flower_settings(folder: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ GREETING_TTL = 120.0
 """Seconds after which an unanswered greeting is sent again."""
 PULLED_AT_ONCE = 2
 """Answers that are pulled together: Flower holds all of them in memory."""
-NOT_CONNECTED = "its node is not connected"
+NOT_CONNECTED = "its node is not connected, or was rejected"
 
 
 class Absences(NamedTuple):

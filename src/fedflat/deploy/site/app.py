@@ -62,7 +62,7 @@ def client_app(
             experiment_of(context.run_config),
             policy.client,
             policy.folder,
-            load_site_data(data, policy.client, context.node_config) if data else None,
+            _load_own_data(data, policy.client, context.node_config) if data else None,
             model() if model else None,
             task() if task else None,
             may_start_afresh=policy.may_start_afresh,
@@ -116,6 +116,22 @@ class _Task(NamedTuple):
         return secure_sum
 
 
+class UnreadableData(UserError):
+    """A site cannot load its data; the message, which may name its files and columns, stays in the site's log."""
+
+    def __init__(self, client: int, error: Exception) -> None:
+        super().__init__(f"client {client} cannot load its data (site_data in hooks.py): {error}")
+        self.public = f"client {client} cannot load its data; the log of its SuperNode says why"
+
+
+def _load_own_data(data: Callable[..., Dataset], client: int, node_config: Mapping[str, Any]) -> Dataset:
+    """Load a site's own data; raises ``UnreadableData`` if a file is missing or unsuitable."""
+    try:
+        return load_site_data(data, client, node_config)
+    except (UserError, OSError) as error:
+        raise UnreadableData(client, error) from None
+
+
 def _reply(message: Message, context: Context, work: Callable[[Message, Context, SitePolicy], RecordDict]) -> Message:
     """Reply to a message that the site's policy permits, with the result of ``work`` and a signed receipt."""
     key = None
@@ -139,6 +155,9 @@ def _answer(work: Callable[[], RecordDict]) -> RecordDict:
     """
     try:
         return work()
+    except UnreadableData as error:
+        log.error("fedflat: %s", error)
+        return refusal(error.public)
     except UserError as error:
         log.error("fedflat: %s", error)
         return refusal(without_paths(str(error)))

@@ -68,8 +68,8 @@ class SitePolicy:
         folder = folder or os.environ.get("FEDFLAT_STATE") or "~/.fedflat/state"
         policy = cls(
             client,
-            read_private_key(Path(str(key)).expanduser()) if key else None,
-            read_site_list(Path(str(sites)).expanduser()) if sites else None,
+            read_private_key(Path(str(key)).expanduser().absolute()) if key else None,
+            read_site_list(Path(str(sites)).expanduser().absolute()) if sites else None,
             Path(str(folder)).expanduser().absolute(),
             _flag(context, FRESH_STATE, False),
             secure_only,

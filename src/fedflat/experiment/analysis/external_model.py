@@ -22,7 +22,7 @@ from fedflat.experiment.store.run_folder import Record
 from fedflat.registry import import_file
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ExternalModel(RunModel):
     """A model from a weights file; its record holds the dataset and no history."""
 

@@ -132,10 +132,7 @@ def reopen(
         task = record.user_objects.get("task")
     for user_object, name, argument in ((dataset, config.data.dataset, "dataset"), (network, config.model, "network")):
         if user_object is None and is_user_supplied(name):
-            raise UserError(
-                f"this run used a user-supplied {argument} ({name}); "
-                f"pass it again: fedflat.load(folder).{method}({argument}=...)"
-            )
+            raise _missing_object(record, argument, name, method)
     if not with_initial_weights:
         config = _without_initial_weights(record, config, network)
     problem, partition = build_problem(config, dataset, network, task)
@@ -146,6 +143,21 @@ def reopen(
             f"this run used a custom task, not one scored by {problem.task.metric}; pass it again in Python: task=..."
         )
     return problem, partition
+
+
+def _missing_object(record: Record, argument: str, name: str, method: str) -> UserError:
+    """Return the error that a run needs its own dataset or network (``argument``), which its config calls ``name``."""
+    if record.folder is not None and record.folder.has_real_sites:
+        call = f"fedflat.load('{record.folder.path}').{method}"
+        return UserError(
+            f"the run in {record.folder.path} was trained at real sites, and their training data stay there; measure "
+            f"it on the server's own data in Python, with the hooks of its project: {call}(dataset=held_out()), and "
+            "network=model() if the project has its own model"
+        )
+    return UserError(
+        f"this run used a user-supplied {argument} ({name}); "
+        f"pass it again: fedflat.load(folder).{method}({argument}=...)"
+    )
 
 
 def _without_initial_weights(record: Record, config: Config, network: nn.Module | None) -> Config:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedflat.algorithms import algorithm
 from fedflat.data import Examples, Partition
+from fedflat.display import shown_count
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import PooledTask
 from fedflat.engines.round.contract import ModelState
@@ -115,7 +116,7 @@ def _as_indices(positions: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(positions, dtype=np.int64))
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class RunModel:
     """A model of a run with its problem and partition."""
 
@@ -125,14 +126,18 @@ class RunModel:
     """Name of the model: ``server`` or an average."""
     rounds: int | None
     """Round after which the model was saved; None for the final model."""
-    problem: Problem = field(repr=False)
+    problem: Problem
     """Network, task and data of the run."""
-    partition: Partition = field(repr=False)
+    partition: Partition
     """The partition, which lists the examples of each client."""
-    state: ModelState = field(repr=False)
+    state: ModelState
     """Weights and buffers of the model."""
     tf32: bool = False
     """Whether a GPU may round matrix products to TF32."""
+
+    def __repr__(self) -> str:
+        network = f"{self.record.config.model} with {shown_count(self.problem.layout.size)} parameters"
+        return f"{type(self).__name__}({self.label}: {network}, on {self.problem.data.name})"
 
     @property
     def label(self) -> str:

@@ -1,0 +1,101 @@
+"""Output on the sites of a deployed run, on the screen and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedflat.cli.shared.screen import print_section, shown_count, shown_metric, table, with_unit
+
+if TYPE_CHECKING:
+    from fedflat.experiment.store.run_folder import Record
+
+MAX_ABSENCES = 20
+"""Largest number of rows about sites without an update."""
+MAX_SITES = 50
+"""Largest number of rows about sites."""
+
+
+def sites_document(record: Record) -> dict[str, Any]:
+    """Return the sites, whose updates did not count, and which nodes were rejected; empty for a simulation."""
+    if record.folder is None or not record.folder.has_real_sites:
+        return {}
+    from fedflat.deploy.server.federation_file import read_document, site_summaries
+    from fedflat.deploy.server.ledger import absences
+    from fedflat.experiment.store.run_folder import SITES
+
+    folder = record.folder.path
+    return {
+        "secure_aggregation": read_document(folder / SITES).get("secure_aggregation", False),
+        "sites": [site._asdict() for site in site_summaries(folder)],
+        "absent_sites": [absence._asdict() for absence in absences(folder)],
+        "rejected_nodes": record.folder.status().get("rejected_nodes", {}),
+    }
+
+
+def describe_secrecy(document: dict[str, Any]) -> dict[str, str]:
+    """Return whether the server of a deployed run sees the update of every site; empty for a simulation."""
+    if "secure_aggregation" not in document:
+        return {}
+    on = "on: the server sees only sums of what sites send"
+    return {"secure aggregation": on if document["secure_aggregation"] else "off: the server sees every update"}
+
+
+def print_sites(document: dict[str, Any]) -> None:
+    """Print the sites of a deployed run, and which were rejected or missing in which rounds."""
+    if "sites" not in document:
+        return
+    sites, metric = document["sites"], document["metric"]
+    score = f"final {with_unit(metric)}, own test data"
+    columns = ["site", "training examples", "accepted updates", "last in round, from 0"]
+    has_scores = any(site["score"] for site in sites)
+    rows = [
+        (
+            _label(site),
+            shown_count(site["examples"]),
+            site["updates"],
+            site["last_round"],
+            *([shown_metric(site["score"].get(metric), metric)] if has_scores else []),
+        )
+        for site in sites[:MAX_SITES]
+    ]
+    columns += [score] if has_scores else []
+    hidden = max(len(sites) - MAX_SITES, 0)
+    print_section("Sites" + (f" ({hidden} more with --json)" if hidden else ""), table(columns, rows, columns[1:]))
+    _print_absent_sites(document)
+
+
+def _label(entry: dict[str, Any]) -> str:
+    """Return the name of a site with its client number."""
+    return f"{entry['site']} ({entry['client']})" if entry["site"] else f"client {entry['client']}"
+
+
+def _print_absent_sites(document: dict[str, Any]) -> None:
+    """Print which sites were rejected or missing in which rounds, and which nodes were rejected altogether."""
+    absent, nodes = document.get("absent_sites", []), document.get("rejected_nodes", {})
+    rows = [
+        (
+            _label(entry),
+            entry["kind"],
+            shown_ranges(entry["rounds"]),
+            entry["reason"],
+        )
+        for entry in absent[-MAX_ABSENCES:]
+    ]
+    rows += [(f"node {node}", "not admitted", "", reason) for node, reason in nodes.items()]
+    if rows:
+        hidden = max(len(absent) - MAX_ABSENCES, 0)
+        title = "Sites without an update" + (f" ({hidden} earlier entries in participation.jsonl)" if hidden else "")
+        print_section(title, table(("site", "update", "rounds, from 0", "reason"), rows))
+
+
+def shown_ranges(numbers: Sequence[int]) -> str:
+    """Write ascending numbers as text, with ranges.
+
+    >>> shown_ranges([0, 1, 2, 5, 7, 8])
+    '0-2, 5, 7-8'
+    """
+    starts = [number for number in numbers if number - 1 not in numbers]
+    ends = [number for number in numbers if number + 1 not in numbers]
+    pairs = zip(starts, ends, strict=True)
+    return ", ".join(str(start) if start == end else f"{start}-{end}" for start, end in pairs)
