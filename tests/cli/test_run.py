@@ -174,24 +174,11 @@ def test_a_long_run_says_that_it_compiles_and_trains_on_without_a_working_compil
     monkeypatch.setattr("fedflat.engines.problem.kernels.compiler", lambda: "false")
     images = np.random.default_rng(0).random((200, 1, 16, 16), dtype="float32")
     np.savez("images.npz", inputs=images, targets=np.arange(200) % 2)
-    model = (
-        "--dataset",
-        "images.npz",
-        "--model",
-        "lenet5",
-        "--batch-size",
-        "16",
-        "--clients",
-        "5",
-        "--clients-per-round",
-        "2",
-        "--rounds",
-        "1",
-    )
+    data = ("--dataset", "images.npz", "--clients", "5", "--partition", "iid", "--clients-per-round", "2")
+    training = ("--model", "lenet5", "--batch-size", "16", "--rounds", "1", "--local-steps", "1")
     lines = []
     for compile in ("auto", "off"):
-        chosen = ("--local-steps", "1", "--partition", "iid", "--set", f"engine.compile={compile}", "--out", compile)
-        result = fedflat("run", *model, *chosen)
+        result = fedflat("run", *data, *training, "--set", f"engine.compile={compile}", "--out", compile)
         assert result.exit_code == 0
         lines.append(result.stderr)
     assert "compile: on (engine.compile=auto" in lines[0] and "compile: on" not in lines[1]
