@@ -1,7 +1,6 @@
 """Tests run torch on one thread: two on a busy machine are many times slower than one.
 
 They run in one process unless they ask for more workers or jobs: a process that imports torch takes seconds to start.
-Worker processes are therefore forks of one that has imported it; ``tests/test_processes.py`` starts them as users do.
 """
 
 import functools
@@ -24,9 +23,6 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 torch.set_num_threads(1)
 processes.use_cores(1)
-if sys.platform != "win32":
-    processes.START_METHOD = "forkserver"
-    torch.multiprocessing.set_forkserver_preload(["fedflat.experiment.run"])
 # CliRunner would build all commands of fedflat for every call, which takes a tenth of a second.
 typer.testing._get_command = functools.cache(typer.testing._get_command)
 settings.register_profile("fedflat", deadline=None)  # a busy machine must not fail a test

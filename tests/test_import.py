@@ -43,3 +43,8 @@ def test_algorithms_and_data_need_torch_and_numpy_alone() -> None:
     loaded = loaded_by("import fedflat.data; fedflat.algorithm('fedmoswa+asam')")
     assert {"torch", "numpy"} <= loaded
     assert not loaded & set(HEAVY)
+
+
+def test_the_help_imports_neither_torch_nor_pydantic() -> None:
+    loaded = loaded_by("from fedflat.cli.application import build; build(['--help'])")
+    assert not loaded & ({"torch", "numpy", *HEAVY} - {"typer", "rich"})

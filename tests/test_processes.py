@@ -20,8 +20,8 @@ from .time_limits import scaled
 
 
 @pytest.fixture(autouse=True)
-def as_users_start_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start children as in a run, and let them import this module, whichever way pytest was started."""
+def spawned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start children as on Windows and macOS, and let them import this module, whichever way pytest was started."""
     monkeypatch.setattr("fedflat.processes.START_METHOD", "spawn")
     monkeypatch.syspath_prepend(Path(__file__).parents[1])
 

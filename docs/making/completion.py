@@ -1,11 +1,15 @@
-"""The names that shell completion offers."""
+"""The names that shell completion offers, and the summaries of commands that the help lists."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
+
+import typer
 
 from fedflat.algorithms.composition import parts
 from fedflat.algorithms.named import NAMED
+from fedflat.cli.application import app
 from fedflat.data import AUGMENTATIONS, DATASETS, PARTITION_MODIFIERS, PARTITIONERS
 from fedflat.models import MODELS
 from fedflat.privacy import MECHANISMS
@@ -29,5 +33,7 @@ def pages() -> dict[str, str]:
         "policy": POLICIES,
         "privacy": MECHANISMS,
     }
-    names = {kind: [*registry] for kind, registry in registries.items()}
+    names: dict[str, object] = {kind: [*registry] for kind, registry in registries.items()}
+    commands: Any = typer.main.get_command(app)
+    names["command"] = {name: command.help.split("\n\n")[0] for name, command in commands.commands.items()}
     return {FILE: json.dumps(names, indent=1) + "\n"}

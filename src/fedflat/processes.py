@@ -1,4 +1,4 @@
-"""Supervised child processes: spawn, exchange messages over a pipe, notice death, clean up.
+"""Supervised child processes: start, exchange messages over a pipe, notice death, clean up.
 
 Parallel runs, parallel searches, the CPU engine's workers and the benchmark all build on :class:`ChildProcess`.
 Also counts the CPU cores that this process may use.
@@ -29,8 +29,8 @@ from fedflat.registry import load_plugins, loaded_plugins
 
 PATIENCE = 5.0
 """Seconds that a child has to exit before it is killed."""
-START_METHOD = "spawn"
-"""How children start; with ``forkserver``, they share one import of torch."""
+START_METHOD = "forkserver" if sys.platform == "linux" else "spawn"
+"""How children start. With ``forkserver``, they are forks of a process that has imported fedflat and torch once."""
 
 
 class ChildDied(Exception):
@@ -42,7 +42,7 @@ class ChildKilled(ChildDied):
 
 
 class ChildProcess:
-    """A spawned process and the parent's end of a two-way pipe to it.
+    """A child process and the parent's end of a two-way pipe to it.
 
     The child loads the parent's plugins and calls ``target(pipe, *args)`` with one torch thread. It does not run the
     user's script again, so that scripts need no ``if __name__ == "__main__"`` guard. It never sees Ctrl-C or a closed
@@ -63,6 +63,7 @@ class ChildProcess:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         context: Any = multiprocessing.get_context(START_METHOD)
+        context.set_forkserver_preload(["fedflat.experiment.run"])
         self.pipe, child_pipe = context.Pipe()
         arguments = ({**os.environ, **(environment or {})}, list(loaded_plugins()), target, child_pipe, *args)
         self.process = context.Process(target=_run, args=arguments, daemon=daemon)

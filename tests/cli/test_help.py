@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 import typer
 from rich.text import Text
+from typer.testing import CliRunner
 
-from fedflat.cli.application import app
+from fedflat.cli.application import app, build
 
 
 def commands(command: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -57,6 +58,10 @@ def test_all_commands_are_listed():
         "plane",
         "path",
     } <= measurements
+
+
+def test_commands_that_are_not_imported_are_listed_alike(fedflat):
+    assert CliRunner().invoke(build(["--help"]), ["--help"]).stdout == fedflat("--help").stdout
 
 
 def test_usage_lines_are_valid_markup():

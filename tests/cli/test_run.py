@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -164,3 +165,23 @@ def test_yaml_booleans_are_read_as_words(fedflat, word):
         fedflat("run", "--set", f"engine.compile={word}", "--set", "training.rounds=7", "--dry-run").stdout
     )
     assert told.get("engine", {}).get("compile", "auto") == word and told["training"]["rounds"] == 7
+
+
+def test_a_long_run_says_that_it_compiles_and_trains_on_without_a_working_compiler(fedflat, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("fedflat.experiment.setup.engine.MIN_STEPS_TO_COMPILE", 1)
+    monkeypatch.setattr("fedflat.experiment.setup.engine.compiler", lambda: "false")
+    monkeypatch.setattr("fedflat.engines.problem.kernels.compiler", lambda: "false")
+    images = np.random.default_rng(0).random((200, 1, 16, 16), dtype="float32")
+    np.savez("images.npz", inputs=images, targets=np.arange(200) % 2)
+    data = ("--dataset", "images.npz", "--clients", "5", "--partition", "iid", "--clients-per-round", "2")
+    training = ("--model", "lenet5", "--batch-size", "16", "--rounds", "1", "--local-steps", "1")
+    lines = []
+    for compile in ("auto", "off"):
+        result = fedflat("run", *data, *training, "--set", f"engine.compile={compile}", "--out", compile)
+        assert result.exit_code == 0
+        lines.append(result.stderr)
+    assert "compile: on (engine.compile=auto" in lines[0] and "compile: on" not in lines[1]
+    assert "could not be compiled (false failed); training continues with torch's kernels" in lines[0]
+    assert "compile: 'on'" in Path("auto/config.yaml").read_text()
+    assert Path("auto/model.safetensors").read_bytes() == Path("off/model.safetensors").read_bytes()

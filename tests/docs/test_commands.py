@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from fedflat.algorithms import algorithm
 from fedflat.cli.application import app
-from fedflat.cli.shared.flags import UsageError
+from fedflat.cli.shared.command_group import UsageError
 from fedflat.data import canonical_dataset, canonical_partition
 from fedflat.errors import UserError
 from fedflat.models import canonical_model

@@ -223,7 +223,10 @@ def test_compiled_kernels_are_cached_and_damaged_files_replaced(
     content = file.read_bytes()
     file.unlink()  # this process has loaded it
     file.write_bytes(content[:1000])
+    unreadable = file.with_name(f"{file.stem.partition('-')[0]}-folder.so")
+    unreadable.mkdir()
     assert compile_anew(source).answer() == 42
+    unreadable.rmdir()
     monkeypatch.setattr(kernels.subprocess, "run", None)
     assert compile_anew(source).answer() == 42, "loaded from the cache, without a compiler"
 

@@ -17,10 +17,12 @@ from torch import nn
 
 import fedflat
 from fedflat.bench.setting import RandomImages
-from fedflat.engines.cpu.engine import process_pool
+from fedflat.engines.cpu.engine import LoopEngine, process_pool
 from fedflat.engines.problem import kernels
 from fedflat.errors import UserError
 from fedflat.experiment.campaign.processes import _run_next_task
+from fedflat.experiment.make_config import make_config
+from fedflat.experiment.run import Run
 from fedflat.processes import sendable_error
 
 SETTINGS = {"rounds": 3, "clients": 10, "clients_per_round": 5, "local_steps": 3, "model": "mlp(hidden=8)"}
@@ -224,3 +226,21 @@ def test_stale_answers_do_not_reach_the_next_caller() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert not pool.is_alive and not any(worker.is_alive for worker in workers)
+
+
+@pytest.mark.parametrize(
+    ("changes", "workers"),
+    [
+        ({}, 1),
+        ({"rounds": 667}, 3),  # 10,005 steps
+        ({"model": "mlp(hidden=400)"}, 3),
+        ({"model": "lenet5"}, 3),
+        ({"workers": 2}, 2),
+    ],
+)
+def test_short_runs_of_small_models_start_no_workers(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], workers: int
+) -> None:
+    monkeypatch.setattr("fedflat.experiment.setup.engine.available_cores", lambda: 3)
+    engine = Run(make_config(None, SETTINGS | {"rounds": 666} | changes), data=NARROW["dataset"]).engine
+    assert isinstance(engine, LoopEngine) and engine.workers == workers

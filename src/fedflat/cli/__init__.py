@@ -41,10 +41,11 @@ def main() -> None:
         sys.exit(WRONG_REQUEST)
     try:
         _interrupt_on_signals()
-        from fedflat.cli.application import app  # here, so that Ctrl-C during imports prints no traceback
+        from fedflat.cli.application import build  # here, so that Ctrl-C during imports prints no traceback
 
+        completes = "_FEDFLAT_COMPLETE" in os.environ  # set by the shell's completion, which passes no arguments
         try:
-            app(prog_name="fedflat")
+            build(None if completes else sys.argv[1:])(prog_name="fedflat")
         finally:
             exec("")  # clears CPython's record of an interrupt within exec(), which would end `python -m` by SIGINT
             sys.stdout.flush()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import importlib
+import json
 import math
 import re
 import shlex
@@ -10,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,43 +20,43 @@ import typer
 
 from fedflat import __version__
 from fedflat.cli import RUNS_FAILED, WRONG_REQUEST, Interrupted, interrupted_code
-from fedflat.cli.experiments.bench import bench
-from fedflat.cli.experiments.branch import branch
-from fedflat.cli.experiments.clean import clean
-from fedflat.cli.experiments.compare import compare
-from fedflat.cli.experiments.deploy import deploy
-from fedflat.cli.experiments.discover import discover
-from fedflat.cli.experiments.evaluate import evaluate
-from fedflat.cli.experiments.export import export
-from fedflat.cli.experiments.new import new
-from fedflat.cli.experiments.report import report
-from fedflat.cli.experiments.reproduce import reproduce
-from fedflat.cli.experiments.run import resume, run
-from fedflat.cli.experiments.show import show
-from fedflat.cli.experiments.sweep import sweep
-from fedflat.cli.experiments.tune import tune
-from fedflat.cli.experiments.watch import watch
-from fedflat.cli.flatness.clients import clients
-from fedflat.cli.flatness.generalisation import bounds, gap
-from fedflat.cli.flatness.landscape import landscape, path, plane
-from fedflat.cli.flatness.log import log
-from fedflat.cli.flatness.norms import norms
-from fedflat.cli.flatness.sharpness import sharpness
-from fedflat.cli.flatness.similarity import similarity
-from fedflat.cli.flatness.spectrum import spectrum
-from fedflat.cli.flatness.stability import stability
-from fedflat.cli.lookup.algorithms import algorithms
-from fedflat.cli.lookup.data import data
-from fedflat.cli.lookup.doctor import doctor
-from fedflat.cli.lookup.models import models
-from fedflat.cli.lookup.papers import papers
-from fedflat.cli.lookup.settings import settings
-from fedflat.cli.shared.flags import CommandGroup, NoSuchOption, UsageError, keep_argument_help
+from fedflat.cli.shared.command_group import NAMES_FILE, CommandGroup, NoSuchOption, UsageError, keep_argument_help
 from fedflat.errors import SomeFailed, UserError
 from fedflat.registry import PLUGINS_VARIABLE, MissingPlugin, listed_plugins, load_plugins
 from fedflat.setting_names import MAX_COUNT, MAX_SEED, forbidden_character, suggest_setting
 
 PACKAGE = Path(__file__).parents[1]
+COMMANDS = {
+    "Experiments": {
+        "run": "experiments.run",
+        "compare": "experiments.compare",
+        "sweep": "experiments.sweep",
+        "tune": "experiments.tune",
+        "discover": "experiments.discover",
+        "branch": "experiments.branch",
+        "reproduce": "experiments.reproduce",
+        "resume": "experiments.run",
+        "show": "experiments.show",
+        "watch": "experiments.watch",
+        "report": "experiments.report",
+        "evaluate": "experiments.evaluate",
+        "export": "experiments.export",
+        "new": "experiments.new",
+        "clean": "experiments.clean",
+        "bench": "experiments.bench",
+        "flatness": "flatness.group",
+        "deploy": "experiments.deploy",
+    },
+    "Looking things up": {
+        "algorithms": "lookup.algorithms",
+        "models": "lookup.models",
+        "papers": "lookup.papers",
+        "settings": "lookup.settings",
+        "doctor": "lookup.doctor",
+        "data": "lookup.data",
+    },
+}
+"""For each panel of the help, its commands and their modules."""
 OTHER_NAMES = {"--model": "average"}
 """Options that have another meaning in other commands, with the parameter that was probably meant."""
 
@@ -197,16 +200,6 @@ def _check_numbers(arguments: dict[str, Any]) -> None:
                 raise UserError(f"{flag} {number} is too large; expected at most {largest}")
 
 
-keep_argument_help()
-app = typer.Typer(
-    cls=Application,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["--help", "-h"]},
-)
-
-
 def _print_version(is_requested: bool) -> None:
     """Handle ``--version``: print it and exit."""
     if is_requested:
@@ -214,7 +207,6 @@ def _print_version(is_requested: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def fedflat(
     version: bool = typer.Option(
         False, "--version", callback=_print_version, is_eager=True, help="print the version and stop"
@@ -226,29 +218,45 @@ def fedflat(
     """
 
 
-flatness = typer.Typer(cls=CommandGroup, no_args_is_help=True)
+def build(words: Sequence[str] | None = None) -> typer.Typer:
+    """Build the application.
 
-
-@flatness.callback()
-def about() -> None:
-    """Measure flatness around the models of runs: curvature, sharpness, landscapes, clients, generalisation.
-
-    A model is RUN (the run's primary model), RUN:MODEL, or RUN:MODEL@ROUND for runs with --save-every.
-    Nothing is retrained, except that `clients` and `similarity` retrain single rounds and `stability` trains runs.
-
-    Example: fedflat flatness spectrum runs/fedavg-digits-seed0 runs/fedmoswa-digits-seed0:wima
+    Args:
+        words: the command line. Commands that it does not name are only listed in the help and not imported, which
+            would take as long as half an import of torch. Default: all commands can be called.
     """
+    app = typer.Typer(
+        cls=Application,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["--help", "-h"]},
+    )
+    app.callback()(fedflat)
+    summaries = {} if words is None else json.loads(NAMES_FILE.read_text(encoding="utf-8"))["command"]
+    for panel, modules in COMMANDS.items():
+        for name, module in modules.items():
+            if words is not None and name not in words:
+                app.command(name, help=summaries[name], rich_help_panel=panel)(_not_imported)
+                continue
+            command = getattr(importlib.import_module(f"fedflat.cli.{module}"), name)
+            if isinstance(command, typer.Typer):
+                app.add_typer(command, name=name, rich_help_panel=panel)
+            else:
+                app.command(rich_help_panel=panel)(command)
+    return app
 
 
-EXPERIMENTS, LOOKUP = "Experiments", "Looking things up"
-"""Help panels."""
-EXPERIMENT_COMMANDS = (run, compare, sweep, tune, discover, branch, reproduce, resume, show, watch, report, evaluate)
-for _command in (*EXPERIMENT_COMMANDS, export, new, clean, bench):
-    app.command(rich_help_panel=EXPERIMENTS)(_command)
-for _command in (spectrum, sharpness, norms, landscape, plane, path, clients, similarity, log, gap, bounds, stability):
-    flatness.command()(_command)
-app.add_typer(flatness, name="flatness", rich_help_panel=EXPERIMENTS)
-app.add_typer(deploy, name="deploy", rich_help_panel=EXPERIMENTS)
-for _command in (algorithms, models, papers, settings, doctor):
-    app.command(rich_help_panel=LOOKUP)(_command)
-app.add_typer(data, name="data", rich_help_panel=LOOKUP)
+def _not_imported() -> None:
+    """Stand for a command that is only listed."""
+
+
+@cache
+def __getattr__(name: str) -> Any:
+    """Build ``app``, the application with all commands, when it is first used."""
+    if name == "app":
+        return build()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+keep_argument_help()

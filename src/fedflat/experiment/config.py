@@ -195,7 +195,8 @@ class EngineSettings(SettingsGroup):
     workers: int | None = Field(
         None,
         ge=1,
-        description="worker processes; default: one per core, at most 8 or clients_per_round; with Ray: cores or GPUs",
+        description="worker processes; default: one per core, at most 8 or clients_per_round, but 1 for short runs of "
+        "small models; with Ray: cores or GPUs",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="device; auto: a GPU if available")
     precision: Literal["auto", "float32", "tf32", "bf16", "float64"] = Field(

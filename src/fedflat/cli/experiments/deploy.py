@@ -8,8 +8,9 @@ from pathlib import Path
 
 import typer
 
+from fedflat.cli.shared.command_group import CommandGroup
 from fedflat.cli.shared.completion import complete_algorithm
-from fedflat.cli.shared.flags import JSON, CommandGroup
+from fedflat.cli.shared.flags import JSON
 from fedflat.cli.shared.screen import key_values, print_json, screen, table
 from fedflat.display import counted
 from fedflat.errors import UserError

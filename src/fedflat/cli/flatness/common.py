@@ -13,7 +13,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedflat.cli.shared.flags import JSON, QUIET, current_context, optional
+from fedflat.cli.shared.command_group import current_context
+from fedflat.cli.shared.flags import JSON, QUIET, optional
 from fedflat.cli.shared.screen import (
     fetch_if_missing,
     key_values,

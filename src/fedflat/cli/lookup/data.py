@@ -9,8 +9,9 @@ from typing import Any
 
 import typer
 
+from fedflat.cli.shared.command_group import CommandGroup
 from fedflat.cli.shared.completion import complete_dataset, complete_partition
-from fedflat.cli.shared.flags import DATA_DIR, JSON, CommandGroup, no_default, optional
+from fedflat.cli.shared.flags import DATA_DIR, JSON, no_default, optional
 from fedflat.cli.shared.one_run import print_partition
 from fedflat.cli.shared.screen import (
     Downloads,

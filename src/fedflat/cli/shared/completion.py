@@ -10,10 +10,9 @@ from typing import Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from fedflat.cli.shared.command_group import NAMES_FILE
 from fedflat.experiment.config import setting_names
 
-NAMES_FILE = Path(__file__).with_name("completion_names.json")
-"""Names of all built-in components by kind, written by ``docs/generate.py``."""
 MAX_LEVELS = 2
 """Number of folder levels below the typed folder in which to look for runs."""
 

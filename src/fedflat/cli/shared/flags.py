@@ -1,4 +1,4 @@
-"""Flags that several commands share, flags for settings, and the class of command groups.
+"""Flags that several commands share, and flags for settings.
 
 Flags for settings take their names, types, defaults and help from the config.
 """
@@ -8,26 +8,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from functools import wraps
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from pydantic.fields import FieldInfo
-from typer.core import TyperArgument, TyperGroup
 
 from fedflat.cli.shared.completion import complete_assignment, complete_run, completer_for
-from fedflat.errors import one_of
 from fedflat.experiment.config import Config
 from fedflat.experiment.settings_group import SettingsGroup
 from fedflat.setting_names import SHORT_NAMES
 from fedflat.text import write_value
-
-try:  # recent versions of Typer contain a copy of Click
-    from typer._click import exceptions, globals  # type: ignore[import-not-found]
-except ImportError:
-    from click import exceptions, globals
-NoSuchOption, UsageError = exceptions.NoSuchOption, exceptions.UsageError
-current_context = globals.get_current_context
 
 FLAGS = {"model": "model", "init": "init", "init_head": "init_head", "seed": "seed", **SHORT_NAMES}
 """For each flag, without dashes, the full name of its setting."""
@@ -207,28 +197,3 @@ def _type_of_flag(annotation: Any) -> Any:
         if member is not type(None):
             return _type_of_flag(member)
     return annotation
-
-
-def keep_argument_help() -> None:
-    """Patch Typer to keep the help text of arguments, which recent versions of Click reset to None."""
-    original = TyperArgument.__init__
-
-    @wraps(original)
-    def initialise(self: TyperArgument, *, help: str | None = None, **options: Any) -> None:
-        original(self, help=help, **options)
-        self.help = help
-
-    TyperArgument.__init__ = initialise  # type: ignore[method-assign]
-
-
-class CommandGroup(TyperGroup):
-    """A command group that suggests the nearest command once, where Typer and Click would each suggest it."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the name, the command and the remaining arguments; an unknown command raises a ``UsageError``."""
-        try:
-            return super().resolve_command(ctx, args)
-        except UsageError:
-            if args[0].startswith("-"):  # an unknown option, not a command
-                raise
-            raise UsageError(str(one_of("command", args[0], self.commands)), ctx) from None

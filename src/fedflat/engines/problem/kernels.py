@@ -137,9 +137,10 @@ def _library(source: str) -> CDLL:
     command = (compiler() or "c++", *FLAGS, *SIMD_FLAGS.get(torch.backends.cpu.get_cpu_capability(), ()))
     key = _hash(" ".join(command).encode() + source.encode())
     folder = user_cache() / "kernels"
-    for file in folder.glob(f"{key}-*.so"):
-        if file.stem == f"{key}-{_hash(file.read_bytes())}":  # loading a damaged file could crash the process
-            return CDLL(str(file))
+    with suppress(OSError):  # a folder or file that cannot be read is compiled anew
+        for file in folder.glob(f"{key}-*.so"):
+            if file.stem == f"{key}-{_hash(file.read_bytes())}":  # loading a damaged file could crash the process
+                return CDLL(str(file))
     with tempfile.TemporaryDirectory() as directory:
         built = Path(directory) / "kernel.so"
         try:

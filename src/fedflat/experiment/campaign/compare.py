@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import re
 import warnings
@@ -17,6 +16,7 @@ from fedflat.errors import SomeFailed, UserError
 from fedflat.experiment.callback import Callback, RemoteCallback, require_remote
 from fedflat.experiment.campaign.processes import RunJob, run_in_parallel, run_in_sequence, unsendable_names
 from fedflat.experiment.config import Config, describe_difference
+from fedflat.experiment.setup.engine import MIN_STEPS_FOR_PROCESSES, SMALL_MODEL, total_steps
 from fedflat.experiment.setup.problem import decide_precision, device_of, load_data
 from fedflat.experiment.store.files import DamagedFile
 from fedflat.experiment.store.provenance import fingerprints, require_same_inputs
@@ -25,11 +25,6 @@ from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
 from fedflat.models import parameter_count
 from fedflat.processes import available_cores, is_sendable
 from fedflat.registry import changed_plugins
-
-SMALL_MODEL = 250_000
-"""Largest number of parameters for which parallel runs beat sequential ones that use all cores."""
-WORTH_STARTING = 20_000
-"""Smallest number of local steps, over all runs, for which starting processes pays off."""
 
 
 def compare(
@@ -275,12 +270,7 @@ def _are_faster_in_parallel(base: Config, runs: int, user_objects: dict[str, Any
         parameters = parameter_count(base.model, data.input_shape, data.num_outputs)
     else:
         parameters = sum(parameter.numel() for parameter in model.parameters())
-    training, clients_per_round = base.training, base.federation.clients_per_round
-    examples_per_client = len(data.train) / (base.data.clients or clients_per_round)
-    steps_per_epoch = math.ceil(examples_per_client / training.batch_size)
-    local_steps = training.local_steps or training.local_epochs * steps_per_epoch
-    total_steps = runs * training.rounds * clients_per_round * local_steps
-    return parameters <= SMALL_MODEL and total_steps >= WORTH_STARTING
+    return parameters <= SMALL_MODEL and runs * total_steps(base, len(data.train)) >= MIN_STEPS_FOR_PROCESSES
 
 
 def folder_name(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -45,6 +46,12 @@ UserObjects = dict[str, Any]
 """User-supplied objects under the keys ``data``, ``model`` and ``task``; None for each that the config builds."""
 EVALUATION_WORKERS = 8
 """Number of workers that evaluation can use, even if fewer clients train per round."""
+SMALL_MODEL = 250_000
+"""Largest number of parameters for which parallel runs beat sequential ones that use all cores."""
+MIN_STEPS_FOR_PROCESSES = 10_000
+"""Smallest number of local steps of a small model for which starting processes pays off: it takes as long as about
+5,000 steps.
+"""
 MIN_ROUNDS_TO_COMPILE = 200
 """Smallest number of rounds for which compiling pays off on a GPU, because it takes tens of seconds."""
 MIN_STEPS_TO_COMPILE = 5000
@@ -79,9 +86,29 @@ def engine_for(config: Config, problem: Problem, user_objects: UserObjects | Non
     if settings.name == "loop" or (settings.name != "lanes" and (is_streamed or not on_gpu)):
         if should_compile and not on_gpu and problem.suits_narrow_kernels(config.training.batch_size):
             problem.use_narrow_kernels(config.training.batch_size)
-        useful_workers = max(EVALUATION_WORKERS, config.federation.clients_per_round)
-        return LoopEngine(problem, settings.workers or min(available_cores(), useful_workers))
+        return LoopEngine(problem, settings.workers or _default_workers(config, problem))
     return LaneEngine(problem, settings.lanes, compiled_step if should_compile else eager_step)
+
+
+def _default_workers(config: Config, problem: Problem) -> int:
+    """One worker per core that it can use, or one, i.e. this process, for a short run of a small model.
+
+    A model is small if it has few parameters and only linear layers, whose parameters have at most two dimensions.
+    """
+    parameters = list(problem.model.parameters())
+    is_small = sum(parameter.numel() for parameter in parameters) <= SMALL_MODEL
+    is_linear = all(parameter.ndim <= 2 for parameter in parameters)
+    if is_small and is_linear and total_steps(config, len(problem.data.train)) < MIN_STEPS_FOR_PROCESSES:
+        return 1
+    return min(available_cores(), max(EVALUATION_WORKERS, config.federation.clients_per_round))
+
+
+def total_steps(config: Config, examples: int) -> int:
+    """The local steps of a run over all rounds and clients, if the training ``examples`` are divided evenly."""
+    training, clients_per_round = config.training, config.federation.clients_per_round
+    steps_per_epoch = math.ceil(examples / (config.data.clients or clients_per_round) / training.batch_size)
+    local_steps = training.local_steps or training.local_epochs * steps_per_epoch
+    return training.rounds * clients_per_round * local_steps
 
 
 def _check_precision(precision: str, on_gpu: bool) -> None:
