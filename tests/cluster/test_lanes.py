@@ -21,6 +21,13 @@ from fedflat.experiment.setup.problem import build_problem
 from .federations import small, walk
 
 
+class Stored:
+    """Stands for Ray's reference to states."""
+
+    def __init__(self, states: Any) -> None:
+        self.states = states
+
+
 class OneWorker(RayEngine):
     """The Ray engine with one worker that is called directly."""
 
@@ -48,18 +55,19 @@ class OneWorker(RayEngine):
     def put(self, value: Any) -> Any:
         return value
 
-    def get(self, value: Any) -> Any:
-        return value
+    def get(self, refs: list[Stored]) -> list[Any]:
+        return [ref.states for ref in refs]
 
     def run(self, queue: WorkQueue, source: ProblemSource, meanwhile: Any = None) -> list[WorkItem]:
         items = []
         while item := queue.take("", Counter()):
             item.worker = WorkerHandle(None, None)
             self.sizes.append(len(item.rows))
-            arguments = item.arguments(item.worker)
+            arguments = [a.states if isinstance(a, Stored) else a for a in item.arguments(item.worker)]
             item.result = pickle.loads(pickle.dumps(getattr(self.worker, item.call)(*arguments)))
-            if item.state_count:
-                item.result, *item.state_refs = item.result
+            if item.returns_states:
+                item.result, states = item.result
+                item.states_ref = Stored(states)
             items.append(item)
         return items
 

@@ -92,7 +92,8 @@ def test_lost_states_are_trained_again_and_dropped_ones_sent_from_the_driver(
 
     def record_and_lose_one(*arguments: Any) -> list[StoredState]:
         states: list[StoredState] = record(*arguments)
-        states[1].ref = lost_state.remote()
+        assert states[1].place is not None
+        states[1].place = states[1].place._replace(ref=lost_state.remote())
         return states
 
     monkeypatch.setattr(engine.states, "record", record_and_lose_one)

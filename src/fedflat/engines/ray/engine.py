@@ -42,6 +42,7 @@ from fedflat.engines.ray.scheduling import (
 )
 from fedflat.engines.ray.states import (
     SHARE_OF_OBJECT_STORE,
+    Place,
     StoredState,
     StoredStates,
     client_state_bytes,
@@ -266,23 +267,25 @@ class RayEngine:
     def _work_item(self, call: str, context: RoundContext, weights: CohortWeights | None, rows: list[int]) -> WorkItem:
         """The call that trains the clients in some rows of the cohort; the other arguments are those of ``_run``."""
         clients = [context.cohort[row] for row in rows]
-        messages = [DispatchedClient(client.number, client.indices, _array(client.statistics)) for client in clients]
-        inputs: tuple[Any, ...] = context.broadcast_ref, messages
-        state_count = 0
-        if call == "train":
-            client_weights = None if weights is None else weights.subset(rows)
-            inputs = context.broadcast_ref, context.gradient_ref, messages, client_weights
-            state_count = len(rows) if flat_fields(context.training.algorithm.client_fields()) else 0
+        client_weights = None if weights is None else weights.subset(rows)
 
         def arguments(worker: WorkerHandle) -> tuple[Any, ...]:
-            return *inputs, *(self.states.argument(client, worker, context.initial_state) for client in clients)
+            places, states = self.states.arguments(clients, worker, context.initial_state)
+            messages = [
+                DispatchedClient(client.number, client.indices, _array(client.statistics), place)
+                for client, place in zip(clients, places, strict=True)
+            ]
+            if call == "full_gradients":
+                return context.broadcast_ref, messages, *states
+            return context.broadcast_ref, context.gradient_ref, messages, client_weights, *states
 
-        return WorkItem(call, arguments, rows, state_count, lambda: self.states.restore(clients))
+        returns_states = call == "train" and bool(flat_fields(context.training.algorithm.client_fields()))
+        return WorkItem(call, arguments, rows, returns_states, lambda: self.states.restore(clients))
 
-    def _retrain(self, context: RoundContext, clients: list[Client]) -> list[tuple[Any, str]]:
+    def _retrain(self, context: RoundContext, clients: list[Client]) -> list[Place]:
         """Train some clients of a past round again, because their new states were lost.
 
-        Returns, for each client, the reference to its state and the node that has it.
+        Returns the place of each client's new state.
         """
         items = self._run("train", context._replace(cohort=clients), weights=None)
         return stored_states(items, len(clients))
@@ -329,7 +332,7 @@ class RayEngine:
 
 def common_node(clients: list[Client]) -> str:
     """The node whose object store has the states of most of some clients; empty if none has any."""
-    nodes = Counter(c.state.node for c in clients if isinstance(c.state, StoredState) and c.state.ref is not None)
+    nodes = Counter(c.state.place.node for c in clients if isinstance(c.state, StoredState) and c.state.place)
     return nodes.most_common(1)[0][0] if nodes else ""
 
 

@@ -80,11 +80,13 @@ class DispatchedClient(NamedTuple):
         number: index of the client in the federation.
         indices: positions of its examples [examples].
         statistics: its own BatchNorm statistics [buffers], if any.
+        state: where its state is: index of the argument and row; None for the initial state.
     """
 
     number: int
     indices: np.ndarray
     statistics: np.ndarray | None
+    state: tuple[int, int] | None
 
 
 @dataclass(frozen=True)

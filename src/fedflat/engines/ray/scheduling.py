@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fedflat.engines.ray.messages import WorkerInfo
@@ -96,22 +96,22 @@ class WorkItem:
         call: name of the worker's method.
         arguments: returns the arguments of the method, given the worker.
         rows: what the call is for: rows of the cohort, or the index of a task.
-        state_count: number of client states that the call returns after its result.
+        returns_states: whether the call returns the clients' new states after its result.
         restore: called before the item runs again because a state in its arguments was lost.
         worker: the worker that was last given the item.
         result: what the call returned.
-        state_refs: Ray's references to the returned states.
+        states_ref: Ray's reference to the returned states.
         losses: number of workers that were lost while they ran the item.
     """
 
     call: str
     arguments: Callable[[WorkerHandle], tuple[Any, ...]]
     rows: list[int]
-    state_count: int = 0
+    returns_states: bool = False
     restore: Callable[[], None] = lambda: None
     worker: WorkerHandle | None = None
     result: Any = None
-    state_refs: list[Any] = field(default_factory=list)
+    states_ref: Any = None
     losses: int = 0
 
 
@@ -149,12 +149,12 @@ class WorkQueue:
         self._costs, self._build, self._workers = costs, build, workers
         self._transfer_seconds, self._item_groups, self._min_seconds = transfer_seconds, item_groups, min_seconds
         self._groups: dict[str, deque[int]] = {}  # by home; without empty ones
-        self._seconds: Counter[str] = Counter()  # of these groups
+        self._seconds: dict[str, float] = {}  # of these groups
         self._length = len(costs)
         for group in sorted(range(len(costs)), key=lambda group: -costs[group]):
             home = homes[group] if homes else ""
             self._groups.setdefault(home, deque()).append(group)
-            self._seconds[home] += costs[group]
+            self._seconds[home] = self._seconds.get(home, 0.0) + costs[group]
         self._left = sum(costs)
 
     def __len__(self) -> int:

@@ -6,10 +6,11 @@ clients repeat the round from their previous states, which the driver has, and t
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -42,18 +43,21 @@ class Traffic:
     lost: int = 0
 
 
+class Place(NamedTuple):
+    """Where a state is stored: Ray's reference to the states of several clients, a row of them, and Ray's node id."""
+
+    ref: Any
+    row: int
+    node: str
+
+
 class StoredState(RemoteState):
-    """A client's state in the object store of a node.
+    """A client's state in the object store of a node; ``place`` is None if it is no longer stored."""
 
-    Attributes:
-        ref: Ray's reference to the state, as arrays by name; None if it is no longer stored.
-        node: Ray's id of the node.
-    """
-
-    def __init__(self, fetch: Callable[[], None], ref: Any, node: str) -> None:
+    def __init__(self, fetch: Callable[[], None], place: Place) -> None:
         """Refer to a state; ``fetch`` copies it to the driver."""
         super().__init__(fetch)
-        self.ref, self.node = ref, node
+        self.place: Place | None = place
 
 
 class StoredStates:
@@ -62,52 +66,66 @@ class StoredStates:
     Args:
         pool: returns the current workers, which may change.
         retrain: trains some clients of a round again and returns their new states' references and nodes.
-        max_bytes: bytes of states to keep in the object store; the oldest ones are dropped first.
+        max_bytes: bytes of states to keep in the object store; those of the oldest rounds are dropped first.
     """
 
     def __init__(
         self,
         pool: Callable[[], WorkerPool],
-        retrain: Callable[[RoundContext, list[Client]], list[tuple[Any, str]]],
+        retrain: Callable[[RoundContext, list[Client]], list[Place]],
         max_bytes: float,
     ) -> None:
         """Start without any state."""
         self._pool, self._retrain, self._max_bytes = pool, retrain, max_bytes
-        self._latest: OrderedDict[int, StoredState] = OrderedDict()  # by client; trained longest ago first
+        self._rounds: deque[list[weakref.ref[StoredState]]] = deque()  # states by round, oldest first
         self._context: RoundContext | None = None  # the last round
         self._pending: list[tuple[Client, StoredState]] = []  # its new states that have not been copied, by client
         self._state_bytes = 1
         self.traffic = Traffic()
 
-    def argument(self, client: Client, worker: WorkerHandle, initial_state: object) -> Any:
-        """A client's state as an argument of a worker's method: Ray's reference to it, or its arrays.
+    def arguments(
+        self, clients: Sequence[Client], worker: WorkerHandle, initial_state: object
+    ) -> tuple[list[tuple[int, int] | None], list[Any]]:
+        """States of some clients as arguments of a worker's method.
 
-        None stands for ``initial_state``, the state object of first-time participants, which the broadcast contains.
+        Returns:
+            For each client the index of an argument and the row of its state in it, or None if its state is
+            ``initial_state``, which the broadcast contains; and the arguments: references, or arrays with one row.
         """
-        state = client.state
-        if state is initial_state:
-            return None
-        if isinstance(state, StoredState) and state.ref is not None:
-            self.traffic.states += state.node != worker.node
-            return state.ref
-        arrays = state_to_arrays(state)
-        self.traffic.states += bool(arrays)
-        return arrays
+        positions: list[tuple[int, int] | None] = []
+        arguments: dict[Any, Any] = {}
+        index: dict[Any, int] = {}
+        for client in clients:
+            state = client.state
+            if state is initial_state:
+                positions.append(None)
+                continue
+            place = state.place if isinstance(state, StoredState) else None
+            if place is not None:
+                key, row, value = place.ref, place.row, place.ref
+                self.traffic.states += place.node != worker.node
+            else:
+                value = {name: array[None] for name, array in state_to_arrays(state).items()}
+                key, row = client.number, 0
+                self.traffic.states += bool(value)
+            arguments[key] = value
+            positions.append((index.setdefault(key, len(index)), row))
+        return positions, list(arguments.values())
 
-    def record(self, context: RoundContext, stored: Sequence[tuple[Any, str]], state_bytes: int) -> list[StoredState]:
+    def record(self, context: RoundContext, stored: Sequence[Place], state_bytes: int) -> list[StoredState]:
         """Record the new states of a cohort, given by their references and nodes; returns them in the same order.
 
         ``state_bytes`` is the size of one state in bytes. Older states are dropped if all take too many bytes.
         """
         self._context, self._state_bytes = context, state_bytes
-        states = [StoredState(self.fetch_all, ref, node) for ref, node in stored]
-        for client, state in zip(context.cohort, states, strict=True):
-            self._pending.append((client, state))
-            self._latest[client.number] = state
-            self._latest.move_to_end(client.number)
-        while len(self._latest) > max(len(states), self._max_bytes / state_bytes):
-            _, dropped = self._latest.popitem(last=False)
-            dropped.ref = None
+        states = [StoredState(self.fetch_all, place) for place in stored]
+        self._pending = list(zip(context.cohort, states, strict=True))
+        self._rounds.append([weakref.ref(state) for state in states])
+        # An object holds states of several clients, and exists until all of them have new states or are dropped.
+        while len(self._rounds) > 1 and sum(map(len, self._rounds)) * state_bytes > self._max_bytes:
+            for reference in self._rounds.popleft():
+                if (state_or_none := reference()) is not None:
+                    state_or_none.place = None
         return states
 
     def restore(self, clients: Sequence[Client]) -> None:
@@ -115,7 +133,7 @@ class StoredStates:
         for client in clients:
             if isinstance(client.state, StoredState):
                 client.state.fetch()
-                client.state.ref = None
+                client.state.place = None
 
     def fetch_all(self) -> None:
         """Copy all new states to the driver."""
@@ -129,36 +147,33 @@ class StoredStates:
 
     def _values(self, batch: list[tuple[Client, StoredState]]) -> list[Arrays]:
         """The new states of some clients, from the object store, or else by training these clients again."""
+        places = [cast("Place", state.place) for _, state in batch]  # states of the last round are always stored
+        objects: dict[Any, Any] = dict.fromkeys(place.ref for place in places)
+        lost = []
         pool = self._pool()
-        try:
-            return pool.get([state.ref for _, state in batch])
-        except pool.object_losses:
-            lost = [(client, state) for client, state in batch if self._is_lost(state)]
+        for ref in objects:
+            try:
+                (objects[ref],) = pool.get([ref])
+            except pool.object_losses:
+                lost += [pair for pair, place in zip(batch, places, strict=True) if place.ref == ref]
+        if not lost:
+            return [{name: rows[place.row] for name, rows in objects[place.ref].items()} for place in places]
         self.traffic.lost += len(lost)
         assert self._context is not None
         again = self._retrain(self._context, [client for client, _ in lost])
-        for (_, state), (ref, node) in zip(lost, again, strict=True):
-            state.ref, state.node = ref, node
+        for (_, state), place in zip(lost, again, strict=True):
+            state.place = place
         return self._values(batch)
 
-    def _is_lost(self, state: StoredState) -> bool:
-        """Whether a state is no longer in the object store."""
-        pool = self._pool()
-        try:
-            pool.get([state.ref])
-        except pool.object_losses:
-            return True
-        return False
 
-
-def stored_states(items: Sequence[WorkItem], count: int) -> list[tuple[Any, str]]:
-    """For each of ``count`` clients, the reference to its new state and the node that has it."""
-    stored: list[Any] = [None] * count
+def stored_states(items: Sequence[WorkItem], count: int) -> list[Place]:
+    """The places of the new states of ``count`` clients, in the order of their rows."""
+    places: list[Any] = [None] * count
     for item in items:
         assert item.worker is not None
-        for row, ref in zip(item.rows, item.state_refs, strict=True):
-            stored[row] = ref, item.worker.node
-    return stored
+        for position, row in enumerate(item.rows):
+            places[row] = Place(item.states_ref, position, item.worker.node)
+    return places
 
 
 def client_state_bytes(training: Training, problem: Problem) -> int:

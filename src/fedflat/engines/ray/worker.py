@@ -88,7 +88,7 @@ class Worker:
         common_gradient: np.ndarray | None,
         clients: list[DispatchedClient],
         weights: CohortWeights | None,
-        *states: Arrays | None,
+        *states: Arrays,
     ) -> TrainedClients | list[Any]:
         """Train some clients for one round.
 
@@ -100,10 +100,10 @@ class Worker:
                 the drift correction does not need it.
             clients: the clients to train.
             weights: if given, return weighted sums of the clients' rows instead of the rows.
-            states: each client's state; None for the initial one, which the broadcast contains.
+            states: states of these and other clients, as arrays with one row per client.
 
         Returns:
-            The result; if clients keep states, a list of the result and each client's new state as arrays by name.
+            The result; if clients keep states, a list of the result and their new states, with one row per client.
         """
         start = time.perf_counter()
         setup = self._built_setup()
@@ -128,12 +128,10 @@ class Worker:
             new_states = to_arrays(buffers.client_states)
             reports = [_sendable(report) for report in reports]
         trained = TrainedClients(reports, statistics, rows, sums, time.perf_counter() - start)
-        if not new_states:
-            return trained
-        return [trained, *({name: values[row] for name, values in new_states.items()} for row in range(count))]
+        return [trained, {name: values[:count] for name, values in new_states.items()}] if new_states else trained
 
     def full_gradients(
-        self, broadcast: Broadcast, clients: list[DispatchedClient], *states: Arrays | None
+        self, broadcast: Broadcast, clients: list[DispatchedClient], *states: Arrays
     ) -> tuple[np.ndarray, GradientCost]:
         """Gradients of some clients' whole datasets at z, the model of the broadcast; arguments as in ``train``.
 
@@ -196,12 +194,16 @@ class Worker:
         setup: WorkerSetup,
         broadcast: Broadcast,
         clients: list[DispatchedClient],
-        states: tuple[Arrays | None, ...],
+        states: tuple[Arrays, ...],
     ) -> tuple[CohortBuffers, list[Client]]:
         """Allocate cohort buffers and copy in all that the clients read; also returns the clients, in order of rows."""
         cohort = []
-        for client, arrays in zip(clients, states, strict=True):
-            state = state_from_arrays(broadcast.initial_state if arrays is None else arrays, copy=False)
+        for client in clients:
+            arrays = broadcast.initial_state
+            if client.state is not None:
+                argument, row = client.state
+                arrays = {name: rows[row] for name, rows in states[argument].items()}
+            state = state_from_arrays(arrays, copy=False)
             statistics = None if client.statistics is None else _read_only_tensor(client.statistics)
             cohort.append(Client(client.number, client.indices, state, statistics))
         setup.problem.set_training_mode()

@@ -211,9 +211,9 @@ class WorkerPool:
             self._request_problem(worker, source)
         item.worker = worker
         method, arguments = getattr(worker.actor, item.call), item.arguments(worker)
-        if not item.state_count:
+        if not item.returns_states:
             return method.remote(*arguments)
-        ref, *item.state_refs = method.options(num_returns=1 + item.state_count).remote(*arguments)
+        ref, item.states_ref = method.options(num_returns=2).remote(*arguments)
         return ref
 
     def _request_problem(self, worker: WorkerHandle, source: ProblemSource) -> Any:
