@@ -10,6 +10,7 @@ spent in the stub, which includes training, is subtracted, so that only the driv
 from __future__ import annotations
 
 import argparse
+import copy
 import random
 import time
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ class StubRay:
     def __init__(self, workers: int) -> None:
         self.workers, self.seconds, self.clock = workers, 0.0, 0.0
         self.random, self.worker, self.exceptions = random.Random(0), Worker(), exceptions
-        self.put, self.get = Reference, lambda reference: reference.value
+        self.put, self.get = Reference, lambda references: [reference.value for reference in references]
         self.wait = self.timed(self.wait_for_first)
 
     def timed(self, function: Any) -> Any:
@@ -60,7 +61,7 @@ class StubRay:
         return True
 
     def cluster_resources(self) -> dict[str, float]:
-        return {"CPU": float(self.workers)}
+        return {"CPU": float(self.workers), "object_store_memory": 1e12}
 
     def get_runtime_context(self) -> Any:
         return SimpleNamespace(get_job_id=lambda: "job", gcs_address="stub")
@@ -88,19 +89,23 @@ class StubActor:
         self.ray, self.end = ray, 0.0
 
     def __getattr__(self, method: str) -> Any:
-        return SimpleNamespace(remote=self.ray.timed(lambda *arguments: self.call(method, arguments)))
+        remote = self.ray.timed(lambda *arguments: self.call(method, arguments))
+        return SimpleNamespace(remote=remote, options=lambda **_: SimpleNamespace(remote=remote))
 
-    def call(self, method: str, arguments: tuple[Any, ...]) -> Reference:
+    def call(self, method: str, arguments: tuple[Any, ...]) -> Reference | list[Reference]:
         values = [argument.value if isinstance(argument, Reference) else argument for argument in arguments]
         if method == "identify":
-            return Reference((fedflat_version(), "node", 0, str(id(self))))
+            return Reference((fedflat_version(), "host", 0, str(id(self))))  # every worker is a node of its own
         if method == "build_problem":
             if self.ray.worker._setup is None:
                 values[0].build[:] = [values[0].build[0].value]
                 self.ray.worker._setup = values[0].build[0]()
             return Reference(None)
         self.end = max(self.end, self.ray.clock) + self.ray.random.expovariate(1.0)
-        return Reference(getattr(self.ray.worker, method)(*values), self.end)
+        result = getattr(self.ray.worker, method)(*values)
+        if isinstance(result, list):  # the states are views of memory that the next call overwrites
+            return [Reference(copy.deepcopy(value), self.end) for value in result]
+        return Reference(result, self.end)
 
 
 def seconds_per_round(workers: int, algorithm: str, clients_per_worker: int, rounds: int) -> list[float]:

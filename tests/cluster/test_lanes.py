@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from types import SimpleNamespace
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -13,19 +13,25 @@ from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.ray import engine as ray_engine
 from fedflat.engines.ray.engine import RayEngine
 from fedflat.engines.ray.messages import ProblemSource, WorkerSetup
-from fedflat.engines.ray.scheduling import ClientCosts
-from fedflat.engines.ray.state_directory import StateDirectory
-from fedflat.engines.ray.work_queue import WorkerHandle, WorkItem
+from fedflat.engines.ray.scheduling import ClientCosts, WorkerHandle, WorkItem, WorkQueue
+from fedflat.engines.ray.states import StoredStates
 from fedflat.engines.ray.worker import Worker, problem_facts
 from fedflat.experiment.setup.problem import build_problem
 
 from .federations import small, walk
 
 
+class Stored:
+    """Stands for Ray's reference to states."""
+
+    def __init__(self, states: Any) -> None:
+        self.states = states
+
+
 class OneWorker(RayEngine):
     """The Ray engine with one worker that is called directly."""
 
-    loss_errors = state_loss_errors = ()
+    object_losses = ()
 
     def __init__(self, config: Any, shows_rows: bool) -> None:
         self.problem = build_problem(config)[0]
@@ -35,9 +41,7 @@ class OneWorker(RayEngine):
         self.worker = Worker()
         self.worker._setup = WorkerSetup(self.engine.problem, self.engine)
         self._source = ProblemSource("here", [], problem_facts(self.problem))
-        self._training, self._state_version, self.states = None, 0, StateDirectory(lambda: self)  # type: ignore[arg-type, return-value]
-        actor = SimpleNamespace(copy_states=SimpleNamespace(remote=self.worker.copy_states))
-        self.started_workers = [WorkerHandle(actor, None)]
+        self._training, self.states = None, StoredStates(lambda: self, self._retrain, 1e9)  # type: ignore[arg-type, return-value]
         self.sizes: list[int] = []
 
     @property
@@ -51,15 +55,21 @@ class OneWorker(RayEngine):
     def put(self, value: Any) -> Any:
         return value
 
-    def get(self, value: Any) -> Any:
-        return value
+    def get(self, refs: list[Stored]) -> list[Any]:
+        return [ref.states for ref in refs]
 
-    def run(self, items: list[WorkItem], source: ProblemSource, meanwhile: Any = None) -> None:
-        for item in items:
-            item.worker = self.started_workers[0]
-            broadcast, *others = item.arguments(item.worker, False)
-            self.sizes.append(len(others[1 if item.call == "train" else 0]))
-            item.result = pickle.loads(pickle.dumps(getattr(self.worker, item.call)(broadcast, *others)))
+    def run(self, queue: WorkQueue, source: ProblemSource, meanwhile: Any = None) -> list[WorkItem]:
+        items = []
+        while item := queue.take("", Counter()):
+            item.worker = WorkerHandle(None, None)
+            self.sizes.append(len(item.rows))
+            arguments = [a.states if isinstance(a, Stored) else a for a in item.arguments(item.worker)]
+            item.result = pickle.loads(pickle.dumps(getattr(self.worker, item.call)(*arguments)))
+            if item.returns_states:
+                item.result, states = item.result
+                item.states_ref = Stored(states)
+            items.append(item)
+        return items
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "mime", "fedsmoo"])
@@ -79,10 +89,3 @@ def test_lanes_in_a_worker_agree_with_the_loop(
     for name, value in found.items():
         torch.testing.assert_close(value, expected[name], rtol=2e-5, atol=2e-6)
     assert engine.engine.buffers is not None and engine.engine.buffers.rows <= 9
-
-
-def test_a_cached_state_does_not_keep_others_in_memory() -> None:
-    engine = OneWorker(small(algorithm="scaffold", clients_per_round=4, rounds=1), shows_rows=False)
-    walk(small(algorithm="scaffold", clients_per_round=4, rounds=1), engine, 1)
-    cached = [array for _, state in engine.worker._cache._entries.values() for array in state.values()]
-    assert len(cached) == 4 and all(array.base is None for array in cached)

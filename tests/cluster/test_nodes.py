@@ -122,28 +122,35 @@ config, address, out = sys.argv[1:]
 
 class PrintRound(fedflat.Callback):
     def round_done(self, run):
-        print(run.server.rounds, run.engine.pool.lost, len(run.engine.pool.started_workers), flush=True)
+        pool, traffic = run.engine.pool, run.engine.states.traffic
+        print(run.server.rounds, pool.lost, len(pool.started_workers), traffic.lost, flush=True)
+        if run.server.rounds == 2:
+            input()  # until the node has been killed
 
-settings = {"engine": "ray", "ray_address": address, "workers": 2, "engine__checkpoint_every": 1}
+settings = {"engine": "ray", "ray_address": address, "workers": 2, "engine__checkpoint_every": 5}
 fedflat.run(base=config, out=out, callbacks=[PrintRound()], **settings)
 """
 
 
 def test_a_node_then_the_driver_and_then_the_head_are_killed(cluster: Nodes, tmp_path: Path) -> None:
-    """The states of the node's clients are lost before they were copied. The last test, since it ends the cluster."""
-    config = small(algorithm="scaffold", local_steps=50, rounds=20, clients_per_round=6, eval_every=3)
+    """The states of the node's clients are lost before they were copied. The last test, since it ends the cluster.
+
+    The node keeps states of more than 1 kB in its object store. All clients participate in every round.
+    """
+    config = small(algorithm="scaffold", local_steps=50, rounds=20, clients=6, clients_per_round=6, eval_every=3)
     (tmp_path / "config.yaml").write_text(config.to_yaml())
     folder = tmp_path / "ray"
     with (
-        cluster.another(),
+        cluster.another(RAY_max_direct_call_object_size="1000"),
         python("-c", DRIVER, str(tmp_path / "config.yaml"), cluster.address, str(folder)) as driver,
     ):
-        assert said(driver) == "1 0 2"
+        assert said(driver) == "1 0 2 0"
+        assert said(driver) == "2 0 2 0"
         cluster.kill("Worker")
-        rounds, lost, _ = said(driver).split()
-        while lost == "0":
-            rounds, lost, _ = said(driver).split()
-        assert 2 <= int(rounds) < 20
+        rounds, lost_workers, _, lost_states = said(driver, "\n").split()
+        assert (rounds, lost_workers) == ("3", "1") and 1 <= int(lost_states) <= 5
+        while int(rounds) < 7:
+            rounds = said(driver).split()[0]
         os.kill(driver.pid, signal.SIGKILL)
         driver.wait()
     assert not (folder / "model.safetensors").exists()

@@ -128,15 +128,14 @@ def test_a_run_with_user_supplied_data_and_model(ray: Any, tmp_path: Path) -> No
 
 
 def test_groups_of_clients_train_together(ray: Any) -> None:
-    """One message for all groups; afterwards, their states can be read, and each group has the loop's outcome."""
+    """Afterwards, their states can be read, and each group has the loop's outcome."""
     config = small(algorithm="scaffold")
     engine, replay = engine_of(config, 2), Replay(config, *build_problem(config), workers=1)
     first, second, *others = replay.clients()
     groups, moment = [others, [second], [first]], replay.moment
-    before = engine._state_version
     train = replay._training, 0, moment.model, moment.states, groups
     cluster, loop = engine.train_groups(*train), replay.engine.train_groups(*train)
-    assert engine._state_version == before + 1 and len(cluster) == 3
+    assert len(cluster) == 3
     for one, other in zip(cluster, loop, strict=True):
         assert torch.equal(one.returned.displacement, other.returned.displacement) and one.cost == other.cost
         for client, expected in zip(one.clients, other.clients, strict=True):

@@ -1,8 +1,8 @@
 """The Ray engine: a cohort is spread over worker processes, each with one core or GPU and a loop or lanes engine.
 
 The driver, which runs the experiment, holds the server's model. What all clients of a round read is put into Ray's
-object store once per round. A worker trains the clients it is sent, keeps their state, and returns what they send to
-the server, either as one row per client or as sums of these rows.
+object store once per round. A worker trains the clients it is sent, leaves their states in the object store of its
+node, and returns what they send to the server, either as one row per client or as sums of these rows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from math import ceil
 from typing import Any
 
@@ -25,28 +24,39 @@ from fedflat.engines.gpu.engine import MOST_LANES
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import evaluation_plan, evaluation_result
 from fedflat.engines.ray.cluster import Device, choose_device, choose_workers, connect, gpus_per_worker
-from fedflat.engines.ray.messages import INITIAL_STATE_VERSION, Broadcast, ProblemSource, WorkerSetup
+from fedflat.engines.ray.messages import Broadcast, DispatchedClient, ProblemSource, WorkerSetup
 from fedflat.engines.ray.results import (
     CohortResults,
     RoundContext,
-    in_cohort_order,
     most_common_state,
     outcome_from_sums,
     outcomes_from_rows,
 )
-from fedflat.engines.ray.scheduling import ClientCosts, aggregation_blocks, assign_shares, split_share
-from fedflat.engines.ray.state_directory import StateDirectory, client_state_bytes
-from fedflat.engines.ray.work_queue import WorkerHandle, WorkItem
+from fedflat.engines.ray.scheduling import (
+    MIN_ITEM_SECONDS,
+    ClientCosts,
+    WorkerHandle,
+    WorkItem,
+    WorkQueue,
+    aggregation_blocks,
+)
+from fedflat.engines.ray.states import (
+    SHARE_OF_OBJECT_STORE,
+    Place,
+    StoredState,
+    StoredStates,
+    client_state_bytes,
+    stored_states,
+)
 from fedflat.engines.ray.worker import problem_facts
 from fedflat.engines.ray.worker_pool import WorkerPool, worker_pool
-from fedflat.engines.round.client import Arrays, CohortBuffers, GradientCost, state_to_arrays, to_arrays
+from fedflat.engines.round.client import CohortBuffers, GradientCost, state_to_arrays, to_arrays
 from fedflat.engines.round.cohort import CohortWeights
 from fedflat.engines.round.contract import (
     BLOCK,
     Client,
     ModelState,
     Outcome,
-    RemoteState,
     Training,
     weighted_sum,
     weights_by_samples,
@@ -54,6 +64,8 @@ from fedflat.engines.round.contract import (
 
 BLOCKS_PER_WORKER = 4
 """From this many blocks of ``BLOCK`` clients per worker on, workers train whole blocks and return only their sums."""
+SECONDS_PER_BYTE = 1e-9
+"""Assumed seconds to move a byte between two nodes."""
 
 
 class RayEngine:
@@ -76,9 +88,8 @@ class RayEngine:
             GPUs, where sending rows would take longer than training. These sums differ from sums over blocks in
             rounding. Rows of several groups of clients are always sent.
         costs: measured cost of clients.
-        slowest: seconds that the slowest worker trained in the last round.
         buffers: rows of the last cohort, if they reached the driver.
-        states: records which worker has the state of each client, i.e. what the client keeps between rounds.
+        states: records which node has the state of each client, i.e. what the client keeps between rounds.
     """
 
     def __init__(
@@ -100,12 +111,11 @@ class RayEngine:
         self.gpus = gpus_per_worker(self.ray, self.workers) if self.device == "cuda" else 0.0
         self.sums_shares = self.device == "cuda"
         self.costs = ClientCosts()
-        self.slowest = 0.0
         self.buffers: CohortBuffers | None = None
         self._source = ProblemSource(uuid.uuid4().hex, [self.ray.put(build(self.device))], problem_facts(problem))
         self._training: tuple[Training, str] | None = None  # the training of the last round, and its unique key
-        self._state_version = INITIAL_STATE_VERSION
-        self.states = StateDirectory(lambda: self.pool)
+        max_state_bytes = SHARE_OF_OBJECT_STORE * self.ray.cluster_resources()["object_store_memory"]
+        self.states = StoredStates(lambda: self.pool, self._retrain, max_state_bytes)
         pool = self.pool  # starts the workers
         pool.wait_for_all()
         pool.build_problem(self._source)
@@ -160,7 +170,6 @@ class RayEngine:
             # A new run with this engine: its states get a new key, and its rows may have other fields.
             self._training, self.buffers = (training, uuid.uuid4().hex), None
         _, training_key = self._training
-        self._state_version += 1
         received = {name for name, field in flat_fields(training.algorithm.server_fields()).items() if field.sent}
         return Broadcast(
             training_key=training_key,
@@ -171,7 +180,6 @@ class RayEngine:
             buffers=model.buffers.numpy(),
             integer_buffers=to_arrays(model.integer_buffers),
             count=len(cohort),
-            state_version=self._state_version,
             initial_state={} if initial_state is None else state_to_arrays(initial_state),
         )
 
@@ -185,8 +193,7 @@ class RayEngine:
         # "common": the drift needs this gradient; "own": one per client, which train_client computes; "none"
         if context.training.algorithm.drift.full_gradient != "common":
             return None, GradientCost()
-        items = self._work_items("full_gradients", context, weights=None)
-        self.pool.run(items, self._source)
+        items = self._run("full_gradients", context, weights=None)
         gradients = torch.empty(len(context.cohort), len(z), dtype=z.dtype)  # one row per client
         costs = []
         for item in items:
@@ -199,161 +206,89 @@ class RayEngine:
     def _train_clients(self, context: RoundContext, weights: CohortWeights | None) -> tuple[list[WorkItem], list[Any]]:
         """Train the cohort on the workers, which return sums if ``weights`` are given, and otherwise every row.
 
-        Returns the work items and the clients' new states, which stay on the workers until they are fetched.
+        Returns the work items and the clients' new states, which stay on the workers' nodes until they are fetched.
         """
-        training, cohort = context.training, context.cohort
-        items = self._work_items("train", context, weights)
         # The driver fetches the last round's states while the workers train, or at the latest after that.
-        self.pool.run(items, self._source, meanwhile=self.states.fetch_all)
+        items = self._run("train", context, weights, meanwhile=self.states.fetch_all)
         self.states.fetch_all()
         self._record_costs(context, items)
-        states: list[Any] = [nested_state({})] * len(cohort)  # if the algorithm's clients keep no state
-        if flat_fields(training.algorithm.client_fields()):
-            rows_by_worker: dict[WorkerHandle, list[int]] = {}
-            for item in items:
-                assert item.worker is not None
-                rows_by_worker.setdefault(item.worker, []).extend(item.rows)
-            states = in_cohort_order(
-                (rows, self._remote_states(worker, context, rows)) for worker, rows in rows_by_worker.items()
-            )
-        return items, states
+        count, state_bytes = len(context.cohort), client_state_bytes(context.training, self.problem)
+        if not state_bytes:
+            return items, [nested_state({})] * count
+        return items, list(self.states.record(context, stored_states(items, count), state_bytes))
 
     def _record_costs(self, context: RoundContext, items: list[WorkItem]) -> None:
-        """Record how long clients took, and the time of the slowest worker."""
+        """Record how long clients took."""
         samples = context.planned_samples()
-        seconds: Counter[WorkerHandle | None] = Counter()  # by worker
         for item in items:
             numbers = [context.cohort[row].number for row in item.rows]
             self.costs.record(numbers, [samples[row] for row in item.rows], item.result.seconds)
-            seconds[item.worker] += item.result.seconds
-        self.slowest = max(seconds.values())
 
-    def _work_items(self, call: str, context: RoundContext, weights: CohortWeights | None) -> list[WorkItem]:
-        """Divide the cohort into work items, and plan each for a worker such that workers finish together.
+    def _run(
+        self,
+        call: str,
+        context: RoundContext,
+        weights: CohortWeights | None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> list[WorkItem]:
+        """Let the workers train the cohort, and return the work items with their results, in any order.
 
-        Clients that must be trained by the same worker form a group. Every worker gets a share of the groups, according
-        to their expected training time and the time to send states to a worker without them. A share is split into
-        several items, so that a worker that finishes early can take over items of another.
+        Clients that must be trained by the same worker form a group, and a worker takes some groups at a time.
 
         Args:
             call: the worker's method, ``train`` or ``full_gradients``.
             context: training, cohort and broadcast of the round.
             weights: weights of the cohort if workers return sums; None if they return every client's row.
+            meanwhile: called once while the workers are busy.
         """
         cohort = context.cohort
         # A worker that sums blocks needs whole blocks; otherwise every client is a group of its own.
         by_block = weights is not None and not self.sums_shares
         groups = aggregation_blocks(len(cohort)) if by_block else [[row] for row in range(len(cohort))]
+        item_groups = 1 if by_block else None
+        if self.sums_shares:  # a worker with a GPU trains the clients of an item side by side, up to MOST_LANES
+            items_per_worker = ceil(len(groups) / (self.workers * MOST_LANES))
+            item_groups = ceil(len(groups) / (self.workers * items_per_worker))
         samples = context.planned_samples()
         costs = [self.costs.expected_seconds(client.number, n) for client, n in zip(cohort, samples, strict=True)]
-        group_costs = [sum(costs[row] for row in group) for group in groups]
-        # If no worker has started yet, plan for anonymous ones.
-        workers: list[WorkerHandle | None] = [*self.pool.started_workers] or [None] * self.workers
-        state_bytes = 0 if call == "full_gradients" else client_state_bytes(context.training, self.problem)
-        transfers = self.states.transfers(groups, cohort, workers, state_bytes)
-        items = []
-        for worker, share in zip(workers, assign_shares(group_costs, transfers, len(workers)), strict=True):
-            for item_groups in self._split_share(share, group_costs, by_block):
-                rows = sorted(row for group in item_groups for row in groups[group])
-                item = WorkItem(call, self._arguments(call, context, rows, weights, worker, state_bytes), rows, worker)
-                item.seconds = sum(group_costs[group] for group in item_groups)
-                item.transfer_seconds = sum(transfers[group].elsewhere for group in item_groups)
-                items.append(item)
-        return items
+        state_bytes = client_state_bytes(context.training, self.problem)
+        queue = WorkQueue(
+            [sum(costs[row] for row in group) for group in groups],
+            lambda taken: self._work_item(call, context, weights, [row for group in taken for row in groups[group]]),
+            self.workers,
+            [common_node([cohort[row] for row in group]) for group in groups],
+            transfer_seconds=state_bytes * len(groups[0]) * SECONDS_PER_BYTE,
+            item_groups=item_groups,
+            # Without knowing its cost, every client may be worth a message.
+            min_seconds=MIN_ITEM_SECONDS if self.costs.is_measured else 0.0,
+        )
+        return self.pool.run(queue, self._source, meanwhile)
 
-    def _split_share(self, share: list[int], group_costs: list[float], by_block: bool) -> list[list[int]]:
-        """Split a worker's share of the groups into work items, each a list of groups.
-
-        Args:
-            share: indices of the worker's groups; a group is a block of clients or a single client.
-            group_costs: expected seconds of every group.
-            by_block: whether groups are blocks, whose sums must be returned separately.
-        """
-        if by_block:
-            return [[group] for group in share]
-        if self.sums_shares:  # a worker with a GPU trains the clients of an item side by side, up to MOST_LANES
-            count = ceil(len(share) / MOST_LANES)
-            return [list(map(int, part)) for part in np.array_split(share, count)] if share else []
-        if not self.costs.is_measured:  # without knowing its cost, every client may be worth a message
-            return split_share(share, group_costs, min_seconds=0.0)
-        return split_share(share, group_costs)
-
-    def _arguments(
-        self,
-        call: str,
-        context: RoundContext,
-        rows: list[int],
-        weights: CohortWeights | None,
-        planned_worker: WorkerHandle | None,
-        state_bytes: int,
-    ) -> Callable[[WorkerHandle, bool], tuple[Any, ...]]:
-        """Return a function that builds the arguments of a work item, once the worker that runs it is known.
-
-        The planned worker receives the client states that it lacks directly from the workers that have them; this
-        method requests these transfers. Any other worker receives the states from the driver, with the arguments.
-
-        Args:
-            call, context, weights: as in ``_work_items``.
-            rows: the item's rows of the cohort.
-            planned_worker: the worker for which the item is planned; None if no worker has started.
-            state_bytes: size of one client's state in bytes; 0 if the call needs no states.
-        """
+    def _work_item(self, call: str, context: RoundContext, weights: CohortWeights | None, rows: list[int]) -> WorkItem:
+        """The call that trains the clients in some rows of the cohort; the other arguments are those of ``_run``."""
         clients = [context.cohort[row] for row in rows]
         client_weights = None if weights is None else weights.subset(rows)
-        broadcast = context.broadcast
-        transferred: set[int] = set()
-        transfers: list[Any] = []
-        if state_bytes:
-            transferred, transfers = self.states.request_transfers(clients, planned_worker, broadcast, state_bytes)
 
-        def arguments(worker: WorkerHandle, with_state: bool) -> tuple[Any, ...]:
-            """Arguments of the method ``call`` of ``Worker`` for ``clients``, with the states that ``worker`` lacks.
-
-            With ``with_state``, they contain all states, because the worker has turned out not to have some of them.
-            Otherwise the planned worker receives the states of the clients in ``transferred`` from other workers, by
-            the references ``transfers``.
-            """
-            uses_transfers = worker is planned_worker and not with_state
-            dispatched = []
-            for client in clients:
-                is_transferred = uses_transfers and client.number in transferred
-                dispatched.append(
-                    self.states.assignment(client, worker, broadcast, context.initial_state, with_state, is_transferred)
-                )
+        def arguments(worker: WorkerHandle) -> tuple[Any, ...]:
+            places, states = self.states.arguments(clients, worker, context.initial_state)
+            messages = [
+                DispatchedClient(client.number, client.indices, _array(client.statistics), place)
+                for client, place in zip(clients, places, strict=True)
+            ]
             if call == "full_gradients":
-                return context.broadcast_ref, dispatched
-            return_state = False
-            received = transfers if uses_transfers else []
-            return context.broadcast_ref, context.gradient_ref, dispatched, client_weights, return_state, *received
+                return context.broadcast_ref, messages, *states
+            return context.broadcast_ref, context.gradient_ref, messages, client_weights, *states
 
-        return arguments
+        returns_states = call == "train" and bool(flat_fields(context.training.algorithm.client_fields()))
+        return WorkItem(call, arguments, rows, returns_states, lambda: self.states.restore(clients))
 
-    def _remote_states(self, worker: WorkerHandle, context: RoundContext, rows: list[int]) -> list[RemoteState]:
-        """References to the new states of the clients in these rows of the cohort, which stay with ``worker``."""
-        clients = [context.cohort[row] for row in rows]
-        retrain = partial(self._retrain, context, clients)
-        return self.states.record_trained(worker, context.broadcast, clients, retrain)
+    def _retrain(self, context: RoundContext, clients: list[Client]) -> list[Place]:
+        """Train some clients of a past round again, because their new states were lost.
 
-    def _retrain(self, context: RoundContext, clients: list[Client]) -> tuple[WorkerHandle, Arrays]:
-        """Repeat the training of some clients in an earlier round, because their worker and its states were lost.
-
-        Returns the new worker and the new states as arrays with one row per client.
+        Returns the place of each client's new state.
         """
-        item = WorkItem("train", partial(self._retrain_arguments, context, clients))
-        self.pool.run_now(item, self._source)
-        assert item.worker is not None
-        return item.worker, item.result.state
-
-    def _retrain_arguments(
-        self, context: RoundContext, clients: list[Client], worker: WorkerHandle, with_state: bool
-    ) -> tuple[Any, ...]:
-        """Arguments of ``Worker.train`` for ``_retrain``; states are always sent, whatever ``with_state`` is."""
-        dispatched = [
-            self.states.assignment(client, worker, context.broadcast, initial_state=None, force_state=True)
-            for client in clients
-        ]
-        weights, return_state = None, True
-        return context.broadcast_ref, context.gradient_ref, dispatched, weights, return_state
+        items = self._run("train", context._replace(cohort=clients), weights=None)
+        return stored_states(items, len(clients))
 
     def _workers_return_sums(self, training: Training, count: int) -> bool:
         """Whether workers return sums over clients instead of every client's row, for a cohort of ``count`` clients."""
@@ -393,3 +328,13 @@ class RayEngine:
         for i, answer in enumerate(answers):
             sums[i::calls] = [{name: np.array(value) for name, value in batch_sums.items()} for batch_sums in answer]
         return evaluation_result(problem.task, plan, sums, list(models), examples)
+
+
+def common_node(clients: list[Client]) -> str:
+    """The node whose object store has the states of most of some clients; empty if none has any."""
+    nodes = Counter(c.state.place.node for c in clients if isinstance(c.state, StoredState) and c.state.place)
+    return nodes.most_common(1)[0][0] if nodes else ""
+
+
+def _array(tensor: Tensor | None) -> np.ndarray | None:
+    return None if tensor is None else tensor.detach().cpu().numpy()

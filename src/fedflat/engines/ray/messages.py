@@ -13,9 +13,6 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.client import Arrays, ClientReport
 from fedflat.engines.round.contract import Training
 
-INITIAL_STATE_VERSION = 0
-"""Version of the state of clients that have not participated yet; training in a round gives a client a new version."""
-
 
 class WorkerSetup(NamedTuple):
     """What a worker trains with: a problem on its own device and the engine for that device."""
@@ -25,12 +22,12 @@ class WorkerSetup(NamedTuple):
 
 
 class WorkerInfo(NamedTuple):
-    """Identity of a worker: fedflat's version, host name, process id and Ray's actor id."""
+    """Identity of a worker: fedflat's version, host name, process id and Ray's id of its node."""
 
     version: str
-    node: str
+    host: str
     process: int
-    actor: str
+    node_id: str
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,6 @@ class Broadcast:
         buffers: BatchNorm statistics [buffers].
         integer_buffers: integer buffers by name.
         count: number of clients in the whole cohort.
-        state_version: version of the states that clients end the round with, higher in every round.
         initial_state: the state of clients that participate for the first time.
     """
 
@@ -74,30 +70,23 @@ class Broadcast:
     buffers: np.ndarray
     integer_buffers: Arrays
     count: int
-    state_version: int
     initial_state: Arrays
 
 
 class DispatchedClient(NamedTuple):
-    """The message that assigns a client to a worker.
+    """The message that assigns a client to a worker; its state is sent separately.
 
     Attributes:
         number: index of the client in the federation.
         indices: positions of its examples [examples].
-        state_version: version of the state that it trains from.
-        state: that state; None if the worker has it.
         statistics: its own BatchNorm statistics [buffers], if any.
+        state: where its state is: index of the argument and row; None for the initial state.
     """
 
     number: int
     indices: np.ndarray
-    state_version: int
-    state: Arrays | None
     statistics: np.ndarray | None
-
-
-StateTransfer = list[tuple[int, int, Arrays]]
-"""States sent from one worker to another: number of the client, version of its state, and the state."""
+    state: tuple[int, int] | None
 
 
 @dataclass(frozen=True)
@@ -106,7 +95,6 @@ class TrainedClients:
 
     Attributes:
         reports: one per client.
-        state: the clients' new states as rows, if requested; otherwise empty, and the worker keeps them.
         statistics: the clients' own BatchNorm statistics [clients, buffers], if they keep them.
         rows: what the clients send [clients, ...], by name; empty if sums are returned.
         sums: weighted sums of the rows over the clients [...], by name; empty if rows are returned.
@@ -114,13 +102,7 @@ class TrainedClients:
     """
 
     reports: list[ClientReport]
-    state: Arrays
     statistics: np.ndarray | None
     rows: Arrays
     sums: Arrays
     seconds: float
-
-
-def bytes_of(arrays: Arrays) -> int:
-    """Total size of some arrays in bytes."""
-    return sum(array.nbytes for array in arrays.values())

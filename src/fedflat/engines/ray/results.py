@@ -12,7 +12,7 @@ from torch import Tensor
 from fedflat.algorithms.algorithm import States
 from fedflat.algorithms.state import State
 from fedflat.engines.ray.messages import Broadcast
-from fedflat.engines.ray.work_queue import WorkItem
+from fedflat.engines.ray.scheduling import WorkItem
 from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost
 from fedflat.engines.round.cohort import build_outcome, reduce_groups
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training, sum_of_blocks

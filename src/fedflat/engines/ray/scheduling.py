@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from bisect import bisect, insort
-from collections import OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
+from fedflat.engines.ray.messages import WorkerInfo
 from fedflat.engines.round.contract import BLOCK
 
-MIN_PIECE_SECONDS = 0.02
-"""Seconds of work below which a piece is not worth its own message, which costs a few milliseconds."""
-SHARE_TO_SMALLEST_PIECE = 8
-"""Ratio of a worker's share to its smallest piece; small last pieces let all workers finish at about the same time."""
+MIN_ITEM_SECONDS = 0.02
+"""Seconds of work below which an item is not worth its own message, which costs a few milliseconds."""
 MAX_REMEMBERED_CLIENTS = 2**16
-"""Largest number of clients whose cost, and the worker that has their state, are remembered."""
+"""Largest number of clients whose cost is remembered."""
 NOISE_FACTOR = 1.25
 """Factor by which a client's cost must differ from the mean to count as more than noise."""
 
@@ -66,137 +64,137 @@ class ClientCosts:
         return self._seconds_per_sample > 0
 
 
-class Transfer(NamedTuple):
-    """Seconds to bring the state of a position (a client or a block of clients) to a worker.
+@dataclass(eq=False)
+class WorkerHandle:
+    """A worker as the driver sees it.
 
     Attributes:
-        elsewhere: seconds for a worker that has none of the state.
-        homes: seconds for each worker that has some of it, by the worker's index.
+        actor: Ray's actor.
+        info_ref: Ray's reference to ``info``.
+        info: its identity; None while it starts.
+        problem: key of the problem that it was last told to build.
+        is_lost: whether its process has ended.
     """
 
-    elsewhere: float
-    homes: dict[int, float]
+    actor: Any
+    info_ref: Any
+    info: WorkerInfo | None = None
+    problem: str = ""
+    is_lost: bool = False
 
-    def seconds(self, worker: int) -> float:
-        """Seconds for the worker with this index."""
-        return self.homes.get(worker, self.elsewhere)
+    @property
+    def node(self) -> str:
+        """Ray's id of its node; empty while it starts."""
+        return "" if self.info is None else self.info.node_id
 
 
-def assign_shares(costs: Sequence[float], transfers: Sequence[Transfer], workers: int) -> list[list[int]]:
-    """Divide the work of a round among workers so that the slowest worker ends early.
+@dataclass(eq=False)
+class WorkItem:
+    """A call to one worker.
 
-    The work is a list of positions, each a client or a block of clients. First, each position goes to the worker that
-    has its state, or to the least loaded worker if none has. Then the most loaded worker passes positions to the least
-    loaded one as long as this shortens the longer of the two loads. A load is the seconds of work and transfers of a
-    worker's share.
+    Attributes:
+        call: name of the worker's method.
+        arguments: returns the arguments of the method, given the worker.
+        rows: what the call is for: rows of the cohort, or the index of a task.
+        returns_states: whether the call returns the clients' new states after its result.
+        restore: called before the item runs again because a state in its arguments was lost.
+        worker: the worker that was last given the item.
+        result: what the call returned.
+        states_ref: Ray's reference to the returned states.
+        losses: number of workers that were lost while they ran the item.
+    """
+
+    call: str
+    arguments: Callable[[WorkerHandle], tuple[Any, ...]]
+    rows: list[int]
+    returns_states: bool = False
+    restore: Callable[[], None] = lambda: None
+    worker: WorkerHandle | None = None
+    result: Any = None
+    states_ref: Any = None
+    losses: int = 0
+
+
+class WorkQueue:
+    """The work of a round that waits for a worker, in groups: single clients, blocks of clients or other tasks.
+
+    A worker that has nothing to do takes some groups as one work item, first those whose states its node has. Items
+    become smaller towards the end of the round, so that all workers finish at about the same time.
 
     Args:
-        costs: seconds of work at each position.
-        transfers: seconds to bring the state of each position to a worker.
+        costs: expected seconds of each group.
+        build: returns the work item of some groups, given as indices.
         workers: number of workers.
+        homes: for each group the node that has its states, or an empty string; by default no node has any.
+        transfer_seconds: seconds to move the states of a group to another node.
+        item_groups: number of groups in an item; by default an item gets half of a worker's share of what is left.
+        min_seconds: seconds of work that an item gets at least in this case.
 
-    Returns:
-        For each worker its positions, most expensive first.
-
-    >>> assign_shares([1.0, 5.0, 1.0, 1.0, 2.0], [Transfer(0, {})] * 5, 2)
-    [[1], [4, 0, 2, 3]]
-    >>> assign_shares([1.0] * 4, [Transfer(9, {0: 0})] * 4, 2)
-    [[0, 1, 2, 3], []]
-    >>> assign_shares([1.0] * 4, [Transfer(9, {0: 0, 1: 0.1})] * 4, 2)  # two workers have the states
-    [[1, 2], [0, 3]]
+    >>> queue = WorkQueue([1.0] * 8, lambda groups: WorkItem("train", lambda _: (), groups), workers=2)
+    >>> [queue.take("node", Counter()).rows for _ in range(4)]
+    [[0, 1], [2, 3], [4], [5]]
     """
-    loads = [0.0] * workers
-    # For each worker its positions as (seconds of work, position), sorted, by their transfers. There are few different
-    # transfers, because states have the same size.
-    shares: list[dict[Any, list[tuple[float, int]]]] = [{} for _ in loads]
-    idlest = [(0.0, worker) for worker in range(workers)]  # a heap; entries whose load has changed are ignored
-    busiest = idlest.copy()  # the same, with negative loads
 
-    def set_load(worker: int, load: float) -> None:
-        loads[worker] = load
-        heappush(idlest, (load, worker))
-        heappush(busiest, (-load, worker))
+    def __init__(
+        self,
+        costs: Sequence[float],
+        build: Callable[[list[int]], WorkItem],
+        workers: int,
+        homes: Sequence[str] | None = None,
+        transfer_seconds: float = 0.0,
+        item_groups: int | None = None,
+        min_seconds: float = 0.0,
+    ) -> None:
+        """Sort the groups by their home, the most expensive ones first."""
+        self._costs, self._build, self._workers = costs, build, workers
+        self._transfer_seconds, self._item_groups, self._min_seconds = transfer_seconds, item_groups, min_seconds
+        self._groups: dict[str, deque[int]] = {}  # by home; without empty ones
+        self._seconds: dict[str, float] = {}  # of these groups
+        self._length = len(costs)
+        for group in sorted(range(len(costs)), key=lambda group: -costs[group]):
+            home = homes[group] if homes else ""
+            self._groups.setdefault(home, deque()).append(group)
+            self._seconds[home] = self._seconds.get(home, 0.0) + costs[group]
+        self._left = sum(costs)
 
-    def add(position: int, worker: int, insert: Callable[[list[Any], Any], None]) -> None:
-        transfer = transfers[position]
-        insert(shares[worker].setdefault(_key(transfer), []), (costs[position], position))
-        set_load(worker, loads[worker] + costs[position] + transfer.seconds(worker))
+    def __len__(self) -> int:
+        return self._length
 
-    # Positions whose state a worker has come first, since the others then even out the loads.
-    for position in sorted(range(len(costs)), key=lambda p: (not transfers[p].homes, -costs[p])):
-        homes = transfers[position].homes
-        worker = min(homes, key=lambda home: (homes[home], home)) if homes else _first_valid(idlest, loads, 1)
-        add(position, worker, list.append)
-    for share in shares:
-        for positions in share.values():
-            positions.sort()
-    while True:
-        giver, taker = _first_valid(busiest, loads, -1), _first_valid(idlest, loads, 1)
-        moves = []  # the longer load after the move, and which position to move
-        for key, positions in shares[giver].items():
-            transfer = transfers[positions[0][1]]
-            rest, start = loads[giver] - transfer.seconds(giver), loads[taker] + transfer.seconds(taker)
-            # The loads are even after a move of half their difference; the best positions are those next to it.
-            middle = bisect(positions, ((rest - start) / 2,))
-            for index in range(max(0, middle - 1), min(middle + 1, len(positions))):
-                cost, _ = positions[index]
-                moves.append((max(rest - cost, start + cost), key, index))
-        if not moves or min(moves)[0] >= loads[giver] * (1 - 1e-6):  # no move helps by more than rounding
-            break
-        _, key, index = min(moves)
-        _, position = shares[giver][key].pop(index)
-        if not shares[giver][key]:
-            del shares[giver][key]
-        set_load(giver, loads[giver] - costs[position] - transfers[position].seconds(giver))
-        add(position, taker, insort)
-    return [
-        sorted((p for positions in share.values() for _, p in positions), key=lambda p: (-costs[p], p))
-        for share in shares
-    ]
+    def take(self, node: str, node_workers: Counter[str]) -> WorkItem | None:
+        """Remove groups for a worker and return their work item, or None if the worker should take none.
 
+        Args:
+            node: the worker's node.
+            node_workers: number of workers by node.
+        """
+        target = max(self._left / (2 * self._workers), self._min_seconds)
+        groups: list[int] = []
+        seconds = 0.0
+        while self._groups and (len(groups) < self._item_groups if self._item_groups else seconds < target):
+            home = self._next_home(node, node_workers)
+            if home is None:
+                break
+            waiting = self._groups[home]
+            groups.append(waiting.popleft() if home in (node, "") else waiting.pop())
+            cost = self._costs[groups[-1]]
+            seconds += cost
+            self._seconds[home] -= cost
+            if not waiting:
+                del self._groups[home], self._seconds[home]
+        self._left -= seconds
+        self._length -= len(groups)
+        return self._build(sorted(groups)) if groups else None
 
-def _key(transfer: Transfer) -> tuple[float, tuple[tuple[int, float], ...]]:
-    """A hashable form of a transfer."""
-    return transfer.elsewhere, tuple(sorted(transfer.homes.items()))
+    def _next_home(self, node: str, node_workers: Counter[str]) -> str | None:
+        """The home from whose groups a worker on ``node`` takes one: its node, no node, or the one with most work.
 
-
-def _first_valid(heap: list[tuple[float, int]], loads: Sequence[float], sign: int) -> int:
-    """The worker at the top of a heap of (``sign`` * load, worker), after removing entries with an old load."""
-    while heap[0][0] != sign * loads[heap[0][1]]:
-        heappop(heap)
-    return heap[0][1]
-
-
-def split_share(
-    share: Sequence[int],
-    costs: Sequence[float],
-    ratio: int = SHARE_TO_SMALLEST_PIECE,
-    min_seconds: float = MIN_PIECE_SECONDS,
-) -> list[list[int]]:
-    """Split a worker's share of the work into pieces of decreasing size: half of it, then a quarter, and so on.
-
-    Each piece becomes a work item. Workers that finish early take over the last, small pieces of others.
-
-    Args:
-        share: the worker's positions (clients or blocks of clients).
-        costs: seconds of work at every position.
-        ratio: ratio of the share's seconds to the target for its smallest piece.
-        min_seconds: shortest target for a piece in seconds; the last piece may be shorter.
-
-    >>> split_share(range(5), [1.0] * 5), split_share(range(5), [1.0] * 5, ratio=1)
-    ([[0, 1, 2], [3], [4]], [[0, 1, 2, 3, 4]])
-    """
-    remaining = sum(costs[position] for position in share)  # seconds not yet in a piece
-    smallest = max(remaining / ratio, min_seconds)
-    pieces: list[list[int]] = []
-    load = target = 0.0  # seconds of the last piece so far, and how many it should get
-    for position in share:
-        if not pieces or load >= target:
-            pieces.append([])
-            load, target = 0.0, max(remaining / 2, smallest)
-        pieces[-1].append(position)
-        load, remaining = load + costs[position], remaining - costs[position]
-    return pieces
+        Returns None if the groups of that other node start earlier there than their states could be moved.
+        """
+        for home in (node, ""):
+            if home in self._groups:
+                return home
+        home = max(self._seconds, key=self._seconds.__getitem__)
+        return home if self._seconds[home] >= self._transfer_seconds * node_workers[home] else None
 
 
 def aggregation_blocks(count: int, size: int = BLOCK) -> list[list[int]]:

@@ -7,7 +7,6 @@ import socket
 import sys
 import time
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -20,15 +19,12 @@ from fedflat.engines.cpu.engine import LoopEngine, one_thread
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.ray.messages import (
-    INITIAL_STATE_VERSION,
     Broadcast,
     DispatchedClient,
     ProblemSource,
-    StateTransfer,
     TrainedClients,
     WorkerInfo,
     WorkerSetup,
-    bytes_of,
 )
 from fedflat.engines.round.client import (
     Arrays,
@@ -45,60 +41,6 @@ from fedflat.engines.round.privacy import protect_rows
 from fedflat.errors import UserError
 from fedflat.operating_system import keep_freed_memory
 
-CACHE_BYTES = 2**30
-"""Bytes of client states that a worker keeps; those of the last round are kept even if they take more."""
-
-
-class CacheMiss(Exception):
-    """A worker does not have, or no longer has, the requested state."""
-
-
-class StateCache:
-    """The states of the clients that a worker trained last.
-
-    Args:
-        max_cached_bytes: bytes to keep; states of the last round are kept even if they take more.
-    """
-
-    def __init__(self, max_cached_bytes: int = CACHE_BYTES) -> None:
-        """Start with no states."""
-        self._max_cached_bytes = max_cached_bytes
-        self._cached_bytes = 0
-        # (version of the state, state) by (training key, number of the client); oldest first.
-        self._entries: OrderedDict[tuple[str, int], tuple[int, Arrays]] = OrderedDict()
-
-    def put(self, training_key: str, client: int, state_version: int, state: Arrays) -> None:
-        """Add a client's state, in place of its earlier one, and evict the oldest states if the cache is too large.
-
-        Args:
-            training_key: ``Broadcast.training_key``.
-            client: the client's number.
-            state_version: version of the state; higher in every round.
-            state: flat arrays by name.
-        """
-        self._drop((training_key, client))
-        self._entries[training_key, client] = state_version, state
-        self._cached_bytes += bytes_of(state)
-        while self._cached_bytes > self._max_cached_bytes:
-            oldest = next(iter(self._entries))
-            oldest_version, _ = self._entries[oldest]
-            if oldest_version == state_version:  # only states of this round are left
-                return
-            self._drop(oldest)
-
-    def get(self, training_key: str, client: int, state_version: int) -> Arrays:
-        """The given version of a client's state; raises ``CacheMiss`` if it is not, or no longer, cached."""
-        cached_version, state = self._entries.get((training_key, client), (None, {}))
-        if cached_version != state_version:
-            raise CacheMiss
-        return state
-
-    def _drop(self, key: tuple[str, int]) -> None:
-        """Remove the entry with the key (training key, number of the client), if it exists."""
-        if key in self._entries:
-            _, state = self._entries.pop(key)
-            self._cached_bytes -= bytes_of(state)
-
 
 class Worker:
     """A Ray actor that trains clients of a problem, i.e. a model with its task and data.
@@ -114,14 +56,13 @@ class Worker:
         self._setup: WorkerSetup | None = None
         self._build_error: Exception | None = None
         self._training: tuple[str, Training] | None = None  # the current ``Training``, after its key
-        self._cache = StateCache()
 
     def identify(self) -> WorkerInfo:
-        """Return this worker's version of fedflat, host name, process id and Ray actor id."""
+        """Return this worker's version of fedflat, host name, process id and Ray's id of its node."""
         import ray
 
-        actor = str(ray.get_runtime_context().get_actor_id())
-        return WorkerInfo(fedflat_version(), socket.gethostname(), os.getpid(), actor)
+        node = str(ray.get_runtime_context().get_node_id())
+        return WorkerInfo(fedflat_version(), socket.gethostname(), os.getpid(), node)
 
     def build_problem(self, source: ProblemSource) -> None:
         """Build the problem and its engine; an error is raised again by every later call that needs the problem.
@@ -131,7 +72,7 @@ class Worker:
         import ray
 
         # Release the old problem first, so that two are never in memory at once.
-        self._setup, self._build_error, self._cache = None, None, StateCache()
+        self._setup = self._build_error = None
         try:
             build: Callable[[], WorkerSetup] = ray.get(source.build[0])  # Ray resolves no references within lists
             setup = build()
@@ -147,10 +88,9 @@ class Worker:
         common_gradient: np.ndarray | None,
         clients: list[DispatchedClient],
         weights: CohortWeights | None,
-        return_state: bool,
-        *transfers: StateTransfer,
-    ) -> TrainedClients:
-        """Train some clients for one round; their new states stay in this worker's cache.
+        *states: Arrays,
+    ) -> TrainedClients | list[Any]:
+        """Train some clients for one round.
 
         A client's row is what it sends to the server: displacement, BatchNorm statistics and the algorithm's messages.
 
@@ -160,16 +100,17 @@ class Worker:
                 the drift correction does not need it.
             clients: the clients to train.
             weights: if given, return weighted sums of the clients' rows instead of the rows.
-            return_state: whether to return the new states as well.
-            transfers: states of these clients that other workers sent.
+            states: states of these and other clients, as arrays with one row per client.
+
+        Returns:
+            The result; if clients keep states, a list of the result and their new states, with one row per client.
         """
         start = time.perf_counter()
-        self._cache_transfers(broadcast, transfers)
         setup = self._built_setup()
         training = self._current_training(setup, broadcast)
         count = len(clients)
         with one_thread():
-            buffers, cohort = self._prepare_buffers(setup, broadcast, clients)
+            buffers, cohort = self._prepare_buffers(setup, broadcast, clients, states)
             if common_gradient is not None:
                 buffers.common_gradient.copy_(_read_only_tensor(common_gradient))
             integer_buffers = to_tensors(broadcast.integer_buffers, setup.problem.device)
@@ -184,48 +125,22 @@ class Worker:
                 sums = to_arrays({name: block_sum(values, factors) for name, (values, factors) in weighted.items()})
             # BatchNorm statistics, if every client keeps its own
             statistics = _array(buffers.statistics[:count]) if training.own_statistics else None
-            states = {
-                name: field_rows[:count].detach().to("cpu", copy=True).numpy()
-                for name, field_rows in buffers.client_states.items()
-            }
+            new_states = to_arrays(buffers.client_states)
             reports = [_sendable(report) for report in reports]
-        self._cache_states(broadcast, clients, states)
-        seconds = time.perf_counter() - start
-        return TrainedClients(reports, states if return_state else {}, statistics, rows, sums, seconds)
+        trained = TrainedClients(reports, statistics, rows, sums, time.perf_counter() - start)
+        return [trained, {name: values[:count] for name, values in new_states.items()}] if new_states else trained
 
-    def _cache_transfers(self, broadcast: Broadcast, transfers: tuple[StateTransfer, ...]) -> None:
-        """Put client states that other workers sent into the cache, where training looks them up."""
-        for transfer in transfers:
-            for number, state_version, state in transfer:
-                copy = {name: np.array(array) for name, array in state.items()}  # out of Ray's object store
-                self._cache.put(broadcast.training_key, number, state_version, copy)
-
-    def _cache_states(self, broadcast: Broadcast, clients: list[DispatchedClient], states: Arrays) -> None:
-        """Put the clients' new states into the cache; ``states`` has arrays by name with one row per client."""
-        if not states:  # the algorithm's clients keep no state
-            return
-        for row, client in enumerate(clients):
-            state = {name: field_rows[row].copy() for name, field_rows in states.items()}
-            self._cache.put(broadcast.training_key, client.number, broadcast.state_version, state)
-
-    def copy_states(self, training_key: str, clients: list[int], state_version: int) -> Arrays:
-        """One version of the states of some clients, given by number, for the driver: arrays with a row per client."""
-        states = [self._cache.get(training_key, client, state_version) for client in clients]
-        return {name: np.stack([state[name] for state in states]) for name in states[0]}
-
-    def transfer_states(self, training_key: str, clients: list[tuple[int, int]]) -> StateTransfer:
-        """The states of some clients, given as (number, version of the state), for another worker."""
-        return [(client, version, self._cache.get(training_key, client, version)) for client, version in clients]
-
-    def full_gradients(self, broadcast: Broadcast, clients: list[DispatchedClient]) -> tuple[np.ndarray, GradientCost]:
-        """Gradients of some clients' whole datasets at z, the model of the broadcast.
+    def full_gradients(
+        self, broadcast: Broadcast, clients: list[DispatchedClient], *states: Arrays
+    ) -> tuple[np.ndarray, GradientCost]:
+        """Gradients of some clients' whole datasets at z, the model of the broadcast; arguments as in ``train``.
 
         Returns:
             The gradients [clients, parameters] and their cost.
         """
         setup = self._built_setup()
         with one_thread():
-            buffers, cohort = self._prepare_buffers(setup, broadcast, clients)
+            buffers, cohort = self._prepare_buffers(setup, broadcast, clients, states)
             training = self._current_training(setup, broadcast)
             cost = setup.engine.compute_full_gradients(training, broadcast.round, buffers, cohort)
             return _array(buffers.gradient[: len(clients)]), cost
@@ -275,12 +190,20 @@ class Worker:
         return self._training[1]
 
     def _prepare_buffers(
-        self, setup: WorkerSetup, broadcast: Broadcast, clients: list[DispatchedClient]
+        self,
+        setup: WorkerSetup,
+        broadcast: Broadcast,
+        clients: list[DispatchedClient],
+        states: tuple[Arrays, ...],
     ) -> tuple[CohortBuffers, list[Client]]:
         """Allocate cohort buffers and copy in all that the clients read; also returns the clients, in order of rows."""
         cohort = []
         for client in clients:
-            state = state_from_arrays(self._state_of(client, broadcast), copy=False)
+            arrays = broadcast.initial_state
+            if client.state is not None:
+                argument, row = client.state
+                arrays = {name: rows[row] for name, rows in states[argument].items()}
+            state = state_from_arrays(arrays, copy=False)
             statistics = None if client.statistics is None else _read_only_tensor(client.statistics)
             cohort.append(Client(client.number, client.indices, state, statistics))
         setup.problem.set_training_mode()
@@ -290,17 +213,6 @@ class Worker:
         server = nested_state({name: _read_only_tensor(array) for name, array in broadcast.server.items()})
         buffers.copy_inputs(z, server, _read_only_tensor(broadcast.buffers), cohort)
         return buffers, cohort
-
-    def _state_of(self, client: DispatchedClient, broadcast: Broadcast) -> Arrays:
-        """The state that a client starts the round with, as flat arrays.
-
-        It comes from the client's message, from the broadcast for its first round, or else from this worker's cache.
-        """
-        if client.state is not None:
-            return client.state
-        if client.state_version == INITIAL_STATE_VERSION:
-            return broadcast.initial_state
-        return self._cache.get(broadcast.training_key, client.number, client.state_version)
 
 
 def fedflat_version() -> str:

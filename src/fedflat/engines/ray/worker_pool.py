@@ -1,17 +1,17 @@
-"""The workers of a Ray cluster: the pool distributes work items, balances the load and replaces lost workers."""
+"""The workers of a Ray cluster: the pool gives them work and replaces lost ones."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedflat.engines.ray.cluster import Device, check_head, first_line
 from fedflat.engines.ray.messages import ProblemSource, WorkerInfo
-from fedflat.engines.ray.work_queue import WorkerHandle, WorkItem, WorkQueue
-from fedflat.engines.ray.worker import CacheMiss, Worker, fedflat_version, version_mismatch
+from fedflat.engines.ray.scheduling import WorkerHandle, WorkItem, WorkQueue
+from fedflat.engines.ray.worker import Worker, fedflat_version, version_mismatch
 from fedflat.errors import UserError
 
 MOST_LOSSES = 2
@@ -27,8 +27,6 @@ HEAD_CHECK_SECONDS = 1.0
 class WorkerPool:
     """A number of workers, each with one core or a share of a GPU; lost ones are replaced if the cluster has room.
 
-    The workers run work items; an item is a call of a worker's method, e.g. to train some clients.
-
     Args:
         ray: the connected Ray module.
         count: workers to start.
@@ -37,8 +35,7 @@ class WorkerPool:
 
     Attributes:
         lost: number of workers lost so far.
-        loss_errors: exceptions that mean that a worker was lost.
-        state_loss_errors: exceptions that mean that a client's state was lost.
+        object_losses: exceptions that mean that a value in Ray's object store was lost.
     """
 
     def __init__(self, ray: Any, count: int, device: Device, gpus: float = 1.0) -> None:
@@ -52,14 +49,13 @@ class WorkerPool:
         self._starts = self._failed_starts = 0
         self._starting: dict[Any, WorkerHandle] = {}  # workers without ``info``, by ``info_ref``
         errors = ray.exceptions
-        self.loss_errors: tuple[type[Exception], ...] = (
+        self._worker_losses = (
             errors.RayActorError,
-            errors.ObjectLostError,
             errors.WorkerCrashedError,
             errors.NodeDiedError,
             errors.OutOfMemoryError,
         )
-        self.state_loss_errors: tuple[type[Exception], ...] = (*self.loss_errors, CacheMiss)
+        self.object_losses: tuple[type[Exception], ...] = (errors.ObjectLostError, *self._worker_losses)
         resources = {"num_cpus": 1, "num_gpus": gpus if device == "cuda" else 0}
         self._remote = ray.remote(**resources, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD")(Worker)
         self._start_missing_workers()
@@ -81,10 +77,10 @@ class WorkerPool:
         """
         self._start_missing_workers()
         while self._starting:
-            progress = len(self.process_ids), self._failed_starts
+            progress = self._starts, self._failed_starts
             self._wait([], EXTRA_TIMEOUT if self.process_ids else START_TIMEOUT)
             # Neither a start nor a failed start: there is no room for more workers.
-            if self.process_ids and (len(self.process_ids), self._failed_starts) == progress:
+            if self.process_ids and (self._starts, self._failed_starts) == progress:
                 return
 
     def build_problem(self, source: ProblemSource) -> None:
@@ -92,8 +88,8 @@ class WorkerPool:
         requests = [(worker, self._request_problem(worker, source)) for worker in self.started_workers]
         for worker, ref in requests:
             try:
-                self.get(ref)
-            except self.loss_errors:
+                self.get([ref])
+            except self.object_losses:
                 self._remove(worker)
 
     def map(self, call: str, tasks: Sequence[tuple[Any, ...]], source: ProblemSource | None = None) -> list[Any]:
@@ -104,92 +100,80 @@ class WorkerPool:
             tasks: its arguments for each call.
             source: the problem that workers build first, unless they have; None if the method needs none.
         """
-        # The arguments are the same for every worker.
-        items = [WorkItem(call, lambda worker, with_state, task=task: task) for task in tasks]  # type: ignore[misc]
-        self.run(items, source)
-        return [item.result for item in items]
+
+        def item_of(indices: list[int]) -> WorkItem:
+            return WorkItem(call, lambda _: tasks[indices[0]], indices)
+
+        items = self.run(WorkQueue([1.0] * len(tasks), item_of, self.count, item_groups=1), source)
+        return [item.result for item in sorted(items, key=lambda item: item.rows)]
 
     def run(
-        self,
-        items: Sequence[WorkItem],
-        source: ProblemSource | None = None,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> None:
-        """Run all items and wait for them; an item runs again if its worker is lost.
+        self, queue: WorkQueue, source: ProblemSource | None = None, meanwhile: Callable[[], None] | None = None
+    ) -> list[WorkItem]:
+        """Let the workers empty a queue, and return the work items with their results, in any order.
+
+        An item runs again if its worker or one of its arguments is lost. Calls may be nested: workers run the items of
+        an inner call after those that they already have.
 
         Args:
-            items: the items; their results are stored in them.
+            queue: the work.
             source: the problem that workers build first, unless they have; None if the items need none.
             meanwhile: called once while the workers are busy.
         """
-        waiting = WorkQueue(items, self.count)
-        running: dict[Any, WorkItem] = {}  # by Ray reference
-        losses: Counter[WorkItem] = Counter()
+        running: dict[Any, WorkItem] = {}  # by Ray's reference
+        busy: Counter[WorkerHandle] = Counter()  # number of running items
+        again: deque[WorkItem] = deque()
+        done: list[WorkItem] = []
         workers = self.started_workers  # those that may take an item
-        try:
-            while waiting or running:
-                self._start_missing_workers()
-                self._assign(workers, waiting, running, source)
-                before = self._starts, self.lost
-                if meanwhile is not None and running:
-                    meanwhile()
-                    meanwhile = None
-                ended = [(ref, running.pop(ref)) for ref in self._wait(list(running))]
-                workers = [item.worker for _, item in ended if item.worker is not None]
-                failed = [item for ref, item in ended if not self._collect(item, ref, losses)]
-                for item in failed:
-                    waiting.put_back(item)
-                if failed or (self._starts, self.lost) != before:
-                    waiting.release_lost()
-                    workers = self.started_workers
-        finally:
-            for ref, item in running.items():
-                if item.worker is not None:
-                    item.worker.busy.pop(ref, None)
+        nodes = Counter(worker.node for worker in workers)
+        while queue or again or running:
+            self._start_missing_workers()
+            # One item for each worker, and one more in advance while there is plenty of work.
+            for queued in range(2):
+                for worker in workers:
+                    if worker.is_lost or busy[worker] > queued or (queued and len(queue) <= self.count):
+                        continue
+                    item = again.popleft() if again else queue.take(worker.node, nodes)
+                    if item is not None:
+                        running[self._start(item, worker, source)] = item
+                        busy[worker] += 1
+            before = self._starts, self.lost
+            if meanwhile is not None and running:
+                meanwhile()
+                meanwhile = None
+            workers = []
+            for ref in self._wait(list(running)):
+                item = running.pop(ref)
+                assert item.worker is not None
+                busy[item.worker] -= 1
+                workers.append(item.worker)
+                (done if self._collect(item, ref) else again).append(item)
+            if again or (self._starts, self.lost) != before:
+                workers = self.started_workers
+                nodes = Counter(worker.node for worker in workers)
+        return done
 
-    def _collect(self, item: WorkItem, ref: Any, losses: Counter[WorkItem]) -> bool:
+    def _collect(self, item: WorkItem, ref: Any) -> bool:
         """Store the result of an item that has ended; returns False if the item must run again.
 
-        Args:
-            item: the item.
-            ref: Ray's reference to its result.
-            losses: how often the worker of each item was lost; updated. More than ``MOST_LOSSES`` raise ``UserError``.
+        Raises ``UserError`` if the item has lost more than ``MOST_LOSSES`` workers.
         """
-        worker = item.worker
-        assert worker is not None
-        worker.busy.pop(ref, None)
+        assert item.worker is not None
         try:
-            item.result = self._value(ref)
+            (item.result,) = self._values([ref])
             return True
-        except CacheMiss:
-            item.with_state = True
-        except self.loss_errors as loss:
-            if _is_loss_of_other_worker(loss, worker):
-                item.with_state = True  # the lost worker should have sent the states
-            else:
-                self._remove(worker)
-                losses[item] += 1
-                if losses[item] > MOST_LOSSES:
-                    raise self._too_many_losses(loss) from None
+        except self._worker_losses as loss:
+            self._remove(item.worker)
+            item.losses += 1
+            if item.losses > MOST_LOSSES:
+                raise UserError(
+                    f"the same clients have lost {item.losses} Ray workers, most likely because memory ran out "
+                    f"({first_line(loss)}); use fewer workers per machine or a smaller batch size, "
+                    "then continue with fedflat resume"
+                ) from None
+        except self.object_losses:  # the result, or a state that was stored on a lost node
+            item.restore()
         return False
-
-    def run_now(self, item: WorkItem, source: ProblemSource) -> None:
-        """Run one item on the least busy worker, while other items may be running.
-
-        If that worker is lost, the next least busy one takes over, ``MOST_LOSSES`` times.
-        """
-        for _ in range(MOST_LOSSES + 1):
-            self._start_missing_workers()
-            while not self.started_workers:
-                self._wait([])
-            worker = min(self.started_workers, key=lambda worker: len(worker.busy))
-            try:
-                item.result = self.get(self._start(item, worker, source))
-                return
-            except self.loss_errors as error:
-                self._remove(worker)
-                last_loss = error
-        raise self._too_many_losses(last_loss)
 
     def close(self) -> None:
         """Stop the workers, unless their Ray cluster has been shut down or replaced."""
@@ -200,15 +184,16 @@ class WorkerPool:
                 self.ray.kill(worker.actor)
         self.workers, self._starting = [], {}
 
-    def get(self, ref: Any) -> Any:
-        """Wait for the value of a reference; an error in a worker is raised as it was raised there."""
-        self._wait_for_first([ref])
-        return self._value(ref)
+    def get(self, refs: list[Any]) -> list[Any]:
+        """Wait for the values of references; an error in a worker is raised as it was raised there."""
+        self._wait_for(refs, len(refs))
+        return self._values(refs)
 
-    def _value(self, ref: Any) -> Any:
-        """The value of a reference that is ready, or the error that the worker raised."""
+    def _values(self, refs: list[Any]) -> list[Any]:
+        """The values of references that are ready, or the error that a worker raised."""
         try:
-            return self.ray.get(ref)
+            values: list[Any] = self.ray.get(refs)
+            return values
         except self.ray.exceptions.RayTaskError as error:
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
 
@@ -220,37 +205,16 @@ class WorkerPool:
             self.workers.append(worker)
             self._starting[worker.info_ref] = worker
 
-    def _assign(
-        self,
-        workers: Sequence[WorkerHandle],
-        waiting: WorkQueue,
-        running: dict[Any, WorkItem],
-        source: ProblemSource | None,
-    ) -> None:
-        """Give workers their next item, and one more in advance if they have many, so that they never wait.
-
-        Args:
-            workers: the workers that may take an item; lost ones are skipped.
-            waiting: items to assign; assigned ones are removed.
-            running: the running items by Ray reference; assigned ones are added.
-            source: the problem that workers build first, unless they have; None if the items need none.
-        """
-        for queue_length in (1, 2):
-            for worker in workers:
-                if worker.is_lost or len(worker.busy) >= queue_length:
-                    continue
-                item = waiting.take(worker, in_advance=queue_length > 1)
-                if item is not None:
-                    ref = self._start(item, worker, source)
-                    worker.busy[ref] = running[ref] = item
-
     def _start(self, item: WorkItem, worker: WorkerHandle, source: ProblemSource | None) -> Any:
         """Start an item on a worker, which builds the problem first if it has not; returns Ray's reference."""
-        arguments = item.arguments(worker, item.with_state)
         if source is not None and worker.problem != source.key:
             self._request_problem(worker, source)
-        item.worker, item.start_time = worker, time.monotonic()
-        return getattr(worker.actor, item.call).remote(*arguments)
+        item.worker = worker
+        method, arguments = getattr(worker.actor, item.call), item.arguments(worker)
+        if not item.returns_states:
+            return method.remote(*arguments)
+        ref, item.states_ref = method.options(num_returns=2).remote(*arguments)
+        return ref
 
     def _request_problem(self, worker: WorkerHandle, source: ProblemSource) -> Any:
         worker.problem = source.key
@@ -266,7 +230,7 @@ class WorkerPool:
         if timeout is None:
             timeout = math.inf if running else START_TIMEOUT
         refs = [*running, *self._starting]
-        ready = self._wait_for_first(refs, timeout)
+        ready = self._wait_for(refs, 1, timeout)
         if ready:  # all that are ready, since every call takes time proportional to the number of references
             ready, _ = self.ray.wait(refs, num_returns=len(refs), timeout=0)
         if not ready and not self.process_ids:
@@ -281,26 +245,26 @@ class WorkerPool:
                 self._register(self._starting.pop(ref))
         return ended
 
-    def _wait_for_first(self, refs: list[Any], timeout: float = math.inf) -> list[Any]:
-        """Wait until a reference is ready, and return it in a list, which is empty after ``timeout`` seconds.
+    def _wait_for(self, refs: list[Any], count: int, timeout: float = math.inf) -> list[Any]:
+        """Wait until ``count`` references are ready, and return those that are; fewer after ``timeout`` seconds.
 
         Raises ``UserError`` if the head of the cluster is lost.
         """
         end = time.monotonic() + timeout
         ready: list[Any] = []
-        while not ready and (now := time.monotonic()) < end:
+        while len(ready) < count and (now := time.monotonic()) < end:
             if now > self._head_check_time + HEAD_CHECK_SECONDS:
                 advice = "start the cluster again unless fedflat started it, then continue with fedflat resume"
                 check_head(self.ray, self._head_address, advice)
                 self._head_check_time = now
-            ready, _ = self.ray.wait(refs, num_returns=1, timeout=min(HEAD_CHECK_SECONDS, end - now))
+            ready, _ = self.ray.wait(refs, num_returns=count, timeout=min(HEAD_CHECK_SECONDS, end - now))
         return ready
 
     def _register(self, worker: WorkerHandle) -> None:
         """Record the identity of a worker that has started; replace it if starting failed."""
         try:
-            info = WorkerInfo(*self._value(worker.info_ref))
-        except self.loss_errors as loss:
+            info = WorkerInfo(*self._values([worker.info_ref])[0])
+        except self.object_losses as loss:
             self._failed_starts += 1
             self._remove(worker)
             if self._failed_starts > MOST_LOSSES:
@@ -311,7 +275,7 @@ class WorkerPool:
             return
         if info.version != fedflat_version():
             self.close()
-            raise UserError(version_mismatch(info.node, info.version, fedflat_version()))
+            raise UserError(version_mismatch(info.host, info.version, fedflat_version()))
         worker.info, self._failed_starts = info, 0
         self._starts += 1
 
@@ -323,20 +287,6 @@ class WorkerPool:
             worker.is_lost = True
             self.lost += 1
             self.ray.kill(worker.actor)
-
-    def _too_many_losses(self, loss: Exception) -> UserError:
-        """The error that ends a run after the same clients have lost several workers; ``loss`` is the last one."""
-        return UserError(
-            f"the same clients have lost {MOST_LOSSES + 1} Ray workers, most likely because memory ran out "
-            f"({first_line(loss)}); use fewer workers per machine or a smaller batch size, "
-            "then continue with fedflat resume"
-        )
-
-
-def _is_loss_of_other_worker(loss: Exception, worker: WorkerHandle) -> bool:
-    """Whether ``worker`` still runs, and its call failed because another worker that should send it states was lost."""
-    lost_actor = getattr(loss, "actor_id", None)
-    return lost_actor is not None and worker.info is not None and lost_actor != worker.info.actor
 
 
 _pool: WorkerPool | None = None

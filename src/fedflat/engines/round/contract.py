@@ -333,13 +333,11 @@ class RemoteState(Mapping[str, State]):
     """A client's state by slot after a certain round, fetched from its worker when it is first read.
 
     Args:
-        state_version: distinguishes this state from other states of the same client; higher in later rounds.
         fetch: gets the state from its worker and passes it to ``deliver``.
     """
 
-    def __init__(self, state_version: int, fetch: Callable[[], None]) -> None:
+    def __init__(self, fetch: Callable[[], None]) -> None:
         """Refer to a state that is still on its worker; ``fetch`` gets it and calls ``deliver``."""
-        self.state_version = state_version
         self._fetch = fetch
         self._read: Read | None = None  # set by ``deliver``
         self._store: Callable[[States], Read] | None = None  # set by ``store_with``, until the state is delivered
