@@ -8,7 +8,8 @@
 from fedflat.data.arrays import from_arrays, from_clients
 from fedflat.data.augmentations import AUGMENTATIONS
 from fedflat.data.batches import Augmentation, augmentation, normalise
-from fedflat.data.dataset import IGNORED, Dataset, Examples, describe
+from fedflat.data.dataset import IGNORED, IGNORED_TOKEN, Dataset, Examples
+from fedflat.data.description import describe
 from fedflat.data.files.mapped import MappedTensor, open_mapped
 from fedflat.data.flower import from_flower
 from fedflat.data.partition import (
@@ -43,6 +44,7 @@ __all__ = [
     "DATASETS",
     "EXTRA_CORRUPTIONS",
     "IGNORED",
+    "IGNORED_TOKEN",
     "PARTITIONERS",
     "PARTITION_MODIFIERS",
     "SEVERITIES",
