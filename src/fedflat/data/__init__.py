@@ -36,6 +36,7 @@ from fedflat.data.registry import (
 from fedflat.data.scaling import standardise
 from fedflat.data.sources.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, SEVERITIES
 from fedflat.data.sources.source import data_dir
+from fedflat.data.texts import from_texts
 from fedflat.data.torch_dataset import from_torch
 
 __all__ = [
@@ -64,6 +65,7 @@ __all__ = [
     "from_arrays",
     "from_clients",
     "from_flower",
+    "from_texts",
     "from_torch",
     "full_partition",
     "listed",

@@ -85,7 +85,8 @@ def vocabulary_size(model: nn.Module) -> int:
     """Number of tokens that a model of text has embeddings for; 0 if it is unknown."""
     if isinstance(model, CharacterNetwork):
         return model.embedding.num_embeddings
-    embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    get_embeddings = getattr(model, "get_input_embeddings", None)
+    embedding = get_embeddings() if callable(get_embeddings) else None
     return embedding.num_embeddings if isinstance(embedding, nn.Embedding) else 0
 
 
@@ -101,14 +102,11 @@ def check_tokens(model: nn.Module, name: str, data: Dataset, sets: Mapping[str, 
         sets: sets to evaluate on, by name.
     """
     vocabulary = vocabulary_size(model)
-    accepts_padding = takes_keywords(model)
     remedy = "renumber the tokens, or name all classes"
-    if accepts_padding:
+    if takes_keywords(model):
         remedy = "use the tokeniser of this model, or resize its embeddings"
     for examples in (data.train, *sets.values()):
         low, high = token_range(examples.inputs)
-        if not accepts_padding:
-            low = min(low, int(examples.inputs.min()))
         if low < 0 or high >= vocabulary:
             raise UserError(
                 f"{data.name} contains the token {low if low < 0 else high}, but {name} accepts 0 to "

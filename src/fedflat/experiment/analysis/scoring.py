@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import ceil
 
 import numpy as np
@@ -47,10 +47,10 @@ class Scorer:
 
     def scores_by_class(self, examples: Examples) -> dict[int, Scores]:
         """Metrics per class; for sequences and segmentation, per class of a position or pixel."""
-        by_class: Callable[[Mapping[str, Tensor]], dict[int, Scores]] | None
         by_class = getattr(self.problem.task, "by_class", None)
         if by_class is not None:
-            return by_class(self.totals(examples).sums)
+            scores: dict[int, Scores] = by_class(self.totals(examples).sums)
+            return scores
 
         def outputs_by_class() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
             """Yield batches of (labels, outputs, targets) with one row per label; an example's label is its target."""
