@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,7 +12,6 @@ import pytest
 import torch
 
 from fedflat.data import MappedTensor, from_texts, load, make_partition
-from fedflat.data.files import tokeniser as tokenisers
 from fedflat.data.files.tokeniser import ByteTokeniser
 from fedflat.errors import UserError
 
@@ -112,7 +112,7 @@ def test_invalid_texts_are_rejected(rows: list[Any], options: str, message: str,
 def test_other_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken.jsonl").write_text('{"text": "a"}\n{"text"\n', encoding="utf-8")
     (tmp_path / "latin.txt").write_bytes("\xe9t\xe9".encode("latin-1"))
-    monkeypatch.setattr(tokenisers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for text, message in (
         ("broken.jsonl", "line 2 of .*broken.jsonl is not valid JSON"),
         ("latin.txt", "latin.txt cannot be read .*UTF-8"),

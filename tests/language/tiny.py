@@ -36,6 +36,7 @@ class Tiny(nn.Module):
         if self.is_causal:
             self.head.weight = self.embedding.weight
         self.register_buffer("position_ids", torch.arange(LENGTH), persistent=False)
+        self.register_buffer("scale", torch.tensor(WIDTH**-0.5), persistent=False)
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.embedding
@@ -46,7 +47,7 @@ class Tiny(nn.Module):
         allowed = mask.bool()[:, None, :].expand(-1, input_ids.shape[1], -1)
         if self.is_causal:
             allowed = allowed.tril()
-        x = x + self.dropout(F.scaled_dot_product_attention(*self.qkv(x).chunk(3, -1), attn_mask=allowed))
+        x = x + self.dropout(F.scaled_dot_product_attention(*self.qkv(x).chunk(3, -1), attn_mask=allowed)) * self.scale
         if not self.is_causal:
             x = (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
         return Output(self.head(x))

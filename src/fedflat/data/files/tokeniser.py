@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedflat.errors import UserError
+from fedflat.registry import require_package
 
 BYTES = "bytes"
-INSTALL = "pip install 'fedflat[text]'"
 
 
 class Tokeniser(Protocol):
@@ -74,13 +72,6 @@ class PretrainedTokeniser:
         return encoded
 
 
-def require_transformers(purpose: str) -> Any:
-    """Import ``transformers``, or raise a ``UserError`` that says how to install it for ``purpose``."""
-    if importlib.util.find_spec("transformers") is None:
-        raise UserError(f"{purpose} requires transformers; install it with: {INSTALL}")
-    return importlib.import_module("transformers")
-
-
 def load_tokeniser(tokeniser: Any) -> Tokeniser:
     """Return the tokeniser that ``tokeniser`` names, or the given one of ``transformers``.
 
@@ -96,7 +87,7 @@ def load_tokeniser(tokeniser: Any) -> Tokeniser:
                 "Face Hub, or a tokeniser of transformers"
             )
         return PretrainedTokeniser(tokeniser)
-    transformers = require_transformers(f"the tokeniser {tokeniser}")
+    transformers = require_package("transformers", f"the tokeniser {tokeniser}", extra="text")
     try:
         return PretrainedTokeniser(transformers.AutoTokenizer.from_pretrained(str(tokeniser)))
     except Exception as error:  # the errors of transformers have many types

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
-import importlib.util
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ from fedflat.data.files.tokeniser import BYTES, load_tokeniser
 from fedflat.data.sources.source import DatasetSource
 from fedflat.data.texts import Row, TextFormat, read_texts, write_texts
 from fedflat.errors import UserError, similar_file
+from fedflat.registry import require_package
 from fedflat.text import param
 
 SUFFIXES = (".jsonl", ".txt")
@@ -76,7 +75,7 @@ class TextFiles(DatasetSource):
     def _local_splits(self, path: Path) -> tuple[dict[str, Any], list[str]]:
         """Return the texts of each split, and the versions of the files they come from."""
         if path.is_dir() and any((path / name).exists() for name in ("dataset_dict.json", "state.json")):
-            loaded = _datasets(self.text).load_from_disk(str(path))
+            loaded = require_package("datasets", self.text, extra="hub").load_from_disk(str(path))
             return self._choose_splits(loaded), [_version(file) for file in sorted(path.rglob("*.*"))]
         files = {"train": path}
         if path.is_dir():
@@ -93,7 +92,7 @@ class TextFiles(DatasetSource):
     def _hub_splits(self) -> tuple[dict[str, Any], list[str]]:
         """Download a dataset from the Hub, unless it is in the cache of ``datasets``."""
         try:
-            loaded = _datasets(self.text).load_dataset(self.options.hub)
+            loaded = require_package("datasets", self.text, extra="hub").load_dataset(self.options.hub)
         except UserError:
             raise
         except Exception as error:  # the Hub's client has many exception types
@@ -114,13 +113,6 @@ def _version(file: Path) -> str:
     """Identify the content of a file without reading it."""
     status = file.stat()
     return f"{file.absolute()} {status.st_size} {status.st_mtime_ns}"
-
-
-def _datasets(purpose: str) -> Any:
-    """Import ``datasets`` of Hugging Face, or raise a ``UserError`` that says how to install it."""
-    if importlib.util.find_spec("datasets") is None:
-        raise UserError(f"{purpose} requires datasets; install it with: pip install 'fedflat[hub]'")
-    return importlib.import_module("datasets")
 
 
 def _read_file(file: Path) -> Iterator[Row]:

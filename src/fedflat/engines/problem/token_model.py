@@ -66,7 +66,15 @@ def _logits(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, An
 
 def takes_keywords(model: nn.Module) -> bool:
     """Whether a model takes tokens as the argument ``input_ids``, as the models of ``transformers`` do."""
-    return "input_ids" in inspect.signature(model.forward).parameters
+    return "input_ids" in _parameters(model)
+
+
+def _parameters(model: nn.Module) -> Mapping[str, Any]:
+    """The parameters of a model's forward pass by name; empty if Python does not know them, as in TorchScript."""
+    try:
+        return inspect.signature(model.forward).parameters
+    except (TypeError, ValueError):
+        return {}
 
 
 def adapt(model: nn.Module) -> None:
@@ -74,7 +82,7 @@ def adapt(model: nn.Module) -> None:
     is_adapted = any(isinstance(hook, TokenArguments) for hook in model._forward_pre_hooks.values())
     if is_adapted or not takes_keywords(model):
         return
-    names = inspect.signature(model.forward).parameters
+    names = _parameters(model)
     padding = getattr(getattr(model, "config", None), "pad_token_id", None)
     arguments = TokenArguments(padding or 0, "attention_mask" in names, "use_cache" in names)
     model.register_forward_pre_hook(arguments, with_kwargs=True)
