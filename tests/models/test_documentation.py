@@ -60,7 +60,7 @@ def test_arithmetic_of_the_table(row):
 
 def test_every_model_is_in_both_tables():
     for table in (OVERVIEW, ARITHMETIC):
-        assert {name for name in names() if MODELS[name].examples} <= {row[0].strip("`") for row in table}
+        assert set(names()) <= {row[0].strip("`") for row in table}
     assert [row[0] for row in OVERVIEW] == [row[0] for row in ARITHMETIC]
 
 

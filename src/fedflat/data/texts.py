@@ -193,7 +193,8 @@ def _checked_rows(rows: Iterable[Row], split_name: str, layout: TextFormat) -> I
                 f"column '{layout.text}' of row {number} of {split_name} is a {type(fields[layout.text]).__name__}; "
                 "expected a text; name another column with text="
             )
-        yield fields[layout.text], *(None if column is None else fields[column] for column in [*columns.values()][1:])
+        label, group = (None if column is None else fields[column] for column in (layout.target, layout.group))
+        yield fields[layout.text], label, group
 
 
 def _every_fifth(rows: Iterator[tuple[str, Any, Any]], test: bool) -> Iterator[tuple[str, Any, Any]]:

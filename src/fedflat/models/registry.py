@@ -137,8 +137,8 @@ def shape_text(shape: tuple[int, ...]) -> str:
 
 
 def names() -> list[str]:
-    """Return the names of all models, in the order of the documentation."""
-    return list(MODELS)
+    """Return the names of all models that need no parameters, in the order of the documentation."""
+    return [name for name, spec in MODELS.items() if not spec.example]
 
 
 def model_spec(text: str) -> ModelSpec:
