@@ -25,7 +25,7 @@ def test_padding_is_neither_attended_to_nor_counted() -> None:
     tokens = texts(5)[:, :-1]
     by_keyword = [model(input_ids=row[row >= 0][None]).logits[0] for row in tokens]
     names = list(model.state_dict())
-    for _ in range(2):  # a model that comes from a run is not adapted twice
+    for _ in range(2):  # a model that comes from a run is adapted again in the next
         adapt(model)
     assert torch.allclose(model(tokens), torch.stack(by_keyword))
     assert torch.equal(model(input_ids=tokens.clamp(0)).logits, model(tokens.clamp(0)))

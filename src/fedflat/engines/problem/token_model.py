@@ -78,9 +78,11 @@ def _parameters(model: nn.Module) -> Mapping[str, Any]:
 
 
 def adapt(model: nn.Module) -> None:
-    """Let a model that takes keywords accept one tensor of tokens, and return logits; other models are unchanged."""
-    is_adapted = any(isinstance(hook, TokenArguments) for hook in model._forward_pre_hooks.values())
-    if is_adapted or not takes_keywords(model):
+    """Let a model that takes keywords accept one tensor of tokens, and return logits; other models are unchanged.
+
+    A second call has no effect: its hooks leave converted arguments and logits unchanged.
+    """
+    if not takes_keywords(model):
         return
     names = _parameters(model)
     padding = getattr(getattr(model, "config", None), "pad_token_id", None)
