@@ -33,7 +33,7 @@ def page(name: str, spec: type[ModelSpec]) -> str:
         )
         for example in spec.examples
     ]
-    lines += table(("model", "input", "classes", "parameters", "source"), variants)
+    lines += table(("model", "input", "classes", "parameters", "source"), variants) if variants else []
     model = spec()
     if isinstance(model, ImageModelSpec):
         lines += [f"Smallest image: {model.smallest_side()}x{model.smallest_side()} pixels.", ""]
@@ -43,13 +43,15 @@ def page(name: str, spec: type[ModelSpec]) -> str:
         for data, (shape, classes) in SHAPES.items()
         if (count := count_for(name, data))
     ]
-    lines += ["## Number of trainable parameters", "", *table(("input", "parameters"), counts)]
+    if counts:
+        lines += ["## Number of trainable parameters", "", *table(("input", "parameters"), counts)]
     if spec.examples:
         shape, classes = spec.examples[0].input_shape, spec.examples[0].classes
         lines += _layers(name, shape, classes)
         lines += [f'The exact modules: `print(fedflat.models.build("{name}", {shape}, {classes}))`.', ""]
     partition = "--partition natural " if spec.partition == "natural" else ""
-    command = f"fedflat run fedavg --dataset {spec.dataset} --model {name} {partition}--rounds 50"
+    text = f"'{spec.example}'" if spec.example else name
+    command = f"fedflat run fedavg --dataset {spec.dataset} --model {text} {partition}--rounds 50"
     lines += ["## Usage", "", *block([f"fedflat models {name}", command], "bash")]
     return joined(lines, [f"See also: [models](../{PAGE}): initialisation, normalisation, pretrained weights.", ""])
 

@@ -47,9 +47,9 @@ def run(
         base: a YAML file or ``Config`` that provides the settings not given here.
         out: a new folder for config, metrics, checkpoints and models. Without one, the result exists only in memory.
         dataset: the name of a dataset (list: ``fedflat data list``), or a ``Dataset`` from
-            ``fedflat.data.from_arrays``, ``from_clients`` or ``from_torch``.
+            ``fedflat.data.from_arrays``, ``from_clients``, ``from_texts`` or ``from_torch``.
         model: the name of a model (list: ``fedflat models``), or a ``torch.nn.Module``, which is copied.
-        task: loss and metrics: ``"mse"``, ``"huber"``, ``"bce"`` or ``Huber(delta=2)``; default: by target type.
+        task: loss and metrics, e.g. ``"mse"``, ``"f1"`` or ``Huber(delta=2)``; default: by target type.
         callbacks: one or several observers, called after every round and evaluation.
         progress: show a progress bar in terminals and notebooks.
         **settings: further settings by short name (``rounds=50``, ``lr=0.1``, ``batch_size=50``, ``clients=100``,

@@ -308,3 +308,16 @@ def _line(error: Exception, path: Path) -> str:
 def _message(error: Exception) -> str:
     """The message of an error, after the name of its class unless it is a ``UserError``, which explains itself."""
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+
+
+def require_package(name: str, purpose: str, extra: str) -> Any:
+    """Import an optional package, or raise a ``UserError`` that says how to install it.
+
+    Args:
+        name: name of the package.
+        purpose: what requires it, for the message.
+        extra: the extra of fedflat that installs it.
+    """
+    if importlib.util.find_spec(name) is None:
+        raise UserError(f"{purpose} requires {name.replace('_', '-')}; install it with: pip install 'fedflat[{extra}]'")
+    return importlib.import_module(name)

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedflat import models
-from fedflat.engines.problem.task import NextCharacter
+from fedflat.engines.problem.text import TokenPrediction
 from fedflat.flatness import Objective
 
 
@@ -52,7 +52,7 @@ def _network(name: str) -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor], 
         return nn.Sequential(conv[0], nn.BatchNorm2d(4), *conv[1:]), F.cross_entropy, images, labels
     if name in ("lstm", "fused lstm"):
         text = f"char-lstm(embedding=2,hidden=3,layers=1,fused={str(name.startswith('fused')).lower()})"
-        return models.build(text, (5,), 6), NextCharacter().loss, torch.randint(6, (9, 5)), torch.randint(6, (9, 5))
+        return models.build(text, (5,), 6), TokenPrediction().loss, torch.randint(6, (9, 5)), torch.randint(6, (9, 5))
     return Attention(), F.cross_entropy, torch.randn(24, 3, 4), labels
 
 

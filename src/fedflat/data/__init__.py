@@ -8,7 +8,8 @@
 from fedflat.data.arrays import from_arrays, from_clients
 from fedflat.data.augmentations import AUGMENTATIONS
 from fedflat.data.batches import Augmentation, augmentation, normalise
-from fedflat.data.dataset import IGNORED, Dataset, Examples, describe
+from fedflat.data.dataset import IGNORED, IGNORED_TOKEN, Dataset, Examples
+from fedflat.data.description import describe
 from fedflat.data.files.mapped import MappedTensor, open_mapped
 from fedflat.data.flower import from_flower
 from fedflat.data.partition import (
@@ -35,6 +36,7 @@ from fedflat.data.registry import (
 from fedflat.data.scaling import standardise
 from fedflat.data.sources.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, SEVERITIES
 from fedflat.data.sources.source import data_dir
+from fedflat.data.texts import from_texts
 from fedflat.data.torch_dataset import from_torch
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "DATASETS",
     "EXTRA_CORRUPTIONS",
     "IGNORED",
+    "IGNORED_TOKEN",
     "PARTITIONERS",
     "PARTITION_MODIFIERS",
     "SEVERITIES",
@@ -62,6 +65,7 @@ __all__ = [
     "from_arrays",
     "from_clients",
     "from_flower",
+    "from_texts",
     "from_torch",
     "full_partition",
     "listed",

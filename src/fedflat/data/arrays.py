@@ -48,10 +48,11 @@ def from_arrays(
 
     Args:
         train_inputs: images [n, channels, height, width] (uint8 from 0 to 255, or float32) or [n, height, width]
-            (uint8); vectors [n, features] float; token sequences [n, length] int.
-        train_targets: classes [n] as integers from 0 or as words; for text also [n, length]; for segmentation masks
-            [n, height, width] with 255 for ignored pixels; for regression numbers [n] or [n, columns] of a float type;
-            for multi-label data 0 or 1 for each label [n, labels], as integers or booleans.
+            (uint8); vectors [n, features] float; token sequences [n, length] int, with -100 for padding.
+        train_targets: classes [n] as integers from 0 or as words; for text also [n, length], with -100 for positions
+            that do not count; for segmentation masks [n, height, width] with 255 for ignored pixels; for regression
+            numbers [n] or [n, columns] of a float type; for multi-label data 0 or 1 for each label [n, labels], as
+            integers or booleans.
         test_inputs: as ``train_inputs``.
         test_targets: as ``train_targets``.
         name: name of the dataset.

@@ -24,6 +24,8 @@ TargetType = Literal["classes", "numbers", "labels"]
 """One class per example, position or pixel; numbers to predict (regression); any number of labels (multi-label)."""
 IGNORED: int = 255
 """Id of mask pixels that count neither in training nor in metrics."""
+IGNORED_TOKEN: int = -100
+"""Marks positions of text without a token: padding among inputs, predictions that do not count among targets."""
 TEST_EVERY = 5
 """Without a given test set, every fifth example of a class is a test example."""
 
@@ -34,10 +36,10 @@ class Examples:
 
     Attributes:
         inputs: images of shape [n, channels, height, width] (uint8 from 0 to 255, or float32), vectors of shape
-            [n, features] (float32 or float64), or token sequences of shape [n, length] (int64).
-        targets: class of each example, shape [n] (int64); for text also a class per position, [n, length]. In
-            segmentation, targets are masks [n, height, width] (uint8); in regression, numbers [n] or [n, columns]
-            (float32 or float64); in multi-label data, whether each label applies, [n, labels] (bool).
+            [n, features] (float32 or float64), or token sequences of shape [n, length] (int64), where -100 is padding.
+        targets: class of each example, shape [n] (int64); for text also a class per position, [n, length], where -100
+            does not count. In segmentation, targets are masks [n, height, width] (uint8); in regression, numbers [n]
+            or [n, columns] (float32 or float64); in multi-label data, whether each label applies, [n, labels] (bool).
         groups: natural client of each example, e.g. its writer or domain, shape [n] (int64); None if unknown.
         coarse: superclass of each example, shape [n] (int64); None if classes have no superclasses.
     """
@@ -209,48 +211,14 @@ def every_fifth(labels: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     return is_test
 
 
-def summarise_sizes(sizes: npt.NDArray[np.int64]) -> dict[str, float]:
-    """Return ``min``, ``median`` and ``max`` of ``sizes``; an empty dictionary if there are no sizes."""
-    if not len(sizes):
-        return {}
-    return {"min": int(sizes.min()), "median": float(np.median(sizes)), "max": int(sizes.max())}
-
-
-def describe(dataset: Dataset) -> dict[str, Any]:
-    """Summarise a dataset as plain values: sizes, shapes, class counts, natural clients, statistics, content hash."""
-
-    def count_classes(examples: Examples) -> list[int]:
-        """Return the number of examples (or mask pixels) of each class; an empty list for regression."""
-        if dataset.target_type == "numbers":
-            return []
-        if dataset.target_type == "labels":
-            return examples.targets.sum(0).tolist()
-        counts = np.zeros(dataset.num_classes, dtype=np.int64)
-        for block in row_blocks(examples.targets):  # ids beyond the classes, i.e. IGNORED, are dropped
-            counts += torch.bincount(block.flatten(), minlength=dataset.num_classes)[: dataset.num_classes].numpy()
-        return counts.tolist()
-
-    groups = np.zeros(0) if dataset.train.groups is None else dataset.train.groups.numpy()
-    _, group_sizes = np.unique(groups, return_counts=True)
-    return {
-        "name": dataset.name,
-        "kind": dataset.kind,
-        "targets": dataset.target_type,
-        "train": len(dataset.train),
-        "test": len(dataset.test),
-        "input_shape": list(dataset.input_shape),
-        "target_shape": list(dataset.train.targets.shape[1:]),
-        "bytes": sum(tensor.nbytes for split in (dataset.train, dataset.test) for tensor in split.tensors().values()),
-        "mapped": isinstance(dataset.train.inputs, MappedTensor),
-        "classes": list(dataset.classes),
-        "train_class_counts": count_classes(dataset.train),
-        "test_class_counts": count_classes(dataset.test),
-        "groups": len(group_sizes),
-        "group_sizes": summarise_sizes(group_sizes),
-        "group_names": list(dataset.group_names),
-        **{name: list(getattr(dataset, name)) for name in ("columns", "mean", "std", "target_mean", "target_std")},
-        "content": dataset.content,
-    }
+def token_range(tokens: torch.Tensor) -> tuple[int, int]:
+    """Return the lowest and highest token except -100; the lowest exceeds the highest if there are none."""
+    low, high = torch.iinfo(torch.int64).max, -1
+    for block in row_blocks(tokens):
+        present = block[block != IGNORED_TOKEN]
+        if present.numel():
+            low, high = min(low, int(present.min())), max(high, int(present.max()))
+    return low, high
 
 
 def _type_and_shape(inputs: torch.Tensor) -> str:
@@ -309,11 +277,15 @@ def _check_labels(split_name: str, examples: Examples, dataset: Dataset) -> None
         raise UserError(
             f"the targets of {split_name} have shape {tuple(targets.shape[1:])} per example; expected {allowed}"
         )
-    low, high = int(targets.min()), int(targets.max())
+    per_position = targets.ndim > 1
+    low, high = token_range(targets) if per_position else (int(targets.min()), int(targets.max()))
+    if low > high:
+        raise UserError(f"all targets of {split_name} are {IGNORED_TOKEN}, so no prediction counts; check the labels")
     if low < 0:
+        regression = "for regression store the targets as floats or use --task mse"
+        advice = f"use {IGNORED_TOKEN} to ignore a position" if per_position else regression
         raise UserError(
-            f"{split_name} has label {low}; expected labels from 0 on: number the classes 0, 1, 2, ..., "
-            "or for regression store the targets as floats or use --task mse"
+            f"{split_name} has label {low}; expected labels from 0 on: number the classes 0, 1, 2, ..., or {advice}"
         )
     if high >= dataset.num_classes:
         raise UserError(f"{split_name} has label {high}; expected labels from 0 to {dataset.num_classes - 1}")

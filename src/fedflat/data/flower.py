@@ -7,8 +7,6 @@ config without Flower.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
 import os
 from pathlib import Path
@@ -20,8 +18,8 @@ from fedflat.data.dataset import Dataset
 from fedflat.data.partitioners.listed import listed
 from fedflat.data.partitioners.partitioner import IntArray
 from fedflat.data.registry import load
-from fedflat.data.sources.hub import INSTALL
 from fedflat.errors import UserError
+from fedflat.registry import require_package
 
 POSITION = "position"
 PLAIN_TYPES = (bool, int, float, str, list)
@@ -98,10 +96,8 @@ def _label_columns(data: Dataset) -> dict[str, Any]:
 
 def _make_table(columns: dict[str, Any]) -> Any:
     """Build a table of Hugging Face ``datasets``, the type that Flower partitioners take, from columns [n] by name."""
-    if importlib.util.find_spec("datasets") is None:
-        raise UserError(f"Flower partitioners require the package datasets; install it with: {INSTALL}")
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-    return importlib.import_module("datasets").Dataset.from_dict(columns)
+    return require_package("datasets", "a Flower partitioner", extra="hub").Dataset.from_dict(columns)
 
 
 def _plain_settings(partitioner: FlowerPartitioner) -> dict[str, Any]:

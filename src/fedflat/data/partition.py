@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedflat.data.dataset import summarise_sizes
+from fedflat.data.description import summarise_sizes
 from fedflat.data.partitioners.dirichlet import Dirichlet, DirichletClasswise, DirichletReuse
 from fedflat.data.partitioners.held_out import HeldOut
 from fedflat.data.partitioners.lda import DirichletLda

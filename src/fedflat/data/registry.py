@@ -1,7 +1,7 @@
 """The registry of datasets: load, download and verify a dataset by name.
 
 A text such as ``pacs(test_domain=sketch,size=64)`` names a dataset with parameters. User data is named the same way:
-``images(path=FOLDER)``, ``domains(path=FOLDER)``, ``arrays(path=FILE)``, ``hub(path=NAME)``.
+``images(path=FOLDER)``, ``domains(path=FOLDER)``, ``arrays(path=FILE)``, ``text(path=FILE)``, ``hub(path=NAME)``.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from fedflat.data.sources import (
     image_folder,
     landmarks,
     shakespeare,
+    text_files,
     tiny_imagenet,
 )
 from fedflat.data.sources.source import DatasetSource, FileReport
@@ -39,7 +40,7 @@ DATASETS: Registry[DatasetSource] = Registry("dataset", see="fedflat data list")
 """Registry of all datasets by name: published datasets, and kinds of user data, which have an ``example``."""
 for _module in (
     digits, idx, cifar, corruptions, femnist, shakespeare, tiny_imagenet, landmarks, domains, camvid, cityscapes, idda,
-    digit_masks, image_folder, array_files, hub,
+    digit_masks, image_folder, array_files, text_files, hub,
 ):  # fmt: skip
     for _source in _module.SOURCES:
         DATASETS.register(_source.name, _source)
@@ -59,20 +60,22 @@ def dataset_source(text: str) -> DatasetSource:
     call = parse_one(spell_dataset(text))
     if call.name not in DATASETS and Path(text).is_dir():
         raise UserError(
-            f"{text} is a folder; use images(path={text}) for images, or arrays(path={text}) for .npy files"
+            f"{text} is a folder; use images(path={text}) for images, arrays(path={text}) for .npy files, or "
+            f"text(path={text}) for texts"
         )
     source = DATASETS.find(call.name)
     return dataclasses.replace(source, options=revise(source.options, call.values, source.name))
 
 
 def spell_dataset(text: str) -> str:
-    """Convert the name in a dataset text to its registered spelling, and a path of arrays to ``arrays(path=FILE)``.
+    """Convert the name in a dataset text to its registered spelling, and the path of a file to a dataset with a path.
 
-    >>> spell_dataset("CIFAR-10"), spell_dataset("Fashion-MNIST"), spell_dataset("wine.npz")
-    ('cifar10', 'fashion_mnist', 'arrays(path=wine.npz)')
+    >>> spell_dataset("CIFAR-10"), spell_dataset("wine.npz"), spell_dataset("reviews.jsonl")
+    ('cifar10', 'arrays(path=wine.npz)', 'text(path=reviews.jsonl)')
     """
-    if text.strip().lower().endswith(array_files.SUFFIXES):
-        return f"arrays(path={write_value(text.strip())})"
+    for name, suffixes in (("arrays", array_files.SUFFIXES), ("text", text_files.SUFFIXES)):
+        if text.strip().lower().endswith(suffixes):
+            return f"{name}(path={write_value(text.strip())})"
     name, parenthesis, rest = text.strip().partition("(")
     return (DATASETS.spelling(name.strip()) or name) + parenthesis + rest
 

@@ -27,7 +27,7 @@ def check_user_objects(dataset: Any = None, model: Any = None, task: Any = None)
     if not isinstance(dataset, Dataset | None):
         raise UserError(
             f"dataset is {describe_type(dataset)}; expected the name of a dataset (list all: fedflat data list), "
-            "or the result of fedflat.data.from_arrays, from_clients or from_torch"
+            "or the result of fedflat.data.from_arrays, from_clients, from_texts or from_torch"
         )
     if not isinstance(model, nn.Module | None):
         raise UserError(

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -57,6 +58,7 @@ class Objective:
         sums: maps (output, targets) to sums over the batch by metric, ``loss`` included; default: the loss alone.
         buffers: tensors used in place of the module's own buffers, by name.
         weights: the point at which the objective is evaluated by default, [P]; default: the module's parameters.
+        weight: maps targets to the weight of a batch in the mean, e.g. its tokens; default: its number of examples.
         tf32: whether a GPU may round float32 matrix products to TF32.
         channels_last: whether images and filters are stored channels last. Default: False on a GPU in full float32
             precision, because the exact kernels expect contiguous tensors; otherwise True.
@@ -73,6 +75,7 @@ class Objective:
         sums: Sums | None = None,
         buffers: Mapping[str, Tensor] | None = None,
         weights: Tensor | None = None,
+        weight: Callable[[Any], Tensor] | None = None,
         tf32: bool = False,
         channels_last: bool | None = None,
     ) -> None:
@@ -87,7 +90,7 @@ class Objective:
             self.weights = weights.detach()
         self.batches: Sequence[Batch] = batches_of(data, batch)
         self._loss, self._prepare, self._sums, self._buffers = loss, prepare, sums, dict(buffers or {})
-        self._batch_sizes = batch_sizes(self.batches)
+        self._batch_sizes, self._weight = batch_sizes(self.batches), weight
         if channels_last is None:  # exact float32 kernels on a GPU are written for contiguous images
             channels_last = self.device.type != "cuda" or tf32
         self._channels_last = channels_last
@@ -135,6 +138,7 @@ class Objective:
             sums=self._sums,
             buffers=self._buffers,
             weights=self.weights,
+            weight=self._weight,
             tf32=self.tf32,
             channels_last=self._channels_last,
         )
@@ -156,7 +160,7 @@ class Objective:
     @property
     def buffers(self) -> dict[str, Tensor]:
         """The model's floating-point buffers by name, e.g. BatchNorm statistics."""
-        tensors = {**dict(self.module.named_buffers()), **self._buffers}
+        tensors = dict(self.module.named_buffers()) | self._buffers
         return {name: tensor.detach() for name, tensor in tensors.items() if tensor.is_floating_point()}
 
     @torch.no_grad()
@@ -289,8 +293,7 @@ class Objective:
         totals: dict[str, Any] = {}
         with self._evaluation_mode():
             for inputs, targets in self.batches:
-                targets = self._to_device(targets)
-                for name, value in self._sums(self._output(parameters, inputs), targets).items():
+                for name, value in self._sums(self._output(parameters, inputs), self._to_device(targets)).items():
                     totals[name] = totals.get(name, 0) + value
         return {name: float(value) / self.examples for name, value in totals.items()}
 
@@ -300,18 +303,15 @@ class Objective:
 
     def _parameters_at(self, w: Tensor | None) -> dict[str, Tensor]:
         """Split the flat vector ``w`` [P] (default: the model's weights) into parameters by name."""
-        if w is None:
-            w = self.weights
-        else:
+        if w is not None:
             self._check_vector(w)
-        views = self.layout.views(w.detach())  # flat vectors store filters channels last
+        views = self.layout.views(self.weights if w is None else w.detach())  # flat vectors store filters channels last
         return views if self._channels_last else {name: view.contiguous() for name, view in views.items()}
 
     def _check_vector(self, w: Tensor) -> None:
         """Raise a ``UserError`` if ``w`` does not have shape [P], or if it is in torch's order.
 
-        Only vectors near the model's weights reveal their order: one in torch's order is nearer to the weights in
-        torch's order.
+        Only vectors near the model's weights reveal their order: they are nearer to the weights in the same order.
         """
         if w.shape != self.weights.shape:
             raise UserError(
@@ -332,13 +332,20 @@ class Objective:
         return self.layout.flatten(dict(zip(self.layout.names, tensors, strict=True))).detach()
 
     def _mean_over_batches(self, function: Callable[[Batch], Tensor]) -> Tensor:
-        """Return the mean of ``function(batch)``, weighted by the batches' numbers of examples."""
+        """Return the mean of ``function(batch)``, weighted by the batches' numbers of examples, or by ``weight``."""
         total: Tensor | None = None  # its shape is known after the first batch
-        for size, batch in zip(self._batch_sizes, self.batches, strict=True):
-            weighted = function(batch).mul_(size / self.examples)
+        for share, batch in zip(self._batch_shares, self.batches, strict=True):
+            weighted = function(batch).mul_(share)
             total = weighted if total is None else total.add_(weighted)
         assert total is not None
         return total
+
+    @cached_property
+    def _batch_shares(self) -> list[float]:
+        """The weight of each batch in the mean; all add up to 1."""
+        weight = self._weight
+        weights = [int(weight(targets)) for _, targets in self.batches] if weight else self._batch_sizes
+        return [batch_weight / max(sum(weights), 1) for batch_weight in weights]
 
     def _batch_loss(self, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """Return the mean loss over one batch (inputs, targets), for parameters by name, as a scalar tensor."""
@@ -359,12 +366,8 @@ class Objective:
             inputs = map_tensors(inputs, self._prepare)
         if not self._channels_last:
             inputs = map_tensors(inputs, Tensor.contiguous)
-        arguments: tuple[Any, ...] = ()
-        keywords: dict[str, Any] | None = None
-        if isinstance(inputs, dict):
-            keywords = inputs
-        else:
-            arguments = inputs if isinstance(inputs, tuple) else (inputs,)
+        keywords = inputs if isinstance(inputs, dict) else None
+        arguments = () if keywords is not None else inputs if isinstance(inputs, tuple) else (inputs,)
         tensors = {**self._buffers, **parameters}  # parameters may include buffers of another model
         return functional_call(self.module, tensors, arguments, keywords, tie_weights=self._has_tied_weights)
 

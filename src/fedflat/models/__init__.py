@@ -7,6 +7,7 @@ parameters and BatchNorm buffers, and work under ``torch.func.functional_call`` 
 
 from fedflat.models.bisenet import BiSeNetV2
 from fedflat.models.femnist import FemnistCnn
+from fedflat.models.hugging_face import HuggingFace
 from fedflat.models.lenet import Cnn, LeNet5
 from fedflat.models.lstm import CharLstm
 from fedflat.models.mlp import Mlp
@@ -30,6 +31,7 @@ from fedflat.models.vit import VitB16, VitS16, VitTiny
 
 for _spec in (
     Mlp, LeNet5, Cnn, Vgg11, ResNet18, ResNet20, MobileNetV2, VitB16, VitS16, VitTiny, FemnistCnn, CharLstm, BiSeNetV2,
+    HuggingFace,
 ):  # fmt: skip
     MODELS.register(_spec.name, _spec)
 

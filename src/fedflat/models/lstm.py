@@ -66,8 +66,8 @@ class CharacterNetwork(nn.Module):
         self.tanh = tanh
 
     def forward(self, characters: Tensor) -> Tensor:
-        """Return logits of the next character at each position."""
-        x: Tensor = self.embedding(characters)
+        """Return logits of the next character at each position; padding, which is negative, ends a text."""
+        x: Tensor = self.embedding(characters.clamp(min=0))
         for layer in self.recurrent:
             x, _ = layer(x)
             if self.tanh:

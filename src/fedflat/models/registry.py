@@ -42,12 +42,14 @@ class ModelSpec(ABC):
     Attributes:
         name: name under which the model is registered, e.g. ``cnn``.
         examples: variants of the model that its documentation page lists; may be empty.
+        example: text in the example command of the documentation page, if the model needs parameters.
         dataset: dataset in the example command of the documentation page.
         partition: partition in the example command of the documentation page.
     """
 
     name: ClassVar[str]
     examples: ClassVar[tuple[ModelExample, ...]] = ()
+    example: ClassVar[str] = ""
     dataset: ClassVar[str] = "cifar10"
     partition: ClassVar[str] = "dirichlet(alpha=0.1)"
 
@@ -139,8 +141,8 @@ def shape_text(shape: tuple[int, ...]) -> str:
 
 
 def names() -> list[str]:
-    """Return the names of all models, in the order of the documentation."""
-    return list(MODELS)
+    """Return the names of all models that need no parameters, in the order of the documentation."""
+    return [name for name, spec in MODELS.items() if not spec.example]
 
 
 def model_spec(text: str) -> ModelSpec:

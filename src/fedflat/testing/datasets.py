@@ -96,7 +96,8 @@ def _classes(targets: Tensor, data: Dataset) -> set[int]:
         return set()
     if data.target_type == "labels":
         return set(targets.any(0).nonzero().flatten().tolist())  # one column of targets per label
-    return {int(label) for label in np.unique(targets) if int(label) != IGNORED or data.num_classes > IGNORED}
+    labels = map(int, np.unique(targets))
+    return {label for label in labels if label >= 0 and (label != IGNORED or data.num_classes > IGNORED)}
 
 
 def _wrong_statistics(data: Dataset) -> str:

@@ -160,7 +160,9 @@ def describe(
         print_partition(partition_description)
         names = partition_description.get("client_names")
         if description["classes"] or names:
-            _print_histogram(partition_description["histogram"], description["classes"], description["kind"], names)
+            _print_histogram(
+                partition_description["histogram"], description["classes"], _class_unit(description), names
+            )
 
 
 def _normalisation(mean: list[float], std: list[float], kind: str) -> str:
@@ -206,8 +208,7 @@ def _target_texts(description: dict[str, Any]) -> dict[str, str]:
     train, test = description["train_class_counts"], description["test_class_counts"]
     return {
         plural: _counted_names(len(classes), classes) or "0",
-        f"{_class_unit(description['kind'])} per {singular}": f"training: {shown_range(train)}, "
-        f"test: {shown_range(test)}",
+        f"{_class_unit(description)} per {singular}": f"training: {shown_range(train)}, test: {shown_range(test)}",
     }
 
 
@@ -223,18 +224,19 @@ def _counted_names(count: int, names: list[str]) -> str | None:
     return f"{count}: {shown}" if names else str(count)
 
 
-def _class_unit(kind: str) -> str:
-    """Return what classes are assigned to in a dataset of this kind: examples, pixels or characters."""
-    return {"segmentation": "pixels", "text": "characters"}.get(kind, "examples")
+def _class_unit(description: dict[str, Any]) -> str:
+    """Return what classes are assigned to in a dataset: examples, pixels or, in text, tokens."""
+    per_token = description["kind"] == "text" and description["target_shape"]
+    return "tokens" if per_token else "pixels" if description["kind"] == "segmentation" else "examples"
 
 
-def _print_histogram(histogram: list[list[int]], classes: list[str], kind: str, names: list[str] | None) -> None:
+def _print_histogram(histogram: list[list[int]], classes: list[str], unit: str, names: list[str] | None) -> None:
     """Print the class counts of the first clients, unless there are too many classes for the screen.
 
     Args:
         histogram: for every client, its number of examples (or pixels) of each class.
         classes: names of the classes; for regression, none.
-        kind: kind of the dataset, e.g. ``image`` or ``segmentation``.
+        unit: what classes are assigned to, e.g. ``examples`` or ``pixels``.
         names: names of the clients; by default their numbers.
     """
     if len(classes) > HISTOGRAM_CLASSES:
@@ -247,7 +249,7 @@ def _print_histogram(histogram: list[list[int]], classes: list[str], kind: str, 
     if len(histogram) > HISTOGRAM_CLIENTS:
         which = f"the first {HISTOGRAM_CLIENTS} of {len(histogram)} clients"
     columns = ("client", *classes, "all")
-    title = f"{_class_unit(kind).capitalize()} of {'each class, ' if classes else ''}{which}"
+    title = f"{unit.capitalize()} of {'each class, ' if classes else ''}{which}"
     print_section(title, table(columns, rows, numeric=columns[1:]))
 
 

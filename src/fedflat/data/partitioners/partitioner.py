@@ -20,6 +20,8 @@ from fedflat.errors import UserError
 IntArray = npt.NDArray[np.int64]
 Clients = tuple[IntArray, ...]
 """Positions of the examples of each client."""
+MAX_COUNTED_TOKENS = 1000
+"""Tokens of larger vocabularies are not counted per client; their examples count as one class."""
 SIGMA_HELP = "standard deviation of the logarithm of client sizes; 0: equal sizes"
 
 
@@ -187,8 +189,15 @@ def class_counter(targets: torch.Tensor | IntArray, num_classes: int) -> Callabl
         return lambda positions: np.array([len(positions)])
     if labels.dtype.kind == "b" and labels.ndim == 2:  # multi-label: an example counts once for each of its labels
         return lambda positions: labels[positions].sum(0)
-    if labels.ndim < 3:  # one class per example, or per token of a sequence
-        return lambda positions: np.bincount(labels[positions].ravel(), minlength=num_classes)
+    if labels.ndim == 2 and num_classes > MAX_COUNTED_TOKENS:  # a histogram over the vocabulary would be too large
+        return lambda positions: np.array([len(positions)])
+    if labels.ndim < 3:  # one class per example, or per token of a sequence; negative tokens do not count
+
+        def count_labels(positions: IntArray) -> IntArray:
+            chosen = labels[positions].ravel()
+            return np.bincount(chosen[chosen >= 0], minlength=num_classes)
+
+        return count_labels
     # Masks [n, height, width]: count the pixels of each mask now, one mask at a time, as all masks may exceed memory.
     # The slice drops ignored pixels, whose label is above all classes.
     pixel_counts = np.stack([np.bincount(mask.ravel(), minlength=num_classes)[:num_classes] for mask in labels])

@@ -6,7 +6,6 @@ It is downloaded once and stored as arrays in the data directory; later runs nee
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import os
 from collections.abc import Iterator
@@ -26,11 +25,11 @@ from fedflat.data.sources.array_files import dataset_of_arrays
 from fedflat.data.sources.source import DatasetSource
 from fedflat.data.torch_dataset import collect_examples
 from fedflat.errors import UserError
+from fedflat.registry import require_package
 from fedflat.text import param
 
 GREY_MODES = ("1", "L", "I", "I;16", "I;16L", "I;16B")
 """Pillow modes of images without colour."""
-INSTALL = "pip install 'fedflat[hub]'"
 
 
 @dataclass(frozen=True)
@@ -109,10 +108,8 @@ class Hub(DatasetSource):
 
         A test split that the user named must exist; the default name ``test`` may be absent.
         """
-        if importlib.util.find_spec("flwr_datasets") is None:
-            raise UserError(f"{self.text} requires flwr-datasets; install it with: {INSTALL}")
         os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-        dataset = importlib.import_module("flwr_datasets").FederatedDataset(
+        dataset = require_package("flwr_datasets", self.text, extra="hub").FederatedDataset(
             dataset=self.path, subset=self.options.subset, partitioners={}, shuffle=False, revision=revision
         )
         try:
@@ -177,7 +174,8 @@ class Hub(DatasetSource):
                 value = to_pixels(value, self.options, mode)
             elif isinstance(value, str):
                 raise UserError(
-                    f"item {position} of {split_name} is text; expected images or lists of numbers in column {inputs}"
+                    f"item {position} of {split_name} is text; expected images or lists of numbers in column {inputs}; "
+                    f"for texts use the dataset text(hub={self.path})"
                 )
             yield (value, row[target]) if group is None else (value, row[target], row[group])
 

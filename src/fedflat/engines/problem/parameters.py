@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedflat.engines.problem.token_model import takes_keywords
 from fedflat.models.norms import BatchNorm
 
 
 class FrozenParameters:
-    """Frozen tensors of a model: parameters that are not trained, and statistics of fully frozen BatchNorm layers.
+    """Frozen tensors of a model: parameters that are not trained, statistics of fully frozen BatchNorm, constants.
 
     They stay in the module itself and appear in no flat vector.
 
@@ -46,6 +47,10 @@ class FrozenParameters:
             for name, buffer in norm.named_buffers()
             if buffer.is_floating_point()
         }
+        if takes_keywords(model):  # buffers that are not saved are constants, such as rotary frequencies
+            saved = model.state_dict()
+            constants = [(name, buffer) for name, buffer in model.named_buffers() if name not in saved]
+            self._buffers |= {name: buffer for name, buffer in constants if buffer.is_floating_point()}
 
     @property
     def buffers(self) -> set[str]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedflat.engines.problem.problem import Problem
 
 Metrics = dict[str, float]
-ERRORS = frozenset({"loss", "rmse", "mse", "mae"})
+ERRORS = frozenset({"loss", "rmse", "mse", "mae", "perplexity"})
 """Metrics that are better if lower."""
 
 
@@ -31,7 +31,9 @@ class Task(Protocol):
     """A loss to train on, and metrics that are means over examples.
 
     An optional attribute ``lower_is_better`` says whether lower values of the primary metric are better. Without it,
-    lower values are assumed to be better only for the metrics ``loss``, ``rmse``, ``mse`` and ``mae``.
+    lower values are assumed to be better only for the metrics ``loss``, ``rmse``, ``mse``, ``mae`` and ``perplexity``.
+    An optional method ``weight(target)`` returns the weight of a batch in a mean of losses over batches, such as its
+    number of tokens; by default, this is its number of examples.
     """
 
     @property
@@ -58,15 +60,13 @@ class PooledTask(Task, Protocol):
     """A task with metrics that are not means over examples, such as intersection over union.
 
     The method ``sums`` may return tensors of any shape. They are added over batches, and ``finish`` computes the
-    metrics from the totals.
+    metrics from the totals. An optional method ``by_class(totals)`` returns the metrics of each class that occurs, by
+    its number; ``examples`` is the number of examples with the class. By default, ``sums`` and ``finish`` are applied
+    to the examples of each class.
     """
 
     def finish(self, totals: Mapping[str, Tensor], count: int) -> dict[str, float]:
         """Return the loss and every metric by name, computed from the sums over ``count`` examples."""
-        ...
-
-    def by_class(self, totals: Mapping[str, Tensor]) -> dict[int, dict[str, float]]:
-        """Return the metrics of each class that occurs; ``examples`` is the number of examples with the class."""
         ...
 
 
@@ -125,41 +125,6 @@ class CustomLoss(Classification):
         return {**super().sums(output, target), "loss": self.loss(output, target) * len(target)}
 
 
-@dataclass(frozen=True)
-class NextCharacter:
-    """Cross-entropy and accuracy per character. Every example counts once, however long it is.
-
-    Outputs are logits [batch, length, characters], targets are [batch, length]. If there is one target per text,
-    [batch], the loss uses the logits at the last position; outputs may then also be [batch, characters].
-    """
-
-    metric: str = "accuracy"
-    """Name of the primary metric, by which models are compared."""
-
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the mean cross-entropy over all characters of a batch."""
-        return F.cross_entropy(*_per_character(output, target))
-
-    def sums(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """Return each example's mean cross-entropy and accuracy per character, summed over the examples of a batch."""
-        logits, characters = _per_character(output, target)
-        length = characters.numel() // len(target)
-        correct = (logits.argmax(1) == characters).sum()
-        return {"loss": F.cross_entropy(logits, characters, reduction="sum") / length, "accuracy": correct / length}
-
-    def distillation(self, output: Tensor, teacher_output: Tensor, target: Tensor, temperature: float) -> Tensor:
-        """Return the mean KL divergence from the teacher's predictions over all characters of a batch."""
-        logits, teacher_logits = (_per_character(each, target)[0] for each in (output, teacher_output))
-        return divergence(logits, teacher_logits, temperature).mean()
-
-
-def _per_character(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Reshape the outputs and targets of a batch of texts: logits [n, characters] and targets [n] of n predictions."""
-    if output.ndim == 3 and target.ndim == 1:  # only the character after the end of each text is predicted
-        output = output[:, -1]
-    return output.reshape(-1, output.shape[-1]), target.reshape(-1)
-
-
 def lower_is_better(task: Task) -> bool:
     """Whether lower values of a task's primary metric are better: as the task says, or by the metric's name.
 
@@ -169,7 +134,14 @@ def lower_is_better(task: Task) -> bool:
     return bool(getattr(task, "lower_is_better", is_error(task.metric)))
 
 
-TASK_TARGETS = {"classification": "classes", "mse": "numbers", "huber": "numbers", "bce": "labels"}
+TASK_TARGETS = {
+    "classification": "classes",
+    "f1": "classes",
+    "perplexity": "classes",
+    "mse": "numbers",
+    "huber": "numbers",
+    "bce": "labels",
+}
 """Tasks by name, with the type of targets that each needs (``Dataset.target_type``)."""
 _TARGETS_IN_WORDS = {
     "classes": "classes: integers or words, one per example",
@@ -183,12 +155,13 @@ def task_for(data: Dataset, name: str = "auto") -> Task:
 
     Args:
         data: its targets and kind decide what ``auto`` means: numbers are regressed, labels predicted one by one, and
-            classes predicted per example, character (``text``) or pixel (``segmentation``).
+            classes predicted per example, token (``text``) or pixel (``segmentation``).
         name: ``auto``, or the name of a task; raises ``UserError`` if it does not suit the targets.
     """
     from fedflat.engines.problem.multilabel import MultiLabel
     from fedflat.engines.problem.regression import Huber, Regression
     from fedflat.engines.problem.segmentation import Segmentation
+    from fedflat.engines.problem.text import F1Classification, TokenPrediction
 
     targets = data.target_type
     if name != "auto" and TASK_TARGETS[name] != targets:
@@ -203,9 +176,17 @@ def task_for(data: Dataset, name: str = "auto") -> Task:
         return Huber(scale=scale) if name == "huber" else Regression(scale=scale)
     if targets == "labels":
         return MultiLabel()
+    per_token = data.kind == "text" and data.train.targets.ndim == 2
+    if (name == "perplexity" and not per_token) or (name == "f1" and data.train.targets.ndim > 1):
+        needed = "a class for each token of a text" if name == "perplexity" else "one class per example"
+        raise UserError(f"the task {name} needs {needed}, which {data.name} does not have; use task auto")
     if data.kind == "segmentation":
         return Segmentation()
-    return NextCharacter() if data.kind == "text" else Classification()
+    if per_token:
+        return TokenPrediction(metric="perplexity" if name == "perplexity" else "accuracy")
+    if name == "f1":
+        return F1Classification(metric="f1")
+    return F1Classification() if data.kind == "text" else Classification()
 
 
 def require_distillation(task: Task, algorithm: str) -> None:

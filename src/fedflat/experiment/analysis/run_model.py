@@ -108,6 +108,7 @@ def objective_on(
         sums=None if isinstance(problem.task, PooledTask) else problem.task.sums,
         buffers={**problem.buffer_layout.views(model.buffers), **model.integer_buffers},
         weights=model.weights,
+        weight=getattr(problem.task, "weight", None),
         tf32=tf32,
     )
 

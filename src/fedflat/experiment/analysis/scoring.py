@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedflat.data import Examples
+from fedflat.data import IGNORED_TOKEN, Examples
 from fedflat.data.batches import move_examples
 from fedflat.engines.cpu.engine import one_thread
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.problem.task import PooledTask, Totals
+from fedflat.engines.problem.task import Totals
 from fedflat.engines.round.contract import ModelState
 
 Scores = dict[str, float]
@@ -47,8 +47,10 @@ class Scorer:
 
     def scores_by_class(self, examples: Examples) -> dict[int, Scores]:
         """Metrics per class; for sequences and segmentation, per class of a position or pixel."""
-        if isinstance(self.problem.task, PooledTask):
-            return self.problem.task.by_class(self.totals(examples).sums)
+        by_class = getattr(self.problem.task, "by_class", None)
+        if by_class is not None:
+            scores: dict[int, Scores] = by_class(self.totals(examples).sums)
+            return scores
 
         def outputs_by_class() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
             """Yield batches of (labels, outputs, targets) with one row per label; an example's label is its target."""
@@ -56,7 +58,8 @@ class Scorer:
                 if batch.targets.ndim > 1:  # sequences: one row per position
                     output = output.reshape(-1, output.shape[-1])
                 targets = batch.targets.reshape(-1)
-                yield targets, output, targets
+                counts = targets != IGNORED_TOKEN
+                yield targets[counts], output[counts], targets[counts]
 
         return {label: scores_of(totals) for label, totals in self._totals_by_label(outputs_by_class()).items()}
 

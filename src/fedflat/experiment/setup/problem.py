@@ -22,14 +22,15 @@ from fedflat.engines.problem.multilabel import MultiLabel
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.regression import Regression
 from fedflat.engines.problem.segmentation import Segmentation
-from fedflat.engines.problem.task import TASK_TARGETS, Classification, NextCharacter, Task, task_for
+from fedflat.engines.problem.task import TASK_TARGETS, Classification, Task, task_for
+from fedflat.engines.problem.text import F1Classification, TokenPrediction
+from fedflat.engines.problem.token_model import adapt, check_tokens, vocabulary_size
 from fedflat.engines.round.plan import generator, seed_torch
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.weights import load_weights
 from fedflat.experiment.stopping import check_target
 from fedflat.flatness.precision import gpu_has_tf32
-from fedflat.models.lstm import CharacterNetwork
 
 MAX_PIXELS = 2**23
 """Largest number of pixels per forward pass in evaluation: 194 CamVid (180x240) or 16 Cityscapes (512x1024) frames."""
@@ -56,6 +57,7 @@ def build_network(
         seed_torch(config.seed, "adapters")
         for part in parts:
             part.extend(network)  # adds adapters, such as LoRA, if the part is one
+    adapt(network)
     if config.engine.precision == "float64":
         network = network.double()
     if config.init is not None:
@@ -231,8 +233,8 @@ def _evaluation_batch(batch_size: int, data: Dataset) -> int:
 
 def _check_model(problem: Problem, name: str) -> None:
     """Reject a model that does not fit the data, by a forward pass over two test examples."""
-    if isinstance(problem.model, CharacterNetwork):
-        _check_tokens(problem, name, problem.model.embedding.num_embeddings)
+    if vocabulary_size(problem.model) and problem.data.kind == "text":
+        check_tokens(problem.model, name, problem.data, problem.evaluation_sets)
     data, test = problem.data, problem.evaluation_sets["test"]
     examples = test.take(torch.arange(min(2, len(test)), device=problem.device))
     weights, buffers, integer_buffers = problem.initial_state()
@@ -268,17 +270,6 @@ def _check_model(problem: Problem, name: str) -> None:
         )
 
 
-def _check_tokens(problem: Problem, name: str, vocabulary: int) -> None:
-    """Reject a dataset with tokens outside a text model's vocabulary; a forward pass on two examples may miss them."""
-    for examples in (problem.data.train, *problem.evaluation_sets.values()):
-        lowest, highest = (int(token) for token in torch.aminmax(examples.inputs))
-        if lowest < 0 or highest >= vocabulary:
-            raise UserError(
-                f"{problem.data.name} contains the token {lowest if lowest < 0 else highest}, but {name} accepts 0 to "
-                f"{vocabulary - 1}, one per class; renumber the tokens, or name all classes"
-            )
-
-
 class _ExpectedOutput(NamedTuple):
     """The output that a task expects of a model."""
 
@@ -302,8 +293,8 @@ def _expected_output(task: Task, examples: Examples) -> _ExpectedOutput | None:
         pixels = "x".join(map(str, examples.targets.shape[1:]))
         hint = f" at each of {pixels} pixels: choose a segmentation model (bisenetv2)"
         return _ExpectedOutput(dimensions=(4,), class_axis=1, per_pixel=True, hint=hint)
-    if isinstance(task, NextCharacter):
-        return _ExpectedOutput(dimensions=(2, 3))
+    if isinstance(task, TokenPrediction | F1Classification):
+        return _ExpectedOutput(dimensions=(3,) if examples.targets.ndim == 2 else (2, 3))
     if isinstance(task, Regression):
         hint = " (float targets make a regression; for classification, use integer targets)"
         return _ExpectedOutput(dimensions=(1, 2), exact=True, noun="target column", hint=hint)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from fedflat.data import Dataset, Partition
+from fedflat.data.partitioners.partitioner import MAX_COUNTED_TOKENS
 from fedflat.errors import UserError
 from fedflat.experiment.store.files import DamagedFile
 from fedflat.experiment.store.run_folder import RunFolder
@@ -35,7 +36,10 @@ def provenance(partition: Partition, data: Dataset, user_objects: Mapping[str, A
 def input_metadata(data: Dataset) -> dict[str, list[Any]]:
     """What a program needs to prepare inputs and read outputs: input shape and columns, classes and statistics."""
     names = ("input_shape", "columns", "classes", "mean", "std", "target_mean", "target_std")
-    return {name: list(getattr(data, name)) for name in names}
+    metadata = {name: list(getattr(data, name)) for name in names}
+    if data.train.targets.ndim == 2 and data.num_classes > MAX_COUNTED_TOKENS:
+        metadata["classes"] = []  # a vocabulary, which the tokeniser knows
+    return metadata
 
 
 def recorded_metadata(folder: RunFolder) -> dict[str, Any]:

@@ -83,5 +83,5 @@ def _class_counts(targets: torch.Tensor, classes: int) -> torch.Tensor:
     """
     if targets.dtype == torch.bool:
         return targets.sum(0)
-    # Ignored pixels have a number above all classes, which the slice drops.
-    return torch.bincount(targets.flatten(), minlength=classes)[:classes]
+    # Ignored pixels have a number above all classes, which the slice drops; ignored tokens have a negative one.
+    return torch.bincount(targets[targets >= 0], minlength=classes)[:classes]

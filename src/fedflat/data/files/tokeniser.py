@@ -1,0 +1,98 @@
+"""Tokenisers: from texts to numbers of tokens.
+
+``bytes`` needs no other package. A folder in Hugging Face layout, or any tokeniser of ``transformers``, has subwords.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedflat.errors import UserError
+from fedflat.registry import require_package
+
+BYTES = "bytes"
+
+
+class Tokeniser(Protocol):
+    """Converts texts to tokens, numbered from 0."""
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """The tokens in the order of their numbers."""
+        ...
+
+    def sequences(self, texts: list[str]) -> list[list[int]]:
+        """Return the tokens of each text followed by the token that ends a text, for language models."""
+        ...
+
+    def classified(self, texts: list[str], length: int) -> list[list[int]]:
+        """Return at most ``length`` tokens of each text, with the special tokens that classifiers expect."""
+        ...
+
+
+class ByteTokeniser:
+    """The bytes of a text in UTF-8; token 256 ends a text.
+
+    >>> ByteTokeniser().sequences(["abc"])
+    [[97, 98, 99, 256]]
+    """
+
+    END = 256
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        return *(chr(byte) if 32 < byte < 127 else f"0x{byte:02x}" for byte in range(self.END)), "<end>"
+
+    def sequences(self, texts: list[str]) -> list[list[int]]:
+        return [[*text.encode("utf-8", "replace"), self.END] for text in texts]
+
+    def classified(self, texts: list[str], length: int) -> list[list[int]]:
+        return [tokens[:length] for tokens in self.sequences(texts)]
+
+
+class PretrainedTokeniser:
+    """A tokeniser of ``transformers``."""
+
+    def __init__(self, tokeniser: Any) -> None:
+        self._tokeniser = tokeniser
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        return tuple(map(str, self._tokeniser.convert_ids_to_tokens(list(range(len(self._tokeniser))))))
+
+    def sequences(self, texts: list[str]) -> list[list[int]]:
+        end = [self._tokeniser.eos_token_id, self._tokeniser.sep_token_id]
+        ending = [token for token in end if token is not None][:1]
+        encoded = self._tokeniser(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        return [[*tokens, *ending] for tokens in encoded]
+
+    def classified(self, texts: list[str], length: int) -> list[list[int]]:
+        encoded: list[list[int]] = self._tokeniser(texts, truncation=True, max_length=length)["input_ids"]
+        return encoded
+
+
+def load_tokeniser(tokeniser: Any) -> Tokeniser:
+    """Return the tokeniser that ``tokeniser`` names, or the given one of ``transformers``.
+
+    Args:
+        tokeniser: ``bytes``, a folder that contains a tokeniser, a name on the Hugging Face Hub, or an object.
+    """
+    if tokeniser == BYTES:
+        return ByteTokeniser()
+    if not isinstance(tokeniser, str | Path):
+        if not callable(tokeniser) or not hasattr(tokeniser, "convert_ids_to_tokens"):
+            raise UserError(
+                f"the tokeniser is a {type(tokeniser).__name__}; expected 'bytes', a folder, a name on the Hugging "
+                "Face Hub, or a tokeniser of transformers"
+            )
+        return PretrainedTokeniser(tokeniser)
+    transformers = require_package("transformers", f"the tokeniser {tokeniser}", extra="text")
+    try:
+        return PretrainedTokeniser(transformers.AutoTokenizer.from_pretrained(str(tokeniser)))
+    except Exception as error:  # the errors of transformers have many types
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"cannot load the tokeniser {tokeniser} ({reason}); expected 'bytes', a folder written by "
+            "save_pretrained, or a name on the Hugging Face Hub"
+        ) from error
