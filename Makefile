@@ -4,7 +4,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 export PYTHONDONTWRITEBYTECODE :=  # otherwise every process would compile fedflat again
 
-.PHONY: demo test lint style types generated docs notebooks package test-flower test-text coverage fuzz lock tables-small clean
+.PHONY: demo test lint style types generated docs notebooks package test-flower coverage fuzz lock tables-small clean
 
 demo: .venv/core
 	$(BIN)/fedflat compare "fedavg+wima(window=20)" fedsam scaffold fedswa fedmoswa --rounds 60 --seeds 3 --target 0.9 --out demo
@@ -48,14 +48,6 @@ test-flower: .venv/installed
 		> $$(.venv-flower/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/installed.pth
 	.venv-flower/bin/python -m pip install -q --disable-pip-version-check "flwr==$(OTHER_FLOWER).*"
 	PYTHONPATH=src .venv-flower/bin/python -m pytest -n 3 tests/deploy
-
-# transformers is too large for the development environment, so its tests have their own.
-test-text: .venv/installed
-	$(PYTHON) -m venv .venv-text
-	echo $(CURDIR)/$$($(BIN)/python -c "import sysconfig, os; print(os.path.relpath(sysconfig.get_path('purelib')))") \
-		> $$(.venv-text/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/installed.pth
-	.venv-text/bin/python -m pip install -q --disable-pip-version-check "transformers>=5"
-	PYTHONPATH=src .venv-text/bin/python -m pytest -n 3 tests/language tests/docs/test_python_blocks.py -k "language or text"
 
 coverage: .venv/installed
 	$(BIN)/coverage erase

@@ -1,4 +1,4 @@
-"""Models and tokenisers of ``transformers`` (``make test-text``); skipped if it is not installed."""
+"""Models and tokenisers of ``transformers``; skipped if it is not installed."""
 
 from __future__ import annotations
 
