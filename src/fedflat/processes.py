@@ -67,7 +67,9 @@ class ChildProcess:
         self.pipe, child_pipe = context.Pipe()
         arguments = ({**os.environ, **(environment or {})}, list(loaded_plugins()), target, child_pipe, *args)
         self.process = context.Process(target=_run, args=arguments, daemon=daemon)
-        with _environment(environment or {}), _without_main(), interrupts_blocked():
+        # A fork server would otherwise import modules from the current folder, such as a user's statistics.py.
+        safe = {"PYTHONSAFEPATH": "1", **(environment or {})}
+        with _environment(safe), _without_main(), interrupts_blocked():
             self.process.start()
         child_pipe.close()
 

@@ -80,6 +80,10 @@ class MaliciousServer:
             answer = self.ask(client, "query.shares", **content)
             self.boxes[client] = dict(zip(answer["clients"], answer["boxes"], strict=True))
 
+    def secrets(self, client: int) -> dict[str, Any]:
+        """What a site keeps between messages; the real server cannot see it."""
+        return dict(self.grid.contexts[100 + client].state.config_records["fedflat-secure"])
+
     def train(self, client: int, senders: Iterable[int] | None = None, **values: Any) -> None:
         """Let a site mask its update with the masks that it has in common with ``senders``, by default all others."""
         senders = [sender for sender in senders or self.clients if sender != client]
@@ -182,7 +186,9 @@ def test_a_site_checks_what_the_server_says(server: MaliciousServer) -> None:
         server.ask(0, "query.keys", header={"client": 1})
     with pytest.raises(Refused, match="one without examples"):
         server.begin(examples=[361, 361, 360, -1000])
-    server.begin()
+    server.begin(secret=bytes(16), seed=bytes(16), survivors=[0])
+    assert all(server.secrets(client)["secret"] != bytes(16) for client in server.clients)
+    assert all(server.secrets(client).keys().isdisjoint({"survivors", "signatures"}) for client in server.clients)
     with pytest.raises(Refused, match="lost its keys"):
         server.train(0, header={"state_version": 1})  # another update with the same masks
     server.grid.contexts[101].node_config |= {"secure-minimum": 3, "secure-aggregation": False}

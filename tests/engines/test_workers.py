@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fedflat
 from fedflat.bench.setting import RandomImages
@@ -244,3 +244,22 @@ def test_short_runs_of_small_models_start_no_workers(
     monkeypatch.setattr("fedflat.experiment.setup.engine.available_cores", lambda: 3)
     engine = Run(make_config(None, SETTINGS | {"rounds": 666} | changes), data=NARROW["dataset"]).engine
     assert isinstance(engine, LoopEngine) and engine.workers == workers
+
+
+class Recurrent(nn.Module):
+    """A small model whose steps take long."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.layer, self.head = nn.RNN(width, 4, batch_first=True), nn.Linear(4, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.layer(images[:, 0])[0][:, -1])
+        return logits
+
+
+def test_short_runs_of_slow_models_start_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedflat.experiment.setup.engine.available_cores", lambda: 3)
+    data = NARROW["dataset"]
+    engine = Run(make_config(None, SETTINGS), data=data, model=Recurrent(data.input_shape[-1], data.num_classes)).engine
+    assert isinstance(engine, LoopEngine) and engine.workers == 3

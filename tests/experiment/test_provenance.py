@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -121,6 +122,10 @@ def test_a_changed_data_file_is_detected(tmp_path: Path) -> None:
         compare(seeds=2)
     with pytest.warns(UserWarning, match="have changed .* values refer to the new data"):
         fedflat.load(out / "fedavg" / "seed-0").evaluate(on="test")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # deliberately measured on other data
+        other = replace(load(settings["dataset"]), name="other")
+        fedflat.load(out / "fedavg" / "seed-0").evaluate(on="test", dataset=other)
     fedflat.run("fedavg", out=out / "fedavg" / "seed-1", seed=1, **settings, **SETTINGS)
     (section,) = report_document(gather([out]))["sections"]
     assert {"kind": "bad", "text": f"{MIXED_DATA}: {settings['dataset']}."} in section["notes"]

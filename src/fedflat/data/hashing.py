@@ -32,7 +32,8 @@ def bounded_hash(constants: Sequence[Sequence[float]], *splits: Tensors) -> str:
     for name, tensor in (item for split in splits for item in split.items()):
         dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
         digest.update(f"{name} {dtype} {tuple(tensor.shape)}\n".encode())
-        for block in _sampled_rows(tensor) if tensor.nbytes > MAX_HASHED_BYTES else row_blocks(tensor):
+        is_large = tensor.numel() * dtype.itemsize > MAX_HASHED_BYTES
+        for block in _sampled_rows(tensor) if is_large else row_blocks(tensor):
             digest.update(_bytes(block.to(dtype)))
     return digest.hexdigest()[:12]
 

@@ -61,6 +61,8 @@ from fedflat.errors import UserError
 
 STATE = "fedflat-secure"
 """Key in a node's context: the secrets of the sum that this site takes part in."""
+ROSTER = ("members", "mask_keys", "box_keys", "examples")
+"""What the server says about the sites of a sum, and each site keeps."""
 MASKED, CONFIRMED = "masked", "confirmed"
 """Stages of a sum, and what a site states to others in them: with whom it has masks, and who remains."""
 
@@ -119,7 +121,8 @@ class SiteSum:
             seal(agree(box_key, roster.keys[other].box, b"box", digest), content, client, other)
             for other, content in shares.items()
         ]
-        self._keep("shares", state | received | {"seed": seed, "own_shares": own_shares})
+        listed = {name: received[name] for name in ROSTER}  # nothing else: the server must not replace a secret
+        self._keep("shares", listed | state | {"seed": seed, "own_shares": own_shares})
         return _content({"clients": list(shares), "boxes": boxes, "commitment": commitment(seed)})
 
     def open(self, kind: str, examples: int) -> None:

@@ -20,7 +20,7 @@ from fedflat.engines.problem.task import Task
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config
-from fedflat.experiment.setup.problem import build_problem, is_user_supplied
+from fedflat.experiment.setup.problem import build_problem, is_user_supplied, name_user_objects
 from fedflat.experiment.setup.weights import TORCH_SUFFIXES, load_tensors
 from fedflat.experiment.store.provenance import warn_of_changed_data
 from fedflat.experiment.store.run_folder import Record, model_file, saved_rounds, snapshot_file
@@ -124,6 +124,7 @@ def reopen(
     if record.folder is not None:
         record.folder.load_plugins()
     config = config or record.config
+    name_of_data = name_user_objects(config, dataset, None).data.dataset
     if dataset is None:
         dataset = record.user_objects.get("data")
     if network is None:
@@ -136,7 +137,7 @@ def reopen(
     if not with_initial_weights:
         config = _without_initial_weights(record, config, network)
     problem, partition = build_problem(config, dataset, network, task)
-    if record.folder is not None:
+    if record.folder is not None and name_of_data == record.config.data.dataset:  # not deliberately on other data
         warn_of_changed_data(record.folder, problem.data)
     if record.history and not all(problem.task.metric in scores for scores in record.history[-1]["test"].values()):
         raise UserError(

@@ -10,7 +10,7 @@ from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedflat.algorithms import Algorithm
 from fedflat.algorithms.descent import Descent
@@ -93,11 +93,11 @@ def engine_for(config: Config, problem: Problem, user_objects: UserObjects | Non
 def _default_workers(config: Config, problem: Problem) -> int:
     """One worker per core that it can use, or one, i.e. this process, for a short run of a small model.
 
-    A model is small if it has few parameters and only linear layers, whose parameters have at most two dimensions.
+    A model is small if it has few parameters and only linear layers; steps of convolutions or LSTMs take longer.
     """
-    parameters = list(problem.model.parameters())
-    is_small = sum(parameter.numel() for parameter in parameters) <= SMALL_MODEL
-    is_linear = all(parameter.ndim <= 2 for parameter in parameters)
+    model = problem.model
+    is_small = sum(parameter.numel() for parameter in model.parameters()) <= SMALL_MODEL
+    is_linear = all(isinstance(m, nn.Linear) for m in model.modules() if list(m.parameters(recurse=False)))
     if is_small and is_linear and total_steps(config, len(problem.data.train)) < MIN_STEPS_FOR_PROCESSES:
         return 1
     return min(available_cores(), max(EVALUATION_WORKERS, config.federation.clients_per_round))
