@@ -41,7 +41,7 @@ def test_a_new_project_is_ready_once_all_sites_have_keys(tmp_path: Path, monkeyp
     assert "data of the server fit together. Start the run" in check(tmp_path / "fresh")[1]
     sites = Path("certificates/sites.txt")
     sites.write_text("\n".join(sites.read_text().splitlines()[:-1]))
-    assert "Missing: client 2 in the list of sites certificates/sites.txt Not ready yet" in check(tmp_path / "fresh")[1]
+    assert "Missing: client 2 in the list of sites certificates/sites.txt Not ready:" in check(tmp_path / "fresh")[1]
 
 
 def test_a_private_project_passes_and_a_quorum_does_not(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def engine_for(config: Config, problem: Problem, user_objects: UserObjects | Non
 def _default_workers(config: Config, problem: Problem) -> int:
     """One worker per core that it can use, or one, i.e. this process, for a short run of a small model.
 
-    A model is small if it has few parameters and only linear layers, whose parameters have at most two dimensions.
+    A model is small if it has few parameters and no convolutions (no parameter has more than two dimensions).
     """
     parameters = list(problem.model.parameters())
     is_small = sum(parameter.numel() for parameter in parameters) <= SMALL_MODEL
