@@ -227,7 +227,7 @@ class SecureAttempt(RoundAttempt):
             if receivers != others or not are_bytes(sealed, SEALED_BYTES, len(others)):
                 return "its shares have an unexpected format"
             if not are_bytes([hashed], KEY_BYTES):
-                return "its commitment has another format"
+                return "its commitment has an unexpected format"
             boxes[client], commitments[client] = dict(zip(others, sealed, strict=True)), hashed
             return ""
 
