@@ -16,10 +16,11 @@ def first_paragraph(thing: Any) -> str:
 
 def parameter_table(spec: object) -> list[str]:
     """A section with the parameters of a spec; empty if it has none."""
+    required = "required, or `hub`" if hasattr(spec, "hub") else "required"
     rows = [
         (
             code(row["parameter"]),
-            "required" if row["parameter"] == "path" else code(row["default"]),
+            required if row["parameter"] == "path" else code(row["default"]),
             row["range"],
             row["meaning"],
         )

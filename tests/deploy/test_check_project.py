@@ -41,7 +41,7 @@ def test_a_new_project_is_ready_once_all_sites_have_keys(tmp_path: Path, monkeyp
     assert "data of the server fit together. Start the run" in check(tmp_path / "fresh")[1]
     sites = Path("certificates/sites.txt")
     sites.write_text("\n".join(sites.read_text().splitlines()[:-1]))
-    assert "Missing: client 2 in the list of sites certificates/sites.txt Not ready yet" in check(tmp_path / "fresh")[1]
+    assert "Missing: client 2 in the list of sites certificates/sites.txt Not ready:" in check(tmp_path / "fresh")[1]
 
 
 def test_a_private_project_passes_and_a_quorum_does_not(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_private_project_passes_and_a_quorum_does_not(tmp_path: Path) -> None:
     settings.write_text(text)
     code, output = check(tmp_path / "private", "--site", "0")
     assert code == 0 and "epsilon 30.1 after 5 rounds (delta 1e-05), noise multiplier 1," in output
-    assert "privacy: the noise on a round's mean update has" in output
+    assert "privacy: the noise on a round's mean update is" in output
     settings.write_text(text.replace("[tool.flwr.app.config.deploy]", "[tool.flwr.app.config.deploy]\nquorum = 2"))
     assert "deploy.quorum=2 does not work with federation.privacy" in check(tmp_path / "private")[1]
 

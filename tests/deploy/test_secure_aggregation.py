@@ -185,8 +185,8 @@ def test_malformed_answers_are_rejected(tmp_path: Path) -> None:
 
     federated(tmp_path, tamper)
     assert ledger(tmp_path)[0]["refused"] == {
-        "0": "its keys have another format",
-        "1": "its shares have another format",
+        "0": "its keys have an unexpected format",
+        "1": "its shares have an unexpected format",
     }
     assert ledger(tmp_path)[0]["accepted"] == [2, 3]
 

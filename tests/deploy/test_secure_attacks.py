@@ -129,15 +129,15 @@ def test_no_site_is_isolated_among_sites_that_drop_out(server: MaliciousServer) 
     server.train(1)
     server.train(2)
     for client in (1, 2):
-        with pytest.raises(Refused, match=r"client 0 has masks in common with other sites|lacks this one"):
+        with pytest.raises(Refused, match=r"client 0 shares masks with a different set of sites|lacks this one"):
             server.unmask(client, [0, 1])
     server.begin()
     server.train(0, [2])
     server.train(1)
-    with pytest.raises(Refused, match="client 0 has masks in common with other sites"):
+    with pytest.raises(Refused, match="client 0 shares masks with a different set of sites"):
         server.confirm(1, [0, 1])
     server.tags[0][1] = server.tags[1][0]
-    with pytest.raises(Refused, match="client 0 has masks in common with other sites"):
+    with pytest.raises(Refused, match="client 0 shares masks with a different set of sites"):
         server.confirm(1, [0, 1])  # its own statement is no proof of the other's
 
 
@@ -152,10 +152,10 @@ def test_sites_reveal_keys_only_if_enough_confirm_who_remains(server: MaliciousS
         server.confirm(3, [0, 1, 2])  # nor does a site help to unmask itself
     with pytest.raises(Refused, match="2 sites remain in the sum, but at least 3"):
         server.unmask(0, [0, 1, 2], {1: confirmed[1][0], 2: confirmed[0][2]})
-    with pytest.raises(Refused, match="other sites than this one has confirmed"):
+    with pytest.raises(Refused, match="a different set of sites than this node confirmed"):
         server.unmask(1, [0, 1, 2, 3])
     assert server.unmask(2, [0, 1, 2], {client: confirmed[client][2] for client in (0, 1)}) == [2, 0, 1, 3]
-    with pytest.raises(Refused, match="other sites than this one has confirmed"):
+    with pytest.raises(Refused, match="a different set of sites than this node confirmed"):
         server.unmask(3, [0, 1, 3])  # without confirmation
 
 
@@ -175,7 +175,7 @@ def test_a_round_is_summed_with_the_same_sites_only(server: MaliciousServer) -> 
     with pytest.raises(Refused, match="round 0 has been summed with clients 0, 1, 2, and another sum"):
         unmask_all([0, 1])
     unmask_all([0, 1], round=1)
-    with pytest.raises(Refused, match="round 1 of this run has been summed"):
+    with pytest.raises(Refused, match="round 1 of this run has already been summed"):
         unmask_all([0, 1, 2])
     records = sorted(path.name for path in Path(server.grid.contexts[100].node_config["state"]).rglob("*.sum*"))
     assert records == ["update-1.sum"]
@@ -184,7 +184,7 @@ def test_a_round_is_summed_with_the_same_sites_only(server: MaliciousServer) -> 
 def test_a_site_checks_what_the_server_says(server: MaliciousServer) -> None:
     with pytest.raises(Refused, match="this node is client 0, but the message is for client 1"):
         server.ask(0, "query.keys", header={"client": 1})
-    with pytest.raises(Refused, match="one without examples"):
+    with pytest.raises(Refused, match="a site without examples"):
         server.begin(examples=[361, 361, 360, -1000])
     server.begin(secret=bytes(16), seed=bytes(16), survivors=[0])
     assert all(server.secrets(client)["secret"] != bytes(16) for client in server.clients)
@@ -230,7 +230,7 @@ def test_a_private_site_scores_one_model(honest_task: Message, tmp_path: Path) -
     server.header["experiment"], server.header["base"] = "other", honest_task.content["header"]["base"]
     assert "arrays" in server.ask(0, "evaluate", server.arrays)
     (tmp_path / "node-0" / "other" / "client-0" / "scored.txt").write_text("another model")
-    with pytest.raises(Refused, match="scores no second one"):
+    with pytest.raises(Refused, match="it scores only one"):
         server.ask(0, "evaluate", server.arrays)
 
 
@@ -260,7 +260,10 @@ def test_dishonest_keys_exclude_only_their_site(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "run" / "participation.jsonl").read_text().splitlines()]
     assert [line["accepted"] for line in lines] == [[0, 1, 2]] * 2
     reasons = [line["refused"]["3"] for line in lines]
-    assert reasons == ["its keys are not signed with the key of site-3", "its keys are not usable, or not its own"]
+    assert reasons == [
+        "its keys are not signed with the key of site-3",
+        "its keys are invalid or repeat another site's",
+    ]
     assert is_usable(bytes([9, *bytes(31)])) and not is_usable(bytes(32))
 
 

@@ -201,7 +201,7 @@ def _check_project(folder: Path, sites: list[int], as_json: bool) -> None:
     checked = "the server" if not sites else f"the server and of {counted(len(sites), 'site')}"
     verdict = f"settings, model and data of {checked} fit together"
     if project.missing:
-        print(f"Not ready yet: {verdict}, but see above what is missing.")
+        print(f"Not ready: {verdict}, but the items marked 'Missing' above are needed.")
     else:
         print(f"Ready: {verdict}. Start the run with: flwr run {folder} sites --stream")
 

@@ -162,7 +162,7 @@ def _train(config: Config, folder: Path, as_json: bool, quiet: bool, track: str 
             if not silent:
                 _print_privacy(describe_privacy(config, run.training))
                 if run.config.engine.compile == "on" != config.engine.compile:
-                    print("compile: on (engine.compile=auto, because the run is long enough)", file=sys.stderr)
+                    print("compile: on (engine.compile=auto; the run is long enough to benefit)", file=sys.stderr)
             record = run.execute()
     except KeyboardInterrupt:
         if RunFolder(folder).exists:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 LOSS_TOLERANCE = 0.02
 """Relative difference to the recorded loss up to which there is no warning, e.g. because the run trained in bf16."""
 HUGE = 1000
-"""How many times the model's own loss is huge; figures show three decades."""
+"""A loss is huge if it exceeds the model's own loss by this factor; figures show three decades."""
 
 
 def warn_of_landscape(name: str, model: RunModel, grid: Landscape, value: str, all_examples: bool) -> None:

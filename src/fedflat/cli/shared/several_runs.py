@@ -193,7 +193,8 @@ def verdict(comparison: Comparison, missing: int = 0) -> str:
     tied = [row for row in ranked if row["mean_last"].mean == statistics.mean]
     best_row = f"{best['label']} is best by the {MEAN_LABEL} ({value})"
     if len(tied) > 1:
-        best_row = f"{' and '.join(row['label'] for row in tied)} are equal by the {MEAN_LABEL} ({value})"
+        *labels, last = [row["label"] for row in tied]
+        best_row = f"{', '.join(labels)} and {last} tie for best by the {MEAN_LABEL} ({value})"
     if len(rows) == 1:
         return f"{best['label']} has a {MEAN_LABEL} of {value}; there is nothing to compare it with."
     if len(tied) == len(ranked):

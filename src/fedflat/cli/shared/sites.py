@@ -47,7 +47,7 @@ def print_sites(document: dict[str, Any]) -> None:
         return
     sites, metric = document["sites"], document["metric"]
     score = f"final {with_unit(metric)}, own test data"
-    columns = ["site", "training examples", "accepted updates", "last in round, from 0"]
+    columns = ["site", "training examples", "accepted updates", "last accepted round (from 0)"]
     has_scores = any(site["score"] for site in sites)
     rows = [
         (

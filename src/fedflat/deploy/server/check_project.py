@@ -138,8 +138,8 @@ def _noise_advice(training: Training, parameters: int, cohort_size: int) -> str:
     if ratio <= TOLERABLE_NOISE:
         return ""
     return (
-        f"the noise on a round's mean update has {ratio:.3g} times the largest norm of that update, so expect low "
-        "accuracy; use many more clients per round, a smaller model, fewer rounds or a larger epsilon"
+        f"the noise on a round's mean update is {ratio:.3g} times as large as the update can be (ℓ2 norms), so expect "
+        "low accuracy; use many more clients per round, a smaller model, fewer rounds or a larger epsilon"
     )
 
 

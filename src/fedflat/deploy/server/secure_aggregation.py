@@ -174,8 +174,8 @@ class SecureAttempt(RoundAttempt):
             # Vectors of an algorithm may be zero, for example in the first round.
             if mean.shape and error > LARGEST_ERROR * size and (size > 0 or "." not in name):
                 log.warning(
-                    "round %d: rounding to %d bits changes %s by about %.0f %%; set deploy.secure_bits to more, or "
-                    "lower deploy.secure_range",
+                    "round %d: rounding to %d bits changes %s by about %.0f %%; raise deploy.secure_bits or lower "
+                    "deploy.secure_range",
                     self.round,
                     deployment.secure_bits,
                     name,
@@ -190,10 +190,10 @@ class SecureAttempt(RoundAttempt):
         def receive(client: int, records: RecordDict) -> str:
             mask, box, signature = values_of(records, "mask", "box", "signature")
             if not are_bytes([mask, box], KEY_BYTES) or not isinstance(signature, bytes):
-                return "its keys have another format"
+                return "its keys have an unexpected format"
             others = {key for pair in keys.values() for key in pair}
             if mask == box or {mask, box} & others or not (is_usable(mask) and is_usable(box)):
-                return "its keys are not usable, or not its own"  # all other sites would refuse them
+                return "its keys are invalid or repeat another site's"  # all other sites would refuse them
             offered, site = PublicKeys(mask, box), self.engine.nodes.site(client)
             if site is not None and not are_signed(site.key, signature, purpose, client, offered):
                 return f"its keys are not signed with the key of {site.name}"
@@ -225,9 +225,9 @@ class SecureAttempt(RoundAttempt):
             receivers, sealed, hashed = values_of(records, "clients", "boxes", "commitment")
             others = [member for member in members if member != client]
             if receivers != others or not are_bytes(sealed, SEALED_BYTES, len(others)):
-                return "its shares have another format"
+                return "its shares have an unexpected format"
             if not are_bytes([hashed], KEY_BYTES):
-                return "its commitment has another format"
+                return "its commitment has an unexpected format"
             boxes[client], commitments[client] = dict(zip(others, sealed, strict=True)), hashed
             return ""
 
@@ -318,7 +318,7 @@ class SecureAttempt(RoundAttempt):
             if owners != [client, *(sender for sender in senders if sender != client)]:
                 return "its shares are those of other sites"
             if not are_bytes(values, SHARE_BYTES, len(senders)):
-                return "its shares have another format"
+                return "its shares have an unexpected format"
             shares[client] = dict(zip(owners, values, strict=True))
             return ""
 
@@ -328,7 +328,8 @@ class SecureAttempt(RoundAttempt):
     def _note(self, absences: Absences) -> None:
         """Log which sites did not help to reveal a sum that their updates are in."""
         for client, reason in (absences.missing | absences.rejected).items():
-            log.warning("round %d: %s does not help to unmask: %s", self.round, self.engine.nodes.label(client), reason)
+            label = self.engine.nodes.label(client)
+            log.warning("round %d: %s did not help to unmask the sum: %s", self.round, label, reason)
 
     def _unmask(
         self,

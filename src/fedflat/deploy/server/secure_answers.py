@@ -22,7 +22,7 @@ def receive_tags(tags: Tags, client: int, records: RecordDict, others: list[int]
     """Keep what a site states to others; returns its flaw."""
     receivers, proofs = values_of(records, "clients", "tags")
     if receivers != others or not are_bytes(proofs, KEY_BYTES, len(others)):
-        return "its statement to other sites has another format"
+        return "its statement to other sites has an unexpected format"
     tags[client] = dict(zip(others, proofs, strict=True))
     return ""
 

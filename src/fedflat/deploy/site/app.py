@@ -266,5 +266,8 @@ def _score(task: _Task) -> RecordDict:
     if site.training.privacy:
         memory = ClientMemory(site.folder, str(header[EXPERIMENT]), site.client)
         if memory.write_once("scored.txt", str(header[BASE])) != header[BASE]:
-            raise UserError("this node has scored another model of this private run, and scores no second one")
+            raise UserError(
+                "this node has already scored another model of this private run; it scores only one, because scores "
+                "have no noise"
+            )
     return message_content(numbers=site.score(tensors_of(arrays, site.problem.device)))

@@ -114,15 +114,15 @@ class ClientMemory:
         rounds = {int(path.stem.rpartition("-")[2]): path for path in self.folder.glob(f"{kind}-*.sum")}
         if max(rounds, default=round) > round:
             raise UserError(
-                f"round {max(rounds)} of this run has been summed, so this node adds nothing to round {round}; "
-                "start a new run"
+                f"round {max(rounds)} of this run has already been summed, so this node refuses the earlier round "
+                f"{round}; start a new run"
             )
         wanted = ", ".join(map(str, sorted(clients)))
         recorded = self.write_once(f"{kind}-{round}.sum", wanted)
         if recorded != wanted:
             raise UserError(
                 f"round {round} has been summed with clients {recorded}, and another sum, with clients {wanted}, would "
-                "reveal the updates in which they differ; wait for the same clients, or start a new run"
+                "reveal the updates of the clients that differ; wait for the same clients, or start a new run"
             )
         for earlier in rounds.keys() - {round}:
             rounds[earlier].unlink(missing_ok=True)

@@ -19,7 +19,7 @@ SECURE_ONLY, MINIMUM, SITES, SCORES, PRIVACY = "secure-aggregation", "secure-min
 KEYS = (CLIENT_NUMBER, KEY, STATE_FOLDER, FRESH_STATE, SECURE_ONLY, MINIMUM, SITES, SCORES, PRIVACY)
 """Keys of a node config; hooks of the user may read others."""
 FEWEST = 2
-"""Fewest sites in a sum: a sum of one is no secret."""
+"""Fewest sites in a sum: a sum of one would reveal the update."""
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ class SiteSum:
         if roster.keys.get(client) != own_keys or len(set(all_keys)) < len(all_keys):
             raise UserError("the server's list of keys repeats a key, or lacks this site")
         if min(roster.examples.values()) < 1:
-            raise UserError("the server's list of sites has one without examples")
+            raise UserError("the server's list contains a site without examples")
         if roster.threshold < self._policy.minimum:  # the server chooses the threshold
             raise UserError(
                 f"the sum needs only {roster.threshold} of {len(roster.keys)} sites, but this node requires at least "
@@ -137,7 +137,8 @@ class SiteSum:
         state, client = self._kept("shares"), self._client
         roster = self._roster(state)
         if roster.examples[client] != examples:
-            raise UserError(f"this node has {examples} examples, but the sum has {roster.examples[client]}")
+            listed = roster.examples[client]
+            raise UserError(f"this node has {examples} examples, but the server's list says {listed}")
         boxes = dict(zip(self._received.get("clients", []), self._received.get("boxes", []), strict=True))
         _require_enough(len(boxes) + 1, roster.threshold)
         if client in boxes or not boxes.keys() <= roster.keys.keys():
@@ -203,7 +204,7 @@ class SiteSum:
         roster = self._roster(state)
         survivors = self._survivors(state, roster)
         if survivors != state.get("survivors", sorted(state["senders"])):
-            raise UserError("the server named other sites than this one has confirmed")
+            raise UserError("the server named a different set of sites than this node confirmed")
         if "survivors" in state:
             confirmed = dict(zip(self._received["confirmed"], self._received["confirmations"], strict=True))
             statement = [*_masked_with(state), CONFIRMED, survivors]
@@ -236,7 +237,10 @@ class SiteSum:
             raise UserError("the server's list of updates repeats a site, lacks this one, or has unknown ones")
         for other, tag in zip(others, self._received["tags"], strict=True):
             if not self._states(state, roster, other, _masked_with(state), tag):
-                raise UserError(f"client {other} has masks in common with other sites than this one, or is not genuine")
+                raise UserError(
+                    f"client {other} shares masks with a different set of sites than this node, or its statement is "
+                    "forged"
+                )
         return survivors
 
     def _statement(

@@ -161,8 +161,8 @@ def require_public_integers(names: Iterable[str]) -> None:
     for name in names:
         if not name.endswith(COUNTER):
             raise UserError(
-                f"the model has integers ({name}) that sites would send without masks; only BatchNorm's counters of "
-                "batches are no secret; set training.statistics=own, or deploy.secure_aggregation=false"
+                f"the model has an integer buffer ({name}) that sites would send unmasked; only BatchNorm's {COUNTER} "
+                "is allowed; set training.statistics=own, or deploy.secure_aggregation=false"
             )
 
 

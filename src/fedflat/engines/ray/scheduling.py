@@ -11,7 +11,7 @@ from fedflat.engines.ray.messages import WorkerInfo
 from fedflat.engines.round.contract import BLOCK
 
 MIN_ITEM_SECONDS = 0.02
-"""Seconds of work below which an item is not worth its own message, which costs a few milliseconds."""
+"""Seconds of work below which an item is not worth its own message, which takes about 1 ms."""
 MAX_REMEMBERED_CLIENTS = 2**16
 """Largest number of clients whose cost is remembered."""
 NOISE_FACTOR = 1.25
