@@ -49,12 +49,12 @@ test-flower: .venv/installed
 	.venv-flower/bin/python -m pip install -q --disable-pip-version-check "flwr==$(OTHER_FLOWER).*"
 	PYTHONPATH=src .venv-flower/bin/python -m pytest -n 3 tests/deploy
 
-# transformers is too large for the development environment, so its tests have their own.
+# transformers (60 MB) is too large for the development environment, so its tests have their own.
 test-text: .venv/installed
 	$(PYTHON) -m venv .venv-text
 	echo $(CURDIR)/$$($(BIN)/python -c "import sysconfig, os; print(os.path.relpath(sysconfig.get_path('purelib')))") \
 		> $$(.venv-text/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/installed.pth
-	.venv-text/bin/python -m pip install -q --disable-pip-version-check "transformers>=5"
+	.venv-text/bin/python -m pip install -q --disable-pip-version-check "transformers>=5" "peft>=0.21"
 	PYTHONPATH=src .venv-text/bin/python -m pytest -n 3 tests/language tests/docs/test_python_blocks.py -k "language or text"
 
 coverage: .venv/installed

@@ -22,7 +22,7 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.run import Run
 from fedflat.models import build
-from fedflat.models.trained import adapter_parameters
+from fedflat.models.low_rank import adapter_parameters
 
 VIT = "vit-tiny(depth=2,width=12)"
 LORA = "lora(rank=2)"

@@ -13,7 +13,7 @@ from torch import nn
 from fedflat.algorithms import algorithm
 from fedflat.errors import UserError
 from fedflat.models import build, describe_trained, freeze, merge_adapters, trained_parts
-from fedflat.models.trained import (
+from fedflat.models.low_rank import (
     Adapter,
     LowRankLinear,
     adaptable_layers,
@@ -34,7 +34,7 @@ def trained(model: nn.Module, text: str) -> dict[str, tuple[int, ...]]:
     """The shapes of what a model trains once a text has been applied to it."""
     parts = trained_parts(text)
     for part in parts:
-        part.extend(model)
+        model = part.extend(model)
     freeze(model, parts)
     return {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
 

@@ -56,8 +56,8 @@ def build_network(
         _check_shapes(network, config.model)
         seed_torch(config.seed, "adapters")
         for part in parts:
-            part.extend(network)  # adds adapters, such as LoRA, if the part is one
-    adapt(network)
+            network = part.extend(network)  # adds adapters, such as LoRA, if the part is one
+    network = adapt(network)
     if config.engine.precision == "float64":
         network = network.double()
     if config.init is not None:

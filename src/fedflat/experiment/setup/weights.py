@@ -13,7 +13,7 @@ from fedflat.experiment.store.files import DamagedFile
 from fedflat.experiment.store.tensor_files import read_tensors
 from fedflat.models import classifier_parameters
 from fedflat.models.bisenet import BilateralNetwork
-from fedflat.models.trained import adapter_parameters
+from fedflat.models.low_rank import adapter_parameters
 from fedflat.models.vit import VisionTransformer
 
 LISTED_NAMES = 4
