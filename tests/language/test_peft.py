@@ -126,6 +126,7 @@ def test_adapters_from_the_command_line(tmp_path: Path, monkeypatch: pytest.Monk
         return result.output
 
     invoke("run", "fedavg", *flags, "--train", "peft(path=start,only_b=true)", "--out", "first")
+    assert fedflat.load("first").history[-1]["bytes_up"] == 2 * 4 * (4 * 16 * 2)  # four matrices B of two clients
     invoke("export", "first", "--format", "peft")
     adapter = tmp_path / "first" / "exported" / "model-adapter"
     invoke("run", "fedavg", *flags, "--train", f"peft({adapter})", "--out", "second")

@@ -19,6 +19,8 @@ from fedflat.models.peft_adapters import is_peft_model
 
 QUERY_AND_VALUE = frozenset({"query", "value", "q", "v", "q_proj", "v_proj", "to_q", "to_v", "wq", "wv"})
 """Names of separate query and value layers, which are adapted by default."""
+RESIDUAL = "residual_weight"
+"""Name of the buffer that keeps averages of adapters exact (FedEx-LoRA)."""
 
 
 class Adapter(NamedTuple):
@@ -41,8 +43,16 @@ class LowRankLinear(nn.Linear):
     The outputs are divided into equal pieces, e.g. query, key and value; each adapted piece has its own A and B.
     """
 
+    residual_weight: Tensor | None
+
     def __init__(
-        self, base: nn.Linear, rank: int, alpha: float, pieces: int = 1, adapted: tuple[int, ...] = (0,)
+        self,
+        base: nn.Linear,
+        rank: int,
+        alpha: float,
+        pieces: int = 1,
+        adapted: tuple[int, ...] = (0,),
+        residual: bool = False,
     ) -> None:
         """Adapt the layer ``base``, whose weight and bias are shared, not copied.
 
@@ -52,6 +62,7 @@ class LowRankLinear(nn.Linear):
             alpha: numerator of the scale alpha / r.
             pieces: number of equal pieces of the outputs.
             adapted: numbers, from 0, of the pieces that get an A and B each.
+            residual: whether to add a buffer to W, initially zero, which keeps averages of adapters exact.
         """
         nn.Module.__init__(self)  # nn.Linear would allocate another weight
         self.in_features, self.out_features = base.in_features, base.out_features
@@ -64,25 +75,33 @@ class LowRankLinear(nn.Linear):
             base.weight.detach().new_zeros(len(adapted), self.out_features // pieces, rank)
         )
         nn.init.kaiming_uniform_(self.lora_a_weight, a=math.sqrt(5))
+        self.register_buffer(RESIDUAL, torch.zeros_like(base.weight.detach()) if residual else None)
 
     def forward(self, input: Tensor) -> Tensor:
         """Compute W x + b for inputs x, and add (alpha / r) B A x to each adapted piece of the outputs."""
         products_with_a = torch.split(F.linear(input, self.lora_a_weight), self.rank, -1)
-        outputs = list(F.linear(input, self.weight, self.bias).chunk(self.pieces, -1))
+        weight = self.weight if self.residual_weight is None else self.weight + self.residual_weight.to(self.weight)
+        outputs = list(F.linear(input, weight, self.bias).chunk(self.pieces, -1))
         for piece, a_x, b in zip(self.adapted, products_with_a, self.lora_b_weight.unbind(0), strict=True):
             outputs[piece] = outputs[piece] + self.scale * F.linear(a_x, b)
         return torch.cat(outputs, -1) if self.pieces > 1 else outputs[0]
 
+    def product(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return (alpha / r) B A [out, in] for A and B of the shapes of ``lora_a_weight`` and ``lora_b_weight``."""
+        update = a.new_zeros(self.pieces, self.out_features // self.pieces, self.in_features)
+        for piece, a_piece, b_piece in zip(self.adapted, torch.split(a, self.rank), b, strict=True):
+            update[piece] = self.scale * b_piece @ a_piece
+        return update.flatten(0, 1)
+
     def to_linear(self) -> nn.Linear:
-        """Return the equivalent plain layer, with weight W + (alpha / r) B A; it shares the bias."""
+        """Return the equivalent plain layer, with weight W + (alpha / r) B A and the residual; it shares the bias."""
         plain = nn.Linear.__new__(nn.Linear)  # skips the random initialisation
         nn.Module.__init__(plain)
         plain.in_features, plain.out_features = self.in_features, self.out_features
-        update = self.weight.new_zeros(self.pieces, self.out_features // self.pieces, self.in_features)
-        a_of_pieces = torch.split(self.lora_a_weight.detach(), self.rank)
-        for piece, a, b in zip(self.adapted, a_of_pieces, self.lora_b_weight.detach(), strict=True):
-            update[piece] = self.scale * b @ a
-        plain.weight = nn.Parameter(self.weight.detach() + update.flatten(0, 1), self.weight.requires_grad)
+        weight = self.weight.detach() + self.product(self.lora_a_weight.detach(), self.lora_b_weight.detach())
+        if self.residual_weight is not None:
+            weight += self.residual_weight
+        plain.weight = nn.Parameter(weight, self.weight.requires_grad)
         plain.register_parameter("bias", self.bias)
         return plain.train(self.training)
 
@@ -116,7 +135,9 @@ def attention_adapters(model: nn.Module) -> list[Adapter]:
     return adapters
 
 
-def add_adapters(model: nn.Module, adapters: Iterable[Adapter], rank: int, alpha: float) -> None:
+def add_adapters(
+    model: nn.Module, adapters: Iterable[Adapter], rank: int, alpha: float, residual: bool = False
+) -> None:
     """Add low-rank adapters (alpha / r) B A to a model in place; A is drawn from torch's global generator, B is 0.
 
     Args:
@@ -124,6 +145,7 @@ def add_adapters(model: nn.Module, adapters: Iterable[Adapter], rank: int, alpha
         adapters: the layers to adapt.
         rank: rank r of A and B.
         alpha: numerator of the scale alpha / r.
+        residual: whether the layers get a buffer that keeps averages of adapters exact.
 
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> add_adapters(model, [Adapter("0")], rank=2, alpha=4)
@@ -133,7 +155,8 @@ def add_adapters(model: nn.Module, adapters: Iterable[Adapter], rank: int, alpha
     for adapter in adapters:
         base = model.get_submodule(adapter.layer)
         assert isinstance(base, nn.Linear)
-        model.set_submodule(adapter.layer, LowRankLinear(base, rank, alpha, adapter.pieces, adapter.adapted))
+        layer = LowRankLinear(base, rank, alpha, adapter.pieces, adapter.adapted, residual)
+        model.set_submodule(adapter.layer, layer)
 
 
 def merge_adapters(model: nn.Module) -> nn.Module:
@@ -141,8 +164,9 @@ def merge_adapters(model: nn.Module) -> nn.Module:
 
     Other adapters of ``peft``, such as prompts, cannot be merged and stay.
     """
-    if is_peft_model(model) and hasattr(model, "merge_and_unload"):
-        base: nn.Module = model.merge_and_unload()
+    merge = getattr(model, "merge_and_unload", None) if is_peft_model(model) else None
+    if callable(merge):
+        base: nn.Module = merge()
         return base
     for name, module in list(model.named_modules()):
         if isinstance(module, LowRankLinear):

@@ -114,9 +114,14 @@ class Lora(TrainedPart):
     only_b: bool = param(
         False, "train only B, so that the mean of the clients' updates equals the update by the mean B (FFA-LoRA)"
     )
+    exact: bool = param(
+        False, "add to W what the means of A and B miss, so that weights are the mean of the clients' (FedEx-LoRA)"
+    )
 
     def extend(self, model: nn.Module) -> nn.Module:
-        add_adapters(model, self.adapters(model), self.rank, self.alpha)
+        if self.only_b and self.exact:
+            raise UserError("training.train=lora: averages with only_b are exact; use either only_b or exact")
+        add_adapters(model, self.adapters(model), self.rank, self.alpha, self.exact)
         return model
 
     def adapters(self, model: nn.Module) -> list[Adapter]:
@@ -202,7 +207,7 @@ def trained_parts(text: str) -> tuple[TrainedPart, ...]:
     """Parse the trainable parts that a text names.
 
     >>> trained_parts("lora(rank=4)+norms")
-    (Lora(rank=4, alpha=16.0, layers='qv', head=True, only_b=False), Norms())
+    (Lora(rank=4, alpha=16.0, layers='qv', head=True, only_b=False, exact=False), Norms())
     """
     calls = parse(text)
     parts = {PARTS.find(call.name): call for call in calls}
