@@ -101,8 +101,10 @@ def test_only_the_chosen_pieces_change() -> None:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("pieces", "adapted"), [(1, (0,)), (3, (0, 2)), (3, (1,))])
 def test_merged_is_the_same_function(bias: bool, pieces: int, adapted: tuple[int, ...]) -> None:
-    layer = LowRankLinear(nn.Linear(5, 6, bias=bias).double(), 3, 7.0, pieces, adapted)
+    layer = LowRankLinear(nn.Linear(5, 6, bias=bias).double(), 3, 7.0, pieces, adapted, residual=bias)
     nn.init.normal_(layer.lora_b_weight)
+    if layer.residual_weight is not None:
+        nn.init.normal_(layer.residual_weight)
     plain, x = layer.to_linear(), torch.randn(4, 2, 5, dtype=torch.float64)
     assert type(plain) is nn.Linear and set(plain.state_dict()) == ({"weight", "bias"} if bias else {"weight"})
     torch.testing.assert_close(plain(x), layer(x))
