@@ -126,10 +126,10 @@ class TrainingSettings(SettingsGroup):
     @classmethod
     def _check_train(cls, text: str) -> str:
         """Reject an invalid selection of trainable parts, and make paths absolute."""
-        from fedflat.models import TRAINED_PARTS, trained_parts
+        from fedflat.models.trained import PARTS, trained_parts
 
         trained_parts(text)
-        return respell(text, TRAINED_PARTS)
+        return respell(text, PARTS)
 
 
 class EvaluationSettings(SettingsGroup):

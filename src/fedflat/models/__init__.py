@@ -26,7 +26,6 @@ from fedflat.models.registry import (
     parameter_count,
 )
 from fedflat.models.resnet import ResNet18, ResNet20
-from fedflat.models.trained import PARTS as TRAINED_PARTS
 from fedflat.models.trained import describe_trained, freeze, trained_parts
 from fedflat.models.vgg import Vgg11
 from fedflat.models.vit import VitB16, VitS16, VitTiny
@@ -39,7 +38,6 @@ for _spec in (
 
 __all__ = [
     "MODELS",
-    "TRAINED_PARTS",
     "ImageModelSpec",
     "ModelExample",
     "ModelSpec",
