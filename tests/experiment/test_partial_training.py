@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from functools import partial
 from pathlib import Path
@@ -19,13 +20,16 @@ from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.gpu.step import compiled_step
 from fedflat.engines.problem.problem import Problem
+from fedflat.engines.round.contract import ModelState
+from fedflat.experiment.analysis.replay import Replay
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.run import Run
-from fedflat.models import build
-from fedflat.models.trained import adapter_parameters
+from fedflat.models import build, merge_adapters
+from fedflat.models.low_rank import adapter_parameters
 
 VIT = "vit-tiny(depth=2,width=12)"
 LORA = "lora(rank=2)"
+EXACT = "lora(rank=2,exact=true)"
 SETTINGS: dict[str, Any] = {
     "model": VIT,
     "rounds": 3,
@@ -210,6 +214,48 @@ def test_the_step_compiles_whole_with_a_frozen_part(arithmetic: torch.dtype | No
     assert torch.allclose(loop, full, atol=5e-3) and (arithmetic is None or not torch.equal(loop, full))
 
 
+def effective_weights(problem: Problem, model: ModelState) -> dict[str, Tensor]:
+    """The weights of a model without adapters that computes the same."""
+    network = copy.deepcopy(problem.model)
+    network.load_state_dict(problem.state_dict(*model))
+    return dict(merge_adapters(network).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("train", "engine", "is_exact"),
+    [
+        (LORA, LoopEngine, False),
+        ("lora(rank=2,only_b=true)", LoopEngine, True),
+        (EXACT, LoopEngine, True),
+        (EXACT, LaneEngine, True),
+    ],
+)
+def test_which_adapters_are_averaged_exactly(train: str, engine: type[LoopEngine | LaneEngine], is_exact: bool) -> None:
+    """Effective weights W + R + s B A of the server after a round are the weighted mean of the clients' (or not)."""
+    changes = {"engine__precision": "float64", "partition": "dirichlet(alpha=0.5)", "local_steps": 5, "lr": 0.5}
+    run = run_of("fedavg", train=train, **changes | {"rounds": 2})
+    replay = Replay(run.config, run.problem, run.partition, workers=1)
+    replay.engine = engine(run.problem)
+    replay.advance()
+    before, clients = replay.moment.model, replay.clients()
+    local = replay.local_models(clients, replay.train(clients))
+    assert all(torch.allclose(model.buffers, before.buffers, atol=1e-12) for model in local)
+    total = sum(len(client.indices) for client in clients)
+    expected: dict[str, Any] = {}
+    for client, model in zip(clients, local, strict=True):
+        for name, tensor in effective_weights(run.problem, model).items():
+            expected[name] = expected.get(name, 0) + len(client.indices) / total * tensor
+    replay.advance()
+    after = effective_weights(run.problem, replay.moment.model)
+    error = max(float((after[name] - expected[name]).abs().max()) for name in after)
+    assert error < 1e-12 if is_exact else error > 1e-4
+    run.execute()
+    assert torch.allclose(run.server.model.buffers, replay.moment.model.buffers, rtol=0, atol=1e-12)
+    if train == EXACT:  # the residual is sent, too
+        adapted = 2 * 36 * 12
+        assert run.history[-1]["bytes_up"] == 2 * 3 * 8 * (ADAPTERS_AND_HEAD + adapted) == run.history[-1]["bytes_down"]
+
+
 class Killed(Callback):
     """Interrupts a run."""
 
@@ -226,7 +272,7 @@ def start_of(folder: Path, seed: int = 5) -> Path:
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
-    settings = SETTINGS | {"train": LORA, "init": start_of(tmp_path), "engine__checkpoint_every": 1}
+    settings = SETTINGS | {"train": EXACT, "init": start_of(tmp_path), "engine__checkpoint_every": 1}
     fedflat.run("fedmoswa+wima", out=tmp_path / "whole", **settings)
     with pytest.raises(KeyboardInterrupt):
         fedflat.run("fedmoswa+wima", out=tmp_path / "cut", callbacks=[Killed()], **settings)
@@ -323,6 +369,10 @@ def test_contradictory_settings_are_refused() -> None:
         make_config(None, {"init_head": "fresh"})
     with pytest.raises(fedflat.UserError, match="'tail'"):
         make_config(None, {"train": "tail"})
+    with pytest.raises(fedflat.UserError, match="averages with only_b are exact; use either"):
+        run_of(train="lora(only_b=true,exact=true)")
+    with pytest.raises(fedflat.UserError, match=r"lora\(exact=true\) does not work with federation.policy=fedbuff"):
+        run_of(train=EXACT, policy="fedbuff")
 
 
 def test_the_study_script_measures_a_round(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from fedflat.algorithms import algorithm
 from fedflat.errors import UserError
 from fedflat.models import build, describe_trained, freeze, merge_adapters, trained_parts
-from fedflat.models.trained import (
+from fedflat.models.low_rank import (
     Adapter,
     LowRankLinear,
     adaptable_layers,
@@ -34,7 +34,7 @@ def trained(model: nn.Module, text: str) -> dict[str, tuple[int, ...]]:
     """The shapes of what a model trains once a text has been applied to it."""
     parts = trained_parts(text)
     for part in parts:
-        part.extend(model)
+        model = part.extend(model)
     freeze(model, parts)
     return {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
 
@@ -101,8 +101,10 @@ def test_only_the_chosen_pieces_change() -> None:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("pieces", "adapted"), [(1, (0,)), (3, (0, 2)), (3, (1,))])
 def test_merged_is_the_same_function(bias: bool, pieces: int, adapted: tuple[int, ...]) -> None:
-    layer = LowRankLinear(nn.Linear(5, 6, bias=bias).double(), 3, 7.0, pieces, adapted)
+    layer = LowRankLinear(nn.Linear(5, 6, bias=bias).double(), 3, 7.0, pieces, adapted, residual=bias)
     nn.init.normal_(layer.lora_b_weight)
+    if layer.residual_weight is not None:
+        nn.init.normal_(layer.residual_weight)
     plain, x = layer.to_linear(), torch.randn(4, 2, 5, dtype=torch.float64)
     assert type(plain) is nn.Linear and set(plain.state_dict()) == ({"weight", "bias"} if bias else {"weight"})
     torch.testing.assert_close(plain(x), layer(x))

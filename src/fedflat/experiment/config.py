@@ -101,7 +101,8 @@ class TrainingSettings(SettingsGroup):
         "perplexity: classification of examples or tokens, judged by that metric",
     )
     train: str = Field(
-        "all", description="trainable part: all, head, norms, layers(names=A|B) or lora(rank=8), joined by +"
+        "all",
+        description="trainable part: all, head, norms, layers(names=A|B), lora(rank=8) or peft(path=DIR), joined by +",
     )
     rounds: int = Field(100, ge=1, description="communication rounds")
     local_epochs: int = Field(5, ge=1, description="local epochs per round")
@@ -124,11 +125,11 @@ class TrainingSettings(SettingsGroup):
     @field_validator("train")
     @classmethod
     def _check_train(cls, text: str) -> str:
-        """Reject an invalid selection of trainable parts."""
-        from fedflat.models import trained_parts
+        """Reject an invalid selection of trainable parts, and make paths absolute."""
+        from fedflat.models.trained import PARTS, trained_parts
 
         trained_parts(text)
-        return text
+        return respell(text, PARTS)
 
 
 class EvaluationSettings(SettingsGroup):

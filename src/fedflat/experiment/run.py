@@ -18,6 +18,7 @@ from fedflat.data import Dataset
 from fedflat.engines.problem.task import Task, finite_or_none, lower_is_better
 from fedflat.engines.round.contract import Client, Cost, Engine, ModelState
 from fedflat.engines.round.plan import isolated_rng
+from fedflat.engines.round.server_step import server_step
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.observer import Observer
 from fedflat.experiment.analysis.run_model import estimated_statistics
@@ -229,12 +230,10 @@ class Run:
             average.before_round(round_index, flat_model)
         trained = self.timeline.train(self.engine, server, self.client)
         model, states, cost, outcome = server.model, server.states, server.cost + trained.unused, trained.outcome
-        if outcome is not None:
-            # Observe now, because the next round overwrites the clients' updates.
+        if outcome is not None:  # measure flatness now, because the next round overwrites the clients' updates
             if trained.cohort and self._flatness and self._flatness.is_due(round_index + 1):
                 self._flatness.observe_cohort(trained.cohort, outcome, server.model, server.states)
-            weights, states = self.algorithm.aggregate(outcome.returned, outcome.means, server.states)
-            model = ModelState(weights, outcome.buffers, outcome.integer_buffers)
+            model, states = server_step(self.algorithm, self.problem, outcome, server.states)
             cost, self._train_loss = cost + outcome.cost, outcome.loss
         for client in trained.trained:
             self._clients.write(client)

@@ -9,6 +9,7 @@ from fedflat.models.bisenet import BiSeNetV2
 from fedflat.models.femnist import FemnistCnn
 from fedflat.models.hugging_face import HuggingFace
 from fedflat.models.lenet import Cnn, LeNet5
+from fedflat.models.low_rank import merge_adapters
 from fedflat.models.lstm import CharLstm
 from fedflat.models.mlp import Mlp
 from fedflat.models.mobilenet import MobileNetV2
@@ -25,7 +26,7 @@ from fedflat.models.registry import (
     parameter_count,
 )
 from fedflat.models.resnet import ResNet18, ResNet20
-from fedflat.models.trained import describe_trained, freeze, merge_adapters, trained_parts
+from fedflat.models.trained import describe_trained, freeze, trained_parts
 from fedflat.models.vgg import Vgg11
 from fedflat.models.vit import VitB16, VitS16, VitTiny
 

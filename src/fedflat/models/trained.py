@@ -1,34 +1,25 @@
-"""The trainable part of a model: ``all``, ``head``, ``norms``, ``layers(names=A|B)`` or ``lora(rank=8)``, joined by +.
+"""The trainable part of a model: ``all``, or ``head``, ``norms``, ``layers``, ``lora`` and ``peft``, joined by +.
 
 Everything else is frozen. Flat vectors, algorithm states and communication then cover only the trainable part.
-
-``lora`` adds low-rank adapters (Hu et al. 2022), which update a frozen linear layer W:
-
-    y = W x + b + (alpha / r) B A x,    A: r x in, initialised like a linear layer,    B: out x r, initially zero
-
-An adapted model thus starts as the original. Adapted layers keep the names of their weights and gain A and B.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from pathlib import Path
+from typing import ClassVar
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 from fedflat.errors import UserError, one_of
+from fedflat.models.low_rank import Adapter, adaptable_layers, adapter_parameters, add_adapters, attention_adapters
+from fedflat.models.peft_adapters import add_peft_adapters
 from fedflat.models.registry import classifier_parameters
 from fedflat.registry import Registry
 from fedflat.text import make, param, parse
 
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
-QUERY_AND_VALUE = frozenset({"query", "value", "q", "v", "q_proj", "v_proj", "to_q", "to_v", "wq", "wv"})
-"""Names of separate query and value layers, which are adapted by default."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +28,9 @@ class TrainedPart(ABC):
 
     name: ClassVar[str]
 
-    def extend(self, model: nn.Module) -> None:  # noqa: B027 - most parts add nothing
-        """Add modules to ``model`` in place, before weights are loaded."""
+    def extend(self, model: nn.Module) -> nn.Module:
+        """Return ``model`` with additional modules, before weights are loaded; by default unchanged."""
+        return model
 
     @abstractmethod
     def parameter_names(self, model: nn.Module) -> set[str]:
@@ -122,9 +114,15 @@ class Lora(TrainedPart):
     only_b: bool = param(
         False, "train only B, so that the mean of the clients' updates equals the update by the mean B (FFA-LoRA)"
     )
+    exact: bool = param(
+        False, "add to W what the means of A and B miss, so that weights are the mean of the clients' (FedEx-LoRA)"
+    )
 
-    def extend(self, model: nn.Module) -> None:
-        add_adapters(model, self.adapters(model), self.rank, self.alpha)
+    def extend(self, model: nn.Module) -> nn.Module:
+        if self.only_b and self.exact:
+            raise UserError("training.train=lora: averages with only_b are exact; use either only_b or exact")
+        add_adapters(model, self.adapters(model), self.rank, self.alpha, self.exact)
+        return model
 
     def adapters(self, model: nn.Module) -> list[Adapter]:
         """Return the layers of ``model`` to adapt.
@@ -172,9 +170,36 @@ class Lora(TrainedPart):
         return adapters | classifier_parameters(model) if self.head else adapters
 
 
+@dataclass(frozen=True)
+class Peft(TrainedPart):
+    """Adapters of the package ``peft``, such as LoRA, DoRA or prompt tuning."""
+
+    name = "peft"
+    path: str = param(
+        "",
+        "folder with adapter_config.json and, to start from a saved adapter, its weights",
+        path=True,
+        positional=True,
+    )
+    only_b: bool = param(False, "train only the matrices B of LoRA, as lora(only_b=true) does")
+
+    def extend(self, model: nn.Module) -> nn.Module:
+        if not self.path:
+            raise UserError("training.train=peft needs a folder with adapter_config.json; write peft(path=DIR)")
+        return add_peft_adapters(model, Path(self.path))
+
+    def parameter_names(self, model: nn.Module) -> set[str]:
+        """Return the names of the parameters that ``peft`` trains, without the matrices A if ``only_b``."""
+        trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        matrices_a = {name for name in trained if ".lora_A." in name or ".lora_embedding_A." in name}
+        if self.only_b and not matrices_a:
+            raise UserError(f"training.train: the adapter in {self.path} has no matrices A; remove only_b")
+        return trained - matrices_a if self.only_b else trained
+
+
 PARTS: Registry[type[TrainedPart]] = Registry("trainable part")
 """Trainable parts by name."""
-for _part in (All, Head, Norms, Layers, Lora):
+for _part in (All, Head, Norms, Layers, Lora, Peft):
     PARTS.register(_part.name, _part)
 
 
@@ -182,7 +207,7 @@ def trained_parts(text: str) -> tuple[TrainedPart, ...]:
     """Parse the trainable parts that a text names.
 
     >>> trained_parts("lora(rank=4)+norms")
-    (Lora(rank=4, alpha=16.0, layers='qv', head=True, only_b=False), Norms())
+    (Lora(rank=4, alpha=16.0, layers='qv', head=True, only_b=False, exact=False), Norms())
     """
     calls = parse(text)
     parts = {PARTS.find(call.name): call for call in calls}
@@ -248,132 +273,3 @@ def _enumerate_names(names: list[str]) -> str:
     shown = names if len(names) <= 4 else [*names[:4], f"{len(names) - 4} more"]
     *first, last = shown
     return f"{', '.join(first)} and {last}" if first else last
-
-
-class Adapter(NamedTuple):
-    """A layer to adapt.
-
-    Attributes:
-        layer: its name in the model.
-        pieces: number of equal pieces of its outputs: 3 for a layer that computes query, key and value, else 1.
-        adapted: numbers, from 0, of the pieces that get an A and B each.
-    """
-
-    layer: str
-    pieces: int = 1
-    adapted: tuple[int, ...] = (0,)
-
-
-class LowRankLinear(nn.Linear):
-    """A linear layer W x + b with LoRA adapters, which add (alpha / r) B A x, where A has r rows and B r columns.
-
-    The outputs are divided into equal pieces, e.g. query, key and value; each adapted piece has its own A and B.
-    """
-
-    def __init__(
-        self, base: nn.Linear, rank: int, alpha: float, pieces: int = 1, adapted: tuple[int, ...] = (0,)
-    ) -> None:
-        """Adapt the layer ``base``, whose weight and bias are shared, not copied.
-
-        Args:
-            base: the layer.
-            rank: rank r of A and B.
-            alpha: numerator of the scale alpha / r.
-            pieces: number of equal pieces of the outputs.
-            adapted: numbers, from 0, of the pieces that get an A and B each.
-        """
-        nn.Module.__init__(self)  # nn.Linear would allocate another weight
-        self.in_features, self.out_features = base.in_features, base.out_features
-        self.weight = base.weight
-        self.register_parameter("bias", base.bias)
-        self.rank, self.scale, self.pieces, self.adapted = rank, alpha / rank, pieces, adapted
-        # The matrices A of all adapted pieces, stacked, and the matrices B.
-        self.lora_a_weight = nn.Parameter(base.weight.detach().new_empty(len(adapted) * rank, self.in_features))
-        self.lora_b_weight = nn.Parameter(
-            base.weight.detach().new_zeros(len(adapted), self.out_features // pieces, rank)
-        )
-        nn.init.kaiming_uniform_(self.lora_a_weight, a=math.sqrt(5))
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Compute W x + b for inputs x, and add (alpha / r) B A x to each adapted piece of the outputs."""
-        products_with_a = torch.split(F.linear(input, self.lora_a_weight), self.rank, -1)
-        outputs = list(F.linear(input, self.weight, self.bias).chunk(self.pieces, -1))
-        for piece, a_x, b in zip(self.adapted, products_with_a, self.lora_b_weight.unbind(0), strict=True):
-            outputs[piece] = outputs[piece] + self.scale * F.linear(a_x, b)
-        return torch.cat(outputs, -1) if self.pieces > 1 else outputs[0]
-
-    def to_linear(self) -> nn.Linear:
-        """Return the equivalent plain layer, with weight W + (alpha / r) B A; it shares the bias."""
-        plain = nn.Linear.__new__(nn.Linear)  # skips the random initialisation
-        nn.Module.__init__(plain)
-        plain.in_features, plain.out_features = self.in_features, self.out_features
-        update = self.weight.new_zeros(self.pieces, self.out_features // self.pieces, self.in_features)
-        a_of_pieces = torch.split(self.lora_a_weight.detach(), self.rank)
-        for piece, a, b in zip(self.adapted, a_of_pieces, self.lora_b_weight.detach(), strict=True):
-            update[piece] = self.scale * b @ a
-        plain.weight = nn.Parameter(self.weight.detach() + update.flatten(0, 1), self.weight.requires_grad)
-        plain.register_parameter("bias", self.bias)
-        return plain.train(self.training)
-
-
-def adaptable_layers(model: nn.Module) -> list[str]:
-    """Return the names of the linear layers inside ``model`` that can be replaced by ``LowRankLinear``."""
-    names, excluded_prefixes = [], []
-    for name, module in model.named_modules():
-        if isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer):
-            # These modules read the weights of their layers directly, bypassing an adapter.
-            excluded_prefixes.append(f"{name}." if name else "")
-        elif name and type(module) in (nn.Linear, LowRankLinear):
-            names.append(name)
-    return [name for name in names if not name.startswith(tuple(excluded_prefixes))]
-
-
-def attention_adapters(model: nn.Module) -> list[Adapter]:
-    """Choose the query and value layers of attention to adapt, recognised by their names.
-
-    In a joint ``qkv`` layer, these are the first and the last third of the outputs.
-    """
-    adapters = []
-    for name in adaptable_layers(model):
-        layer_type = name.rpartition(".")[2]
-        layer = model.get_submodule(name)
-        assert isinstance(layer, nn.Linear)
-        if layer_type == "qkv" and layer.out_features % 3 == 0:
-            adapters.append(Adapter(name, pieces=3, adapted=(0, 2)))
-        elif layer_type in QUERY_AND_VALUE:
-            adapters.append(Adapter(name))
-    return adapters
-
-
-def add_adapters(model: nn.Module, adapters: Iterable[Adapter], rank: int, alpha: float) -> None:
-    """Add low-rank adapters (alpha / r) B A to a model in place; A is drawn from torch's global generator, B is 0.
-
-    Args:
-        model: the model.
-        adapters: the layers to adapt.
-        rank: rank r of A and B.
-        alpha: numerator of the scale alpha / r.
-
-    >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-    >>> add_adapters(model, [Adapter("0")], rank=2, alpha=4)
-    >>> [name for name, _ in model.named_parameters()]
-    ['0.weight', '0.bias', '0.lora_a_weight', '0.lora_b_weight', '2.weight', '2.bias']
-    """
-    for adapter in adapters:
-        base = model.get_submodule(adapter.layer)
-        assert isinstance(base, nn.Linear)
-        model.set_submodule(adapter.layer, LowRankLinear(base, rank, alpha, adapter.pieces, adapter.adapted))
-
-
-def merge_adapters(model: nn.Module) -> nn.Module:
-    """Merge every adapter into its layer in place, and return the model."""
-    for name, module in list(model.named_modules()):
-        if isinstance(module, LowRankLinear):
-            model.set_submodule(name, module.to_linear())
-    return model
-
-
-def adapter_parameters(model: nn.Module, only_b: bool = False) -> set[str]:
-    """Return the parameter names of all adapter matrices A and B in a model, or with ``only_b`` of B only."""
-    matrices = {"lora_b_weight"} if only_b else {"lora_a_weight", "lora_b_weight"}
-    return {name for name, _ in model.named_parameters() if name.rpartition(".")[2] in matrices}

@@ -13,6 +13,7 @@ from fedflat import models
 from fedflat.data import Dataset
 from fedflat.display import column_format, counted, html_table, shown_metric, with_unit
 from fedflat.engines.problem.task import is_error
+from fedflat.engines.problem.token_model import adapt
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.analysis.evaluation import Evaluation, evaluate
 from fedflat.experiment.analysis.post_hoc import PostHoc, post_hoc
@@ -175,7 +176,7 @@ class Result:
         else:
             network = build_network(config, (), 0, network)  # input shape and classes are not needed for a given module
         load_tensors(network, self.config.model, tensors, f"model {name} of this run")
-        return (models.merge_adapters(network) if merge else network).eval()
+        return adapt(models.merge_adapters(network) if merge else network).eval()
 
     def export(
         self,
@@ -190,13 +191,13 @@ class Result:
         """Write a model to a file that other tools can read.
 
         Args:
-            path: output file.
+            path: output file; for ``peft``, a folder.
             average: ``server``, or an average of the run, e.g. ``wima``.
-            format: ``torch``, ``safetensors`` or ``onnx``; default: from the file extension.
+            format: ``torch``, ``safetensors``, ``onnx`` or ``peft`` (the adapter); default: from the file extension.
             rounds: select a model saved after this round.
             dataset, network: needed if the run used a custom one and was made in another process.
         """
-        from fedflat.experiment.store.export import format_of, write_onnx, write_state
+        from fedflat.experiment.store.export import format_of, write_adapter, write_onnx, write_state
 
         path = as_path("path", path, "model.pt")
         kind, model = format_of(path, format), require_model(self.record, average)
@@ -204,7 +205,9 @@ class Result:
         metadata |= {"data": self.config.data.dataset, "rounds": self._rounds_of(model) if rounds is None else rounds}
         folder = self.record.folder  # its statistics are those of training; the dataset may have changed since
         metadata |= recorded_metadata(folder) if folder else input_metadata(self._dataset(dataset))
-        if kind == "onnx":
+        if kind == "peft":
+            write_adapter(path, self.model(model, rounds=rounds, dataset=dataset, network=network))
+        elif kind == "onnx":
             module = self.model(model, rounds=rounds, dataset=dataset, network=network)
             write_onnx(path, module, self._dataset(dataset), metadata)
         else:
@@ -374,10 +377,7 @@ class Comparison:
         """Return a data frame with one row per evaluation of every run, and columns for algorithm and seed."""
         import pandas as pd
 
-        frames = []
-        for record in self.records:
-            frame = Result(record).to_pandas()
-            frames.append(frame.assign(algorithm=record.config.algorithm, seed=record.config.seed))
+        frames = [Result(r).to_pandas().assign(algorithm=r.config.algorithm, seed=r.config.seed) for r in self.records]
         return pd.concat(frames, ignore_index=True)
 
     def plot(self, metric: str | None = None, over: str = "round") -> Figure:

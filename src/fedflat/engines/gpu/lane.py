@@ -18,6 +18,7 @@ from fedflat.algorithms.state import State
 from fedflat.engines.gpu.static_state import copy_changed, with_static_tensors
 from fedflat.engines.gpu.step import LocalStep, changing_tensors
 from fedflat.engines.problem.problem import Problem
+from fedflat.engines.problem.residuals import add_products
 from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost, full_gradient
 from fedflat.engines.round.client_facts import label_scalars, pilot_gradients
 from fedflat.engines.round.contract import Client, Training
@@ -230,11 +231,12 @@ class Lane:
         with suppress(DoesNotFit):  # if the capture does not fit, ``finish`` runs uncaptured, which takes less memory
             self._finish = self._finish or self._captured(self._finish_client)
         (self._finish or self._finish_client)()
-        assert self.finished is not None
+        assert self.finished is not None and self.local is not None
         state, message = self.finished
         message.sent["weights"] = self._label_scalars
         self.cohort.write(self._row, state, message)
         self.cohort.statistics[self._row].copy_(self.statistics)
+        add_products(self.problem, self.cohort.statistics[self._row], self.local.drift.y)
         return ClientReport(
             lr_sum=message.lr_sum.clone(),
             loss=self.loss.clone(),

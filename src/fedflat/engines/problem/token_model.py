@@ -61,7 +61,8 @@ def _logits(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, An
             f"{type(model).__name__} returns no logits; use a model with a head, such as "
             "AutoModelForSequenceClassification or AutoModelForCausalLM"
         )
-    return logits
+    # Prompt tuning puts virtual tokens before those of a text.
+    return logits[:, -arguments[0].shape[1] :] if logits.ndim == 3 else logits
 
 
 def takes_keywords(model: nn.Module) -> bool:
@@ -70,25 +71,31 @@ def takes_keywords(model: nn.Module) -> bool:
 
 
 def _parameters(model: nn.Module) -> Mapping[str, Any]:
-    """The parameters of a model's forward pass by name; empty if Python does not know them, as in TorchScript."""
+    """The parameters of a model's forward pass by name; empty if Python does not know them, as in TorchScript.
+
+    Models of ``peft`` pass their arguments to a base model.
+    """
+    get_base_model = getattr(model, "get_base_model", None)
     try:
-        return inspect.signature(model.forward).parameters
+        return inspect.signature((get_base_model() if callable(get_base_model) else model).forward).parameters
     except (TypeError, ValueError):
         return {}
 
 
-def adapt(model: nn.Module) -> None:
+def adapt(model: nn.Module) -> nn.Module:
     """Let a model that takes keywords accept one tensor of tokens, and return logits; other models are unchanged.
 
-    A second call has no effect: its hooks leave converted arguments and logits unchanged.
+    The model is changed in place and returned.
     """
-    if not takes_keywords(model):
-        return
+    is_adapted = any(isinstance(hook, TokenArguments) for hook in model._forward_pre_hooks.values())
+    if is_adapted or not takes_keywords(model):
+        return model
     names = _parameters(model)
     padding = getattr(getattr(model, "config", None), "pad_token_id", None)
     arguments = TokenArguments(padding or 0, "attention_mask" in names, "use_cache" in names)
     model.register_forward_pre_hook(arguments, with_kwargs=True)
     model.register_forward_hook(_logits, with_kwargs=True)
+    return model
 
 
 def vocabulary_size(model: nn.Module) -> int:

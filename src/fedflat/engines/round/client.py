@@ -25,6 +25,7 @@ from fedflat.algorithms.state import Field, State
 from fedflat.algorithms.teacher import Teacher
 from fedflat.data.batches import Batch
 from fedflat.engines.problem.problem import Problem
+from fedflat.engines.problem.residuals import add_products
 from fedflat.engines.round.client_facts import label_scalars, pilot_gradients
 from fedflat.engines.round.contract import Client, Training
 from fedflat.engines.round.plan import generator, seed_torch
@@ -282,7 +283,6 @@ def train_client(
     pilot, sizes = pilot_gradients(problem, training, start, cohort.statistics[row], round, client, indices)
     seed_torch(training.seed, "dropout", round, client)  # results must not depend on which worker trains the client
     problem.set_training_mode()
-
     own_gradient, gradient_cost = None, GradientCost()
     if algorithm.drift.full_gradient == "own":
         own_gradient, gradient_cost = full_gradient(problem, training, cohort, round, client, indices, row)
@@ -298,6 +298,7 @@ def train_client(
         samples += gradient.passes * len(positions)
         loss = loss + gradient.loss
     state, message = algorithm.finish(local)
+    add_products(problem, cohort.statistics[row], local.drift.y)
     message.sent["weights"] = label_scalars(problem, training, indices)
     cohort.write(row, state, message)
     return ClientReport(

@@ -13,6 +13,7 @@ from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Aggregation, Client, ModelState, Training
 from fedflat.engines.round.plan import Plan, generator
+from fedflat.engines.round.server_step import server_step
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 
@@ -84,5 +85,4 @@ class FineTuner:
         server = self._algorithm.new_server(model.weights)
         client = Client(number, indices, self._algorithm.new_client(model.weights))
         outcome = self._engine.train(self._training, round=0, model=model, server=server, cohort=[client])
-        weights, _ = self._algorithm.aggregate(outcome.returned, outcome.means, server)
-        return ModelState(weights, outcome.buffers, outcome.integer_buffers)
+        return server_step(self._algorithm, self._engine.problem, outcome, server)[0]

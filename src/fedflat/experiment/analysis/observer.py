@@ -301,7 +301,9 @@ class Observer:
             ):
                 if name in self.wanted:
                     self._cohort["clients"] = [client.number for client in clients]
-                    self._cohort[part] = measure(each_local_model(self._algorithm, clients, outcome), clients)
+                    self._cohort[part] = measure(
+                        each_local_model(self._algorithm, self._problem, clients, outcome), clients
+                    )
 
     def measurements(
         self, models: dict[str, ModelState], scores: Mapping[str, Mapping[str, Scores]], completed_rounds: int

@@ -19,7 +19,9 @@ from fedflat.algorithms.algorithm import States, flat_fields
 from fedflat.algorithms.state import State
 from fedflat.data import Partition
 from fedflat.engines.problem.problem import Problem
+from fedflat.engines.problem.residuals import add_products
 from fedflat.engines.round.contract import Client, CohortRows, Engine, ModelState, Outcome
+from fedflat.engines.round.server_step import server_step
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.engine import decide_compile, engine_for, sampler_of, training_of
@@ -132,24 +134,27 @@ class Replay:
     def advance(self) -> Outcome:
         """Train the cohort of the next round and advance the moment by one round."""
         moment, outcome = self.moment, self.train(self.clients())
-        weights, states = self.algorithm.aggregate(outcome.returned, outcome.means, moment.states)
+        model, states = server_step(self.algorithm, self.problem, outcome, moment.states)
         self._changed |= {client.number: (client.state, client.statistics) for client in outcome.clients}
-        model = ModelState(weights, outcome.buffers, outcome.integer_buffers)
         self.moment = replace(moment, rounds=moment.rounds + 1, model=model, states=states)
         return outcome
 
     def local_models(self, clients: list[Client], outcome: Outcome) -> list[ModelState]:
         """Return each client's model after local training, as copies that outlive the engine's buffers."""
-        return list(each_local_model(self.algorithm, clients, outcome))
+        return list(each_local_model(self.algorithm, self.problem, clients, outcome))
 
 
-def each_local_model(algorithm: Algorithm, clients: list[Client], outcome: Outcome) -> Iterator[ModelState]:
+def each_local_model(
+    algorithm: Algorithm, problem: Problem, clients: list[Client], outcome: Outcome
+) -> Iterator[ModelState]:
     """Yield each client's model after local training, one at a time to save memory."""
     rows = rows_of(outcome)
     for client, displacement, buffers in zip(clients, rows.displacements, rows.buffers, strict=True):
         start = algorithm.local_start(outcome.returned.z, client.state)
         weights = start + algorithm.drift.local_displacement(displacement, client.state["drift"])
-        yield ModelState(weights, buffers.clone(), outcome.integer_buffers)
+        local_buffers = buffers.clone()
+        add_products(problem, local_buffers, weights, -1.0)  # clients have added them for the server
+        yield ModelState(weights, local_buffers, outcome.integer_buffers)
 
 
 def rows_of(outcome: Outcome) -> CohortRows:

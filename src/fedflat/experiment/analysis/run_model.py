@@ -367,12 +367,7 @@ def local_models(
 
 
 def replay_after(server: RunModel, after_round: int | None = None) -> Replay:
-    """Return a replay of the round that follows ``after_round``, in the precision in which the run was trained.
-
-    Args:
-        server: the server model of the run, which may have been opened in another precision.
-        after_round: round of a saved server model; default: that of the last checkpoint.
-    """
+    """Return a replay of the round after ``after_round`` (default: the last checkpoint), in the run's precision."""
     record = server.record
     config = record.config.changed(engine={"device": server.problem.device.type})
     if config.engine.precision in ("tf32", "bf16") and config.engine.device == "cpu":  # both need a GPU

@@ -21,6 +21,7 @@ from fedflat.display import counted
 from fedflat.engines.problem.multilabel import MultiLabel
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.regression import Regression
+from fedflat.engines.problem.residuals import has_residuals
 from fedflat.engines.problem.segmentation import Segmentation
 from fedflat.engines.problem.task import TASK_TARGETS, Classification, Task, task_for
 from fedflat.engines.problem.text import F1Classification, TokenPrediction
@@ -31,6 +32,7 @@ from fedflat.experiment.config import Config
 from fedflat.experiment.setup.weights import load_weights
 from fedflat.experiment.stopping import check_target
 from fedflat.flatness.precision import gpu_has_tf32
+from fedflat.timing.policies import policy_spec
 
 MAX_PIXELS = 2**23
 """Largest number of pixels per forward pass in evaluation: 194 CamVid (180x240) or 16 Cityscapes (512x1024) frames."""
@@ -56,8 +58,8 @@ def build_network(
         _check_shapes(network, config.model)
         seed_torch(config.seed, "adapters")
         for part in parts:
-            part.extend(network)  # adds adapters, such as LoRA, if the part is one
-    adapt(network)
+            network = part.extend(network)  # adds adapters, such as LoRA, if the part is one
+    network = adapt(network)
     if config.engine.precision == "float64":
         network = network.double()
     if config.init is not None:
@@ -124,10 +126,30 @@ def build_problem(
         batch_statistics=config.training.statistics == "own",
         tf32=device.type == "cuda" and decide_precision(config).engine.precision == "tf32",
     )
+    if has_residuals(problem):
+        _check_exact_averages(config)
     if config.training.statistics == "own" and not problem.buffer_layout.names:
         warnings.warn(f"training.statistics=own has no effect: {config.model} has no BatchNorm layers", stacklevel=2)
     _check_model(problem, config.model)
     return problem, partition
+
+
+def _check_exact_averages(config: Config) -> None:
+    """Raise a ``UserError`` if a setting prevents exact averages of adapters (``lora(exact=true)``)."""
+    federation = config.federation
+    conflicts = {
+        "training.statistics=own": config.training.statistics == "own",
+        "evaluation.statistics=estimated": config.evaluation.statistics == "estimated",
+        f"federation.aggregation={federation.aggregation}": federation.aggregation != "mean",
+        f"federation.policy={federation.policy}": policy_spec(federation.policy).is_asynchronous,
+        f"federation.privacy={federation.privacy}": federation.privacy is not None,
+    }
+    for setting, is_set in conflicts.items():
+        if is_set:
+            raise UserError(
+                f"lora(exact=true) does not work with {setting}; change it, or use lora(only_b=true), whose averages "
+                "are exact, too"
+            )
 
 
 def load_data(config: Config, data: Dataset | None = None, download: bool = True) -> Dataset:

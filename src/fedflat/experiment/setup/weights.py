@@ -13,7 +13,7 @@ from fedflat.experiment.store.files import DamagedFile
 from fedflat.experiment.store.tensor_files import read_tensors
 from fedflat.models import classifier_parameters
 from fedflat.models.bisenet import BilateralNetwork
-from fedflat.models.trained import adapter_parameters
+from fedflat.models.low_rank import RESIDUAL, adapter_parameters
 from fedflat.models.vit import VisionTransformer
 
 LISTED_NAMES = 4
@@ -148,7 +148,7 @@ def first_mismatch(network: nn.Module, tensors: Mapping[str, Tensor], left_out: 
     optional = {*left_out, *_optional_parameters(network)}
     adapters = adapter_parameters(network)
     if not adapters & tensors.keys():  # weights from before adapters were added
-        optional |= adapters
+        optional |= adapters | {key for key in expected if key.endswith(f".{RESIDUAL}")}
     missing = [key for key in expected if key not in tensors and key not in optional]
     extra = [key for key in tensors if key not in expected]
     differences = [f"lacks {_listed(missing, 'tensor')}"] if missing else []

@@ -1,4 +1,4 @@
-"""Export of models: state dicts for torch and safetensors, graphs for ONNX."""
+"""Export of models: state dicts for torch and safetensors, graphs for ONNX, adapters for peft."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 import logging
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,11 +18,13 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedflat.data import Dataset, normalise
+from fedflat.engines.problem.token_model import adapt
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.store.files import create_folder, write_atomically
 from fedflat.models import merge_adapters
+from fedflat.models.peft_adapters import CONFIG_FILE, WEIGHTS_FILE, save_peft_adapter
 
-Format = Literal["torch", "safetensors", "onnx"]
+Format = Literal["torch", "safetensors", "onnx", "peft"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 ENDINGS: dict[str, Format] = {".pt": "torch", ".pth": "torch", ".safetensors": "safetensors", ".onnx": "onnx"}
 """The format that each file extension stands for."""
@@ -109,7 +112,7 @@ def write_onnx(path: Path, network: nn.Module, data: Dataset, about: Mapping[str
     missing = [package for package in ("onnx", "onnxscript") if importlib.util.find_spec(package) is None]
     if missing:
         raise UserError(f"ONNX export needs {' and '.join(missing)}; install with: {INSTALL}")
-    network = merge_adapters(network).to("cpu", torch.float32).eval()
+    network = adapt(merge_adapters(network)).to("cpu", torch.float32).eval()
     inputs = _example_batch(data)
     try:
         with _exporter_silenced():
@@ -136,6 +139,20 @@ def write_onnx(path: Path, network: nn.Module, data: Dataset, about: Mapping[str
     proto.metadata_props.add(key="fedflat", value=json.dumps(about))
     create_folder(path.parent)
     write_atomically(path, proto.SerializeToString())
+
+
+def write_adapter(folder: Path, network: nn.Module) -> None:
+    """Write the adapter of a ``PeftModel`` to a folder, for ``PeftModel.from_pretrained(base, folder)``.
+
+    The folder is created if necessary. Raises a ``UserError`` if the model has no adapter of ``peft``.
+    """
+    if folder.is_file():
+        raise UserError(f"{folder} is a file; expected a folder for {CONFIG_FILE} and {WEIGHTS_FILE}")
+    with tempfile.TemporaryDirectory() as temporary:
+        save_peft_adapter(network, Path(temporary))
+        create_folder(folder)
+        for name in (WEIGHTS_FILE, CONFIG_FILE):
+            write_atomically(folder / name, (Path(temporary) / name).read_bytes())
 
 
 def _example_batch(data: Dataset) -> Tensor:
