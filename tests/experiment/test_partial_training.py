@@ -381,23 +381,8 @@ def test_the_study_script_measures_a_round(tmp_path: Path) -> None:
     assert spec is not None and spec.loader is not None
     study = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(study)
-    small = [
-        "--model",
-        VIT,
-        "--size",
-        "8",
-        "--classes",
-        "10",
-        "--clients",
-        "2",
-        "--batch-size",
-        "2",
-        "--local-steps",
-        "1",
-        "--algorithms",
-        "fedmoswa",
-    ]
-    whole, adapters, head = study.main([str(tmp_path), *small])
+    small = f"--model {VIT} --size 8 --classes 10 --clients 2 --batch-size 2 --local-steps 1 --algorithms fedmoswa"
+    whole, adapters, head = study.main([str(tmp_path), *small.split()])
     assert adapters["trained"] == 2 * (2 * 8 * 12 + 2 * 12 * 8) + 13 * 10 and head["trained"] == 13 * 10
     for outcome in (whole, adapters, head):
         assert outcome["bytes_up_per_client"] == outcome["bytes_down_per_client"] == 2 * 4 * outcome["trained"]

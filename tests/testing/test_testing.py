@@ -21,7 +21,7 @@ from fedflat.testing import Broken, algorithms, check_algorithm, check_model, ch
 
 @pytest.mark.parametrize("name", NAMED)
 def test_every_named_algorithm_has_the_common_properties(name: str) -> None:
-    assert len(check_algorithm(name)) >= 10
+    assert len(check_algorithm(name)) >= 11
 
 
 @pytest.fixture
@@ -113,12 +113,19 @@ class WrongWay(Drift):
         return means.z - means.displacement, {}
 
 
+@dataclass(frozen=True)
+class Forgetful(Drift):
+    def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
+        return means.displacement, {}
+
+
 @pytest.mark.parametrize(
     ("method", "identity"),
     [
         (Algorithm(WrongCorrection()), "all clients together approach the joint optimum"),
         (Algorithm(Uphill()), "a single client descends at a small learning rate"),
         (Algorithm(WrongWay()), "a single client descends at a small learning rate"),
+        (Algorithm(Forgetful()), "tiny local steps hardly move the server model"),
         (Algorithm(perturbation=Downhill(0.1)), "perturbations increase the loss"),
         (Algorithm(Noisy()), "runs are deterministic"),
         (Algorithm(Gossip()), "client states are independent"),

@@ -10,7 +10,7 @@ from fedflat.algorithms.cards import CARDS
 from fedflat.registry import Registry
 from fedflat.text import Value, parameters, revise
 
-NAMED: Registry[Algorithm] = Registry("algorithm", see="fedflat algorithms")
+NAMED: Registry[Algorithm] = Registry("algorithm", see="fedflat algorithms; load your own with --plugin FILE.py")
 """Algorithms by name: those of ``CARDS``, and registered ones."""
 for _name, _card in CARDS.items():
     NAMED.register(_name, _card.algorithm)

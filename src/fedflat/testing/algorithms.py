@@ -22,6 +22,8 @@ from fedflat.testing.quadratics import LOCAL_STEPS, Quadratics, Trajectory, run_
 
 EXACT, CLOSE = 1e-12, 1e-9
 """Largest allowed differences between results of the same computation, and between those of equivalent ones."""
+SMALL = 0.01
+"""Largest relative change of the server model in a round with tiny local steps."""
 COHORTS = ([0, 2], [1, 3], [0, 1, 3], [2], [0, 1, 2, 3], [1, 2])
 """Participating clients of each round, in cohorts of different sizes."""
 EQUAL, UNEQUAL = Quadratics(), Quadratics(examples=(1, 2, 5, 3))
@@ -209,6 +211,17 @@ def _states_are_independent(tested: CheckedAlgorithm) -> str | None:
     return None
 
 
+def _small_steps_move_little(tested: CheckedAlgorithm) -> str | None:
+    """Check that tiny local steps hardly change the server model; returns the violation, or None."""
+    before, after = run_rounds(tested.algorithm, EQUAL, [[0, 1, 2, 3]], lr=1e-7).x
+    if _distance(before, after) < SMALL * float(before.abs().max()):
+        return None
+    return (
+        f"at a learning rate of 1e-7 a round moves the server model by {_distance(before, after):.3g}; "
+        "aggregate must return the new model, e.g. means.z + means.displacement"
+    )
+
+
 def _descends(tested: CheckedAlgorithm) -> str | None:
     """Check that the loss of a federation of one client decreases; returns the violation, or None."""
     quadratics = Quadratics(clients=1)
@@ -323,6 +336,7 @@ ALWAYS: dict[str, Check] = {
     "engines agree": _engines_agree,
     "the order of clients is irrelevant": _order_is_irrelevant,
     "client states are independent": _states_are_independent,
+    "tiny local steps hardly move the server model": _small_steps_move_little,
     "a single client descends at a small learning rate": _descends,
     "all clients together approach the joint optimum": _approaches_optimum,
     "clients may have unequal numbers of examples and steps": _handles_unequal_clients,

@@ -139,7 +139,7 @@ def plane(
     from fedflat.reporting.figures.landscapes import Panel, plane_picture, surfaces
 
     if len(models) < 3:
-        raise UserError(f"a plane needs three models, got {len(models)}")
+        raise UserError(f"a plane needs three models, got {len(models)}; for two, use fedflat flatness path")
     options = {"points": points, "margin": margin, "examples": examples, "seed": seed, "statistics": statistics}
     opened = open_models(models, output.silent, opening)
     grid = _evaluate_between(opened, plane_of, options, output.silent)

@@ -85,7 +85,8 @@ class DataFlags:
         if self.on == "train" and min(means) > 0 and max(means) > SIMILAR_LOSS * min(means):
             screen().print(
                 f"These training losses differ by a factor of {max(means) / min(means):.3g}. Above {SIMILAR_LOSS}, the "
-                "difference in flatness allows no conclusion, because curvature changes with the loss.",
+                "difference in flatness allows no conclusion, because curvature changes with the loss. Compare saved "
+                "models of similar loss (train with --save-every N, then measure RUN:server@ROUND).",
                 style="yellow",
                 markup=False,
             )

@@ -121,6 +121,8 @@ def reopen(
         method: method of ``Result`` to name in error messages.
         with_initial_weights: restore the initial weights as well; otherwise only frozen parameters are restored.
     """
+    if dataset is not None and not isinstance(dataset, Dataset):
+        raise UserError(f"dataset= is a {type(dataset).__name__}; expected a dataset, e.g. fedflat.data.load('digits')")
     if record.folder is not None:
         record.folder.load_plugins()
     config = config or record.config

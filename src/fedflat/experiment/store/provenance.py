@@ -118,7 +118,8 @@ def warn_of_changed_data(folder: RunFolder, data: Dataset) -> None:
     """Warn if a run was trained on other data than ``data``, on which its models are to be measured."""
     previous, current = recorded_data(folder), data.fingerprint()
     if _differ(previous, current):
-        warnings.warn(f"{_describe_change(folder, previous, current)}; values refer to the new data", stacklevel=3)
+        change = _describe_change(folder, previous, current)
+        warnings.warn(f"{change}; values refer to the new data, normalised with its own statistics", stacklevel=3)
 
 
 def _differ(previous: str | None, current: str | None) -> bool:

@@ -156,7 +156,7 @@ class RunFolder:
             hint = "list runs: fedflat show"
             # Two levels only: the user may have named a folder such as / by mistake.
             if configs := sorted(self.path.glob("*/config.yaml")) or sorted(self.path.glob("*/*/config.yaml")):
-                hint = f"choose one of its {counted(len(configs), 'run')}, e.g. {configs[0].parent}, or use all: "
+                hint = f"choose one of its {counted(len(configs), 'run')}, e.g. {configs[0].parent}, or show all: "
                 hint += f"fedflat show {self.path}, in Python fedflat.Comparison.load('{self.path}')"
             raise UserError(f"there is no run in {self.path}; expected a folder with a config.yaml ({hint})")
         try:
@@ -270,7 +270,8 @@ class RunFolder:
         try:
             tensors, about = tensor_files.read_tensors(path)
         except FileNotFoundError:
-            raise DamagedFile(f"{path} is missing; the run has not written it") from None
+            advice = "" if self.is_over else f"; if the run was interrupted: fedflat resume {self.path}"
+            raise DamagedFile(f"{path} is missing; the run has not written it{advice}") from None
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise UserError(f"cannot read {path}: {reason}; make it a readable file") from None

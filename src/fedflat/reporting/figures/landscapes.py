@@ -323,7 +323,8 @@ def path_picture(landscape: Landscape, values: Sequence[str] = (), title: str = 
             axes.annotate("", (highest.at, foot + height), (highest.at, foot), arrowprops=arrow)
         axes.set_title(shown_value(value), loc="left", fontsize=11, fontweight="bold", color=INK)
         shown_height = shown_loss_or_error(height, value) + (" %" if value.endswith("error") else "")
-        axes.set_title(f"barrier {shown_height}", loc="right", fontsize=9.5, color=ACCENT)
+        shown_barrier = "no barrier" if height == 0 else f"barrier {shown_height}"
+        axes.set_title(shown_barrier, loc="right", fontsize=9.5, color=ACCENT)
         style_axes(axes)
         axes.set_xlabel(LINE_TITLES["path"], fontsize=9, color=INK)
         if value.endswith("error"):
