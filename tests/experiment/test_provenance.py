@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedflat
+from fedflat.cli.shared.several_runs import verdict
 from fedflat.data import Dataset, load
 from fedflat.engines.problem.task import Classification
 from fedflat.errors import UserError
@@ -129,6 +130,10 @@ def test_a_changed_data_file_is_detected(tmp_path: Path) -> None:
     fedflat.run("fedavg", out=out / "fedavg" / "seed-1", seed=1, **settings, **SETTINGS)
     (section,) = report_document(gather([out]))["sections"]
     assert {"kind": "bad", "text": f"{MIXED_DATA}: {settings['dataset']}."} in section["notes"]
+    assert "different versions of their data, so they are not ranked" in verdict(fedflat.Comparison.load(out))
+    fedflat.run("fedavg", out=tmp_path / "again", seed=0, **settings, **SETTINGS)
+    ((_, reason),) = gather([out, tmp_path / "again"]).left_out
+    assert reason.endswith("the same settings and seed; their data differ, so report them separately")
     (tmp_path / "away.npz").replace(where)
     assert fedflat.resume(tmp_path / "copy").record.status == "finished"
 

@@ -11,6 +11,7 @@ from fedflat.cli.shared.one_run import MAX_OTHER_METRICS, current_status, folder
 from fedflat.cli.shared.screen import screen, shown_bytes, shown_metric, shown_seconds, table, with_unit
 from fedflat.display import column_format, is_share, shown_target
 from fedflat.experiment.stopping import ENDED_STATUSES
+from fedflat.reporting.row import mixed_data
 from fedflat.reporting.tables.summary import MEAN_LABEL, best_of, seed_statistics, shown_range
 from fedflat.reporting.tables.targets import has_virtual_time
 from fedflat.text import write_value
@@ -180,6 +181,8 @@ def verdict(comparison: Comparison, missing: int = 0) -> str:
         advice = "wait for them" if "running" in statuses else "repeat the command to continue"
         runs = f"{unfinished} of {missing + len(statuses)} runs have not finished"
         return f"{runs}, so no algorithm is called best; {advice}."
+    if mixed_data(comparison.records):
+        return "These runs began with different versions of their data, so they are not ranked."
     if any(differing_settings(comparison)):
         return "These runs differ in more than algorithm and seed, so they are not ranked."
     if len(evaluation_counts(rows)) > 1:

@@ -19,7 +19,7 @@ from fedflat.experiment.store.run_collection import runs_below
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
 from fedflat.reporting.figures.style import LineStyle, line_styles
 from fedflat.reporting.result import Comparison
-from fedflat.reporting.row import Row
+from fedflat.reporting.row import Row, mixed_data
 from fedflat.text import write_value
 
 PARTITION_SETTINGS = ("dataset", "partition", "partition_seed", "clients", "validation")
@@ -98,7 +98,8 @@ def _drop_repeated(records: list[Record], left_out: list[tuple[str, str]]) -> li
         first = distinct.setdefault((record.config.seed, *_experiment(record.config)), record)
         if first is not record:
             path = run_path(record)
-            left_out.append((path, f"{path} repeats {run_path(first)}: the same settings and seed"))
+            other_data = "; their data differ, so report them separately" if mixed_data([first, record]) else ""
+            left_out.append((path, f"{path} repeats {run_path(first)}: the same settings and seed{other_data}"))
     return list(distinct.values())
 
 
