@@ -156,7 +156,7 @@ def test_corruptions_of_a_published_dataset(monkeypatch, tmp_path):
     labels = torch.arange(20) % 10
     images = Examples(torch.zeros(20, 3, 32, 32, dtype=torch.uint8), labels)
     data = Dataset("cifar10", images, images, tuple("0123456789"), (0.5,) * 3, (0.5,) * 3)
-    monkeypatch.setattr("fedflat.data.load", lambda *_: data)
+    monkeypatch.setattr("fedflat.data.load", lambda *_, **__: data)
     more = STILL | {"partition": "iid", "clients": 2, "data_dir": tmp_path}
     result = fedflat.run("fedavg", dataset="cifar10", model="mlp(hidden=2)", **more)
     assert "fedflat data get cifar10_c" in result.evaluate(on=["corruptions"]).missing["corruptions"]

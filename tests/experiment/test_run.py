@@ -47,7 +47,8 @@ def test_there_are_no_idle_workers(
     monkeypatch: pytest.MonkeyPatch, cores: int, clients_per_round: int, workers: int
 ) -> None:
     monkeypatch.setattr("fedflat.experiment.setup.engine.available_cores", lambda: cores)
-    engine = Run(config({"federation": {"clients_per_round": clients_per_round}, "engine": {"device": "cpu"}})).engine
+    long = {"federation": {"clients_per_round": clients_per_round}, "training": {"rounds": 100_000}}
+    engine = Run(config({**long, "engine": {"device": "cpu", "compile": "off"}})).engine
     assert isinstance(engine, LoopEngine) and engine.workers == workers
 
 

@@ -56,6 +56,13 @@ def trained(text: str = "fedavg", engine=LoopEngine, **kept):
     return built, members, made.train(training, 0, model, server, members), server
 
 
+def local_weights(*args, **kept) -> list[torch.Tensor]:
+    """The clients' models after one round; arguments as ``trained``."""
+    built, members, outcome, _ = trained(*args, **kept)
+    problem = problem_of(Setting(Quadratics(A, B), X0, RATE, STEPS, [[0, 1, 2]]))
+    return [model.weights for model in each_local_model(built, problem, members, outcome)]
+
+
 @pytest.mark.parametrize("engine", [LoopEngine, LaneEngine])
 def test_the_drift_of_gradient_descent_on_quadratics(engine) -> None:
     built, members, outcome, server = trained(engine=engine)
@@ -76,28 +83,24 @@ def test_the_drift_of_gradient_descent_on_quadratics(engine) -> None:
 
 
 def test_local_models_are_where_gradient_descent_ends() -> None:
-    built, members, outcome, _ = trained()
-    found = np.array([model.weights.numpy() for model in each_local_model(built, members, outcome)])
-    assert np.allclose(found, X0 + moves(X0), rtol=1e-12)
+    assert np.allclose(local_weights(), X0 + moves(X0), rtol=1e-12)
 
 
 def test_local_models_are_those_of_clients_that_start_elsewhere() -> None:
     last = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64)
-    found = [
-        model.weights.numpy() for model in each_local_model(*trained("fedinit(beta=0.5)", start={"last": last})[:3])
-    ]
     start = X0 + 0.5 * (X0 - last.numpy())
+    found = local_weights("fedinit(beta=0.5)", start={"last": last})
     assert np.allclose(found, start + moves(start), rtol=1e-12)
 
 
 def test_local_models_survive_a_zero_displacement() -> None:
     """FedSpeed as published uploads a_i + 2 (y - z); its clients still end at y."""
     dual = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64)
-    all_of_them = trained("feddyn(alpha=0.1)", client={"a": dual})
-    published = trained("feddyn(alpha=0.1,dual_scope=active)", client={"a": dual})
-    assert not torch.allclose(all_of_them[2].rows.displacements, published[2].rows.displacements)
-    for one, other in zip(each_local_model(*all_of_them[:3]), each_local_model(*published[:3]), strict=True):
-        assert torch.allclose(one.weights, other.weights, rtol=1e-12)
+    texts = ("feddyn(alpha=0.1)", "feddyn(alpha=0.1,dual_scope=active)")
+    all_of_them, published = (trained(text, client={"a": dual})[2].rows.displacements for text in texts)
+    assert not torch.allclose(all_of_them, published)
+    all_of_them, published = (torch.stack(local_weights(text, client={"a": dual})) for text in texts)
+    assert torch.allclose(all_of_them, published, rtol=1e-12)
 
 
 def test_norms_of_control_variates_are_those_of_mean_gradients() -> None:

@@ -167,7 +167,7 @@ def lanczos(
         vectors = space.to_full_space(ritz.vectors[:, selected])
     values, rounding_error = ritz.values[selected], max(_rounding_error(ritz, dtype), space.rounding_error)
     # Next to a much larger eigenvalue, rounding errors of products exceed the tolerance of a small one, unless it is 0.
-    is_zero = np.abs(values) <= rounding_error
+    is_zero = np.abs(values) <= 4 * rounding_error  # the rounding errors of several products add up
     is_resolved = bool((is_zero | (rounding_error <= tolerance * wanted.scales(ritz.values)[selected])).all())
     return Eigenpairs(
         torch.from_numpy(values),
