@@ -1,4 +1,4 @@
-"""Memory of driver, workers and object store stays flat over a hundred rounds."""
+"""Memory of driver, workers and object store stays flat over hundreds of rounds."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import fedflat
 
 from .federations import small
 
-ROUNDS, EVERY = 100, 5
-ALLOWED = 8e6
-"""Bytes of growth; leaking one broadcast per round would be three times as much."""
+ROUNDS, EVERY = 300, 15
+ALLOWED = 20e6
+"""Bytes of growth; the driver's memory varies by 10 MB, and leaking one broadcast per round would be 40 MB."""
 pytestmark = pytest.mark.slow
 
 
@@ -43,7 +43,7 @@ def own_bytes(process: int | str) -> float:
     return 1024.0 * int(lines["RssAnon"].split()[0])
 
 
-def test_memory_is_flat_over_a_hundred_rounds(ray: Any, tmp_path: Path) -> None:
+def test_memory_is_flat_over_hundreds_of_rounds(ray: Any, tmp_path: Path) -> None:
     log = MemoryLog(ray)
     settings = {
         "algorithm": "scaffold",

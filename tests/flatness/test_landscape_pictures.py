@@ -208,7 +208,7 @@ def test_a_plane_names_its_models() -> None:
 def test_lines_and_paths() -> None:
     assert len(lines([Panel("a", line(0.1)), Panel("b", line(0.2))]).axes[0].lines) == 2
     figure = path_picture(way())
-    assert [axes.get_title(loc="right") for axes in figure.axes] == ["barrier 0.25", "barrier 0.00 %"]
+    assert [axes.get_title(loc="right") for axes in figure.axes] == ["barrier 0.25", "no barrier"]
 
 
 def test_wrong_dimensions_are_rejected() -> None:
@@ -261,7 +261,7 @@ def test_the_names_on_a_path_do_not_overlap_and_rounding_is_no_barrier() -> None
     straight = replace(way(), values={"test_error": np.array([0.1, 0.15, 0.2 + 1e-17, 0.25 + 3e-17, 0.3])})
     figure = path_picture(replace(straight, marks=(Mark("a" * 40, (0.0,)), Mark("b" * 30, (1.0,)))))
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a" * 40, "b" * 30]
-    assert figure.axes[0].get_title(loc="right") == "barrier 0.00 %" and not figure.axes[0].texts
+    assert figure.axes[0].get_title(loc="right") == "no barrier" and not figure.axes[0].texts
 
 
 def test_the_page_contains_everything_once() -> None:
