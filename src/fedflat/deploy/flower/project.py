@@ -49,7 +49,7 @@ clients_per_round = {clients}
 {weighting}
 [tool.flwr.app.config.training]
 rounds = 5
-local_epochs = 1
+{local_work}
 batch_size = 10
 lr = 0.05
 
@@ -185,6 +185,7 @@ def write_project(folder: Path, algorithm: str, clients: int, secure_weighting: 
         "minimum": min(2, clients),
         "supernodes": "\n".join(supernodes),
         "weighting": f'weighting = "{secure_weighting}"\n' if secure_weighting else "",
+        "local_work": "local_steps = 20" if secure_weighting else "local_epochs = 1",
         "secure_aggregation": "true" if secure_weighting else "false",
     }
     source = folder / package

@@ -60,6 +60,13 @@ def secure_aggregation_conflict(algorithm: Algorithm, aggregation: Aggregation, 
                 f"updates have the weights {weighting}, but {name} has {other}, and sums with different weights "
                 f"reveal more than one sum; set federation.weighting={other}"
             )
+    vectors = [name for name, field in flat_fields(algorithm.message_fields()).items() if field.vector]
+    if vectors and not equal_steps:
+        # E.g. SCAFFOLD's control variate is the displacement divided by the number of steps, which the server knows.
+        return (
+            f"sites with different numbers of steps give {vectors[0]} another weight than updates; "
+            "set training.local_steps, and remove federation.partial"
+        )
     needed = _used_means(algorithm).intersection(unavailable_means(algorithm, weighting, equal_steps))
     if not needed:
         return ""
