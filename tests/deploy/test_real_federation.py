@@ -185,12 +185,15 @@ def test_a_node_killed_during_a_round_returns_with_its_state(federation: RealFed
     project, out = federation.folder.parent / "secured", federation.folder / "killed-node"
     write_project(project, "scaffold", SITES, secure_weighting="uniform")
     more = {
+        "training.local_steps": 40,
         "federation.clients_per_round": SITES,
         "training.rounds": 4,
         "deploy.score": False,
         "deploy.timeout": scaled(8.0),
     }
-    federation.start_run(project, {**SETTINGS, **more, "deploy.out": str(out)})
+    settings = {**SETTINGS, **more, "deploy.out": str(out)}
+    del settings["training.local_epochs"]
+    federation.start_run(project, settings)
     federation.until(lambda: rounds_done(out) >= 1, 60)
     federation.kill("node-2")
     federation.start_node(2)

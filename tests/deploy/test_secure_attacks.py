@@ -138,7 +138,7 @@ def test_no_site_is_isolated_among_sites_that_drop_out(server: MaliciousServer) 
         server.confirm(1, [0, 1])
     server.tags[0][1] = server.tags[1][0]
     with pytest.raises(Refused, match="client 0 shares masks with a different set of sites"):
-        server.confirm(1, [0, 1])  # its own statement is no proof of the other's
+        server.confirm(1, [0, 1])  # a site cannot confirm on behalf of another
 
 
 def test_sites_reveal_keys_only_if_enough_confirm_who_remains(server: MaliciousServer) -> None:

@@ -222,7 +222,7 @@ def _pareto_front(candidates: dict[str, list[Values]], cost: str, sign: int) -> 
 
 
 def _verdict(document: Values) -> str:
-    """Whether the winner beats the baselines, in a sentence."""
+    """One sentence: does the winner beat the baselines?"""
     sign = -1 if document["lower_is_better"] else 1
     better = [sign * one["mean"] > 0 and (one["holm"] or 1) < SIGNIFICANT for one in document["differences"]]
     winner = document["finalists"][0]["algorithm"]

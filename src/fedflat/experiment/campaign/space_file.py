@@ -149,7 +149,7 @@ def fill(text: str, values: Values) -> str:
 
 
 def make_part(slot: str, choice: str, values: Values) -> Any:
-    """The part that a choice stands for, with ``values`` for its placeholders; None if it leaves the slot as it is."""
+    """The part that a choice stands for, with ``values`` for its placeholders; None if it leaves the slot unchanged."""
     if choice == NONE:
         return None
     call = parse_one(fill(choice, values))
