@@ -99,7 +99,7 @@ class MaliciousServer:
 
     def sum(self, clients: Iterable[int] = range(SITES), round: int = 0, **header: Any) -> None:
         """Learn the sum of the updates of some sites; the first one gets other values of the header."""
-        self.clients, self.header["round"] = list(clients), round
+        self.clients, self.header["round"], self.header["state_version"] = list(clients), round, round
         self.begin()
         for client in self.clients:
             self.train(client, header=header if client == self.clients[0] else {})
@@ -200,14 +200,16 @@ def test_a_site_sends_one_update_per_round(server: MaliciousServer) -> None:
     server.arrays = ArrayRecord({"model": server.arrays["model"], "drift.c": Array(control)})
     server.header["base"] = arrays_digest(server.arrays)
     server.sum()
-    server.sum(round=1, state_version=1)
-    server.sum(round=1, state_version=1)
+    with pytest.raises(Refused, match="does not train from its state before that round"):
+        server.sum(round=1, state_version=0)
+    server.sum(round=1)
+    server.sum(round=1)
     (state,) = Path(server.grid.contexts[100].node_config["state"]).rglob("1.safetensors")
     with pytest.raises(Refused, match="round 1 has begun with another model, client state"):
         server.sum(round=1, state_version=0)
     state.write_bytes(state.with_name("2.safetensors").read_bytes())
     with pytest.raises(Refused, match="round 1 has begun with another model, client state"):
-        server.sum(round=1, state_version=1)
+        server.sum(round=1)
     with pytest.raises(Refused, match="round 1 of this run has already begun"):
         server.sum(round=0)  # it would replace the state that round 1 starts from
     server.change(training__lr=0.01)

@@ -116,16 +116,21 @@ class ClientMemory:
 
         Raises ``UserError`` if a later round has a record; those of earlier rounds are deleted.
         """
-        rounds = {int(path.stem): path for path in self.folder.glob(f"*.{subject}")}
-        if max(rounds, default=round) > round:
+        last = self.last_round(subject)
+        if last is not None and last > round:
             raise UserError(
-                f"round {max(rounds)} of this run has already begun, so this node refuses the earlier round {round}; "
+                f"round {last} of this run has already begun, so this node refuses the earlier round {round}; "
                 "start a new run"
             )
         recorded = self.write_once(f"{round}.{subject}", text)
-        for earlier in rounds.keys() - {round}:
-            rounds[earlier].unlink(missing_ok=True)
+        for path in self.folder.glob(f"*.{subject}"):
+            if int(path.stem) < round:
+                path.unlink(missing_ok=True)
         return recorded
+
+    def last_round(self, subject: str) -> int | None:
+        """Return the last round that has a record; None if there is none."""
+        return max((int(path.stem) for path in self.folder.glob(f"*.{subject}")), default=None)
 
     def next_token(self, token: str | None = None) -> str:
         """Use up a token and return a new one; without a token, all earlier ones become invalid.

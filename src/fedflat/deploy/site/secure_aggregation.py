@@ -137,8 +137,8 @@ class SiteSum:
     def open(self, kind: str, examples: int) -> None:
         """Decrypt the shares of the other sites, which come with the task to train, before the site works on it.
 
-        Raises ``UserError`` if too few sites have sent shares, or if the site has worked on another task in this round:
-        the difference of two sums of a round must not depend on the updates of a few sites only.
+        Raises ``UserError`` if too few sites have sent shares, if the site has worked on another task in this round, or
+        if it should return to an earlier state: only sums of many updates may differ.
 
         Args:
             kind: what is summed: all sites of a sum must say the same.
@@ -158,11 +158,17 @@ class SiteSum:
             unseal(agree(box_key, roster.keys[sender].box, b"box", digest), box, sender, client)
             for sender, box in boxes.items()
         ]
-        task = json.dumps([*self._purpose, self._version, self._memory.digest(self._version), examples])
-        if self._memory.commit(kind, self._purpose.round, task) != task:
+        round, version, summed = self._purpose.round, self._version, self._memory.last_round("sum")
+        if summed is not None and version <= summed < round:
             raise UserError(
-                f"round {self._purpose.round} has begun with another model, client state, dataset or other settings, "
-                "and sums with both would reveal the difference of the updates; restore them, or start a new run"
+                f"the update of this client in round {summed} has been summed, so it does not train from its state "
+                f"before that round in round {round}; start a new run"
+            )
+        task = json.dumps([*self._purpose, version, self._memory.digest(version), examples])
+        if self._memory.commit(kind, round, task) != task:
+            raise UserError(
+                f"round {round} has begun with another model, client state, dataset or other settings, and sums with "
+                "both would reveal the difference of the updates; restore them, or start a new run"
             )
         self._opened = state | {
             "kind": kind,
