@@ -28,6 +28,19 @@ SMALL: dict[str, Any] = {
     "deploy.wait": 0.0,
     "deploy.score": False,
 }
+SITES = 4
+SECURE: dict[str, Any] = {
+    **SMALL,
+    "algorithm": "fedavg",
+    "data.clients": SITES,
+    "federation.clients_per_round": SITES,
+    "training.rounds": 1,
+    "evaluation.every": 1,
+    "deploy.secure_aggregation": True,
+    "deploy.minimum": 2,
+    "deploy.timeout": 0.1,
+}
+"""A short run with secure aggregation, in which all sites take part."""
 
 
 class DirectGrid(Grid):

@@ -22,7 +22,6 @@ from fedflat.algorithms import algorithm
 from fedflat.algorithms.named import NAMED
 from fedflat.cli.application import app
 from fedflat.deploy.server.app import serve
-from fedflat.deploy.server.secure_support import secure_aggregation_conflict
 from fedflat.deploy.settings import Deployment, deployment_of, experiment_of
 from fedflat.deploy.trust.certificates import write_certificates
 from fedflat.deploy.trust.secure_sum import (
@@ -36,30 +35,19 @@ from fedflat.deploy.trust.secure_sum import (
     public_bytes,
     split,
 )
+from fedflat.deploy.trust.secure_support import secure_aggregation_conflict
 from fedflat.engines.round.contract import Aggregation
 from fedflat.errors import UserError
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.run_folder import Record
 
-from .direct import SMALL, DirectGrid, federation_of, node
+from .direct import SECURE, SITES, DirectGrid, federation_of, node
 
-SITES = 4
-SETTINGS: dict[str, Any] = {
-    **SMALL,
-    "algorithm": "fedavg",
-    "data.clients": SITES,
-    "federation.clients_per_round": SITES,
-    "training.rounds": 1,
-    "evaluation.every": 1,
-    "deploy.secure_aggregation": True,
-    "deploy.minimum": 2,
-    "deploy.timeout": 0.1,
-}
 Tamper = Callable[[Message], Message | None]
 
 
 def federated(folder: Path, tamper: Tamper | None = None, **more: Any) -> tuple[Record, DirectGrid]:
-    settings = {**SETTINGS, **more, "deploy.out": str(folder / "run")}
+    settings = {**SECURE, **more, "deploy.out": str(folder / "run")}
     grid = federation_of(folder, settings, SITES)
     grid.tamper = tamper or grid.tamper
     return serve(grid, settings), grid
@@ -85,7 +73,7 @@ def ledger(folder: Path) -> list[dict[str, Any]]:
     ],
 )
 def test_sums_agree_with_a_simulation(text: str, more: dict[str, Any], tmp_path: Path) -> None:
-    settings = {key: value for key, value in ({**SETTINGS, "algorithm": text} | more).items() if value is not None}
+    settings = {key: value for key, value in ({**SECURE, "algorithm": text} | more).items() if value is not None}
     settings["deploy.out"] = str(tmp_path / "run")
     grid = federation_of(tmp_path, settings, SITES)
     record, expected = serve(grid, settings), Run(experiment_of(settings)).execute()
@@ -142,7 +130,7 @@ def test_a_sum_of_too_few_sites_is_never_revealed(tmp_path: Path) -> None:
     def tamper(reply: Message) -> Message | None:
         return None if reply.metadata.message_type == "train" and reply.metadata.src_node_id >= 102 else reply
 
-    settings = {**SETTINGS, "deploy.out": str(tmp_path / "run")}
+    settings = {**SECURE, "deploy.out": str(tmp_path / "run")}
     grid = federation_of(tmp_path, settings, SITES)
     grid.tamper = tamper
     with pytest.raises(UserError, match="round 0 has too few updates: 2"):
@@ -191,8 +179,8 @@ def test_malformed_answers_are_rejected(tmp_path: Path) -> None:
     assert ledger(tmp_path)[0]["accepted"] == [2, 3]
 
 
-def test_a_value_beyond_the_range_is_reported(tmp_path: Path) -> None:
-    """No site clips it silently; here, only one site has such a value."""
+def test_the_server_learns_only_how_many_sites_clip(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A site that refused to send values beyond the range, or NaN, would reveal something about its update."""
     _, grid = federated(tmp_path / "clear", **{"deploy.secure_aggregation": False})
     peaks = sorted(
         float(np.abs(reply.content.array_records["arrays"]["displacement"].numpy()).max())
@@ -201,11 +189,14 @@ def test_a_value_beyond_the_range_is_reported(tmp_path: Path) -> None:
     )
     limit = (peaks[-2] + peaks[-1]) / 2
     federated(tmp_path, **{"deploy.secure_range": limit})
-    (line,) = ledger(tmp_path)
-    (reason,) = line["missing"].values()
-    assert re.search(r"displacement has values beyond .*set deploy\.secure_range=", reason)
-    assert len(line["accepted"]) == SITES - 1
-    assert float(reason.rsplit("=", 1)[1]) >= peaks[-1]
+    assert f"1 of 4 sites clipped values beyond deploy.secure_range={limit:g}" in caplog.text
+    record, _ = federated(tmp_path / "nan", **{"training.lr": 1e38, "training.clip": 1e30})
+    assert "4 of 4 sites clipped" in caplog.text and bool(record.models["server"].weights.isfinite().all())
+    for folder in (tmp_path, tmp_path / "nan"):
+        assert ledger(folder)[0]["accepted"] == [0, 1, 2, 3] and not ledger(folder)[0]["missing"]
+    caplog.clear()
+    federated(tmp_path / "private", **{"deploy.secure_range": 1e-9, "federation.privacy": "dp(noise=1e-9,clip=0.05)"})
+    assert "sites clipped" not in caplog.text, "the number of sites that clip has no noise"
 
 
 @pytest.mark.parametrize("bits", [16, 32, 64])
@@ -213,13 +204,13 @@ def test_rounding_is_within_its_bound(bits: int) -> None:
     deployment = deployment_of({"deploy.secure_bits": bits, "deploy.secure_range": 2.0})
     vectors, weights = np.random.default_rng(0).uniform(-2, 2, (3, 500)), [0.5, 0.3, 0.2]
     vectors[:, 0] = 2.0  # the largest sum does not overflow
-    total = sum(encode("v", row, weight, deployment, False) for row, weight in zip(vectors, weights, strict=True))
+    total = sum(encode(row, weight, deployment, False) for row, weight in zip(vectors, weights, strict=True))
     error = np.abs(decode(total, 1.0, deployment, (500,)) - weights @ vectors)
     assert error.max() <= 1.5 * 2.0 * 2.0 ** (2 - bits) + 1e-15
-    shrunk = decode(encode("v", vectors[0], 1.0, deployment, True), 1.0, deployment, (500,))
+    shrunk = decode(encode(vectors[0], 1.0, deployment, True), 1.0, deployment, (500,))
     assert (np.abs(shrunk) <= np.abs(vectors[0])).all()
-    with pytest.raises(UserError, match="not finite"):
-        encode("v", np.array([np.nan]), 1.0, deployment, False)
+    beyond = decode(encode(np.array([np.nan, np.inf, -3.0]), 1.0, deployment, False), 1.0, deployment, (3,))
+    assert beyond.tolist() == [0.0, 2.0, -2.0]
 
 
 def test_masks_cancel_and_shares_need_the_threshold() -> None:
@@ -276,7 +267,7 @@ def asking_otherwise(grid: DirectGrid, kind: str, client: int, **values: Any) ->
 
 
 def test_a_server_cannot_unmask_a_single_update(tmp_path: Path) -> None:
-    settings = {**SETTINGS, "deploy.out": str(tmp_path / "run")}
+    settings = {**SECURE, "deploy.out": str(tmp_path / "run")}
     grid = asking_otherwise(federation_of(tmp_path, settings, SITES), "query.unmask", 1, clients=[1])
     serve(grid, settings)
     refusals = [reply.content.config_records.get("refusal") for reply in grid.came]
@@ -286,7 +277,7 @@ def test_a_server_cannot_unmask_a_single_update(tmp_path: Path) -> None:
 
 
 def test_a_server_cannot_show_sites_different_weights(tmp_path: Path) -> None:
-    settings = {**SETTINGS, "deploy.tries": 1, "deploy.out": str(tmp_path / "run")}
+    settings = {**SECURE, "deploy.tries": 1, "deploy.out": str(tmp_path / "run")}
     grid = federation_of(tmp_path, settings, SITES)
     asking_otherwise(grid, "query.shares", 1, examples=[1, 361, 1, 1])
     with pytest.raises(UserError, match="round 0 has too few updates: 0"):
@@ -299,7 +290,7 @@ def test_a_site_with_a_list_of_sites_checks_keys(tmp_path: Path) -> None:
     """The server, or somebody in its place, cannot make up sites."""
     keys = tmp_path / "keys"
     write_certificates(keys, ["127.0.0.1"], SITES, days=1)
-    settings = {**SETTINGS, "deploy.sites": str(keys / "sites.txt")}
+    settings = {**SECURE, "deploy.sites": str(keys / "sites.txt")}
 
     def federation(folder: Path, listed: Path) -> DirectGrid:
         contexts = [node(folder, settings, site, keys / f"site-{site}.key") for site in range(SITES)]
@@ -318,7 +309,7 @@ def test_a_site_with_a_list_of_sites_checks_keys(tmp_path: Path) -> None:
 
 
 def test_a_site_can_insist_on_secure_aggregation(tmp_path: Path) -> None:
-    settings = {**SETTINGS, "deploy.secure_aggregation": False, "deploy.out": str(tmp_path / "run")}
+    settings = {**SECURE, "deploy.secure_aggregation": False, "deploy.out": str(tmp_path / "run")}
     grid = federation_of(tmp_path, settings, SITES)
     grid.contexts[102].node_config["secure-aggregation"] = True
     serve(grid, settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 from collections.abc import Iterable
@@ -12,27 +13,15 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from fedflat.deploy.server.app import serve
 from fedflat.deploy.trust.certificates import write_certificates
 from fedflat.deploy.trust.secure_sum import is_usable, require_public_integers
-from fedflat.deploy.trust.signatures import add_receipt, read_private_key
+from fedflat.deploy.trust.signatures import add_receipt, arrays_digest, read_private_key
 from fedflat.errors import UserError
 
-from .direct import SMALL, DirectGrid, federation_of, node
-
-SITES = 4
-SETTINGS: dict[str, Any] = {
-    **SMALL,
-    "algorithm": "fedavg",
-    "federation.clients_per_round": SITES,
-    "training.rounds": 1,
-    "evaluation.every": 1,
-    "deploy.secure_aggregation": True,
-    "deploy.minimum": 2,
-    "deploy.timeout": 0.1,
-}
+from .direct import SECURE, SITES, DirectGrid, federation_of, node
 
 
 class Refused(Exception):
@@ -84,11 +73,13 @@ class MaliciousServer:
         """What a site keeps between messages; the real server cannot see it."""
         return dict(self.grid.contexts[100 + client].state.config_records["fedflat-secure"])
 
-    def train(self, client: int, senders: Iterable[int] | None = None, **values: Any) -> None:
+    def train(
+        self, client: int, senders: Iterable[int] | None = None, kind: str = "train", arrays: Any = None, **values: Any
+    ) -> None:
         """Let a site mask its update with the masks that it has in common with ``senders``, by default all others."""
         senders = [sender for sender in senders or self.clients if sender != client]
         boxes = [self.boxes[sender][client] for sender in senders]
-        answer = self.ask(client, "train", self.arrays, clients=senders, boxes=boxes, **values)
+        answer = self.ask(client, kind, arrays or self.arrays, clients=senders, boxes=boxes, **values)
         self.tags[client] = dict(zip(answer["clients"], answer["tags"], strict=True))
 
     def survivors(self, client: int, survivors: list[int]) -> dict[str, Any]:
@@ -106,19 +97,34 @@ class MaliciousServer:
         answer = self.ask(client, "query.unmask", **self.survivors(client, survivors), **proofs)
         return list(answer["clients"])
 
+    def sum(self, clients: Iterable[int] = range(SITES), round: int = 0, **header: Any) -> None:
+        """Learn the sum of the updates of some sites; the first one gets other values of the header."""
+        self.clients, self.header["round"], self.header["state_version"] = list(clients), round, round
+        self.begin()
+        for client in self.clients:
+            self.train(client, header=header if client == self.clients[0] else {})
+        for client in self.clients:
+            self.unmask(client, self.clients)
+
+    def change(self, *clients: int, **settings: Any) -> None:
+        """Change the run config of some sites, by default of all; dots in names of settings are written as __."""
+        for client in clients or range(SITES):
+            values = {name.replace("__", "."): value for name, value in settings.items()}
+            self.grid.contexts[100 + client].run_config.update(values)
+
 
 @pytest.fixture(scope="module")
 def honest_task(tmp_path_factory: pytest.TempPathFactory) -> Message:
     """The message to train of an honest run."""
     folder = tmp_path_factory.mktemp("honest")
-    grid = federation_of(folder, SETTINGS, SITES)
-    serve(grid, {**SETTINGS, "deploy.out": str(folder / "run")})
+    grid = federation_of(folder, SECURE, SITES)
+    serve(grid, {**SECURE, "deploy.out": str(folder / "run")})
     return next(message for message in grid.sent if message.metadata.message_type == "train")
 
 
 @pytest.fixture
 def server(honest_task: Message, tmp_path: Path) -> MaliciousServer:
-    return MaliciousServer(federation_of(tmp_path, SETTINGS, SITES), honest_task)
+    return MaliciousServer(federation_of(tmp_path, SECURE, SITES), honest_task)
 
 
 def test_no_site_is_isolated_among_sites_that_drop_out(server: MaliciousServer) -> None:
@@ -161,24 +167,109 @@ def test_sites_reveal_keys_only_if_enough_confirm_who_remains(server: MaliciousS
 
 def test_a_round_is_summed_with_the_same_sites_only(server: MaliciousServer) -> None:
     """The difference of two sums would be the update of one site; also after a restart, which loses the context."""
+    server.sum([0, 1, 2])
+    server.sum([0, 1, 2])
+    with pytest.raises(Refused, match=r"round 0 has been summed with clients 0, 1, 2 .*, and another sum"):
+        server.sum([0, 1])
+    server.change(deploy__secure_range=0.001)
+    with pytest.raises(Refused, match=r"summed with clients 0, 1, 2 \(range 64.*clients 0, 1, 2 \(range 0.001"):
+        server.sum([0, 1, 2])
+    server.sum([0, 1], round=1)
+    with pytest.raises(Refused, match="round 1 of this run has already begun"):
+        server.sum([0, 1, 2])
+    folder = Path(server.grid.contexts[100].node_config["state"]) / "attack" / "client-0"
+    assert sorted(path.name for path in folder.glob("[01].*")) == ["1.sum", "1.update"]
+    assert len(list(folder.glob("*.token"))) == 1
 
-    def unmask_all(clients: list[int], round: int = 0) -> None:
-        server.clients, server.header["round"] = clients, round
+
+@pytest.mark.parametrize("setting", [{"training.lr": 1e-9}, {"seed": 1}, {"data.augmentation": "cutout"}])
+def test_sites_with_different_settings_have_no_masks_in_common(
+    setting: dict[str, Any], server: MaliciousServer
+) -> None:
+    """If the updates of all sites but one were almost 0, their sum would be the update of this one."""
+    server.grid.contexts[103].run_config.update(setting)
+    server.begin()
+    with pytest.raises(Refused, match="were changed on their way"):
+        server.train(0)
+
+
+def test_a_site_sends_one_update_per_round(server: MaliciousServer) -> None:
+    """Two sums of a round differ by the updates that differ, for example in the state that a client trains from."""
+    server.change(algorithm="scaffold", federation__weighting="uniform")
+    control = server.arrays["model"].numpy() * 0
+    server.arrays = ArrayRecord({"model": server.arrays["model"], "drift.c": Array(control)})
+    server.header["base"] = arrays_digest(server.arrays)
+    server.sum()
+    with pytest.raises(Refused, match="does not train from its state before that round"):
+        server.sum(round=1, state_version=0)
+    server.sum(round=1)
+    server.sum(round=1)
+    (state,) = Path(server.grid.contexts[100].node_config["state"]).rglob("1.safetensors")
+    with pytest.raises(Refused, match="round 1 has begun with another model, client state"):
+        server.sum(round=1, state_version=0)
+    state.write_bytes(state.with_name("2.safetensors").read_bytes())
+    with pytest.raises(Refused, match="round 1 has begun with another model, client state"):
+        server.sum(round=1)
+    with pytest.raises(Refused, match="round 1 of this run has already begun"):
+        server.sum(round=0)  # it would replace the state that round 1 starts from
+    server.change(training__lr=0.01)
+    with pytest.raises(Refused, match="round 1 has begun with another model, client state, dataset or other settings"):
+        server.sum(round=1)
+
+
+@pytest.mark.parametrize("kind", ["query.shares", "train", "query.confirm", "query.unmask"])
+def test_a_site_answers_a_message_once(kind: str, server: MaliciousServer) -> None:
+    """Flower may handle two messages at the same time, which then use the same secrets."""
+    app, context = server.grid.app, server.grid.contexts[100]
+
+    def answered_twice(message: Message, current: Context) -> Message:
+        if current is context and message.metadata.message_type == kind:
+            app(message, copy.deepcopy(context))
+        return app(message, current)
+
+    server.grid.app = answered_twice  # type: ignore[assignment]
+    with pytest.raises(Refused, match="has already answered this message"):
         server.begin()
-        for client in clients:
+        for client in server.clients:
             server.train(client)
-        for client in clients:
-            server.unmask(client, clients)
+        if kind == "query.confirm":
+            server.confirm(0, [0, 1, 2])
+        server.unmask(0, server.clients)
 
-    unmask_all([0, 1, 2])
-    unmask_all([0, 1, 2])
-    with pytest.raises(Refused, match="round 0 has been summed with clients 0, 1, 2, and another sum"):
-        unmask_all([0, 1])
-    unmask_all([0, 1], round=1)
-    with pytest.raises(Refused, match="round 1 of this run has already been summed"):
-        unmask_all([0, 1, 2])
-    records = sorted(path.name for path in Path(server.grid.contexts[100].node_config["state"]).rglob("*.sum*"))
-    assert records == ["update-1.sum"]
+
+def test_both_messages_of_a_round_belong_to_one_model(honest_task: Message, tmp_path: Path) -> None:
+    """With MIME, sites receive the model with the first message, and the mean gradient with the second."""
+    server = MaliciousServer(federation_of(tmp_path, {**SECURE, "algorithm": "mime"}, SITES), honest_task)
+    first_base, model = server.header["base"], server.arrays["model"]
+    server.begin()
+    for client in server.clients:
+        server.train(client, kind="train.gradient")
+    server.unmask(0, server.clients)
+    other = ArrayRecord({"model": Array(model.numpy() + 1)})
+    other_base = {"base": arrays_digest(other)}
+    with pytest.raises(Refused, match="lost its keys"):
+        server.train(0, kind="train.gradient", arrays=other, header=other_base)
+    server.arrays = ArrayRecord({"gradient": model})
+    server.header["base"] = arrays_digest(server.arrays)
+    server.begin()
+    with pytest.raises(Refused, match="lost what it received"):
+        server.train(0)
+    server.header["first_base"] = first_base
+    with pytest.raises(Refused, match="lost its keys"):
+        server.train(0)  # the keys are for a sum without a first message
+    server.clients = [0, 1, 2]
+    server.begin()
+    for client in server.clients:
+        server.train(client)
+    with pytest.raises(Refused, match=r"has been summed with clients 0, 1, 2, 3 .*, and another sum"):
+        server.unmask(0, server.clients)
+
+
+def test_the_site_knows_which_algorithms_have_secure_sums(server: MaliciousServer) -> None:
+    server.change(algorithm="feddisco")
+    server.begin()
+    with pytest.raises(Refused, match="the server chooses the weights of clients"):
+        server.train(0)
 
 
 def test_a_site_checks_what_the_server_says(server: MaliciousServer) -> None:
@@ -189,8 +280,6 @@ def test_a_site_checks_what_the_server_says(server: MaliciousServer) -> None:
     server.begin(secret=bytes(16), seed=bytes(16), survivors=[0])
     assert all(server.secrets(client)["secret"] != bytes(16) for client in server.clients)
     assert all(server.secrets(client).keys().isdisjoint({"survivors", "signatures"}) for client in server.clients)
-    with pytest.raises(Refused, match="lost its keys"):
-        server.train(0, header={"state_version": 1})  # another update with the same masks
     server.grid.contexts[101].node_config |= {"secure-minimum": 3, "secure-aggregation": False}
     server.clients = [0, 1]
     with pytest.raises(Refused, match="needs only 2 of 2 sites, but this node requires at least 3"):
@@ -220,7 +309,7 @@ def test_the_site_decides(config: dict[str, Any], why: str, server: MaliciousSer
 
 def test_a_private_site_scores_one_model(honest_task: Message, tmp_path: Path) -> None:
     """Scores have no noise."""
-    settings = {**SETTINGS, "federation.privacy": "local-dp(noise=1)"}
+    settings = {**SECURE, "federation.privacy": "local-dp(noise=1)"}
     server = MaliciousServer(federation_of(tmp_path, settings, 1), honest_task)
     for _ in range(2):
         assert "arrays" in server.ask(0, "evaluate", server.arrays)
@@ -238,7 +327,7 @@ def test_dishonest_keys_exclude_only_their_site(tmp_path: Path) -> None:
     """All other sites would refuse a list with the keys that client 3 sends in two rounds."""
     write_certificates(tmp_path, ["127.0.0.1"], SITES, days=1)
     more = {"training.rounds": 2, "deploy.sites": str(tmp_path / "sites.txt"), "deploy.out": str(tmp_path / "run")}
-    settings = {**SETTINGS, **more}
+    settings = {**SECURE, **more}
     contexts = [node(tmp_path, settings, site, tmp_path / f"site-{site}.key") for site in range(SITES)]
     for context in contexts:
         context.node_config |= {"sites": str(tmp_path / "sites.txt"), "secure-aggregation": True}
@@ -271,7 +360,7 @@ def test_failures_say_what_is_missing(tmp_path: Path, caplog: pytest.LogCaptureF
     def tamper(reply: Message) -> Message | None:
         return None if reply.metadata.message_type == "query.unmask" and reply.metadata.src_node_id > 101 else reply
 
-    settings = {**SETTINGS, "deploy.tries": 1, "deploy.secure_bits": 16, "deploy.out": str(tmp_path / "run")}
+    settings = {**SECURE, "deploy.tries": 1, "deploy.secure_bits": 16, "deploy.out": str(tmp_path / "run")}
     grid = federation_of(tmp_path, settings, SITES)
     grid.tamper = tamper
     with pytest.raises(UserError, match=r"too few updates: 0, but at least 3 are required \(deploy.secure_threshold\)"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -80,6 +82,12 @@ def experiment_of(run_config: Mapping[str, Any]) -> Config:
     if has_time(experiment):
         raise UserError("a deployment runs in real time; remove federation.clock and federation.policy")
     return experiment
+
+
+def settings_digest(run_config: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the experiment's settings as received: paths in a ``Config`` depend on the machine."""
+    settings = sorted((key, value) for key, value in run_config.items() if not key.startswith(PREFIX))
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
 
 
 def deployment_of(run_config: Mapping[str, Any]) -> Deployment:

@@ -58,7 +58,7 @@ def init(
     require_flower()
     weighting = None
     if secure_aggregation:
-        from fedflat.deploy.server.secure_support import secure_weighting
+        from fedflat.deploy.trust.secure_support import secure_weighting
 
         weighting = secure_weighting(parsed_algorithm, clients)
     paths = write_project(folder, canonical(parsed_algorithm), clients, weighting)

@@ -19,6 +19,8 @@ EXPERIMENT, ROUND, CLIENT, BASE, CHALLENGE = CLAIMS = ("experiment", "round", "c
 """Names in a header that the answer must repeat in its receipt; BASE is the digest of the message's arrays."""
 STATE_VERSION = "state_version"
 """Name in a header: version of the state that the client trains from, as in ``client_memory``."""
+FIRST_BASE = "first_base"
+"""Name in a header: digest of the arrays of the first of a round's two phases, in the second one; otherwise empty."""
 
 
 def message_content(

@@ -18,7 +18,6 @@ from fedflat.deploy.server.federation_file import SCORES, FederationFile, read_d
 from fedflat.deploy.server.ledger import LEDGER, Ledger
 from fedflat.deploy.server.nodes import Nodes, too_few_clients
 from fedflat.deploy.server.secure_aggregation import SecureAttempt
-from fedflat.deploy.server.secure_support import require_support
 from fedflat.deploy.server.site_scores import ask_for_scores
 from fedflat.deploy.settings import (
     ANY_NODE,
@@ -28,8 +27,10 @@ from fedflat.deploy.settings import (
     deployment_of,
     experiment_of,
     require_minimum,
+    settings_digest,
 )
 from fedflat.deploy.trust.identity import identity_of
+from fedflat.deploy.trust.secure_support import require_support
 from fedflat.deploy.trust.signatures import AllowedSite, read_site_list
 from fedflat.display import counted, shown_metric, with_unit
 from fedflat.engines.problem.task import Task, finite_or_none
@@ -104,7 +105,7 @@ def serve(
         nodes = Nodes(grid, identity_of(run.problem, run.training), len(run.partition.clients), allowed)
         sites = SitesEngine(run.problem, nodes, Ledger(folder.path / LEDGER), deployment)
         if deployment.secure_aggregation:
-            sites.attempt = SecureAttempt
+            sites.attempt, sites.settings = SecureAttempt, settings_digest(run_config)
         return sites
 
     run = Run(

@@ -18,10 +18,10 @@ from torch import nn
 from fedflat.algorithms import algorithm
 from fedflat.data import Dataset
 from fedflat.data.scaling import own_statistics_advice
-from fedflat.deploy.server.secure_support import require_support
 from fedflat.deploy.settings import ANY_NODE, check_deployment, deployment_of, experiment_of, require_minimum
 from fedflat.deploy.site.site import Site, load_site_data
 from fedflat.deploy.trust.identity import identity_of
+from fedflat.deploy.trust.secure_support import require_support
 from fedflat.deploy.trust.signatures import read_site_list
 from fedflat.display import counted
 from fedflat.engines.round.contract import Training

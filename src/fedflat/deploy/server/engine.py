@@ -22,6 +22,7 @@ from fedflat.deploy.flower.wire import (
     BUFFERS,
     DISPLACEMENT,
     EXPERIMENT,
+    FIRST_BASE,
     GRADIENT,
     INTEGERS,
     MODEL,
@@ -67,13 +68,14 @@ class SitesEngine:
 
     Attributes:
         experiment: name under which nodes save their clients' state; set when the run begins.
+        settings: digest of the run's settings, for secure aggregation.
         attempt: the class of an attempt at a round.
         primary: name of the model that sites validate, or ``server`` until it exists; set when the run begins.
     """
 
     def __init__(self, problem: Problem, nodes: Nodes, ledger: Ledger, deployment: Deployment) -> None:
         self.problem, self.nodes, self.ledger, self.deployment = problem, nodes, ledger, deployment
-        self.experiment, self.primary, self.attempt = "", "server", RoundAttempt
+        self.experiment, self.settings, self.primary, self.attempt = "", "", "server", RoundAttempt
         self._evaluator = LoopEngine(problem, workers=1)
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
@@ -98,6 +100,7 @@ class SitesEngine:
             for client, reason in missing.items():
                 log.warning("round %d: %s is without an update: %s", round, self.nodes.label(client), reason)
             if outcome is not None:
+                outcome.clients.clear()  # the server stores no client's state
                 self.ledger.record(round, current.accepted, current.refused, missing, self.nodes.names())
                 return outcome
             log.warning("round %d: try %d of %d gave %d updates", round, attempt + 1, tries, len(current.accepted))
@@ -178,6 +181,7 @@ class RoundAttempt:
         self.z = training.algorithm.broadcast(model.weights, server)
         self._examples = {client.number: len(client.indices) for client in cohort}
         self._gradient_cost = GradientCost()  # of the common gradient, if the drift needs it
+        self._first_base = ""  # digest of the arrays of the first phase, in the second one
 
     def train(self) -> Outcome | None:
         """Train the cohort and average its updates; returns None if too few updates are usable.
@@ -190,6 +194,7 @@ class RoundAttempt:
             common_gradient = self._common_gradient(broadcast)
             if common_gradient is None:
                 return None
+            self._first_base = arrays_digest(array_record(broadcast))
             broadcast = {GRADIENT: common_gradient}  # sites still have the rest from the first message
         return self._train(broadcast, common_gradient)
 
@@ -255,7 +260,7 @@ class RoundAttempt:
     def _header(self, client: int, base: str) -> dict[str, int | float | str]:
         """Return the header of a message to a client; ``base`` is the digest of the broadcast arrays."""
         header = client_header(client, self._examples[client])
-        header |= {EXPERIMENT: self.engine.experiment, ROUND: self.round, BASE: base}
+        header |= {EXPERIMENT: self.engine.experiment, ROUND: self.round, BASE: base, FIRST_BASE: self._first_base}
         header[STATE_VERSION] = self.engine.ledger.last_state_version(client, self.round)  # which state to train from
         return header
 
@@ -283,8 +288,7 @@ class RoundAttempt:
 
     def _lr_sum(self, steps: int) -> float:
         """Return the sum of the learning rates over the local steps of a client that makes ``steps`` of them."""
-        training = self.training
-        total_steps, round = torch.tensor(float(steps)), torch.tensor(float(self.round))
+        training, total_steps, round = self.training, torch.tensor(float(steps)), torch.tensor(float(self.round))
         lrs = [
             training.algorithm.lr_schedule(training.schedule, round, torch.tensor(float(step)), total_steps)
             for step in range(steps)
@@ -330,11 +334,9 @@ class RoundAttempt:
         cohort = [by_number[update.client] for update in updates]
         if training.aggregation.needs_rows or training.algorithm.weights.are_chosen or self.z.is_cuda:
             buffers = self._rows(updates, common_gradient)
-            outcome = reduce_rows(
+            return reduce_rows(
                 training, self.round, self.model, self.z, buffers, cohort, reports, self._gradient_cost, self.server
             )
-            outcome.clients.clear()  # the server stores no client's state
-            return outcome
         weights = CohortWeights.of(training.aggregation, [len(client.indices) for client in cohort])
 
         def weighted(position: int) -> WeightedRows:
@@ -343,7 +345,7 @@ class RoundAttempt:
             own = weights.subset([position])
             return weighted_rows(training, buffers, own, [reports[position]], len(cohort))
 
-        outcome = build_outcome(
+        return build_outcome(
             training,
             self.round,
             self.model,
@@ -355,8 +357,6 @@ class RoundAttempt:
             None,
             self._gradient_cost,
         )
-        outcome.clients.clear()
-        return outcome
 
     def _row(self, update: Update) -> CohortBuffers:
         """Return an update as the row of a cohort of one client, without copying it unless it is clipped."""

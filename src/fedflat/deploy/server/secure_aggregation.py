@@ -28,10 +28,10 @@ from fedflat.deploy.server.arrivals import report_of, total_gradient_cost
 from fedflat.deploy.server.engine import NO_TRAINING, RoundAttempt
 from fedflat.deploy.server.nodes import Absences
 from fedflat.deploy.server.secure_answers import Tags, are_bytes, receive_tags, values_of
-from fedflat.deploy.server.secure_support import unavailable_means
 from fedflat.deploy.settings import Deployment
 from fedflat.deploy.trust.inspection import ArraySpec, ExpectedUpdates, Update, find_wrong_array, find_wrong_number
 from fedflat.deploy.trust.secure_sum import (
+    CLIPPED,
     KEY_BYTES,
     LOSS,
     NORMALISED,
@@ -54,6 +54,7 @@ from fedflat.deploy.trust.secure_sum import (
     pair_sign,
     public_bytes,
 )
+from fedflat.deploy.trust.secure_support import unavailable_means
 from fedflat.deploy.trust.signatures import arrays_digest
 from fedflat.engines.round.cohort import build_outcome
 from fedflat.engines.round.contract import Outcome
@@ -109,7 +110,7 @@ class SecureAttempt(RoundAttempt):
         for name in unavailable_means(self.training.algorithm, weighting, equal_steps):
             averages[name] = torch.full_like(self.z, math.nan)
         by_number = {client.number: client for client in self.cohort}
-        outcome = build_outcome(
+        return build_outcome(
             self.training,
             self.round,
             self.model,
@@ -121,8 +122,6 @@ class SecureAttempt(RoundAttempt):
             None,
             self._gradient_cost,
         )
-        outcome.clients.clear()  # the server stores no client's state
-        return outcome
 
     def _sum(
         self,
@@ -139,6 +138,7 @@ class SecureAttempt(RoundAttempt):
             expected: what honest answers look like, without masks.
             numbers: numbers that sites do not report.
         """
+        expected = replace(expected, arrays={CLIPPED: ArraySpec((), np.dtype(np.float64)), **expected.arrays})
         record = array_record(broadcast)
         base = arrays_digest(record)
         roster, signatures = self._collect_keys(base)
@@ -157,16 +157,25 @@ class SecureAttempt(RoundAttempt):
             self.accepted = []  # the updates cannot be used
             return None
         weight = sum(roster.weights()[client] for client in self.accepted)
-        weights = dict.fromkeys(masked, weight) | {LOSS: 1 / len(roster.keys)}
+        weights = dict.fromkeys(masked, weight) | dict.fromkeys((LOSS, CLIPPED), 1 / len(roster.keys))
         means = {
             name: decode(array, weights[name], roster.deployment, expected.arrays[name].shape)
             for name, array in masked.items()
         }
-        self._warn_of_rounding(means, roster.deployment, weight)
+        self._warn_of_errors(means, roster.deployment, weight)
         return _Sum({name: torch.from_numpy(mean).to(self.z) for name, mean in means.items()}, updates)
 
-    def _warn_of_rounding(self, means: Mapping[str, np.ndarray], deployment: Deployment, weight: float) -> None:
+    def _warn_of_errors(self, means: Mapping[str, np.ndarray], deployment: Deployment, weight: float) -> None:
         """Log which vectors have a rounding error that matters; ``weight`` is the sum of the sites' weights."""
+        if clipped := round(float(means[CLIPPED])):
+            log.warning(
+                "round %d: %d of %d sites clipped values beyond deploy.secure_range=%g, or not finite; raise it, or "
+                "lower the learning rate",
+                self.round,
+                clipped,
+                len(self.accepted),
+                deployment.secure_range,
+            )
         _, _, steps = fixed_point(deployment, is_scalar=False)
         error = math.sqrt(len(self.accepted) / 12) / (steps * weight)  # errors of sites are independent and uniform
         for name, mean in means.items():
@@ -200,8 +209,7 @@ class SecureAttempt(RoundAttempt):
             keys[client], signatures[client] = offered, signature
             return ""
 
-        purpose = Purpose(self.engine.experiment, self.round, base)
-
+        purpose = Purpose(self.engine.experiment, self.round, base, self._first_base, self.engine.settings)
         self._exclude(self._exchange("query.keys", {client: {} for client in self._eligible()}, base, receive))
         examples = {client: self._examples[client] for client in keys}
         return Roster(purpose, keys, examples, self.engine.deployment, self.training.aggregation.weighting), signatures

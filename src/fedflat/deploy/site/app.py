@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
@@ -17,6 +17,7 @@ from fedflat.deploy.flower.wire import (
     ARRAYS,
     BASE,
     EXPERIMENT,
+    FIRST_BASE,
     GRADIENT,
     HEADER,
     STATE_VERSION,
@@ -30,6 +31,7 @@ from fedflat.deploy.site.client_memory import ClientMemory, require_writable
 from fedflat.deploy.site.policy import SCORES, SitePolicy
 from fedflat.deploy.site.secure_aggregation import SiteSum, summable
 from fedflat.deploy.site.site import Site, load_site_data
+from fedflat.deploy.trust.secure_support import require_support
 from fedflat.deploy.trust.signatures import add_receipt, arrays_digest
 from fedflat.engines.problem.task import Task
 from fedflat.errors import UserError
@@ -37,8 +39,8 @@ from fedflat.errors import UserError
 log = logging.getLogger("flwr")
 PATH = re.compile(r"""(?<![\w.~])(~|[A-Za-z]:)?[/\\][^\s'",;()]*""")
 """An absolute path, or one in the home folder."""
-RECEIVED, RECEIVED_ROUND = "fedflat", "fedflat-round"
-"""Keys in a node's context: the arrays of the first phase of a round (not sent again), and the round."""
+RECEIVED = "fedflat"
+"""Key in a node's context: the arrays of the first phase of a round, which are not sent again."""
 
 
 def client_app(
@@ -109,8 +111,11 @@ class _Task(NamedTuple):
 
     def open_sum(self, kind: str) -> SiteSum | None:
         """Return the sum that the answer belongs to, before any work on it; None without secure aggregation."""
-        if not self.is_secure:
+        deployment = deployment_of(self.context.run_config)
+        if not deployment.secure_aggregation:
             return None
+        algorithm = experiment_of(self.context.run_config).algorithm
+        require_support(self.site.training, self.site.problem, algorithm, deployment)
         secure_sum = SiteSum(self.message.content, self.context, self.policy)
         secure_sum.open(kind, len(self.site.indices))
         return secure_sum
@@ -226,7 +231,6 @@ def _compute_gradient(task: _Task) -> RecordDict:
         raise UserError("the algorithm needs no gradient before training, so this node sends none")
     secure_sum = task.open_sum("gradient")
     context.state[RECEIVED] = arrays
-    context.state[RECEIVED_ROUND] = ConfigRecord({"round": int(header["round"])})
     gradient, numbers = site.full_gradient(int(header["round"]), tensors_of(arrays, site.problem.device))
     if secure_sum:
         return secure_sum.mask(site, {GRADIENT: gradient}, numbers)
@@ -243,11 +247,12 @@ def _train(task: _Task) -> RecordDict:
     _require_same_client(site, header)
     received = tensors_of(_arrays(task), site.problem.device)
     if GRADIENT in received:
-        if RECEIVED not in context.state or context.state.config_records[RECEIVED_ROUND]["round"] != header["round"]:
+        first = context.state.array_records.get(RECEIVED)
+        if first is None or arrays_digest(first) != header[FIRST_BASE]:
             raise UserError(
                 "this node was restarted during the round and lost what it received; it waits for the next round"
             )
-        received |= tensors_of(context.state.array_records[RECEIVED], site.problem.device)
+        received |= tensors_of(first, site.problem.device)
     secure_sum = task.open_sum("update")
     sent, numbers = site.train(str(header["experiment"]), int(header["round"]), int(header[STATE_VERSION]), received)
     if secure_sum:

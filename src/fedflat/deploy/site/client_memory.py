@@ -8,9 +8,10 @@ server that returns to its last checkpoint, finds the one it needs.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
-from collections.abc import Iterable
+import secrets
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -78,6 +79,11 @@ class ClientMemory:
         """Whether a version of the state is saved."""
         return self._file(state_version).exists()
 
+    def digest(self, state_version: int) -> str:
+        """Return the SHA-256 of a saved version of the state; empty if it is not saved."""
+        path = self._file(state_version)
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
+
     def write(self, state: dict[str, Tensor], state_version: int, previous: int) -> None:
         """Save a new version of the state, and delete all others except ``previous``, from which the client trained.
 
@@ -105,27 +111,41 @@ class ClientMemory:
         except ValueError:
             raise UserError(f"{path} is damaged; restore it from a copy or restart the experiment") from None
 
-    def commit_sum(self, kind: str, round: int, clients: Iterable[int]) -> None:
-        """Record with which clients this one is summed in a round, before it helps to reveal the sum.
+    def commit(self, subject: str, round: int, text: str) -> str:
+        """Record a text about a round, and return the recorded text, which is an earlier one if the round has one.
 
-        The record is final: the difference of two sums of a round would be the updates of the clients that differ.
-        Raises ``UserError`` if the round, or a later one, has been summed with others. ``kind`` says what is summed.
+        Raises ``UserError`` if a later round has a record; those of earlier rounds are deleted.
         """
-        rounds = {int(path.stem.rpartition("-")[2]): path for path in self.folder.glob(f"{kind}-*.sum")}
-        if max(rounds, default=round) > round:
+        last = self.last_round(subject)
+        if last is not None and last > round:
             raise UserError(
-                f"round {max(rounds)} of this run has already been summed, so this node refuses the earlier round "
-                f"{round}; start a new run"
+                f"round {last} of this run has already begun, so this node refuses the earlier round {round}; "
+                "start a new run"
             )
-        wanted = ", ".join(map(str, sorted(clients)))
-        recorded = self.write_once(f"{kind}-{round}.sum", wanted)
-        if recorded != wanted:
-            raise UserError(
-                f"round {round} has been summed with clients {recorded}, and another sum, with clients {wanted}, would "
-                "reveal the updates of the clients that differ; wait for the same clients, or start a new run"
-            )
-        for earlier in rounds.keys() - {round}:
-            rounds[earlier].unlink(missing_ok=True)
+        recorded = self.write_once(f"{round}.{subject}", text)
+        for path in self.folder.glob(f"*.{subject}"):
+            if int(path.stem) < round:
+                path.unlink(missing_ok=True)
+        return recorded
+
+    def last_round(self, subject: str) -> int | None:
+        """Return the last round that has a record; None if there is none."""
+        return max((int(path.stem) for path in self.folder.glob(f"*.{subject}")), default=None)
+
+    def next_token(self, token: str | None = None) -> str:
+        """Use up a token and return a new one; without a token, all earlier ones become invalid.
+
+        Raises ``UserError`` if the token has been used, also by a process that does the same at the same time.
+        """
+        create_folder(self.folder)
+        for path in self.folder.glob("*.token") if token is None else [self.folder / f"{token}.token"]:
+            try:
+                path.unlink(missing_ok=token is None)
+            except FileNotFoundError:
+                raise UserError("this node has already answered this message, and answers it only once") from None
+        new = self.folder / f"{secrets.token_hex(8)}.token"
+        new.touch()
+        return new.stem
 
     def write_once(self, name: str, text: str) -> str:
         """Write a text to a new file, and return the text of that file, which is an earlier one if it exists.

@@ -8,6 +8,8 @@ what they have signed or confirmed.
 from __future__ import annotations
 
 import hmac
+import json
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,17 +24,19 @@ from fedflat.deploy.flower.wire import (
     CLIENT,
     DISPLACEMENT,
     EXPERIMENT,
+    FIRST_BASE,
     HEADER,
     INTEGERS,
     ROUND,
     STATE_VERSION,
     message_content,
 )
-from fedflat.deploy.settings import deployment_of, experiment_of
+from fedflat.deploy.settings import deployment_of, experiment_of, settings_digest
 from fedflat.deploy.site.client_memory import ClientMemory
 from fedflat.deploy.site.policy import MINIMUM, SitePolicy
 from fedflat.deploy.site.site import Site
 from fedflat.deploy.trust.secure_sum import (
+    CLIPPED,
     LOSS,
     NORMALISED,
     SECURE,
@@ -45,6 +49,7 @@ from fedflat.deploy.trust.secure_sum import (
     are_signed,
     commitment,
     encode,
+    exceeds_range,
     mask_key,
     new_secret,
     pair_sign,
@@ -59,6 +64,7 @@ from fedflat.deploy.trust.secure_sum import (
 from fedflat.engines.round.contract import Training
 from fedflat.errors import UserError
 
+log = logging.getLogger("flwr")
 STATE = "fedflat-secure"
 """Key in a node's context: the secrets of the sum that this site takes part in."""
 ROSTER = ("members", "mask_keys", "box_keys", "examples")
@@ -83,15 +89,18 @@ class SiteSum:
         self._context, self._policy, self._client = context, policy, policy.client
         if header[CLIENT] != policy.client:
             raise UserError(f"this node is client {policy.client}, but the message is for client {header[CLIENT]}")
-        self._purpose, self._version = _purpose(header), int(header[STATE_VERSION])
+        experiment, base, first_base = (str(header[name]) for name in (EXPERIMENT, BASE, FIRST_BASE))
+        settings = settings_digest(context.run_config)
+        self._purpose = Purpose(experiment, int(header[ROUND]), base, first_base, settings)
+        self._version = int(header[STATE_VERSION])
+        self._memory = ClientMemory(policy.folder, experiment, policy.client)
         self._received = dict(question.config_records.get(SECURE) or {})
 
     def offer_keys(self) -> RecordDict:
         """Return new public keys, signed if the site has a key."""
         secret, box_key = new_secret(), X25519PrivateKey.generate()
         keys = PublicKeys(public_bytes(mask_key(secret)), public_bytes(box_key))
-        secrets = {"secret": secret, "box_key": box_key.private_bytes_raw(), STATE_VERSION: self._version}
-        self._keep("keys", self._purpose._asdict() | secrets)
+        self._keep("keys", self._purpose._asdict() | {"secret": secret, "box_key": box_key.private_bytes_raw()})
         key = self._policy.key
         signature = sign_keys(key, self._purpose, self._client, keys) if key else b""
         return _content({**keys._asdict(), "signature": signature})
@@ -128,7 +137,8 @@ class SiteSum:
     def open(self, kind: str, examples: int) -> None:
         """Decrypt the shares of the other sites, which come with the task to train, before the site works on it.
 
-        Raises ``UserError`` if too few sites have sent shares.
+        Raises ``UserError`` if too few sites have sent shares, if the site has worked on another task in this round, or
+        if it should return to an earlier state: only sums of many updates may differ.
 
         Args:
             kind: what is summed: all sites of a sum must say the same.
@@ -148,6 +158,18 @@ class SiteSum:
             unseal(agree(box_key, roster.keys[sender].box, b"box", digest), box, sender, client)
             for sender, box in boxes.items()
         ]
+        round, version, summed = self._purpose.round, self._version, self._memory.last_round("sum")
+        if summed is not None and version <= summed < round:
+            raise UserError(
+                f"the update of this client in round {summed} has been summed, so it does not train from its state "
+                f"before that round in round {round}; start a new run"
+            )
+        task = json.dumps([*self._purpose, version, self._memory.digest(version), examples])
+        if self._memory.commit(kind, round, task) != task:
+            raise UserError(
+                f"round {round} has begun with another model, client state, dataset or other settings, and sums with "
+                "both would reveal the difference of the updates; restore them, or start a new run"
+            )
         self._opened = state | {
             "kind": kind,
             "senders": [client, *boxes],
@@ -157,7 +179,7 @@ class SiteSum:
     def mask(self, site: Site, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> RecordDict:
         """Return the content of a reply with masked arrays; integer buffers and numbers, except the loss, stay clear.
 
-        Raises ``UserError`` if a value is outside the range of the sum. ``open`` comes first.
+        Values outside the range of the sum are clipped; the server sees how many sites do so. ``open`` comes first.
         """
         state, client = self._opened, self._client
         roster = self._roster(state)
@@ -168,10 +190,14 @@ class SiteSum:
         weights = dict.fromkeys(arrays.keys() - clear.keys(), roster.weights()[client])
         if LOSS in numbers:
             arrays[LOSS], weights[LOSS] = np.asarray(numbers[LOSS]), 1 / len(roster.keys)
-        shrinks = site.training.privacy is not None  # rounding must not exceed the clipping norm
-        masked = {
-            name: encode(name, arrays[name], weight, roster.deployment, shrinks) for name, weight in weights.items()
-        }
+        exceeding = sorted(name for name in weights if exceeds_range(arrays[name], roster.deployment))
+        if exceeding:
+            log.warning("fedflat: %s has values beyond deploy.secure_range, which are clipped", ", ".join(exceeding))
+        is_private = site.training.privacy is not None
+        # The number of sites that clip has no noise, so private runs do not count them.
+        arrays[CLIPPED], weights[CLIPPED] = np.asarray(float(bool(exceeding) and not is_private)), 1 / len(roster.keys)
+        # Rounding must not exceed the clipping norm of privacy.
+        masked = {name: encode(arrays[name], weight, roster.deployment, is_private) for name, weight in weights.items()}
         add_mask(masked, state["seed"], 1)
         key = mask_key(state["secret"])
         for other in others:
@@ -201,6 +227,7 @@ class SiteSum:
         """
         state = self._kept(MASKED, CONFIRMED)
         del self._context.state[STATE]
+        self._memory.next_token(state["token"])
         roster = self._roster(state)
         survivors = self._survivors(state, roster)
         if survivors != state.get("survivors", sorted(state["senders"])):
@@ -216,8 +243,15 @@ class SiteSum:
                 and self._states(state, roster, client, statement, tag)
             ]
             _require_enough(len(agreeing) + 1, roster.threshold)
-        memory = ClientMemory(self._policy.folder, self._purpose.experiment, self._client)
-        memory.commit_sum(state["kind"], self._purpose.round, survivors)
+        deployment, round = roster.deployment, self._purpose.round
+        clients = ", ".join(map(str, survivors))
+        wanted = f"{clients} (range {deployment.secure_range}, {deployment.secure_bits} bits)"
+        recorded = self._memory.commit("sum", round, wanted)
+        if recorded != wanted:
+            raise UserError(
+                f"round {round} has been summed with clients {recorded}, and another sum, with clients {wanted}, would "
+                "reveal the updates of the clients that differ; wait for the same clients, or start a new run"
+            )
         shares = [
             pair[:SHARE_BYTES] if client in survivors else pair[SHARE_BYTES:]
             for client, pair in zip(state["senders"], state["shares"], strict=True)
@@ -268,14 +302,17 @@ class SiteSum:
                 raise UserError(f"the keys of client {client} are not signed with the key in this site's list of sites")
 
     def _keep(self, stage: str, values: Mapping[str, Any]) -> None:
-        """Keep secrets until the next message, which must be the one after ``stage``."""
-        self._context.state[STATE] = ConfigRecord({**values, "stage": stage})
+        """Keep secrets until the next message, which must be the one after ``stage``.
+
+        Flower may handle messages at the same time, with the same secrets. Only one of them gets here.
+        """
+        token = self._memory.next_token(values.get("token"))
+        self._context.state[STATE] = ConfigRecord({**values, "stage": stage, "token": token})
 
     def _kept(self, *stages: str) -> dict[str, Any]:
         """Return the secrets of the sum; raises ``UserError`` unless its last stage was one of ``stages``."""
         state = dict(self._context.state.config_records.get(STATE) or {})
-        is_expected = state.get("stage") in stages and state[STATE_VERSION] == self._version
-        if not is_expected or _purpose(state) != self._purpose:
+        if state.get("stage") not in stages or [state[name] for name in Purpose._fields] != list(self._purpose):
             raise UserError("this node was restarted during the round and lost its keys; it waits for the next round")
         return state
 
@@ -309,10 +346,6 @@ def summable(training: Training, sent: Mapping[str, Tensor], received: Mapping[s
 
 def _content(values: Mapping[str, Any]) -> RecordDict:
     return RecordDict({SECURE: ConfigRecord(dict(values))})
-
-
-def _purpose(header: Mapping[str, Any]) -> Purpose:
-    return Purpose(str(header[EXPERIMENT]), int(header[ROUND]), str(header[BASE]))
 
 
 def _masked_with(state: Mapping[str, Any]) -> list[Any]:

@@ -37,7 +37,7 @@ from fedflat.errors import UserError
 
 SECURE = "secure"
 """Name of the record of a message that belongs to secure aggregation."""
-LOSS, NORMALISED = "loss", "normalised"
+LOSS, NORMALISED, CLIPPED = "loss", "normalised", "clipped"
 """Names of masked arrays that are not in the messages of other runs."""
 COUNTER = "num_batches_tracked"
 """Name of the integer buffer of BatchNorm."""
@@ -62,11 +62,21 @@ def threshold(members: int, share: float) -> int:
 
 
 class Purpose(NamedTuple):
-    """What is summed: the name of the experiment, the round, and the digest of the arrays that the sites receive."""
+    """What is summed, and how sites compute it.
+
+    Attributes:
+        experiment: name of the experiment.
+        round: number of the round.
+        base: digest of the arrays that the sites receive.
+        first_base: digest of those that they received in the round's first phase; empty in that phase.
+        settings: digest of the run's settings.
+    """
 
     experiment: str
     round: int
     base: str
+    first_base: str
+    settings: str
 
 
 class PublicKeys(NamedTuple):
@@ -85,7 +95,7 @@ class Roster:
         keys: public keys of the sites, by client.
         examples: number of examples of the sites, by client.
         deployment: the settings of secure aggregation.
-        weighting: the weights of clients, ``samples`` or ``uniform``.
+        weighting: the weights of clients, ``samples`` or ``uniform``, from the run's settings.
     """
 
     purpose: Purpose
@@ -107,8 +117,8 @@ class Roster:
     def digest(self) -> bytes:
         """Return a hash of everything in the roster."""
         sites = [[client, *(key.hex() for key in self.keys[client]), self.examples[client]] for client in self.clients]
-        settings = [self.deployment.secure_range, self.deployment.secure_bits, self.threshold, self.weighting]
-        return hashlib.sha256(json.dumps([self.purpose, sites, settings]).encode()).digest()
+        encoding = [self.deployment.secure_range, self.deployment.secure_bits, self.threshold]
+        return hashlib.sha256(json.dumps([self.purpose, sites, encoding]).encode()).digest()
 
     def weights(self) -> dict[int, float]:
         """Return the weight of each client; they sum to 1 if all clients remain."""
@@ -129,22 +139,20 @@ def fixed_point(deployment: Deployment, is_scalar: bool) -> tuple[np.dtype[Any],
     return np.dtype(f"<u{bits // 8}"), largest, 2.0 ** (bits - 2) / largest
 
 
-def encode(name: str, values: np.ndarray, weight: float, deployment: Deployment, shrinks: bool) -> np.ndarray:
+def exceeds_range(values: np.ndarray, deployment: Deployment) -> bool:
+    """Whether a number is outside the range of the sum, or not finite, so that ``encode`` changes it."""
+    _, largest, _ = fixed_point(deployment, is_scalar=not values.shape)
+    return not (np.abs(values) <= largest).all()
+
+
+def encode(values: np.ndarray, weight: float, deployment: Deployment, shrinks: bool) -> np.ndarray:
     """Return a weighted array as fixed-point numbers, [n]; a scalar becomes [1].
 
-    Raises ``UserError`` if a number is outside the range. ``shrinks`` rounds towards zero, so that no norm grows.
+    Numbers are clipped to the range, and NaN becomes 0: a site that refused to send them would tell the server
+    something about its update. ``shrinks`` rounds towards zero, so that no norm grows.
     """
     dtype, largest, steps = fixed_point(deployment, is_scalar=not values.shape)
-    exact = np.atleast_1d(values).astype(np.float64)
-    if not np.isfinite(exact).all():
-        raise UserError(f"{name} has values that are not finite, so this site sends no update; lower the learning rate")
-    peak = float(np.abs(exact).max(initial=0.0))
-    if peak > largest:
-        # The exact number would reveal something of the update.
-        needed = 2.0 ** math.ceil(math.log2(peak))
-        raise UserError(
-            f"{name} has values beyond {largest:g}, so this site sends no update; set deploy.secure_range={needed:g}"
-        )
+    exact = np.clip(np.nan_to_num(np.atleast_1d(values).astype(np.float64)), -largest, largest)
     rounded = (np.trunc if shrinks else np.rint)(exact * (weight * steps))
     return rounded.astype(np.int64).astype(dtype)
 
