@@ -116,7 +116,7 @@ def test_a_run_whose_server_was_killed_agrees_with_the_loop(resumed: Path) -> No
     assert record.history == expected.history
     lines = participation(out)
     assert [line["round"] for line in lines] == list(range(ROUNDS))
-    assert all(len(line["accepted"]) == 2 and not line["refused"] and not line["missing"] for line in lines)
+    assert all(len(line["accepted"]) == 2 and not line["rejected"] and not line["missing"] for line in lines)
 
 
 def test_nodes_reconnect_to_a_restarted_superlink(federation: RealFederation, resumed: Path) -> None:
