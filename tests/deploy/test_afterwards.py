@@ -96,7 +96,7 @@ def test_scores_name_missing_sites(tmp_path: Path, caplog: pytest.LogCaptureFixt
     messages = [(record.levelname, record.getMessage()) for record in caplog.records[-2:]]
     reason = "this node reports no scores; scores=true in its --node-config would permit them"
     assert messages == [
-        ("INFO", f"fedflat: without scores of client 3: {NOT_CONNECTED}; client 0, client 1: {reason}"),
+        ("INFO", f"fedflat: without scores of client 0, client 1: {reason}; client 3: {NOT_CONNECTED}"),
         ("INFO", f"fedflat: done; look at it with: fedflat show {tmp_path / 'run'}"),
     ]
     shown = CliRunner().invoke(app, ["show", str(tmp_path / "run")], env={"COLUMNS": "200"}).output

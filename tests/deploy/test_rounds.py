@@ -168,11 +168,15 @@ def test_too_few_updates_pause_the_run(tmp_path: Path) -> None:
 
 def test_a_run_without_enough_sites_is_shown_and_may_be_replaced(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, **{"deploy.minimum": 4, "training.rounds": 1})
+    grid = federation_of(tmp_path, settings)
+    grid.contexts[103].node_config["key"] = str(tmp_path / "lost.key")
     with pytest.raises(UserError, match="too few sites have joined: 3, but at least 4"):
-        serve(federation_of(tmp_path, settings, nodes=3), settings)
+        serve(grid, settings)
     for folder in (tmp_path / "run", tmp_path):
-        shown = CliRunner().invoke(app, ["show", str(folder)], env={"COLUMNS": "200"}).output
-        assert re.search("paused.*too few sites have joined: 3", shown), shown
+        shown = " ".join(CliRunner().invoke(app, ["show", str(folder)], env={"COLUMNS": "200"}).output.split())
+        assert re.search(
+            r"paused.*too few sites have joined: 3.*rejected: node 103: cannot read the key \[path\]", shown
+        )
     other = {**settings, "seed": 1}
     with locked(tmp_path / "run" / "checkpoint"), pytest.raises(UserError, match="working on"):
         serve(federation_of(tmp_path, other), other)
@@ -305,15 +309,17 @@ def test_a_node_that_never_answers_does_not_delay_rounds(tmp_path: Path) -> None
     assert re.search(r"node 103 +site rejected +\S+ +it has not answered the greeting so far", shown)
 
 
-def test_a_failed_handshake_is_repeated_in_the_next_round(tmp_path: Path) -> None:
-    """The node has another experiment at first; its id does not change when it is restarted."""
+@pytest.mark.parametrize("number", [103, 203])
+def test_a_failed_handshake_is_repeated_in_the_next_round(number: int, tmp_path: Path) -> None:
+    """The node has another experiment at first; its id may change when it is restarted."""
     settings = settings_of(tmp_path)
     grid = federation_of(tmp_path, settings)
     grid.contexts[103].run_config["training.lr"] = 0.06
 
     def tamper(reply: Message) -> Message:
         if grid.sent[-1].metadata.group_id == "0":
-            grid.contexts[103].run_config["training.lr"] = settings["training.lr"]
+            grid.contexts.pop(103, None)
+            grid.contexts[number] = node(tmp_path, settings, 3)
         return reply
 
     grid.tamper = tamper

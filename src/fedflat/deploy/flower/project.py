@@ -131,8 +131,8 @@ project:
    sites are on other machines, use `--host SERVER` instead of `--sites`: they create their own keys, and connect to the
    gateway, whose command is printed as well.
 2. `fedflat deploy check {folder}` checks settings, hooks and data; `--site 0` also loads the data of site 0.
-3. `flwr run {folder} sites --stream` starts the run. It exits with 0 even if the run fails; `flwr list sites` shows
-   the status and the reason.
+3. `flwr run {folder} sites --stream` starts the run. It exits with 0 even if the run fails;
+   `flwr list sites --format json` shows the status and the reason.
 4. `fedflat show runs/{name}` shows the result.
 
 If a site cannot connect, run `fedflat deploy check SERVER:8443 --root-certificates ca.crt` there.

@@ -69,9 +69,17 @@ def server_app(
             )
         except UserError as error:
             log.error("fedflat: %s", error)
-            raise error.with_traceback(None) from None  # Flower logs it with its traceback
+            log.addFilter(_drop_traceback)  # Flower logs the exception, too
+            raise
 
     return app
+
+
+def _drop_traceback(record: logging.LogRecord) -> bool:
+    """Drop the traceback of a mistake of the user from a log record, whose text says enough."""
+    if record.exc_info and isinstance(record.exc_info[1], UserError):
+        record.exc_info = None
+    return True
 
 
 def serve(
@@ -252,9 +260,9 @@ class _ProgressLog(Callback):
         self.round_done(run)
         nodes, deployment, clients = run.engine.nodes, run.engine.deployment, len(run.partition.clients)
         nodes.wait_for(lambda: len(nodes.present) >= clients, deployment.wait, deployment.timeout)
+        self.round_done(run)
         if len(nodes.present) < deployment.minimum:
             raise nodes.too_few(len(nodes.present), deployment.minimum, "too few sites have joined")
-        self.round_done(run)
 
     def round_done(self, run: RunView) -> None:
         """Store the sites, to which new ones may have come."""

@@ -157,10 +157,10 @@ def _noise_advice(training: Training, parameters: int, cohort_size: int) -> str:
 def _describe_sums(deployment: Deployment, cohort_size: int) -> str:
     """Say how many sites a secure sum has at least, if ``cohort_size`` sites take part, and if sites are missing."""
     smallest = max(threshold(cohort_size, deployment.secure_threshold), deployment.minimum)
-    return (
-        f"every sum has at least {smallest} of {cohort_size} sites; if sites are missing from the start of a round, at "
-        f"least {deployment.minimum} (deploy.minimum)"
-    )
+    text = f"every sum has at least {smallest} of {cohort_size} sites"
+    if smallest > deployment.minimum:
+        text += f"; if sites are missing when a round starts, at least {deployment.minimum} (deploy.minimum)"
+    return text
 
 
 def _missing_keys(sites: str, clients: int) -> list[str]:

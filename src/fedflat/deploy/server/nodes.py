@@ -90,8 +90,8 @@ class Nodes:
         return f"client {client} ({site.name})" if site else f"client {client}"
 
     def labelled(self, reasons: Mapping[int, str]) -> dict[str, str]:
-        """Return reasons by client with the clients' labels in place of their numbers."""
-        return {self.label(client): reason for client, reason in reasons.items()}
+        """Return reasons by client, in ascending order, with the clients' labels in place of their numbers."""
+        return {self.label(client): reason for client, reason in sorted(reasons.items())}
 
     def rejections(self) -> dict[str, str]:
         """Return why nodes are rejected, by site, or by node if its site is unknown."""
@@ -191,9 +191,11 @@ class Nodes:
         for number, answer in self._pull(self._greetings):
             node, content, _ = self._greetings.pop(number)
             reason = answer if isinstance(answer, str) else self._join(node, content, answer)
-            self.rejected.pop(node, None)
             if reason:
                 self.rejected[node] = reason
+            else:  # earlier nodes of this client no longer matter
+                former = {other for other, client in self._client_of.items() if client == self._client_of[node]}
+                self.rejected = {other: why for other, why in self.rejected.items() if other not in former}
 
     def _join(self, node: int, greeting: RecordDict, records: RecordDict) -> str:
         """Let a node join that answered a greeting with ``records``; returns why it is rejected, empty if it joined."""
