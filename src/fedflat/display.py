@@ -9,6 +9,8 @@ from statistics import median_low
 
 SHARES = frozenset({"accuracy", "miou", "iou", "pixel_accuracy", "mAP", "label_accuracy", "f1"})
 """Metrics between 0 and 1, which are shown in per cent."""
+MAX_NAMES = 20
+"""Largest number of names in a text that lists them."""
 
 
 def is_share(metric: str) -> bool:
@@ -123,6 +125,28 @@ def counted(count: int, noun: str) -> str:
     ('1 round', '3 rounds')
     """
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def names_by_reason(reasons: Mapping[str, str]) -> dict[str, str]:
+    """Return the names that have the same reason, as text by reason.
+
+    >>> names_by_reason({"site 0": "late", "site 1": "lost", "site 2": "late"})
+    {'late': 'site 0, site 2', 'lost': 'site 1'}
+    """
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        names.setdefault(reason, []).append(name)
+    return {reason: shown_names(listed) for reason, listed in names.items()}
+
+
+def shown_names(names: Sequence[str]) -> str:
+    """Return names as text, with the number of those beyond the first ``MAX_NAMES``.
+
+    >>> shown_names([str(number) for number in range(22)]).partition("18, ")[2]
+    '19, 2 more'
+    """
+    more = [f"{len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else []
+    return ", ".join([*names[:MAX_NAMES], *more])
 
 
 def html_table(title: str, columns: Iterable[object], rows: Iterable[Iterable[object]]) -> str:

@@ -87,9 +87,18 @@ def test_scores_name_missing_sites(tmp_path: Path, caplog: pytest.LogCaptureFixt
     caplog.set_level("INFO", "flwr")
     secure = {"deploy.secure_aggregation": True, "deploy.minimum": 2, "algorithm": "fedavg"}
     settings = settings_of(tmp_path, **{"deploy.score": True, "training.rounds": 1, **secure})
-    serve(federation_of(tmp_path, settings, nodes=3), settings)
+    grid = federation_of(tmp_path, settings, nodes=3)
+    for number in (100, 101):
+        grid.contexts[number].node_config["scores"] = False
+    serve(grid, settings)
     scores = json.loads((tmp_path / "run" / "sites.json").read_text())
-    assert scores["missing"] == {"3": NOT_CONNECTED}
+    assert list(scores["missing"]) == ["3", "0", "1"] and scores["missing"]["3"] == NOT_CONNECTED
+    messages = [(record.levelname, record.getMessage()) for record in caplog.records[-2:]]
+    reason = "this node reports no scores; scores=true in its --node-config would permit them"
+    assert messages == [
+        ("INFO", f"fedflat: without scores of client 0, client 1: {reason}; client 3: {NOT_CONNECTED}"),
+        ("INFO", f"fedflat: done; look at it with: fedflat show {tmp_path / 'run'}"),
+    ]
     shown = CliRunner().invoke(app, ["show", str(tmp_path / "run")], env={"COLUMNS": "200"}).output
     assert re.search(rf"client 2 +\d+ +1 +0 +{100 * scores['sites']['2']['accuracy']:.2f}", shown), shown
     assert re.search("secure aggregation +on", shown) and "secure aggregation is on" in caplog.text

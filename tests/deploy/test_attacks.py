@@ -129,7 +129,7 @@ def test_refused_updates_leave_no_trace(tmp_path: Path) -> None:
     without, noted = federated(tmp_path / "without", [], SITES - 1, **more)
     for line, (name, (_, why)) in zip(lines, REFUSED.items(), strict=True):
         assert line["accepted"] == [0, 1, 2, 3], name
-        assert re.search(why, line["refused"][str(ATTACKER)]), line
+        assert re.search(why, line["rejected"][str(ATTACKER)]), line
     assert all(line["missing"] == {str(ATTACKER): NOT_CONNECTED} for line in noted)
     assert torch.equal(record.models["server"].weights, without.models["server"].weights)
     assert accuracy(record) == accuracy(without)
@@ -174,4 +174,4 @@ def test_numbers_that_choose_weights_have_bounds(text: str, tmp_path: Path) -> N
     _, lines = federated(tmp_path, lies, **settings)
     for line, (name, _, reason) in zip(lines, CLAIMS[text], strict=True):
         assert line["accepted"] == [0, 1, 2, 3]
-        assert re.search(f"{name} {reason}", line["refused"][str(ATTACKER)])
+        assert re.search(f"{name} {reason}", line["rejected"][str(ATTACKER)])

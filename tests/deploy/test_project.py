@@ -55,7 +55,10 @@ def test_a_project_is_complete_and_its_config_is_an_experiment(tmp_path: Path) -
     assert {key.removeprefix(PREFIX) for key in settings if key.startswith(PREFIX)} <= Deployment.model_fields.keys()
     for name in ("server", "client", "hooks", "__init__"):
         compile((folder / "my_hospital" / f"{name}.py").read_text(), name, "exec")
-    assert "partition-id=2" in (folder / "README.md").read_text()
+    readme = (folder / "README.md").read_text()
+    assert readme.index("fedflat deploy certificates certificates --sites 3") < readme.index("--insecure")
+    assert "partition-id=2" in readme and "flwr run 'My Hospital' sites --stream" in readme
+    assert 'it says "Invalid run configuration"' in (folder / "pyproject.toml").read_text()
 
 
 def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:

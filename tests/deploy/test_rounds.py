@@ -1,4 +1,4 @@
-"""Rounds with refused updates, late and dead clients, and mismatched nodes; restarts from a checkpoint."""
+"""Rounds with rejected updates, late and dead clients, and mismatched nodes; restarts from a checkpoint."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from fedflat.deploy.settings import deployment_of, experiment_of
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.run import Run
+from fedflat.experiment.store.files import locked
 from fedflat.experiment.store.run_folder import RunFolder
 
 from .direct import SMALL, DirectGrid, federation_of, node
@@ -45,7 +46,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "run" / "participation.jsonl").read_text().splitlines()]
 
 
-def test_a_poisoned_update_is_refused_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_poisoned_update_is_rejected_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = settings_of(tmp_path)
     grid = federation_of(tmp_path, settings)
 
@@ -63,8 +64,8 @@ def test_a_poisoned_update_is_refused_and_logged(tmp_path: Path, caplog: pytest.
     assert record.status == "finished"
     assert torch.isfinite(record.models["server"].weights).all()
     assert [line["accepted"] for line in lines_of(tmp_path)] == [[0, 1, 3]] * 3
-    assert all(re.search("displacement.*NaN", line["refused"]["2"]) for line in lines_of(tmp_path))
-    assert re.search("round 0: the update of client 2 is rejected: .*NaN", caplog.text)
+    assert all(re.search("displacement.*NaN", line["rejected"]["2"]) for line in lines_of(tmp_path))
+    assert re.search("round 0: rejected update of client 2: .*NaN", caplog.text)
     shown = CliRunner().invoke(app, ["show", str(tmp_path / "run")], env={"COLUMNS": "200"}).output
     assert re.search(r"client 2 +rejected +0-2 +displacement contains NaN", shown)
     assert re.search(r"client 1 +\d+ +3 +2 *\n", shown) and re.search(r"client 2 +\d+ +0 +– *\n", shown)
@@ -165,6 +166,23 @@ def test_too_few_updates_pause_the_run(tmp_path: Path) -> None:
     assert torch.equal(record.models["server"].weights, Run(experiment_of(settings)).execute().models["server"].weights)
 
 
+def test_a_run_without_enough_sites_is_shown_and_may_be_replaced(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, **{"deploy.minimum": 4, "training.rounds": 1})
+    grid = federation_of(tmp_path, settings)
+    grid.contexts[103].node_config["key"] = str(tmp_path / "lost.key")
+    with pytest.raises(UserError, match="too few sites have joined: 3, but at least 4"):
+        serve(grid, settings)
+    for folder in (tmp_path / "run", tmp_path):
+        shown = " ".join(CliRunner().invoke(app, ["show", str(folder)], env={"COLUMNS": "200"}).output.split())
+        assert re.search(
+            r"paused.*too few sites have joined: 3.*rejected: node 103: cannot read the key \[path\]", shown
+        )
+    other = {**settings, "seed": 1}
+    with locked(tmp_path / "run" / "checkpoint"), pytest.raises(UserError, match="working on"):
+        serve(federation_of(tmp_path, other), other)
+    assert serve(federation_of(tmp_path, other), other).config.seed == 1
+
+
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_node_without_its_state_starts_afresh_on_request(fresh: bool, tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
@@ -194,7 +212,7 @@ def test_a_node_without_its_state_starts_afresh_on_request(fresh: bool, tmp_path
         ({"training.lr": 0.06}, r"training is \w+ at the node but \w+ at the server"),
     ],
 )
-def test_a_node_with_another_experiment_is_refused_at_hello(change: dict[str, Any], why: str, tmp_path: Path) -> None:
+def test_a_node_with_another_experiment_is_rejected_at_hello(change: dict[str, Any], why: str, tmp_path: Path) -> None:
     settings = settings_of(tmp_path, **{"deploy.minimum": 4})
     grid = federation_of(tmp_path, settings)
     grid.contexts[102].run_config |= change
@@ -205,7 +223,7 @@ def test_a_node_with_another_experiment_is_refused_at_hello(change: dict[str, An
     assert re.search(why, str(reasons[0])), reasons
 
 
-def test_another_version_is_refused_by_the_server_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_version_is_rejected_by_the_server_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = settings_of(tmp_path)
     grid = federation_of(tmp_path, settings)
 
@@ -274,7 +292,7 @@ def test_a_garbled_answer_does_no_harm(records: RecordDict, tmp_path: Path) -> N
         assert serve(grid, settings).status == "finished"
         line = lines_of(tmp_path / kind)[0]
         assert line["accepted"] == accepted
-        assert list(line["refused"] | line["missing"]) == ["2"]
+        assert list(line["rejected"] | line["missing"]) == ["2"]
 
 
 def test_a_node_that_never_answers_does_not_delay_rounds(tmp_path: Path) -> None:
@@ -286,20 +304,22 @@ def test_a_node_that_never_answers_does_not_delay_rounds(tmp_path: Path) -> None
     assert [m.metadata.message_type for m in greetings] == ["query.hello"]
     assert all(line["accepted"] == [0, 1, 2] for line in lines_of(tmp_path))
     status = RunFolder(tmp_path / "run").status()
-    assert status["rejected_nodes"] == {"103": "it has not answered the greeting so far"}
+    assert status["rejected_nodes"] == {"node 103": "it has not answered the greeting so far"}
     shown = CliRunner().invoke(app, ["show", str(tmp_path / "run")], env={"COLUMNS": "200"}).output
-    assert re.search(r"node 103 +not admitted +\S+ +it has not answered the greeting so far", shown)
+    assert re.search(r"node 103 +site rejected +\S+ +it has not answered the greeting so far", shown)
 
 
-def test_a_failed_handshake_is_repeated_in_the_next_round(tmp_path: Path) -> None:
-    """The node has another experiment at first; its id does not change when it is restarted."""
+@pytest.mark.parametrize("number", [103, 203])
+def test_a_failed_handshake_is_repeated_in_the_next_round(number: int, tmp_path: Path) -> None:
+    """The node has another experiment at first; its id may change when it is restarted."""
     settings = settings_of(tmp_path)
     grid = federation_of(tmp_path, settings)
     grid.contexts[103].run_config["training.lr"] = 0.06
 
     def tamper(reply: Message) -> Message:
         if grid.sent[-1].metadata.group_id == "0":
-            grid.contexts[103].run_config["training.lr"] = settings["training.lr"]
+            grid.contexts.pop(103, None)
+            grid.contexts[number] = node(tmp_path, settings, 3)
         return reply
 
     grid.tamper = tamper

@@ -46,7 +46,7 @@ def test_the_first_of_two_nodes_with_one_number_stays(tmp_path: Path, caplog: py
 
     grid.tamper = tamper
     record = serve(grid, settings)
-    assert "node 103 is rejected: it claims to be client 0, which is node 100" in caplog.text
+    assert "node 103 claims to be client 0, which is node 100" in caplog.text
     assert [line["accepted"] for line in lines_of(tmp_path)] == [[0, 1, 2]] * 3
     trained = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "train"]
     assert trained.count(100) == 2 and trained.count(103) == 1
@@ -76,7 +76,7 @@ def test_a_site_whose_data_changed_joins_again(tmp_path: Path) -> None:
     assert [line["accepted"] for line in lines_of(tmp_path)] == [[0, 1, 2, 3], [1, 2, 3], [0, 1, 2, 3]]
 
 
-def test_a_node_that_cannot_save_state_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_that_cannot_save_state_is_rejected(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = settings_of(tmp_path, **{"training.rounds": 1})
     grid = federation_of(tmp_path, settings)
     (tmp_path / "node-0").write_text("no folder")
@@ -90,6 +90,29 @@ def test_a_node_that_cannot_save_state_is_refused(tmp_path: Path, caplog: pytest
     assert "cannot write its client's state to [path] (file exists)" in server[1]
     assert not any(str(tmp_path) in line for line in server)
     assert not [m for m in grid.sent if m.metadata.dst_node_id == 100 and m.metadata.message_type == "train"]
+
+
+def test_a_site_that_requires_larger_sums_is_rejected(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It names the setting that it needs, and the others continue; sites with the same reason share a line."""
+    settings = settings_of(tmp_path, **{"algorithm": "fedavg", "training.rounds": 1, "deploy.minimum": 2})
+    settings["deploy.secure_aggregation"] = True
+    for node_config, reason in (
+        ({"secure-minimum": 4}, "write secure_threshold = 1.0 below [tool.flwr.app.config.deploy] in pyproject.toml"),
+        ({"secure-minimum": 5}, "set federation.clients_per_round to at least 5"),
+    ):
+        settings["deploy.out"] = str(tmp_path / reason.split()[0])
+        grid = federation_of(tmp_path, settings)
+        for number in (101, 103):
+            grid.contexts[number].node_config |= {**node_config, "secure-aggregation": False}
+        serve(grid, settings)
+        names = "rejected: client 1, client 3: sums of this run need only 3 of 4 sites, but this node requires"
+        assert re.search(f"{names} .*{re.escape(reason)}\n", caplog.text)
+    settings |= {"deploy.secure_threshold": 1.0, "deploy.out": str(tmp_path / "run")}
+    for number, context in grid.contexts.items():
+        context.run_config.update(settings)
+        context.node_config |= {"secure-minimum": 4} if number in (101, 103) else {}
+    serve(grid, settings)
+    assert lines_of(tmp_path)[0]["accepted"] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_malformed_answers_are_rejected(tmp_path: Path) -> None:
         return changed(reply, **values) if reply.metadata.message_type == kind else reply
 
     federated(tmp_path, tamper)
-    assert ledger(tmp_path)[0]["refused"] == {
+    assert ledger(tmp_path)[0]["rejected"] == {
         "0": "its keys have an unexpected format",
         "1": "its shares have an unexpected format",
     }
@@ -315,7 +315,7 @@ def test_a_site_can_insist_on_secure_aggregation(tmp_path: Path) -> None:
     serve(grid, settings)
     assert all(line["accepted"] == [0, 1, 3] for line in ledger(tmp_path))
     rejected = json.loads((tmp_path / "run" / "status.json").read_text())["rejected_nodes"]
-    assert "takes part only in runs with secure aggregation" in rejected["102"]
+    assert "takes part only in runs with secure aggregation" in rejected["client 2"]
 
 
 @pytest.mark.parametrize("privacy", ["dp(noise=1e-9,clip=0.05)", "local-dp(noise=1e-9,clip=0.05)"])

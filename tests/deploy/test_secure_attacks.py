@@ -348,7 +348,7 @@ def test_dishonest_keys_exclude_only_their_site(tmp_path: Path) -> None:
     serve(grid, settings)
     lines = [json.loads(line) for line in (tmp_path / "run" / "participation.jsonl").read_text().splitlines()]
     assert [line["accepted"] for line in lines] == [[0, 1, 2]] * 2
-    reasons = [line["refused"]["3"] for line in lines]
+    reasons = [line["rejected"]["3"] for line in lines]
     assert reasons == [
         "its keys are not signed with the key of site-3",
         "its keys are invalid or repeat another site's",

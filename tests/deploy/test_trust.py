@@ -55,7 +55,9 @@ def answering(
                         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
                         context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
                         connected = context.wrap_socket(connected, server_side=True)
-                    connected.recv(1000)
+                    request = connected.recv(1000)
+                    while request.startswith(b"POST") and not request.endswith(b"x"):  # the body comes separately
+                        request += connected.recv(1000)
                     connected.sendall(answer)
             except OSError:
                 return

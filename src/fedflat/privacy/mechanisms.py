@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import isinf
 from typing import Any, ClassVar
 
+from fedflat.display import counted
 from fedflat.errors import UserError
 from fedflat.privacy.accountant import Accountant, noise_for
 from fedflat.registry import Registry
@@ -44,7 +45,7 @@ class GaussianMechanism:
     def describe(self, rounds: int) -> str:
         """Describe the guarantee after a number of rounds, or up to the budget, in a line."""
         place = "local" if self.is_local else "central"
-        cost = f"epsilon {self.epsilon(rounds):.3g} after {rounds} rounds"
+        cost = f"epsilon {self.epsilon(rounds):.3g} after {counted(rounds, 'round')}"
         if self.exceeds_budget(rounds):
             cost = f"stops before epsilon {self.budget:g}"
         return (
@@ -88,8 +89,8 @@ class DifferentialPrivacy:
             noise = noise_for(accountant, self.epsilon, rounds)
             if isinf(noise):
                 raise UserError(
-                    f"no noise gives epsilon={self.epsilon:g} with delta={self.delta:g} over {rounds} rounds; "
-                    "use a larger epsilon or fewer rounds"
+                    f"no noise gives epsilon={self.epsilon:g} with delta={self.delta:g} over "
+                    f"{counted(rounds, 'round')}; use a larger epsilon or fewer rounds"
                 )
         return GaussianMechanism(self.clip, noise, self.is_local, is_secure, accountant, self.epsilon)
 

@@ -191,7 +191,7 @@ def _check_project(folder: Path, sites: list[int], as_json: bool) -> None:
     screen().print(table(columns, rows, numeric=("training", "test")))
     facts = {
         "privacy": project.privacy or "none",
-        "secure aggregation": "on" if project.secure_aggregation else "off: the server sees every update",
+        "secure aggregation": f"on: {project.sums}" if project.sums else "off: the server sees every update",
     }
     screen().print(key_values(facts))
     for text in project.advice:

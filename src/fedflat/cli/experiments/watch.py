@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from dataclasses import dataclass
@@ -203,9 +204,12 @@ def _render(runs: list[WatchedRun]) -> RenderableType:
     if not runs:
         return Text("no run has begun yet", style="dim")
     metric = with_unit(runs[0].metric)
-    columns = ("run", "seed", "status", "rounds", "", metric, "best", "loss", "sent up", "time", "left")
+    folders = [Path(run.folder).absolute() for run in runs]
+    common = os.path.commonpath([folder.parent for folder in folders])
+    columns = ("folder", "algorithm", "seed", "status", "rounds", "", metric, "best", "loss", "sent up", "time", "left")
     rows = [
         (
+            folder.relative_to(common),
             run.algorithm,
             run.seed,
             Text(run.status, style=STATUS_STYLE.get(run.status, "")),
@@ -218,13 +222,13 @@ def _render(runs: list[WatchedRun]) -> RenderableType:
             shown_seconds(run.seconds),
             None if run.left is None else shown_seconds(run.left),
         )
-        for run in runs
+        for run, folder in zip(runs, folders, strict=True)
     ]
     summary = f"{sum(run.has_ended for run in runs)} of {len(runs)} runs finished"
     dead = [run.folder for run in runs if run.status in DEAD_STATUSES]
     if dead:
         summary += f"; continue with: {RunFolder(Path(dead[0])).resume_command}"
-    grid = table(columns, rows, numeric={"seed", "rounds", *columns[5:]}, optional=("", "best", "sent up"))
+    grid = table(columns, rows, numeric={"seed", "rounds", *columns[6:]}, optional=("", "best", "sent up", "seed"))
     return Group(grid, Text(summary, style="dim"))
 
 

@@ -85,11 +85,11 @@ def print_comparison(comparison: Comparison, targets: Sequence[float] = (), miss
     console.print()
     for record in comparison.records:
         if record.status not in ("finished", "stopped"):
-            reason = f", {record.reason}" if record.reason else ""
+            details = f", {record.reason}" if record.reason else ""
             if record.status != "diverged":
-                reason = f" after {record.rounds} of {record.config.training.rounds} rounds"
-            message = f"{record.config.algorithm}, seed {record.config.seed}: {current_status(record)}{reason}"
-            console.print(message, style="red" if record.status == "diverged" else "yellow")
+                details = f" after {record.rounds} of {record.config.training.rounds} rounds{details}"
+            message = f"{record.config.algorithm}, seed {record.config.seed}: {current_status(record)}{details}"
+            console.print(message, style="red" if record.status == "diverged" else "yellow", markup=False)
     print_row_warnings(comparison)
     console.print(verdict(comparison, missing), style="bold")
 

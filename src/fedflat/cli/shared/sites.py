@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedflat.cli.shared.screen import print_section, shown_count, shown_metric, table, with_unit
+from fedflat.display import names_by_reason, shown_names
 
 if TYPE_CHECKING:
     from fedflat.experiment.store.run_folder import Record
@@ -73,18 +74,13 @@ def _label(entry: dict[str, Any]) -> str:
 def _print_absent_sites(document: dict[str, Any]) -> None:
     """Print which sites were rejected or missing in which rounds, and which nodes were rejected altogether."""
     absent, nodes = document.get("absent_sites", []), document.get("rejected_nodes", {})
-    rows = [
-        (
-            _label(entry),
-            entry["kind"],
-            shown_ranges(entry["rounds"]),
-            entry["reason"],
-        )
-        for entry in absent[-MAX_ABSENCES:]
-    ]
-    rows += [(f"node {node}", "not admitted", "", reason) for node, reason in nodes.items()]
+    labels: dict[tuple[str, str, str], list[str]] = {}  # sites with the same absences share a row
+    for entry in absent:
+        labels.setdefault((entry["kind"], shown_ranges(entry["rounds"]), entry["reason"]), []).append(_label(entry))
+    rows = [(shown_names(sites), *absence) for absence, sites in labels.items()]
+    hidden = max(len(rows) - MAX_ABSENCES, 0)
+    rows = rows[hidden:] + [(names, "site rejected", "", reason) for reason, names in names_by_reason(nodes).items()]
     if rows:
-        hidden = max(len(absent) - MAX_ABSENCES, 0)
         title = "Sites without an update" + (f" ({hidden} earlier entries in participation.jsonl)" if hidden else "")
         print_section(title, table(("site", "update", "rounds, from 0", "reason"), rows))
 

@@ -26,6 +26,8 @@ FORWARDED = ("/v1/fleet/{path}", "/health")
 """Paths of a SuperLink that SuperNodes and ``fedflat deploy check`` request."""
 TIMEOUT = 300.0
 """Seconds that the SuperLink has to answer a request."""
+KEEP_ALIVE = 2.0
+"""Seconds after which an idle connection is closed: before the SuperLink does, which would lose a request."""
 LONGEST_BODY = 64 * 2**20
 """Bytes of a request; Flower splits larger messages into requests of a few megabytes."""
 HOP_BY_HOP = {"connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
@@ -43,6 +45,7 @@ def gateway_app(superlink: str, authority: Path) -> Starlette:
         base_url=f"https://{superlink}",
         verify=ssl.create_default_context(cafile=authority),
         timeout=TIMEOUT,
+        limits=httpx.Limits(keepalive_expiry=KEEP_ALIVE),
         trust_env=False,  # the SuperLink is never behind the proxy of $HTTPS_PROXY
     )
 

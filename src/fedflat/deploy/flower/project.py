@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
+import shlex
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -33,7 +34,9 @@ serverapp = "{package}.server:app"
 clientapp = "{package}.client:app"
 
 # The experiment: every key is a setting of fedflat (list them with fedflat settings).
-# Change one for a single run with: flwr run --run-config 'algorithm="scaffold"'
+# Change some for a single run, with strings in double quotes and everything in single quotes:
+#   flwr run {folder} sites --run-config 'algorithm="scaffold" training.rounds=20'
+# Flower accepts only keys that are in this file; for others it says "Invalid run configuration". Add them here first.
 [tool.flwr.app.config]
 algorithm = "{algorithm}"
 model = "mlp"
@@ -59,7 +62,7 @@ sites = "certificates/sites.txt"  # who may take part, written by fedflat deploy
 minimum = {minimum}  # fewest accepted updates for a round to count
 timeout = 600.0  # seconds that a client has for a round
 wait = 120.0  # seconds to wait for nodes that have not connected yet
-bound = 30.0  # refuse an update whose norm is this many times the cohort's median norm
+bound = 30.0  # reject an update whose norm is this many times the cohort's median norm
 validation = false  # at every evaluation, ask sites for the model's metrics on their held-out data
 track = "none"  # log every evaluation to tensorboard, mlflow or wandb
 score = true  # finally, ask every site for the model's score on its held-out data
@@ -120,32 +123,38 @@ README = """\
 
 `pyproject.toml` holds the experiment; add your own data and model in `{package}/hooks.py`.
 
-Check settings, hooks and data before you start it: `fedflat deploy check .`; `--site 0` also loads the data of site 0.
+A federation has one SuperLink and a SuperNode at every site. Run these commands in the folder that contains this
+project:
 
-A federation has one SuperLink and a SuperNode at every site. A first try on one machine needs no certificates, so these
-commands have `--insecure`; the last paragraph is about TLS. Run each command in its own terminal:
+1. `fedflat deploy certificates certificates --sites {clients}` creates certificates, a key for every site and the list
+   of sites. It prints the commands that start the SuperLink and the SuperNodes with TLS, each in its own terminal. If
+   sites are on other machines, use `--host SERVER` instead of `--sites`: they create their own keys, and connect to the
+   gateway, whose command is printed as well.
+2. `fedflat deploy check {folder}` checks settings, hooks and data; `--site 0` also loads the data of site 0.
+3. `flwr run {folder} sites --stream` starts the run. It exits with 0 even if the run fails;
+   `flwr list sites --format json` shows the status and the reason.
+4. `fedflat show runs/{name}` shows the result.
+
+If a site cannot connect, run `fedflat deploy check SERVER:8443 --root-certificates ca.crt` there.
+
+## Without certificates, on one machine only
+
+`--insecure` and `deploy.sites="any"` let every process on the machine take part:
 
     flower-superlink --insecure --database superlink.db --disable-runtime-dependency-installation
 {supernodes}
-    flwr run . sites --stream --run-config 'deploy.sites="any"'
+    flwr run {folder} sites --stream --run-config 'deploy.sites="any"'
 
 Or run the project in Flower's simulation (`pip install 'flwr[simulation]'`), without SuperNodes:
 
     flower-superlink --insecure --simulation --disable-runtime-dependency-installation
-    flwr run . sites --stream --run-config 'deploy.sites="any"' --federation-config 'num-supernodes={clients}'
+    flwr run {folder} sites --stream --run-config 'deploy.sites="any"' --federation-config 'num-supernodes={clients}'
 
 Both need this entry in Flower's configuration (`flwr config list` shows where the file is):
 
     [superlink.sites]
     address = "127.0.0.1:8000"
     insecure = true
-
-Then look at the result with `fedflat show runs/{name}`.
-
-`--insecure` and `deploy.sites="any"`, which lets every node take part, are for one machine. For several,
-`fedflat deploy certificates certificates --host SERVER` makes certificates and the list of sites, and prints how to
-start everything with them. If a site cannot connect, run `fedflat deploy check SERVER:8443 --root-certificates ca.crt`
-there.
 """
 
 
@@ -179,13 +188,18 @@ def write_project(folder: Path, algorithm: str, clients: int, secure_weighting: 
     ]
     values = {
         "name": name,
+        "folder": shlex.quote(folder.absolute().name),
         "package": package,
         "algorithm": algorithm,
         "clients": clients,
         "minimum": min(2, clients),
         "supernodes": "\n".join(supernodes),
         "weighting": f'weighting = "{secure_weighting}"\n' if secure_weighting else "",
-        "local_work": "local_steps = 20" if secure_weighting else "local_epochs = 1",
+        "local_work": (
+            "local_steps = 20  # instead of local_epochs, so that all sites make equally many steps"
+            if secure_weighting
+            else "local_epochs = 1"
+        ),
         "secure_aggregation": "true" if secure_weighting else "false",
     }
     source = folder / package

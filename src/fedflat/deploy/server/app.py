@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from fedflat.data import Dataset
 from fedflat.deploy.server.engine import SITES_SET, SitesEngine
 from fedflat.deploy.server.federation_file import SCORES, FederationFile, read_document
 from fedflat.deploy.server.ledger import LEDGER, Ledger
-from fedflat.deploy.server.nodes import Nodes, too_few_clients
+from fedflat.deploy.server.nodes import Nodes
 from fedflat.deploy.server.secure_aggregation import SecureAttempt
-from fedflat.deploy.server.site_scores import ask_for_scores
+from fedflat.deploy.server.site_scores import ask_for_scores, log_missing_scores
 from fedflat.deploy.settings import (
     ANY_NODE,
     NO_TRACKING,
@@ -69,9 +70,17 @@ def server_app(
             )
         except UserError as error:
             log.error("fedflat: %s", error)
+            log.addFilter(_drop_traceback)  # Flower logs the exception, too
             raise
 
     return app
+
+
+def _drop_traceback(record: logging.LogRecord) -> bool:
+    """Drop the traceback of a mistake of the user from a log record, whose text says enough."""
+    if record.exc_info and isinstance(record.exc_info[1], UserError):
+        record.exc_info = None
+    return True
 
 
 def serve(
@@ -122,19 +131,15 @@ def serve(
     require_minimum(config, len(run.partition.clients), deployment)
     sites = run.engine
     assert isinstance(sites, SitesEngine)
-    clients = len(run.partition.clients)
     try:
-        sites.nodes.wait_for(lambda: len(sites.nodes.present) >= clients, deployment.wait, deployment.timeout)
-        joined = len(sites.nodes.present)
-        if joined < deployment.minimum:
-            raise too_few_clients(joined, deployment.minimum, "too few sites have joined", sites.nodes.rejected)
         record = run.execute()
     except Exception as error:
         _note_in_status(folder, sites.nodes, str(error))
         raise
     if deployment.score:
-        _score_sites(sites, record, run.primary, clients)
+        _score_sites(sites, record, run.primary, len(run.partition.clients))
     _note_in_status(folder, sites.nodes)
+    log.info("fedflat: done; look at it with: fedflat show %s", shlex.quote(str(folder.path)))
     return record
 
 
@@ -166,18 +171,22 @@ def _note_in_status(folder: RunFolder, nodes: Nodes, error: str = "") -> None:
     if error and status["status"] not in ENDED_STATUSES:
         status |= {"status": "paused", "reason": error}
     if nodes.rejected:
-        status["rejected_nodes"] = {str(node): reason for node, reason in nodes.rejected.items()}
+        status["rejected_nodes"] = nodes.rejections()
     folder.write_status(**status)
 
 
 def _is_resumable(folder: RunFolder, config: Config, deployment: Deployment) -> bool:
     """Whether the folder has a run to resume; raises ``UserError`` if that run is another experiment or is complete.
 
-    A run that has ended is complete once it has the sites' scores, unless ``deploy.score`` is off.
+    A run that has ended is complete once it has the sites' scores, unless ``deploy.score`` is off. Another experiment
+    is replaced if it failed before it evaluated its first model, because too few sites had joined.
     """
     if not folder.exists:
         return False
     if folder.config() != config:
+        if folder.metrics_length() == 0:
+            _forget(folder)
+            return False
         raise UserError(
             f"{folder.path} contains a run of another experiment; choose another deploy.out or restore its settings"
         )
@@ -195,6 +204,16 @@ def _is_resumable(folder: RunFolder, config: Config, deployment: Deployment) -> 
     return True
 
 
+def _forget(folder: RunFolder) -> None:
+    """Delete what makes a folder a run; raises ``UserError`` if another server waits for the sites of that run."""
+    folder.acquire_lock()
+    try:
+        for name in ("config.yaml", "metrics.jsonl", "timing.jsonl", SITES):
+            (folder.path / name).unlink(missing_ok=True)
+    finally:
+        folder.release_lock()
+
+
 def _score_sites(sites: SitesEngine, record: Record, name: str, clients: int) -> None:
     """Ask every site for a final model's metrics on its held-out data, and store them with the run.
 
@@ -208,8 +227,7 @@ def _score_sites(sites: SitesEngine, record: Record, name: str, clients: int) ->
     model = record.models.get(name, record.models["server"])
     log.info("fedflat: asking %s for their scores of the final model", counted(clients, "site"))
     scores, missing = ask_for_scores(sites.nodes, sites.experiment, model, range(clients), sites.deployment.timeout)
-    for client, reason in missing.items():
-        log.warning("%s has not scored the final model: %s", sites.nodes.label(client), reason)
+    log_missing_scores(sites.nodes, missing)
     assert record.folder is not None
     document: dict[str, Any] = {
         "model": name,
@@ -230,7 +248,7 @@ class _ProgressLog(Callback):
     _file: FederationFile
 
     def began(self, run: RunView) -> None:
-        """Tell the engine the names that it sends to nodes, and log where the run starts."""
+        """Tell the engine the names that it sends to nodes, log where the run starts, and wait for the sites."""
         assert isinstance(run.engine, SitesEngine)
         assert run.folder is not None
         self._file = FederationFile(run.folder.path)
@@ -241,6 +259,11 @@ class _ProgressLog(Callback):
         if run.engine.deployment.secure_aggregation:
             log.info("fedflat: secure aggregation is on; this server sees only sums of what sites send")
         self.round_done(run)
+        nodes, deployment, clients = run.engine.nodes, run.engine.deployment, len(run.partition.clients)
+        nodes.wait_for(lambda: len(nodes.present) >= clients, deployment.wait, deployment.timeout)
+        self.round_done(run)
+        if len(nodes.present) < deployment.minimum:
+            raise nodes.too_few(len(nodes.present), deployment.minimum, "too few sites have joined")
 
     def round_done(self, run: RunView) -> None:
         """Store the sites, to which new ones may have come."""
@@ -264,9 +287,4 @@ class _ProgressLog(Callback):
         log.info("fedflat: round %d of %d, test %s", run.server.rounds, run.config.training.rounds, shown)
 
     def ended(self, run: RunView, record: Record) -> None:
-        log.info(
-            "fedflat: %s after round %d, in %s",
-            record.status,
-            run.server.rounds,
-            record.folder.path if record.folder else "memory",
-        )
+        log.info("fedflat: %s after round %d", record.status, run.server.rounds)

@@ -18,9 +18,17 @@ from torch import nn
 from fedflat.algorithms import algorithm
 from fedflat.data import Dataset
 from fedflat.data.scaling import own_statistics_advice
-from fedflat.deploy.settings import ANY_NODE, check_deployment, deployment_of, experiment_of, require_minimum
+from fedflat.deploy.settings import (
+    ANY_NODE,
+    Deployment,
+    check_deployment,
+    deployment_of,
+    experiment_of,
+    require_minimum,
+)
 from fedflat.deploy.site.site import Site, load_site_data
 from fedflat.deploy.trust.identity import identity_of
+from fedflat.deploy.trust.secure_sum import threshold
 from fedflat.deploy.trust.secure_support import require_support
 from fedflat.deploy.trust.signatures import read_site_list
 from fedflat.display import counted
@@ -42,6 +50,7 @@ class CheckedProject:
         parts: the data of the server and of the checked sites.
         privacy: noise and epsilon of the run; empty without differential privacy.
         secure_aggregation: whether the server sees only sums.
+        sums: how many sites a sum has at least; empty without secure aggregation.
         advice: what the operator may have to change.
         missing: what must exist before the run starts, but has not been found.
     """
@@ -49,6 +58,7 @@ class CheckedProject:
     parts: list[CheckedPart]
     privacy: str
     secure_aggregation: bool
+    sums: str
     advice: list[str]
     missing: list[str]
 
@@ -107,12 +117,13 @@ def check_project(folder: Path, sites: Iterable[int] = ()) -> CheckedProject:
             raise UserError("; ".join(filter(None, reasons)))
         parts.append(_part(f"site {number}", site.problem.data, len(site.indices)))
         advice[f"site {number}"] = own_statistics
-    rounds = config.training.rounds - config.init_rounds
-    advice["privacy"] = _noise_advice(training, problem.layout.size, min(config.federation.clients_per_round, clients))
+    rounds, cohort_size = config.training.rounds - config.init_rounds, min(config.federation.clients_per_round, clients)
+    advice["privacy"] = _noise_advice(training, problem.layout.size, cohort_size)
     return CheckedProject(
         parts,
         training.privacy.describe(rounds) if training.privacy else "",
         deployment.secure_aggregation,
+        _describe_sums(deployment, cohort_size) if deployment.secure_aggregation else "",
         [f"{part}: {text}" for part, text in advice.items() if text],
         _missing_keys(deployment.sites, clients),
     )
@@ -141,6 +152,15 @@ def _noise_advice(training: Training, parameters: int, cohort_size: int) -> str:
         f"the noise on a round's mean update is {ratio:.3g} times as large as the update can be (ℓ2 norms), so expect "
         "low accuracy; use many more clients per round, a smaller model, fewer rounds or a larger epsilon"
     )
+
+
+def _describe_sums(deployment: Deployment, cohort_size: int) -> str:
+    """Say how many sites a secure sum has at least, if ``cohort_size`` sites take part, and if sites are missing."""
+    smallest = max(threshold(cohort_size, deployment.secure_threshold), deployment.minimum)
+    text = f"every sum has at least {smallest} of {cohort_size} sites"
+    if smallest > deployment.minimum:
+        text += f"; if sites are missing when a round starts, at least {deployment.minimum} (deploy.minimum)"
+    return text
 
 
 def _missing_keys(sites: str, clients: int) -> list[str]:

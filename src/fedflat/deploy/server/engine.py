@@ -37,7 +37,7 @@ from fedflat.deploy.flower.wire import (
 )
 from fedflat.deploy.server.arrivals import expected_arrays, keep_on_disk, report_of, sum_one_by_one, total_gradient_cost
 from fedflat.deploy.server.ledger import Ledger
-from fedflat.deploy.server.nodes import NOT_CONNECTED, Nodes, too_few_clients
+from fedflat.deploy.server.nodes import NOT_CONNECTED, Nodes
 from fedflat.deploy.server.site_scores import validate_at_sites
 from fedflat.deploy.settings import Deployment
 from fedflat.deploy.trust.inspection import (
@@ -49,6 +49,7 @@ from fedflat.deploy.trust.inspection import (
     inspect_updates,
 )
 from fedflat.deploy.trust.signatures import arrays_digest
+from fedflat.display import names_by_reason
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.client import CohortBuffers, GradientCost
@@ -95,19 +96,17 @@ class SitesEngine:
             outcome = current.train() if len(connected) >= deployment.minimum else None
             absent = [client.number for client in cohort if client.number not in self.nodes.present]
             missing = dict.fromkeys(absent, NOT_CONNECTED) | current.missing
-            for client, reason in current.refused.items():
-                log.warning("round %d: the update of %s is rejected: %s", round, self.nodes.label(client), reason)
-            for client, reason in missing.items():
-                log.warning("round %d: %s is without an update: %s", round, self.nodes.label(client), reason)
+            for kind, reasons in (("rejected", current.rejected), ("missing", missing)):
+                for reason, names in names_by_reason(self.nodes.labelled(reasons)).items():
+                    log.warning("round %d: %s update of %s: %s", round, kind, names, reason)
             if outcome is not None:
                 outcome.clients.clear()  # the server stores no client's state
-                self.ledger.record(round, current.accepted, current.refused, missing, self.nodes.names())
+                self.ledger.record(round, current.accepted, current.rejected, missing, self.nodes.names())
                 return outcome
             log.warning("round %d: try %d of %d gave %d updates", round, attempt + 1, tries, len(current.accepted))
         setting = "deploy.minimum" if current.required == deployment.minimum else "deploy.secure_threshold"
-        raise too_few_clients(
-            len(current.accepted), current.required, f"round {round} has too few updates", self.nodes.rejected, setting
-        )
+        updates, what_happened = len(current.accepted), f"round {round} has too few updates"
+        raise self.nodes.too_few(updates, current.required, what_happened, setting)
 
     def _connected_clients(self, cohort: list[Client]) -> list[Client]:
         """Wait until enough of the cohort's nodes are connected, or the time is up, and return their clients.
@@ -156,7 +155,7 @@ class RoundAttempt:
 
     Attributes:
         accepted: clients whose updates were accepted.
-        refused: for each client whose update was refused, the reason.
+        rejected: for each client whose update was rejected, the reason.
         missing: for each client without an update, the reason.
         required: fewest updates that are enough.
         z: the broadcast model, from which clients start, [parameters].
@@ -175,7 +174,7 @@ class RoundAttempt:
         self.engine, self.training, self.round = engine, training, round
         self.model, self.server, self.cohort = model, server, cohort
         self.accepted: list[int] = []
-        self.refused: dict[int, str] = {}
+        self.rejected: dict[int, str] = {}
         self.missing: dict[int, str] = {}
         self.required = engine.deployment.minimum
         self.z = training.algorithm.broadcast(model.weights, server)
@@ -206,8 +205,8 @@ class RoundAttempt:
 
     def _accept(self, updates: list[Update], expected: ExpectedUpdates) -> list[Update] | None:
         """Inspect updates and return the accepted ones; None if they are fewer than ``deploy.minimum``."""
-        accepted, refused = inspect_updates(updates, expected)
-        self.refused |= refused
+        accepted, rejected = inspect_updates(updates, expected)
+        self.rejected |= rejected
         self.accepted = [update.client for update in accepted]
         return accepted if len(accepted) >= self.required else None
 
@@ -227,7 +226,7 @@ class RoundAttempt:
         """Send tensors to the clients and return the updates of those that answer, in cohort order.
 
         Clients that have failed in an earlier phase of this attempt are not asked. ``kind`` is Flower's message type.
-        Updates whose arrays do not meet ``specs`` are refused at once.
+        Updates whose arrays do not meet ``specs`` are rejected at once.
         """
         engine, eligible = self.engine, self._eligible()
         broadcast = array_record(tensors)  # shared by all messages
@@ -250,12 +249,12 @@ class RoundAttempt:
             kind, contents, str(self.round), engine.deployment.timeout, receive, engine.deployment.quorum
         )
         self.missing |= missing
-        self.refused |= rejected
+        self.rejected |= rejected
         return [updates[client] for client in eligible if client in updates]
 
     def _eligible(self) -> list[int]:
         """Return the clients that have not failed so far."""
-        return [client.number for client in self.cohort if client.number not in self.missing | self.refused]
+        return [client.number for client in self.cohort if client.number not in self.missing | self.rejected]
 
     def _header(self, client: int, base: str) -> dict[str, int | float | str]:
         """Return the header of a message to a client; ``base`` is the digest of the broadcast arrays."""

@@ -18,7 +18,7 @@ PRIVATE_ROUNDS = "private_rounds.json"
 
 
 class Ledger:
-    """A file with one JSON line per round: accepted clients, and refused or missing ones with the reason.
+    """A file with one JSON line per round: accepted clients, and rejected or missing ones with the reason.
 
     Attributes:
         path: the file.
@@ -53,7 +53,7 @@ class Ledger:
         self,
         round: int,
         accepted: list[int],
-        refused: dict[int, str],
+        rejected: dict[int, str],
         missing: dict[int, str],
         names: Mapping[int, str] | None = None,
     ) -> None:
@@ -64,18 +64,18 @@ class Ledger:
         Args:
             round: number of the round.
             accepted: clients whose updates were accepted.
-            refused: for each client whose update was refused, the reason.
+            rejected: for each client whose update was rejected, the reason.
             missing: for each client that sent no update, the reason.
             names: names of the sites by client, if known; those of the round's clients are recorded.
         """
         new_line: dict[str, Any] = {
             "round": round,
             "accepted": accepted,
-            "refused": _with_string_keys(refused),
+            "rejected": _with_string_keys(rejected),
             "missing": _with_string_keys(missing),
         }
         if names:
-            clients = sorted({*accepted, *refused, *missing})
+            clients = sorted({*accepted, *rejected, *missing})
             new_line["sites"] = {str(client): names[client] for client in clients if client in names}
         earlier = [line for line in self.lines if line["round"] < round]
         create_folder(self.path.parent)
@@ -98,7 +98,7 @@ class Absence(NamedTuple):
     site: str
     """Name of the site; empty without a list of sites."""
     kind: str
-    """``rejected`` if an update was refused, ``missing`` if there was none."""
+    """``rejected`` if there was an update, ``missing`` if there was none."""
     reason: str
     rounds: list[int]
 
@@ -106,11 +106,11 @@ class Absence(NamedTuple):
 def absences(folder: Path) -> list[Absence]:
     """Return the absences in the ledger of a run folder, in the order in which they began; without damaged lines."""
     grouped: dict[tuple[int, str, str], Absence] = {}
-    for line in read_log(folder / LEDGER, {"round": int, "refused": dict, "missing": dict}):
+    for line in read_log(folder / LEDGER, {"round": int, "rejected": dict, "missing": dict}):
         if line is None:
             continue
-        for kind, reasons in (("rejected", line["refused"]), ("missing", line["missing"])):
-            for client, reason in reasons.items():
+        for kind in ("rejected", "missing"):
+            for client, reason in line[kind].items():
                 new = Absence(int(client), line.get("sites", {}).get(client, ""), kind, reason, [])
                 grouped.setdefault((new.client, kind, reason), new).rounds.append(line["round"])
     return list(grouped.values())

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from fedflat.deploy.flower.wire import CHALLENGE, CLIENT, HEADER, message_content, refusal_reason
 from fedflat.deploy.trust.identity import Identity
 from fedflat.deploy.trust.signatures import AllowedSite, receipt_flaw
+from fedflat.display import names_by_reason
 from fedflat.errors import UserError
 
 log = logging.getLogger("flwr")
@@ -79,6 +80,7 @@ class Nodes:
         self._known: set[int] = set()  # nodes that have been greeted before
         self._tried: set[int] = set()  # nodes that have been greeted in this call of wait_for
         self._greetings: dict[str, _Greeting] = {}  # unanswered, by message id
+        self._client_of: dict[int, int] = {}  # the clients that nodes have proven to be, also of rejected nodes
         self.present: dict[int, JoinedNode] = {}
         self.rejected: dict[int, str] = {}
 
@@ -86,6 +88,34 @@ class Nodes:
         """Return the client's number, with the name of its site if that is known."""
         site = self.site(client)
         return f"client {client} ({site.name})" if site else f"client {client}"
+
+    def labelled(self, reasons: Mapping[int, str]) -> dict[str, str]:
+        """Return reasons by client, in ascending order, with the clients' labels in place of their numbers."""
+        return {self.label(client): reason for client, reason in sorted(reasons.items())}
+
+    def rejections(self) -> dict[str, str]:
+        """Return why nodes are rejected, by site, or by node if its site is unknown."""
+        clients = self._client_of
+        return {
+            self.label(clients[node]) if node in clients else f"node {node}": reason
+            for node, reason in self.rejected.items()
+        }
+
+    def too_few(self, count: int, minimum: int, what_happened: str, setting: str = "deploy.minimum") -> UserError:
+        """Return the error that ends a run with too few clients.
+
+        Args:
+            count: number of clients, or of their updates.
+            minimum: the required number.
+            what_happened: begins the message.
+            setting: decides on ``minimum``.
+        """
+        reasons = names_by_reason(self.rejections()).items()
+        rejected = "".join(f"; rejected: {names}: {reason}" for reason, names in reasons)
+        return UserError(
+            f"{what_happened}: {count}, but at least {minimum} are required ({setting}){rejected}; start more "
+            "SuperNodes or check their logs, then start the run again, which continues from its last checkpoint"
+        )
 
     def names(self) -> dict[int, str]:
         """Return the names of the sites by client; empty without a list of sites."""
@@ -114,6 +144,7 @@ class Nodes:
         New nodes have ``timeout`` seconds. The others, which were rejected or have not answered so far, are greeted
         again once per round, and the round does not wait for them.
         """
+        earlier = self.rejections()
         connected = set(self._grid.get_node_ids())
         remaining = {client: joined for client, joined in self.present.items() if joined.node in connected}
         # Once some node has left, a node whose client was at another node may be able to take its place.
@@ -146,8 +177,10 @@ class Nodes:
             time.sleep(POLL)
             self._receive_greetings()
         late = dict.fromkeys(new_nodes & self._unanswered(), "it has not answered the greeting so far")
-        for node, reason in (not_sent | late).items():
-            self._reject(node, reason)
+        self.rejected |= not_sent | late
+        new = {name: reason for name, reason in self.rejections().items() if earlier.get(name) != reason}
+        for reason, names in names_by_reason(new).items():
+            log.warning("rejected: %s: %s", names, reason)
 
     def _unanswered(self) -> set[int]:
         """Return the nodes that have not answered their greeting."""
@@ -159,33 +192,32 @@ class Nodes:
             node, content, _ = self._greetings.pop(number)
             reason = answer if isinstance(answer, str) else self._join(node, content, answer)
             if reason:
-                self._reject(node, reason)
-            else:
-                self.rejected.pop(node, None)
-
-    def _reject(self, node: int, reason: str) -> None:
-        """Note why a node does not take part, and log it unless that is known."""
-        if self.rejected.get(node) != reason:
-            log.warning("node %d is rejected: %s", node, reason)
-        self.rejected[node] = reason
+                self.rejected[node] = reason
+            else:  # earlier nodes of this client no longer matter
+                former = {other for other, client in self._client_of.items() if client == self._client_of[node]}
+                self.rejected = {other: why for other, why in self.rejected.items() if other not in former}
 
     def _join(self, node: int, greeting: RecordDict, records: RecordDict) -> str:
         """Let a node join that answered a greeting with ``records``; returns why it is rejected, empty if it joined."""
+        header = records.config_records.get(HEADER) or {}
+        client, examples = header.get(CLIENT), header.get("examples")
+        known_clients = range(self._clients) if self._sites is None else self._sites
+        if isinstance(client, int) and client in known_clients:
+            flaw = receipt_flaw(records, greeting, self.site(client))
+            if not flaw:
+                self._client_of[node] = client
         reason = refusal_reason(records)
         if reason is not None:
             return reason
-        header = records.config_records.get(HEADER) or {}
-        client, examples = header.get(CLIENT), header.get("examples")
         differences = self._identity.differences(header, "at the server", "at the node")
         if differences:
-            return f"client {client!r} cannot take part: {differences}"
+            return differences
         if not isinstance(client, int) or not 0 <= client < self._clients:
             return f"it claims to be client {client!r}; expected 0 to {self._clients - 1}"
         if not isinstance(examples, int) or examples < 1:
-            return f"client {client!r} claims to have {examples!r} examples; expected at least one"
+            return f"it claims to have {examples!r} examples; expected at least one"
         if self._sites is not None and client not in self._sites:
             return f"it claims to be client {client}, which is not in the list of sites"
-        flaw = receipt_flaw(records, greeting, self.site(client))
         if flaw:
             return f"it claims to be {self.label(client)}, but its answer proves nothing: {flaw}"
         # A node that was restarted under its old id may have joined as another client before.
@@ -195,7 +227,10 @@ class Nodes:
             if self._sites is None:  # nothing proves that the new node is the client
                 self._replaced.add(node)
                 self._settled.add(node)
-                return f"it claims to be client {client}, which is node {previous_node}; give one another partition-id"
+                return (
+                    f"node {node} claims to be client {client}, which is node {previous_node}; "
+                    "give one of them another partition-id"
+                )
             self._replaced.add(previous_node)
             log.warning("%s is no longer node %d but node %d", self.label(client), previous_node, node)
         self._settled.add(node)
@@ -288,17 +323,3 @@ class Nodes:
                 else:
                     answer = reply.content
                 yield reply.metadata.reply_to_message_id, answer
-
-
-def too_few_clients(
-    count: int, minimum: int, what_happened: str, rejected: Mapping[int, str], setting: str = "deploy.minimum"
-) -> UserError:
-    """Return the error that ends a run with too few clients; ``what_happened`` begins its message.
-
-    ``rejected`` gives the reason for each rejected node, and ``setting`` decides on ``minimum``.
-    """
-    reasons = "".join(f"; node {node} is rejected: {reason}" for node, reason in rejected.items())
-    return UserError(
-        f"{what_happened}: {count}, but at least {minimum} are required ({setting}){reasons}; start more "
-        "SuperNodes or check their logs, then start the run again, which continues from its last checkpoint"
-    )

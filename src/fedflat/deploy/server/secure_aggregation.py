@@ -396,4 +396,4 @@ class SecureAttempt(RoundAttempt):
     def _exclude(self, absences: Absences) -> None:
         """Leave out clients that did not answer, or not as expected."""
         self.missing |= absences.missing
-        self.refused |= absences.rejected
+        self.rejected |= absences.rejected

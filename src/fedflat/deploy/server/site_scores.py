@@ -13,6 +13,7 @@ from fedflat.deploy.flower.wire import BASE, BUFFERS, EXPERIMENT, MODEL, array_r
 from fedflat.deploy.server.nodes import Nodes
 from fedflat.deploy.settings import Deployment
 from fedflat.deploy.trust.signatures import arrays_digest
+from fedflat.display import names_by_reason
 from fedflat.engines.round.contract import ModelState
 
 log = logging.getLogger("flwr")
@@ -79,9 +80,15 @@ def validate_at_sites(
     """
     present = sorted(nodes.present)
     scores, missing = ask_for_scores(nodes, experiment, model, present, deployment.timeout, deployment.quorum, metrics)
-    for client, reason in missing.items():
-        log.warning("%s has not validated the model: %s", nodes.label(client), reason)
+    log_missing_scores(nodes, missing)
     return weighted_means(scores) if scores else None
+
+
+def log_missing_scores(nodes: Nodes, missing: Mapping[int, str]) -> None:
+    """Log in one line which sites have not scored a model, and why; nothing if all have."""
+    if missing:
+        reasons = names_by_reason(nodes.labelled(missing)).items()
+        log.info("fedflat: without scores of %s", "; ".join(f"{names}: {reason}" for reason, names in reasons))
 
 
 def weighted_means(scores: Mapping[int, Mapping[str, float]]) -> dict[str, float]:

@@ -16,10 +16,12 @@ from fedflat.data.scaling import own_statistics_advice
 from fedflat.deploy.flower.wire import (
     ARRAYS,
     BASE,
+    CLIENT,
     EXPERIMENT,
     FIRST_BASE,
     GRADIENT,
     HEADER,
+    REFUSAL,
     STATE_VERSION,
     client_header,
     message_content,
@@ -126,7 +128,7 @@ class UnreadableData(UserError):
 
     def __init__(self, client: int, error: Exception) -> None:
         super().__init__(f"client {client} cannot load its data (site_data in hooks.py): {error}")
-        self.public = f"client {client} cannot load its data; the log of its SuperNode says why"
+        self.public = "it cannot load its data; the log of its SuperNode says why"
 
 
 def _load_own_data(data: Callable[..., Dataset], client: int, node_config: Mapping[str, Any]) -> Dataset:
@@ -139,16 +141,18 @@ def _load_own_data(data: Callable[..., Dataset], client: int, node_config: Mappi
 
 def _reply(message: Message, context: Context, work: Callable[[Message, Context, SitePolicy], RecordDict]) -> Message:
     """Reply to a message that the site's policy permits, with the result of ``work`` and a signed receipt."""
-    key = None
+    policy: SitePolicy | None = None
 
     def permitted() -> RecordDict:
-        nonlocal key
+        nonlocal policy
         policy = SitePolicy.of(context)
-        key = policy.key
+        policy.require_compliance(context)
         return work(message, context, policy)
 
     records = _answer(permitted)
-    add_receipt(records, message.content, key)
+    if policy is not None and REFUSAL in records:  # the server's log names the site
+        records[HEADER] = ConfigRecord({CLIENT: policy.client})
+    add_receipt(records, message.content, policy.key if policy else None)
     return Message(records, reply_to=message)
 
 
@@ -204,8 +208,8 @@ def _join(task: _Task) -> RecordDict:
     differences = identity.differences(task.header, "at the node", "at the server")
     if differences:
         raise UserError(
-            f"client {site.client} cannot take part: {differences}; "
-            "use the same experiment, the same version and the same mean and std of the data on both sides"
+            f"{differences}; use the same experiment, the same version and the same mean and std of the "
+            "data on both sides"
         )
     return message_content(header={**identity.values(), **client_header(site.client, len(site.indices))})
 

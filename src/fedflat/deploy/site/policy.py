@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,12 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from flwr.app import Context
 
-from fedflat.deploy.settings import deployment_of, experiment_of
+from fedflat.deploy.settings import Deployment, deployment_of, experiment_of
+from fedflat.deploy.trust.secure_sum import threshold
 from fedflat.deploy.trust.signatures import AllowedSite, read_private_key, read_site_list
+from fedflat.display import counted
 from fedflat.errors import UserError
+from fedflat.experiment.config import Config
 from fedflat.privacy import DifferentialPrivacy, privacy_spec
 
 CLIENT_NUMBER, KEY, STATE_FOLDER, FRESH_STATE = "partition-id", "key", "state", "fresh-state"
@@ -50,7 +54,7 @@ class SitePolicy:
 
     @classmethod
     def of(cls, context: Context) -> SitePolicy:
-        """Return the policy in a node config; raises ``UserError`` if it is incomplete, or if the run violates it."""
+        """Return the policy in a node config; raises ``UserError`` if it is incomplete."""
         config = context.node_config
         for name in config:
             meant = name.lower().replace("_", "-")
@@ -66,7 +70,7 @@ class SitePolicy:
         key, sites, folder = (config.get(name) for name in (KEY, SITES, STATE_FOLDER))
         secure_only = _flag(context, SECURE_ONLY, MINIMUM in config)
         folder = folder or os.environ.get("FEDFLAT_STATE") or "~/.fedflat/state"
-        policy = cls(
+        return cls(
             client,
             read_private_key(Path(str(key)).expanduser().absolute()) if key else None,
             read_site_list(Path(str(sites)).expanduser().absolute()) if sites else None,
@@ -77,13 +81,11 @@ class SitePolicy:
             _flag(context, SCORES, not secure_only),
             privacy_spec(str(config[PRIVACY])) if PRIVACY in config else None,
         )
-        policy._require_compliance(context)
-        return policy
 
-    def _require_compliance(self, context: Context) -> None:
+    def require_compliance(self, context: Context) -> None:
         """Raise ``UserError`` if the site does not permit a run with these settings."""
-        is_secure = deployment_of(context.run_config).secure_aggregation
-        if self.secure_only and not is_secure:
+        experiment, deployment = experiment_of(context.run_config), deployment_of(context.run_config)
+        if self.secure_only and not deployment.secure_aggregation:
             raise UserError(
                 f"this node takes part only in runs with secure aggregation ({SECURE_ONLY} in its --node-config); "
                 "set deploy.secure_aggregation=true"
@@ -93,13 +95,34 @@ class SitePolicy:
                 f"{SECURE_ONLY} in the --node-config of this node needs key and sites as well: without the keys of "
                 "the other sites, the server could invent them and see this site's update; add 'sites=\"sites.txt\"'"
             )
-        privacy = experiment_of(context.run_config).federation.privacy
+        if deployment.secure_aggregation:
+            self._require_sums(experiment, deployment)
+        privacy = experiment.federation.privacy
         if self.privacy and (privacy is None or privacy_spec(privacy) != self.privacy):
             wanted = context.node_config[PRIVACY]
             raise UserError(
                 f"this node takes part only in runs with federation.privacy={wanted} ({PRIVACY} in its "
                 f"--node-config), but the run has {privacy or 'none'}"
             )
+
+    def _require_sums(self, experiment: Config, deployment: Deployment) -> None:
+        """Raise ``UserError`` if all sums of a run have a threshold below this site's minimum."""
+        federation, clients = experiment.federation, experiment.data.clients
+        largest = federation.clients_per_round if federation.sampling == "fixed" else clients
+        if largest is None:  # not known before the first sum, which the site checks as well
+            return
+        largest = min(largest, clients or largest)
+        smallest_sum = threshold(largest, deployment.secure_threshold)
+        if smallest_sum >= self.minimum:
+            return
+        remedy = f"set federation.clients_per_round to at least {self.minimum}"
+        if self.minimum <= largest:
+            share = math.ceil(1000 * self.minimum / largest) / 1000
+            remedy = f"write secure_threshold = {share} below [tool.flwr.app.config.deploy] in pyproject.toml"
+        raise UserError(
+            f"sums of this run need only {smallest_sum} of {counted(largest, 'site')}, but this node requires at least "
+            f"{self.minimum} ({MINIMUM} in its --node-config); {remedy}"
+        )
 
 
 def _flag(context: Context, name: str, default: bool) -> bool:

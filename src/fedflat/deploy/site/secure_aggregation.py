@@ -119,7 +119,8 @@ class SiteSum:
         if roster.threshold < self._policy.minimum:  # the server chooses the threshold
             raise UserError(
                 f"the sum needs only {roster.threshold} of {len(roster.keys)} sites, but this node requires at least "
-                f"{self._policy.minimum} ({MINIMUM} in its --node-config); raise deploy.secure_threshold"
+                f"{self._policy.minimum} ({MINIMUM} in its --node-config); start more sites or raise "
+                "deploy.secure_threshold"
             )
         if self._policy.sites is not None:
             self._require_signatures(roster, received["signatures"])
